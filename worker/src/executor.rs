@@ -25,10 +25,13 @@ pub struct ExecutorShape {
 /// Executes steps one after the other. It decides nothing: the step says which rows run and where their KV entries are.
 ///
 /// For each row, in the order of the step:
-/// - First, stashed logits of the sequences in `step.dropped` are forgotten. Unknown ids are no error.
+/// - First, block tables and stashed logits of the sequences in `step.dropped` are forgotten. Unknown ids are no error.
+/// - `kept_blocks` and `blocks` change the sequence's table, which the executor keeps.
 /// - `tokens` at positions `start..` are computed and their KV entries written to the blocks of the table. Only blocks
-///   that hold these positions are written. All earlier positions are read.
-/// - `AFTER_STASH` keeps the logits of the last token until a row of this sequence draws from them or they are dropped.
+///   that hold these positions are written. All earlier positions are read. Stashed logits of the sequence are
+///   forgotten.
+/// - `AFTER_STASH` keeps the logits of the last token until a row of this sequence draws from them or replaces them, or
+///   they are dropped.
 /// - `AFTER_DRAW` samples from the logits of the last token. If `tokens` is empty, it uses up the stash instead.
 ///
 /// The result has one entry per row that drew or scored, in the order of the step. A draw is a pure function of the

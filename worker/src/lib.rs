@@ -22,6 +22,7 @@ pub mod score;
 pub mod seq;
 mod service;
 pub mod sim;
+mod tables;
 mod trace;
 
 pub use load_log::LoadLog;

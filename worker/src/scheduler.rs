@@ -111,8 +111,10 @@ pub struct Scheduler {
     /// Sequences without a slot, in order of arrival: a preempted sequence precedes those that never ran.
     waiting: BTreeSet<SeqId>,
     planned: Vec<Planned>,
-    /// Sequences that ended and whose stashes the executor still holds.
+    /// Sequences that ended or were preempted, and of which the executor still holds a block table or a stash.
     dropped: Vec<u64>,
+    /// How many of them the current step drops.
+    dropping: usize,
     outputs: Vec<Output>,
     wake_at: Option<Duration>,
     stats: EngineStats,
@@ -137,6 +139,7 @@ impl Scheduler {
             waiting: BTreeSet::new(),
             planned: Vec::new(),
             dropped: Vec::new(),
+            dropping: 0,
             outputs: Vec::new(),
             wake_at: None,
             stats: EngineStats::default(),
@@ -215,10 +218,8 @@ impl Scheduler {
         let stop = steer.stop;
         let before = seq.tokens.len();
         let rewound = seq.steer(steer, self.context, &mut self.blocks);
-        if seq.stashed && (rewound > 0 || seq.tokens.len() != before) {
-            seq.stashed = false;
-            self.dropped.push(id);
-        }
+        // The next row has tokens, and replaces the stash.
+        seq.stashed &= rewound == 0 && seq.tokens.len() == before;
         self.stats.rewound_tokens += rewound as u64;
         if stop {
             self.finish(id, FinishReason::Steered, String::new());
@@ -340,9 +341,10 @@ impl Scheduler {
     fn preempt(&mut self, id: SeqId) {
         let Some(seq) = self.seqs.get_mut(&id) else { return };
         seq.release(&mut self.blocks);
-        if std::mem::take(&mut seq.stashed) {
+        if seq.told.take().is_some() {
             self.dropped.push(id);
         }
+        seq.stashed = false;
         seq.preempted = true;
         seq.parked_since = None;
         if !seq.admitted {
@@ -419,23 +421,11 @@ impl Scheduler {
             return None;
         }
         self.stats.steps += 1;
-        let rows = self.planned.iter().map(|planned| self.row(planned)).collect();
-        Some(Step { epoch: 0, id: self.stats.steps, rows, dropped: std::mem::take(&mut self.dropped), layout: 0 })
-    }
-
-    fn row(&self, planned: &Planned) -> Row {
-        let seq = &self.seqs[&planned.seq];
-        let end = seq.computed + planned.count;
-        Row {
-            seq: planned.seq,
-            tokens: seq.tokens[seq.computed..end].to_vec(),
-            start: seq.computed as u32,
-            blocks: seq.table[..end.div_ceil(self.blocks.block_size())].to_vec(),
-            after: planned.after.into(),
-            draw: (planned.after == After::Draw).then(|| seq.draw()),
-            score: if planned.scored { seq.prompt_logprobs } else { -1 },
-            next: (planned.scored && end < seq.prompt_len).then(|| seq.tokens[end]),
-        }
+        self.dropping = self.dropped.len();
+        let (seqs, size) = (&mut self.seqs, self.blocks.block_size());
+        let rows = self.planned.iter().filter_map(|planned| Some(row(seqs.get_mut(&planned.seq)?, planned, size)));
+        let rows = rows.collect();
+        Some(Step { epoch: 0, id: self.stats.steps, rows, dropped: self.dropped.clone(), layout: 0 })
     }
 
     /// Applies the result of the step.
@@ -444,6 +434,7 @@ impl Scheduler {
         if !expected.eq(result.rows.iter().map(|row| row.seq)) {
             return self.fail("the executor returned results for other rows than it was given");
         }
+        self.dropped.drain(..self.dropping);
         let mut results = result.rows.into_iter();
         for planned in std::mem::take(&mut self.planned) {
             let result = match planned.after == After::Draw || planned.scored {
@@ -512,7 +503,7 @@ impl Scheduler {
         }
     }
 
-    /// The step failed: its sequences end, the others continue.
+    /// The step failed: its sequences end, the others continue. The next step drops what this one would have dropped.
     pub fn fail(&mut self, error: &str) {
         for planned in std::mem::take(&mut self.planned) {
             self.finish(planned.seq, FinishReason::Error, error.to_owned());
@@ -543,7 +534,7 @@ impl Scheduler {
     fn remove(&mut self, id: SeqId) -> bool {
         let Some(mut seq) = self.seqs.remove(&id) else { return false };
         seq.release(&mut self.blocks);
-        if seq.stashed {
+        if seq.told.is_some() {
             self.dropped.push(id);
         }
         self.running.remove(&id);
@@ -574,6 +565,25 @@ impl Scheduler {
             }
         }
         self.blocks.check(self.seqs.values().map(|seq| (&seq.table[..], seq.registered, &seq.tokens[..])))
+    }
+}
+
+fn row(seq: &mut Seq, planned: &Planned, block_size: usize) -> Row {
+    let end = seq.computed + planned.count;
+    let (kept_blocks, blocks) = match planned.count {
+        0 => (0, Vec::new()),
+        _ => seq.tell_table(end.div_ceil(block_size)),
+    };
+    Row {
+        seq: planned.seq,
+        tokens: seq.tokens[seq.computed..end].to_vec(),
+        start: seq.computed as u32,
+        kept_blocks: kept_blocks as u32,
+        blocks,
+        after: planned.after.into(),
+        draw: (planned.after == After::Draw).then(|| seq.draw()),
+        score: if planned.scored { seq.prompt_logprobs } else { -1 },
+        next: (planned.scored && end < seq.prompt_len).then(|| seq.tokens[end]),
     }
 }
 

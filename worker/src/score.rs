@@ -82,11 +82,13 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
     for (i, chunk) in tokens.chunks(CHUNK).enumerate() {
         let start = i * CHUNK;
         let end = start + chunk.len();
+        let kept = start.div_ceil(shape.block_size) as u32;
         let row = Row {
             seq: 1,
             tokens: chunk.to_vec(),
             start: start as u32,
-            blocks: (0..end.div_ceil(shape.block_size) as u32).collect(),
+            kept_blocks: kept,
+            blocks: (kept..end.div_ceil(shape.block_size) as u32).collect(),
             after: After::Nothing.into(),
             draw: None,
             score: TOP,

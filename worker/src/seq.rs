@@ -47,6 +47,9 @@ pub struct Seq {
     pub paused: bool,
 
     pub table: Vec<BlockId>,
+    /// How many leading blocks the executor's table shares with `table`. None: the executor knows nothing of this
+    /// sequence.
+    pub told: Option<usize>,
     /// Number of leading blocks that are registered and therefore never written.
     pub registered: usize,
     /// The table's blocks hold the KV entries of tokens[..computed].
@@ -84,6 +87,7 @@ impl Seq {
             proposed: false,
             paused: false,
             table: Vec::new(),
+            told: None,
             registered: 0,
             computed: 0,
             stashed: false,
@@ -198,6 +202,19 @@ impl Seq {
             }
         }
         self.registered = self.registered.min(self.table.len());
+        self.differs_from(len);
+    }
+
+    /// The table changes from this index on.
+    fn differs_from(&mut self, index: usize) {
+        self.told = self.told.map(|told| told.min(index));
+    }
+
+    /// The change that makes the executor's table the first `len` blocks of this one: the number of blocks to keep, and
+    /// those that follow.
+    pub fn tell_table(&mut self, len: usize) -> (usize, Vec<BlockId>) {
+        let kept = self.told.replace(len).unwrap_or(0).min(len);
+        (kept, self.table[kept..len].to_vec())
     }
 
     /// Releases all blocks. The tokens stay.
@@ -219,7 +236,10 @@ impl Seq {
             debug_assert!(parent.is_some(), "leading blocks are registered");
             let Some(parent) = parent else { return };
             let tokens = &self.tokens[index * size..(index + 1) * size];
-            self.table[index] = blocks.register(self.table[index], parent, tokens);
+            let block = blocks.register(self.table[index], parent, tokens);
+            if std::mem::replace(&mut self.table[index], block) != block {
+                self.differs_from(index);
+            }
             self.registered += 1;
         }
     }

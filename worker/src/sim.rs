@@ -11,6 +11,7 @@ use rein_proto::internal::{After, Draw, Row, RowResult, Step, StepResult, TokenL
 use rein_proto::splitmix::mix_both;
 
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
+use crate::tables::BlockTables;
 
 #[derive(Debug, Clone)]
 pub struct SimOptions {
@@ -50,11 +51,17 @@ pub struct Sim {
     /// Per KV slot, the hash of all tokens up to and including its own.
     slots: Vec<u64>,
     stashed: HashMap<u64, u64>,
+    tables: BlockTables,
 }
 
 impl Sim {
     pub fn new(options: SimOptions) -> Self {
-        Self { slots: vec![0; options.blocks * options.block_size], stashed: HashMap::new(), options }
+        Self {
+            slots: vec![0; options.blocks * options.block_size],
+            stashed: HashMap::new(),
+            tables: BlockTables::default(),
+            options,
+        }
     }
 
     fn cost(&self, step: &Step) -> Duration {
@@ -73,7 +80,7 @@ impl Sim {
 
     fn slot(&self, row: &Row, position: usize) -> Result<usize, ExecutorError> {
         let size = self.options.block_size;
-        match row.blocks.get(position / size) {
+        match self.tables.of(row.seq).get(position / size) {
             Some(&block) if (block as usize) < self.options.blocks => Ok(block as usize * size + position % size),
             _ => Err(ExecutorError::Step(format!("sequence {}: no block for position {position}", row.seq))),
         }
@@ -149,12 +156,14 @@ impl Executor for Sim {
         for seq in &step.dropped {
             self.stashed.remove(seq);
         }
+        self.tables.apply(step).map_err(ExecutorError::Step)?;
         let mut rows = Vec::new();
         for row in &step.rows {
             let mut scores = Vec::new();
+            let stashed = self.stashed.remove(&row.seq);
             let state = match row.tokens.is_empty() {
                 false => self.forward(row, &mut scores)?,
-                true => self.stashed.remove(&row.seq).ok_or_else(|| {
+                true => stashed.ok_or_else(|| {
                     ExecutorError::Step(format!("sequence {} draws from a stash that does not exist", row.seq))
                 })?,
             };

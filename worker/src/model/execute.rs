@@ -1,5 +1,5 @@
-//! Executes a `Step` on one rank. Every rank runs the same products; the leader also draws and scores. It does not know
-//! sequences beyond the step.
+//! Executes a `Step` on one rank. Every rank runs the same products; the leader also draws and scores. Of sequences it
+//! knows block tables and stashes.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -9,10 +9,13 @@ use rein_kernels::{self as kernels, Backend, KernelError, LogitsOf, Result as Ke
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
 
 use super::network::Network;
+use crate::executor::ExecutorShape;
+use crate::tables::{BlockTables, keeps_too_many};
 
 pub struct Executing<B: Backend> {
     network: Network<B>,
     stashes: StashSlots,
+    tables: BlockTables,
 }
 
 /// The slots of stashed logits, by sequence. All ranks assign the same.
@@ -46,8 +49,13 @@ struct StepPlan<'a> {
 }
 
 impl<'a> StepPlan<'a> {
-    /// `biases`: [`logit_bias`] of each row.
-    fn new(step: &'a Step, biases: &'a [Vec<(u32, f32)>], stashes: &mut StashSlots) -> KernelResult<Self> {
+    /// `biases`: [`logit_bias`] of each row. `tables`: with the changes of this step.
+    fn new(
+        step: &'a Step,
+        biases: &'a [Vec<(u32, f32)>],
+        tables: &'a BlockTables,
+        stashes: &mut StashSlots,
+    ) -> KernelResult<Self> {
         let mut plan = StepPlan { rows: Rows::default(), draws: Vec::new(), scores: Vec::new() };
         for (i, (row, bias)) in step.rows.iter().zip(biases).enumerate() {
             let first = plan.rows.ids.len();
@@ -57,8 +65,11 @@ impl<'a> StepPlan<'a> {
                     row: first,
                     len: row.tokens.len(),
                     start: row.start as usize,
-                    blocks: &row.blocks,
+                    blocks: tables.of(row.seq),
                 });
+                if row.after() != After::Stash {
+                    stashes.release(row.seq);
+                }
             }
             if row.score >= 0 {
                 let follow = row.tokens.iter().skip(1).copied().chain(row.next.filter(|_| !row.tokens.is_empty()));
@@ -93,7 +104,7 @@ fn not_stashed(seq: u64) -> KernelError {
 
 impl<B: Backend> Executing<B> {
     pub fn new(network: Network<B>) -> Self {
-        Self { network, stashes: StashSlots::default() }
+        Self { network, stashes: StashSlots::default(), tables: BlockTables::default() }
     }
 
     pub fn backend(&self) -> &B {
@@ -113,8 +124,9 @@ impl<B: Backend> Executing<B> {
         for seq in &step.dropped {
             self.stashes.release(*seq);
         }
+        self.tables.apply(step).map_err(|what| KernelError::Shape { op: "step", what })?;
         let biases: Vec<_> = step.rows.iter().map(logit_bias).collect();
-        let StepPlan { rows, draws, scores } = StepPlan::new(step, &biases, &mut self.stashes)?;
+        let StepPlan { rows, draws, scores } = StepPlan::new(step, &biases, &self.tables, &mut self.stashes)?;
         let drawn = self.network.step(rows)?;
         if self.network.backend().rank() != 0 {
             return Ok(None);
@@ -173,9 +185,10 @@ fn draw_of<'a>(draw: &'a Draw, logit_bias: &'a [(u32, f32)], from: LogitsOf) -> 
     kernels::Draw { from, sample, logprobs: usize::try_from(draw.logprobs).ok() }
 }
 
-/// Checks whether a row can be executed.
-pub fn check_row(row: &Row, vocab: usize, max_context: usize, blocks: usize, block_size: usize) -> Result<(), String> {
-    let seq = row.seq;
+/// Checks whether a row can be executed, when the ranks hold `held` blocks of its sequence's table.
+pub fn check_row(row: &Row, held: usize, shape: &ExecutorShape) -> Result<(), String> {
+    let ExecutorShape { vocab_size: vocab, max_context, blocks, block_size, .. } = *shape;
+    let (seq, kept) = (row.seq, row.kept_blocks as usize);
     if let Some(token) = row.tokens.iter().chain(&row.next).find(|&&t| t as usize >= vocab) {
         return Err(format!("sequence {seq}: token {token} is not below the vocabulary size {vocab}"));
     }
@@ -189,8 +202,12 @@ pub fn check_row(row: &Row, vocab: usize, max_context: usize, blocks: usize, blo
     if row.after() == After::Draw && row.draw.is_none() {
         return Err(format!("sequence {seq}: a row that draws must have draw parameters"));
     }
-    if !row.tokens.is_empty() && row.blocks.len() * block_size < end {
-        return Err(format!("sequence {seq}: {} blocks do not cover {end} positions", row.blocks.len()));
+    if kept > held {
+        return Err(keeps_too_many(seq, kept, held));
+    }
+    let covered = kept + row.blocks.len();
+    if !row.tokens.is_empty() && covered * block_size < end {
+        return Err(format!("sequence {seq}: {covered} blocks do not cover {end} positions"));
     }
     match row.blocks.iter().find(|&&block| block as usize >= blocks) {
         Some(block) => Err(format!("sequence {seq}: no block {block}; the cache has {blocks} blocks")),

@@ -124,6 +124,7 @@ fn row(seq: u64, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> 
         seq,
         tokens: tokens.to_vec(),
         start: start as u32,
+        kept_blocks: 0,
         blocks: blocks.to_vec(),
         after: after.into(),
         draw: (after == After::Draw).then(|| greedy_draw(0)),

@@ -1,5 +1,7 @@
 mod hold;
 mod interleave;
+mod ledger;
 mod replay;
+mod tables;
 
 use super::*;

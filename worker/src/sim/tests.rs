@@ -3,7 +3,7 @@ use super::*;
 fn row(seq: u64, tokens: &[u32], start: u32, draw: Option<Draw>) -> Row {
     let after = if draw.is_some() { After::Draw } else { After::Stash };
     let blocks = vec![seq as u32 * 2, seq as u32 * 2 + 1];
-    Row { seq, tokens: tokens.to_vec(), start, blocks, after: after.into(), draw, score: -1, next: None }
+    Row { seq, tokens: tokens.to_vec(), start, blocks, after: after.into(), draw, score: -1, ..Row::default() }
 }
 
 fn step(rows: Vec<Row>) -> Step {

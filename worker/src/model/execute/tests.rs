@@ -32,8 +32,9 @@ fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
         ],
         ..Step::default()
     };
-    let biases: Vec<_> = step.rows.iter().map(logit_bias).collect();
-    let plan = StepPlan::new(&step, &biases, &mut slots).expect("valid");
+    let (biases, mut tables): (Vec<_>, _) = (step.rows.iter().map(logit_bias).collect(), BlockTables::default());
+    tables.apply(&step).expect("new tables");
+    let plan = StepPlan::new(&step, &biases, &tables, &mut slots).expect("valid");
     assert_eq!(plan.rows.ids, [5, 6, 7, 8, 3, 1]);
     let spans: Vec<_> = plan.rows.spans.iter().map(|span| (span.row, span.len, span.start)).collect();
     assert_eq!(spans, [(0, 3, 10), (3, 2, 10), (5, 1, 10)]);
@@ -44,5 +45,5 @@ fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
     assert_eq!(draws, [LogitsOf::Row(4), LogitsOf::Slot(held)]);
     assert_eq!(plan.draws, [1, 3]);
     assert_eq!((plan.rows.stashes[0].row, plan.rows.stashes[0].slot), (5, 1));
-    assert!(StepPlan::new(&step, &biases, &mut slots).is_err(), "the slot is used up");
+    assert!(StepPlan::new(&step, &biases, &tables, &mut slots).is_err(), "the slot is used up");
 }

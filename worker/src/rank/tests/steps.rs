@@ -126,6 +126,7 @@ fn an_invalid_step_is_rejected_and_the_next_one_runs() {
         (step(vec![Row { next: Some(999), ..good.clone() }]), "token 999"),
         (step(vec![Row { blocks: vec![], ..good.clone() }]), "do not cover"),
         (step(vec![Row { blocks: vec![16], ..good.clone() }]), "no block 16"),
+        (step(vec![Row { kept_blocks: 1, blocks: vec![], ..good.clone() }]), "keeps 1 blocks, but its table has 0"),
         (step(vec![Row { start: 127, ..good.clone() }]), "context of 128"),
         (step(vec![Row { draw: None, ..good.clone() }]), "must have draw parameters"),
         (step(vec![Row { tokens: vec![], ..good.clone() }]), "no stashed logits"),

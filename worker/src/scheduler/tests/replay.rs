@@ -1,118 +1,20 @@
 //! Random routers against the scheduler, replayed from a seed.
 //!
-//! The executor in this test keeps, in each KV slot, the token whose entry was written there and a hash of its whole
-//! past. A wrong block table, a write to a shared block or a stale entry then shows as a wrong history. Each sequence
-//! has an oracle that knows what it would get alone. `REIN_SEED=n` replays one seed, `REIN_SEEDS=n` runs more of them.
+//! The executor is a `Ledger`. Each sequence has an oracle that knows what it would get alone. `REIN_SEED=n` replays
+//! one seed, `REIN_SEEDS=n` runs more of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use rein_proto::internal::{Draw, Limits, Sampling};
-use rein_proto::splitmix::mix_both;
+use rein_proto::internal::{Limits, Sampling};
 
 use super::super::cached::CacheMirror;
+use super::ledger::{Ledger, VOCAB, draw, score};
 use super::*;
 
-const VOCAB: u32 = 29;
 const SEEDS: u64 = 3000;
-
-fn hash_all(tokens: &[u32]) -> u64 {
-    tokens.iter().fold(7, |state, &token| mix_both(state, token.into()))
-}
-
-/// The token that this model draws: a pure function of history, position, seed, mask and bans.
-fn draw(history: &[u32], position: u32, seed: u64, mask: Option<&[u8]>, banned: &[u32]) -> Option<u32> {
-    let state = mix_both(mix_both(hash_all(history), seed), u64::from(position) * 2 + u64::from(mask.is_some()));
-    let first = (state % u64::from(VOCAB)) as u32;
-    (first..VOCAB).chain(0..first).find(|&token| {
-        !banned.contains(&token) && mask.is_none_or(|mask| mask[token as usize / 8] >> (token % 8) & 1 == 1)
-    })
-}
-
-fn score(history: &[u32], next: u32) -> f32 {
-    -((mix_both(hash_all(history), next.into()) % 1000) as f32) / 100.0
-}
-
-/// A model that stores in its KV slots what a real one would fold into keys and values.
-struct Ledger {
-    block_size: usize,
-    /// Per slot: position, token, hash of all tokens up to it.
-    slots: Vec<Option<(usize, u32, u64)>>,
-    stashed: HashMap<u64, Vec<u32>>,
-    /// Per row of the last step, the history it attended to.
-    histories: Vec<(u64, Vec<u32>)>,
-}
-
-impl Ledger {
-    fn new(shape: &ExecutorShape) -> Self {
-        Self {
-            block_size: shape.block_size,
-            slots: vec![None; shape.blocks * shape.block_size],
-            stashed: HashMap::new(),
-            histories: Vec::new(),
-        }
-    }
-
-    fn slot(&self, row: &Row, position: usize) -> usize {
-        row.blocks[position / self.block_size] as usize * self.block_size + position % self.block_size
-    }
-
-    /// The tokens that attention at `end - 1` sees.
-    fn attend(&self, row: &Row, end: usize) -> Vec<u32> {
-        let mut past = 7;
-        (0..end)
-            .map(|position| {
-                let slot = self.slots[self.slot(row, position)];
-                let (at, token, hashed) = slot.unwrap_or_else(|| panic!("row {row:?} reads an empty slot"));
-                past = mix_both(past, token.into());
-                assert_eq!((at, hashed), (position, past), "row {row:?} attends to another sequence's entries");
-                token
-            })
-            .collect()
-    }
-
-    fn execute(&mut self, step: &Step) -> StepResult {
-        self.histories.clear();
-        for seq in &step.dropped {
-            assert!(self.stashed.remove(seq).is_some(), "dropped a stash that is not there");
-        }
-        let mut rows = Vec::new();
-        for row in &step.rows {
-            let (start, mut scores) = (row.start as usize, Vec::new());
-            let mut history = match row.tokens.is_empty() {
-                false => self.attend(row, start),
-                true => self.stashed.remove(&row.seq).expect("draws from a stash that is not there"),
-            };
-            assert_eq!(row.blocks.len(), (start + row.tokens.len()).div_ceil(self.block_size));
-            for (index, &token) in row.tokens.iter().enumerate() {
-                history.push(token);
-                let slot = self.slot(row, start + index);
-                self.slots[slot] = Some((start + index, token, hash_all(&history)));
-                if row.score >= 0
-                    && let Some(next) = row.tokens.get(index + 1).copied().or(row.next)
-                {
-                    scores.push(TokenLogprob { id: next, logprob: Some(score(&history, next)), rank: 0, top: vec![] });
-                }
-            }
-            if row.after() == After::Stash {
-                assert!(self.stashed.insert(row.seq, history.clone()).is_none(), "a stash was forgotten");
-            }
-            let mut result = RowResult { seq: row.seq, scores, ..RowResult::default() };
-            if let Some(Draw { position, mask, banned, sampling, .. }) = &row.draw {
-                let seed = sampling.as_ref().map_or(0, |sampling| sampling.seed);
-                result.token = draw(&history, *position, seed, mask.as_deref(), banned);
-                result.empty_mask = result.token.is_none();
-            }
-            if row.draw.is_some() || row.score >= 0 {
-                rows.push(result);
-            }
-            self.histories.push((row.seq, history));
-        }
-        StepResult { id: step.id, rows }
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -447,6 +349,7 @@ impl World {
         assert!(budget <= self.scheduler.options.step_tokens, "{budget} tokens in a step");
         assert!(!step.rows.is_empty() && step.rows.len() <= self.scheduler.options.max_sequences);
         let result = self.ledger.execute(&step);
+        self.check_tables(&step);
         for (row, (seq, history)) in step.rows.iter().zip(&self.ledger.histories) {
             let oracle = &self.oracles[seq];
             assert!(!self.paused.contains(seq) && oracle.state == State::Open, "a parked row was computed");
@@ -459,6 +362,16 @@ impl World {
         self.read();
         self.steps.push(step);
         true
+    }
+
+    /// The executor has the whole table of each row, and keeps nothing of sequences that are gone.
+    fn check_tables(&self, step: &Step) {
+        for row in step.rows.iter().filter(|row| !row.tokens.is_empty()) {
+            let covered = (row.start as usize + row.tokens.len()).div_ceil(self.shape.block_size);
+            assert_eq!(self.ledger.tables.of(row.seq), &self.scheduler.seqs[&row.seq].table[..covered], "{row:?}");
+        }
+        let told = self.scheduler.seqs.iter().filter(|(_, seq)| seq.told.is_some()).map(|(&id, _)| id);
+        assert_eq!(self.ledger.tables.sequences(), told.collect());
     }
 
     /// All routers read again and release holds: everything must finish.
@@ -491,6 +404,7 @@ impl World {
         }
         assert!(self.scheduler.is_empty());
         assert_eq!(self.scheduler.stats().used_blocks, 0);
+        assert_eq!(self.ledger.tables.sequences(), self.scheduler.dropped.iter().copied().collect());
     }
 }
 

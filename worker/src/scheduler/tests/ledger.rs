@@ -1,0 +1,114 @@
+//! An executor that keeps, in each KV slot, the token whose entry was written there and a hash of its whole past. A
+//! wrong block table, a write to a shared block or a stale entry then shows as a wrong history.
+
+use std::collections::HashMap;
+
+use rein_proto::internal::Draw;
+use rein_proto::splitmix::mix_both;
+
+use super::*;
+use crate::tables::BlockTables;
+
+pub const VOCAB: u32 = 29;
+
+fn hash_all(tokens: &[u32]) -> u64 {
+    tokens.iter().fold(7, |state, &token| mix_both(state, token.into()))
+}
+
+/// The token that this model draws: a pure function of history, position, seed, mask and bans.
+pub fn draw(history: &[u32], position: u32, seed: u64, mask: Option<&[u8]>, banned: &[u32]) -> Option<u32> {
+    let state = mix_both(mix_both(hash_all(history), seed), u64::from(position) * 2 + u64::from(mask.is_some()));
+    let first = (state % u64::from(VOCAB)) as u32;
+    (first..VOCAB).chain(0..first).find(|&token| {
+        !banned.contains(&token) && mask.is_none_or(|mask| mask[token as usize / 8] >> (token % 8) & 1 == 1)
+    })
+}
+
+pub fn score(history: &[u32], next: u32) -> f32 {
+    -((mix_both(hash_all(history), next.into()) % 1000) as f32) / 100.0
+}
+
+/// A model that stores in its KV slots what a real one would fold into keys and values.
+pub struct Ledger {
+    block_size: usize,
+    pub tables: BlockTables,
+    /// Per slot: position, token, hash of all tokens up to it.
+    slots: Vec<Option<(usize, u32, u64)>>,
+    stashed: HashMap<u64, Vec<u32>>,
+    /// Per row of the last step, the history it attended to.
+    pub histories: Vec<(u64, Vec<u32>)>,
+}
+
+impl Ledger {
+    pub fn new(shape: &ExecutorShape) -> Self {
+        Self {
+            block_size: shape.block_size,
+            tables: BlockTables::default(),
+            slots: vec![None; shape.blocks * shape.block_size],
+            stashed: HashMap::new(),
+            histories: Vec::new(),
+        }
+    }
+
+    fn slot(&self, row: &Row, position: usize) -> usize {
+        self.tables.of(row.seq)[position / self.block_size] as usize * self.block_size + position % self.block_size
+    }
+
+    /// The tokens that attention at `end - 1` sees.
+    fn attend(&self, row: &Row, end: usize) -> Vec<u32> {
+        let mut past = 7;
+        (0..end)
+            .map(|position| {
+                let slot = self.slots[self.slot(row, position)];
+                let (at, token, hashed) = slot.unwrap_or_else(|| panic!("row {row:?} reads an empty slot"));
+                past = mix_both(past, token.into());
+                assert_eq!((at, hashed), (position, past), "row {row:?} attends to another sequence's entries");
+                token
+            })
+            .collect()
+    }
+
+    pub fn execute(&mut self, step: &Step) -> StepResult {
+        self.histories.clear();
+        for seq in &step.dropped {
+            assert!(!self.tables.of(*seq).is_empty(), "dropped a sequence that is not there");
+            self.stashed.remove(seq);
+        }
+        self.tables.apply(step).expect("tables that are there");
+        let mut rows = Vec::new();
+        for row in &step.rows {
+            let (start, mut scores) = (row.start as usize, Vec::new());
+            let stashed = self.stashed.remove(&row.seq);
+            let mut history = match row.tokens.is_empty() {
+                false => self.attend(row, start),
+                true => stashed.expect("draws from a stash that is not there"),
+            };
+            let covered = self.tables.of(row.seq).len();
+            assert!(row.tokens.is_empty() || covered == (start + row.tokens.len()).div_ceil(self.block_size));
+            for (index, &token) in row.tokens.iter().enumerate() {
+                history.push(token);
+                let slot = self.slot(row, start + index);
+                self.slots[slot] = Some((start + index, token, hash_all(&history)));
+                if row.score >= 0
+                    && let Some(next) = row.tokens.get(index + 1).copied().or(row.next)
+                {
+                    scores.push(TokenLogprob { id: next, logprob: Some(score(&history, next)), rank: 0, top: vec![] });
+                }
+            }
+            if row.after() == After::Stash {
+                self.stashed.insert(row.seq, history.clone());
+            }
+            let mut result = RowResult { seq: row.seq, scores, ..RowResult::default() };
+            if let Some(Draw { position, mask, banned, sampling, .. }) = &row.draw {
+                let seed = sampling.as_ref().map_or(0, |sampling| sampling.seed);
+                result.token = draw(&history, *position, seed, mask.as_deref(), banned);
+                result.empty_mask = result.token.is_none();
+            }
+            if row.draw.is_some() || row.score >= 0 {
+                rows.push(result);
+            }
+            self.histories.push((row.seq, history));
+        }
+        StepResult { id: step.id, rows }
+    }
+}
