@@ -3,6 +3,7 @@
 
 pub mod address;
 mod api;
+mod capacity;
 mod cluster;
 mod model;
 mod tools;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use self::api::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, NetworkArgs, TelemetryArgs, ToolCallArgs};
+pub use self::capacity::{CapacityArgs, GpuKind};
 pub use self::cluster::{ClusterArgs, ControllerArgs, DrainArgs, RouterArgs, StatusArgs, WorkerArgs};
 pub use self::model::{DtypeArg, EngineArgs, EngineKind, ModelArgs, QuantizeArg, WeightArgs};
 #[cfg(feature = "cuda")]
@@ -78,6 +80,10 @@ pub enum Command {
     Parse(ParseArgs),
     /// Report how much of an output a request's grammar accepts (JSON lines in and out)
     Accept(AcceptArgs),
+    /// Show what a model needs on GPUs: memory by kind, KV tokens, and the least time of a decode step
+    ///
+    /// It reads config.json only and needs no GPU. Exchanges between GPUs, activations and launches are not counted.
+    Capacity(CapacityArgs),
     /// Print log-probabilities of given token ids (teacher forcing) as JSON
     Score(ScoreArgs),
     /// Benchmark an OpenAI endpoint: time to first token, inter-token latency, throughput

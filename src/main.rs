@@ -4,6 +4,7 @@ mod api_server;
 mod args;
 mod banner;
 mod bench;
+mod capacity;
 mod client;
 mod cluster;
 mod config;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Controller(args) => cluster::controller(*args),
         Command::Status(args) => cluster::status(*args),
         Command::Drain(args) => cluster::drain(*args),
+        Command::Capacity(args) => capacity::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Render(args) => tools::render::run(&args),
         Command::Accept(args) => tools::accept::run(&args),

@@ -3,6 +3,8 @@
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub use tests::assert_current;
 
 use std::error::Error;
 use std::io::Write;

@@ -12,6 +12,8 @@ pub mod probe;
 pub mod quant;
 pub mod reference;
 pub mod sample;
+pub mod storage;
 
 pub use backend::*;
 pub use error::{KernelError, Result};
+pub use storage::{CudaStorage, DeviceStorage};

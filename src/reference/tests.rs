@@ -27,7 +27,7 @@ fn shown_commands(command: &mut Command) -> impl Iterator<Item = &mut Command> {
 }
 
 /// Compares a page with its file; `make reference` writes the files.
-fn assert_current(path: &str, generate: impl Fn(&str) -> String) {
+pub fn assert_current(path: &str, generate: impl Fn(&str) -> String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     let file = std::fs::read_to_string(&path).expect("a page");
     let generated = generate(&file);

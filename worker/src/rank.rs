@@ -20,7 +20,9 @@ use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT, STALL_CHECK_INTERVAL};
 use crate::model::{self, check_row};
+use crate::tables::BlockTables;
 
+pub mod capacity;
 mod devices;
 mod layout;
 mod memory;
@@ -325,6 +327,7 @@ impl Seated {
             weights,
             leader,
             _ranks: ranks,
+            tables: BlockTables::default(),
             stashed: HashSet::new(),
             lost: None,
         })
@@ -360,6 +363,8 @@ pub struct RankGroup {
     // As in `Seated`.
     leader: Leader,
     _ranks: Ranks,
+    /// The block tables that the ranks hold.
+    tables: BlockTables,
     /// Sequences whose logits the leader holds.
     stashed: HashSet<u64>,
     lost: Option<String>,
@@ -395,11 +400,10 @@ impl RankGroup {
         if step.epoch != self.epoch {
             return Err(format!("step of epoch {}, placement of epoch {}", number(step.epoch), number(self.epoch)));
         }
-        let shape = &self.shape;
         for row in &step.rows {
-            check_row(row, shape.vocab_size, shape.max_context, shape.blocks, shape.block_size)?;
-            let dropped = || step.dropped.contains(&row.seq);
-            if row.tokens.is_empty() && (!self.stashed.contains(&row.seq) || dropped()) {
+            let dropped = step.dropped.contains(&row.seq);
+            check_row(row, if dropped { 0 } else { self.tables.of(row.seq).len() }, &self.shape)?;
+            if row.tokens.is_empty() && (dropped || !self.stashed.contains(&row.seq)) {
                 return Err(format!("sequence {}: no stashed logits to draw from", row.seq));
             }
         }
@@ -427,15 +431,14 @@ impl Executor for RankGroup {
         if let Some(why) = &self.lost {
             return Err(ExecutorError::Lost(why.clone()));
         }
-        self.check(step).map_err(ExecutorError::Step)?;
+        self.check(step).and_then(|()| self.tables.apply(step)).map_err(ExecutorError::Step)?;
         for seq in &step.dropped {
             self.stashed.remove(seq);
         }
         for row in &step.rows {
             match row.after() {
                 After::Stash => self.stashed.insert(row.seq),
-                After::Draw => row.tokens.is_empty() && self.stashed.remove(&row.seq),
-                After::Nothing => false,
+                After::Draw | After::Nothing => self.stashed.remove(&row.seq),
             };
         }
         self.run(step).map_err(|why| {

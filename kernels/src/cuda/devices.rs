@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::backend::Cuda;
-use super::weights;
 use super::{CudaDevice, Driver};
 use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
 use crate::collective::{Collective, threads};
 use crate::error::{KernelError, Result};
+use crate::storage::{CudaStorage, DeviceStorage};
 
 /// One rank computes on each.
 #[derive(Clone)]
@@ -53,20 +53,22 @@ impl Devices for CudaDevices {
         self.backend(index, Box::new(threads::alone()))
     }
 
-    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
-        weights::host_form(role, stored, precision)
-    }
-
-    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
-        weights::weight_bytes(role, stored, precision, numbers)
-    }
-
-    fn cache_bytes(&self, precision: Precision) -> usize {
-        if precision == Precision::F32 { 4 } else { 2 }
-    }
-
     /// What the driver reports, for all devices together; other processes count too.
     fn free_memory(&self) -> usize {
         self.devices.iter().filter_map(|device| device.memory().ok()).map(|(free, _)| free).sum()
+    }
+}
+
+impl DeviceStorage for CudaDevices {
+    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
+        CudaStorage.host_form(role, stored, precision)
+    }
+
+    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
+        CudaStorage.weight_bytes(role, stored, precision, numbers)
+    }
+
+    fn cache_bytes(&self, precision: Precision) -> usize {
+        CudaStorage.cache_bytes(precision)
     }
 }

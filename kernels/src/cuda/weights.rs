@@ -6,11 +6,7 @@ use half::bf16;
 use super::{CudaDevice, CudaError, DeviceBuffer, Element};
 use crate::backend::{HostData, HostForm, HostMatrix, MlaSpec, Precision, StoredForm, WeightRole};
 use crate::error::{KernelError, Result};
-
-/// Rows and columns of an FP8 weight that share a scale.
-const FP8_BLOCK: usize = 128;
-/// Groups of int4 weights have a multiple of this many columns.
-const INT4_GROUP: usize = 32;
+use crate::storage::{CudaStorage, DeviceStorage, FP8_BLOCK};
 
 /// How the numbers of a weight lie on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,33 +40,6 @@ impl WeightForm {
     }
 }
 
-/// Whether the kernels multiply with a stored form as it is.
-fn keeps(stored: StoredForm) -> bool {
-    match stored {
-        StoredForm::Fp8 { block } => block == [FP8_BLOCK; 2],
-        StoredForm::Int4 { group } => group.is_multiple_of(INT4_GROUP),
-        StoredForm::F32 | StoredForm::F16 | StoredForm::Bf16 => false,
-    }
-}
-
-/// The form in which the loader hands over a weight.
-pub(super) fn host_form(role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
-    match (precision, role) {
-        (Precision::F32, _) => HostForm::F32,
-        (_, WeightRole::Linear | WeightRole::Expert) if keeps(stored) => HostForm::Stored,
-        (Precision::Bf16 | Precision::Int8, _) => HostForm::Bf16,
-    }
-}
-
-pub(super) fn weight_bytes(role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
-    match (host_form(role, stored, precision), stored) {
-        (HostForm::F32, _) => 4 * numbers,
-        (HostForm::Stored, StoredForm::Fp8 { .. }) => numbers,
-        (HostForm::Stored, StoredForm::Int4 { .. }) => numbers / 2,
-        _ => 2 * numbers,
-    }
-}
-
 fn wrong(what: String) -> KernelError {
     KernelError::Shape { op: "weight", what }
 }
@@ -97,7 +66,7 @@ impl Prepared {
                     "int8 is not available on CUDA: leave out `--quantize`, or use `--engine cpu`".into(),
                 ));
             }
-            precision => host_form(WeightRole::Linear, stored, precision),
+            precision => CudaStorage.host_form(WeightRole::Linear, stored, precision),
         };
         let HostMatrix { rows: outs, cols: ins, data } = matrix.into_form(form)?;
         let (form, data) = match (data, form) {

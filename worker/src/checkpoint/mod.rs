@@ -12,7 +12,7 @@ mod weights;
 
 pub use config::{ConfigFields, parse_config, read_config};
 pub use error::LoadError;
-pub use quant::Quantization;
+pub use quant::{Quantization, StatedForms};
 pub use reads::Reads;
 pub use safetensors::StoredDtype;
 pub use source::read_file;

@@ -1,5 +1,9 @@
 //! Reads `quantization_config`: the weight format of the checkpoint. It does not dequantize.
 
+use regex::Regex;
+use rein_kernels::StoredForm;
+use serde_json::{Map, Value};
+
 use super::config::ConfigFields;
 use super::error::LoadError;
 
@@ -18,6 +22,14 @@ pub enum Quantization {
 }
 
 impl Quantization {
+    /// That of the language model's object in config.json, or else of config.json itself.
+    pub fn of(config: &Map<String, Value>, text: &Map<String, Value>) -> Result<Self, LoadError> {
+        match Self::read(&ConfigFields::new(text, ""))? {
+            Self::None => Self::read(&ConfigFields::new(config, "")),
+            found => Ok(found),
+        }
+    }
+
     pub fn read(config: &ConfigFields) -> Result<Self, LoadError> {
         let Some(fields) = config.object("quantization_config")? else { return Ok(Self::None) };
         let this = match fields.str("quant_method")? {
@@ -108,6 +120,58 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
 
 fn only(fields: &ConfigFields, key: &str, value: serde_json::Value) -> Result<(), LoadError> {
     fields.require(key, value).map_err(|error| unsupported(error.to_string().replace("config.json: ", "")))
+}
+
+/// How a checkpoint stores its weights, as far as config.json says.
+pub struct StatedForms {
+    quantization: Quantization,
+    /// Modules that are not quantized.
+    left_out: Vec<Regex>,
+}
+
+impl StatedForms {
+    pub fn read(config: &Map<String, Value>, text: &Map<String, Value>) -> Result<Self, LoadError> {
+        let quantization = Quantization::of(config, text)?;
+        // transformers never converts the head to FP8.
+        let mut left_out = vec![pattern(r"re:(.*\.)?lm_head$")?];
+        for object in [text, config] {
+            let Some(fields) = ConfigFields::new(object, "").object("quantization_config")? else { continue };
+            for key in ["ignore", "modules_to_not_convert", "ignored_layers"] {
+                for name in fields.strs(key)?.unwrap_or_default() {
+                    left_out.push(pattern(name)?);
+                }
+            }
+        }
+        Ok(Self { quantization, left_out })
+    }
+
+    /// The form of most weights, unless nothing is quantized.
+    pub fn quantized(&self) -> Option<&'static str> {
+        match self.quantization {
+            Quantization::None => None,
+            Quantization::Fp8 { .. } => Some("fp8"),
+            Quantization::Int4 { .. } => Some("int4"),
+        }
+    }
+
+    /// The form of a linear module's weight. What is not quantized counts as bf16.
+    pub fn of(&self, module: &str) -> StoredForm {
+        match self.quantization {
+            Quantization::None => StoredForm::Bf16,
+            _ if self.left_out.iter().any(|name| name.is_match(module)) => StoredForm::Bf16,
+            Quantization::Fp8 { block } => StoredForm::Fp8 { block },
+            Quantization::Int4 { group } => StoredForm::Int4 { group },
+        }
+    }
+}
+
+/// A regular expression after `re:` that matches from the start, or the name of a module or of what holds it.
+fn pattern(name: &str) -> Result<Regex, LoadError> {
+    let pattern = match name.strip_prefix("re:") {
+        Some(pattern) => format!("^(?:{pattern})"),
+        None => format!(r"^(?:{})(?:\.|$)", regex::escape(name)),
+    };
+    Regex::new(&pattern).map_err(|error| unsupported(format!("quantization_config: {name}: {error}")))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! How many bytes a rank's weights take on its device, without vectors and scales. It does not read weights.
+//! How many bytes a rank's weights take on its device, without vectors. It does not read weights.
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Devices, StoredForm, WeightRole};
+use rein_kernels::{DeviceStorage, StoredForm, WeightRole};
+use serde::Serialize;
 
 use super::network::Precisions;
 use super::spec::{Attention, Gated, LayerSpec, LinearSpec, Mlp, Spec};
@@ -14,8 +15,30 @@ pub struct Footprint<'a, D> {
     pub stored: &'a dyn Fn(&str) -> StoredForm,
 }
 
-impl<D: Devices> Footprint<'_, D> {
-    fn bytes(&self, role: WeightRole, module: &str, numbers: usize) -> usize {
+/// What a weight counts for, by its role, its module and its numbers.
+pub type Measure<'a> = &'a dyn Fn(WeightRole, &str, usize) -> usize;
+
+/// A rank's weights by what they are for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct WeightParts {
+    pub embedding: usize,
+    pub attention: usize,
+    /// Dense MLPs and shared experts.
+    pub mlp: usize,
+    pub router: usize,
+    pub experts: usize,
+    pub head: usize,
+}
+
+impl WeightParts {
+    pub fn total(&self) -> usize {
+        let WeightParts { embedding, attention, mlp, router, experts, head } = self;
+        embedding + attention + mlp + router + experts + head
+    }
+}
+
+impl<D: DeviceStorage> Footprint<'_, D> {
+    pub fn bytes(&self, role: WeightRole, module: &str, numbers: usize) -> usize {
         self.devices.weight_bytes(role, (self.stored)(module), self.precisions.of(role), numbers)
     }
 
@@ -34,27 +57,39 @@ impl<D: Devices> Footprint<'_, D> {
 
     /// Approximate memory of a rank's loaded weights.
     pub fn held(&self, rank: &RankPlacement, ranks: usize) -> usize {
+        self.parts(rank, ranks, &|role, module, numbers| self.bytes(role, module, numbers)).total()
+    }
+
+    /// A rank's weights by what they are for. `measure` gets the role, the module and the numbers of each weight.
+    pub fn parts(&self, rank: &RankPlacement, ranks: usize, measure: Measure) -> WeightParts {
         let part = |role, l: &LinearSpec| {
             let (rows, cols) = l.cut(rank, ranks);
-            self.bytes(role, &l.module, rows.len() * cols.len())
+            measure(role, &l.module, rows.len() * cols.len())
         };
-        let gated = |gated: &Gated| gated.linears().map(|l| part(WeightRole::Linear, l)).iter().sum::<usize>();
-        let Spec { embed, vocab, hidden, head, layers, .. } = self.spec;
-        let mut total = self.bytes(WeightRole::Embedding, embed, vocab * hidden) + part(WeightRole::Linear, head);
-        for (layer, held) in layers.iter().zip(&rank.experts) {
+        let linears = |gated: &Gated| gated.linears().map(|l| part(WeightRole::Linear, l)).iter().sum::<usize>();
+        let expert = |expert: &Gated| {
+            expert.linears().map(|l| measure(WeightRole::Expert, &l.module, l.out * l.inp)).iter().sum::<usize>()
+        };
+        let mut parts = WeightParts {
+            embedding: part(WeightRole::Embedding, &self.spec.embedding()),
+            head: part(WeightRole::Linear, &self.spec.head),
+            ..WeightParts::default()
+        };
+        for (layer, held) in self.spec.layers.iter().zip(&rank.experts) {
             let role = |l: &LinearSpec| match &layer.attention {
                 Attention::Mla(mla) if mla.kv_b.module == l.module => WeightRole::LatentExpansion,
                 _ => WeightRole::Linear,
             };
-            total += layer.attention.linears().into_iter().map(|l| part(role(l), l)).sum::<usize>();
-            total += match &layer.mlp {
-                Mlp::Dense(dense) => gated(dense),
+            parts.attention += layer.attention.linears().into_iter().map(|l| part(role(l), l)).sum::<usize>();
+            match &layer.mlp {
+                Mlp::Dense(dense) => parts.mlp += linears(dense),
                 Mlp::Moe(moe) => {
-                    let experts: usize = held.iter().map(|&e| self.expert(&moe.experts[e as usize])).sum();
-                    part(WeightRole::Router, &moe.router) + experts + moe.shared.as_ref().map_or(0, gated)
+                    parts.router += part(WeightRole::Router, &moe.router);
+                    parts.mlp += moe.shared.as_ref().map_or(0, linears);
+                    parts.experts += held.iter().map(|&e| expert(&moe.experts[e as usize])).sum::<usize>();
                 }
-            };
+            }
         }
-        total
+        parts
     }
 }

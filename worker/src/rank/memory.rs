@@ -4,12 +4,12 @@ use std::fmt;
 
 use rein_control_plane::RankPlacement;
 use rein_control_plane::limits::EXPERT_MOVES;
-use rein_kernels::{Devices, Precision};
+use rein_kernels::{DeviceStorage, Devices, Precision};
 
 use super::ModelOptions;
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
-use crate::model::{Footprint, Precisions, Spec};
+use crate::model::{Footprint, LayerSpec, Precisions, Spec};
 
 /// The KV cache gets 1 / this of the memory that the weights leave free, unless configured.
 const DEFAULT_SHARE: usize = 4;
@@ -22,7 +22,7 @@ pub struct WeightMemory {
 }
 
 impl WeightMemory {
-    pub(super) fn new<D: Devices>(footprint: &Footprint<D>, mine: &[&RankPlacement], ranks: usize) -> Self {
+    pub(super) fn new<D: DeviceStorage>(footprint: &Footprint<D>, mine: &[&RankPlacement], ranks: usize) -> Self {
         let bytes = mine.iter().map(|rank| footprint.held(rank, ranks)).sum();
         WeightMemory { bytes, precisions: footprint.precisions }
     }
@@ -98,7 +98,7 @@ impl KvPlan {
         Self::within(footprint, mine, to_load, ranks, options, footprint.devices.free_memory())
     }
 
-    fn within<'a, D: Devices>(
+    fn within<'a, D: DeviceStorage>(
         footprint: &Footprint<D>,
         mine: &[&RankPlacement],
         to_load: impl Iterator<Item = &'a RankPlacement>,
@@ -118,7 +118,7 @@ impl KvPlan {
         self.limited(options)
     }
 
-    fn with_free<D: Devices>(
+    pub(super) fn with_free<D: DeviceStorage>(
         footprint: &Footprint<D>,
         mine: &[&RankPlacement],
         weights: usize,
@@ -126,16 +126,7 @@ impl KvPlan {
         free: usize,
     ) -> Result<Self, LoadError> {
         let (block_size, spec) = (options.block_size, footprint.spec);
-        let size = footprint.devices.cache_bytes(footprint.precisions.base);
-        let of_rank = |kv_heads: usize| -> usize {
-            let width = |layer: &crate::model::LayerSpec| {
-                let (k, v) = layer.attention.cache_widths(kv_heads);
-                k + v
-            };
-            spec.layers.iter().map(width).sum()
-        };
-        let bytes_per_token = size * mine.iter().map(|rank| of_rank(rank.kv_heads.len())).sum::<usize>();
-
+        let bytes_per_token = Self::bytes_per_token(footprint, mine);
         let context = context(spec, options)?;
         let blocks = match (options.kv_blocks, options.kv_memory) {
             (Some(blocks), _) => blocks,
@@ -151,6 +142,19 @@ impl KvPlan {
             }
         };
         Self { blocks, block_size, bytes_per_token, max_context: context, full_context: context }.limited(options)
+    }
+
+    /// Bytes of a token on these ranks together.
+    pub(super) fn bytes_per_token<D: DeviceStorage>(footprint: &Footprint<D>, mine: &[&RankPlacement]) -> usize {
+        let of_rank = |kv_heads: usize| -> usize {
+            let width = |layer: &LayerSpec| {
+                let (k, v) = layer.attention.cache_widths(kv_heads);
+                k + v
+            };
+            footprint.spec.layers.iter().map(width).sum()
+        };
+        let numbers: usize = mine.iter().map(|rank| of_rank(rank.kv_heads.len())).sum();
+        footprint.devices.cache_bytes(footprint.precisions.base) * numbers
     }
 
     /// Limits the context to what the blocks hold.
@@ -174,7 +178,11 @@ impl KvPlan {
 
 /// Bytes of the experts of a new layout that a rank holds beside those of the current one: as many as the controller
 /// moves at once, or those of one layer if that is more. None for the only rank of a group, which holds all experts.
-fn bytes_of_moves<D: Devices>(footprint: &Footprint<D>, rank: &RankPlacement, redundant: usize) -> usize {
+pub(super) fn bytes_of_moves<D: DeviceStorage>(
+    footprint: &Footprint<D>,
+    rank: &RankPlacement,
+    redundant: usize,
+) -> usize {
     let all = footprint.spec.shape().experts;
     let lacks = || all.iter().zip(&rank.experts).map(|(all, held)| (all.saturating_sub(held.len()), held.len()));
     let of_layer = lacks().map(|(lacks, held)| lacks.min(held + redundant)).max().unwrap_or(0);

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rein_kernels::Precision;
+use serde_json::{Map, Value};
 
 use super::{Dtype, ModelOptions, Quantize};
 use crate::checkpoint::{
@@ -39,10 +40,7 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     let (config, hash) = (parse_config(dir, &text)?, content_hash(&text));
     let text = model::text_config(&config);
     let mut spec = model::build(&config)?;
-    let mut quantization = Quantization::read(&ConfigFields::new(text, ""))?;
-    if quantization == Quantization::None {
-        quantization = Quantization::read(&ConfigFields::new(&config, ""))?;
-    }
+    let quantization = Quantization::of(&config, text)?;
     let weights = CheckpointWeights::open(dir, quantization, reads)?;
 
     let (embed, head) = (format!("{}.weight", spec.embed), format!("{}.weight", spec.head.module));
@@ -65,7 +63,11 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
             || spec.ignored.iter().any(|beginning| name.starts_with(beginning))
     })?;
 
-    let stored = stored_precision(&ConfigFields::new(text, ""), &weights, &format!("{}.weight", spec.embed))?;
+    let stored = match (stated_precision(text)?, weights.dtype(&format!("{}.weight", spec.embed))) {
+        (Some(stated), _) => stated,
+        (None, Some(StoredDtype::Bf16)) => Precision::Bf16,
+        (None, _) => Precision::F32,
+    };
     let base = match options.dtype {
         Dtype::F32 => Precision::F32,
         Dtype::Bf16 => Precision::Bf16,
@@ -80,19 +82,17 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     Ok(Checkpoint { spec: Arc::new(spec), weights, precisions, reads: reads.clone(), config: hash })
 }
 
-/// The type in config.json under either spelling, or else the type of the stored embedding.
-fn stored_precision(config: &ConfigFields, weights: &CheckpointWeights, embed: &str) -> Result<Precision, LoadError> {
+/// The type in config.json under either spelling. None: that of the stored weights.
+pub fn stated_precision(config: &Map<String, Value>) -> Result<Option<Precision>, LoadError> {
+    let config = ConfigFields::new(config, "");
     let stated = match config.str("dtype")? {
         Some(name) => Some(("dtype", name)),
         None => config.str("torch_dtype")?.map(|name| ("torch_dtype", name)),
     };
     match stated.map(|(key, name)| (key, name.trim_start_matches("torch."))) {
-        Some((_, "bfloat16")) => Ok(Precision::Bf16),
-        Some((_, "float16" | "float32" | "float")) => Ok(Precision::F32),
-        Some((_, "auto")) | None => Ok(match weights.dtype(embed) {
-            Some(StoredDtype::Bf16) => Precision::Bf16,
-            _ => Precision::F32,
-        }),
+        Some((_, "bfloat16")) => Ok(Some(Precision::Bf16)),
+        Some((_, "float16" | "float32" | "float")) => Ok(Some(Precision::F32)),
+        Some((_, "auto")) | None => Ok(None),
         Some((key, other)) => Err(config.error(key, format!("must be bfloat16, float16 or float32, got {other:?}"))),
     }
 }

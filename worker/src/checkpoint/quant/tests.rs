@@ -55,3 +55,32 @@ fn other_formats_are_rejected_by_name() {
         assert!(error.contains(name), "{error}");
     }
 }
+
+#[test]
+fn config_json_says_which_modules_are_quantized() {
+    let forms = |value: Value| {
+        let config = json!({ "quantization_config": value });
+        let config = config.as_object().expect("object");
+        StatedForms::read(config, config).expect("forms")
+    };
+    let ignore = ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"];
+    let of_int4 = forms(int4(|value| value["ignore"] = json!(ignore)));
+    assert_eq!(of_int4.quantized(), Some("int4"));
+    assert_eq!(of_int4.of("model.layers.1.mlp.experts.0.up_proj"), StoredForm::Int4 { group: 32 });
+    for plain in ["self_attn.o_proj", "mlp.shared_experts.up_proj", "mlp.up_proj"] {
+        assert_eq!(of_int4.of(&format!("model.layers.0.{plain}")), StoredForm::Bf16, "{plain}");
+    }
+    let fp8 = forms(json!({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+                           "modules_to_not_convert": ["model.layers.0.mlp"]}));
+    let block = [128, 128];
+    assert_eq!(fp8.of("model.layers.0.self_attn.o_proj"), StoredForm::Fp8 { block });
+    assert_eq!(fp8.of("model.layers.01.mlp"), StoredForm::Fp8 { block });
+    for plain in ["lm_head", "language_model.lm_head", "model.layers.0.mlp", "model.layers.0.mlp.up_proj"] {
+        assert_eq!(fp8.of(plain), StoredForm::Bf16, "{plain}");
+    }
+    assert_eq!(forms(Value::Null).of("model.layers.0.mlp.up_proj"), StoredForm::Bf16);
+    let config = json!({"quantization_config": int4(|value| value["ignore"] = json!(["re:("]))});
+    let config = config.as_object().expect("object");
+    let error = StatedForms::read(config, config).err().expect("no regular expression").to_string();
+    assert!(error.contains("quantization_config: re:("), "{error}");
+}

@@ -1,0 +1,52 @@
+//! How kinds of devices store weights and KV entries. No device needs to be there.
+
+use crate::backend::{HostForm, Precision, StoredForm, WeightRole};
+
+/// What a kind of device keeps of a model in its memory.
+pub trait DeviceStorage {
+    /// The form in which the backends take a weight that is multiplied as `precision`. The loader converts to it.
+    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm;
+    /// Approximate memory of `numbers` numbers of such a weight.
+    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize;
+    /// Bytes of a number in the KV cache.
+    fn cache_bytes(&self, precision: Precision) -> usize;
+}
+
+/// CUDA devices multiply the large FP8 and int4 weights as they are stored.
+#[derive(Debug, Clone, Copy)]
+pub struct CudaStorage;
+
+/// Rows and columns of an FP8 weight that share a scale.
+pub(crate) const FP8_BLOCK: usize = 128;
+/// Groups of int4 weights have a multiple of this many columns.
+const INT4_GROUP: usize = 32;
+
+impl DeviceStorage for CudaStorage {
+    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
+        let large = matches!(role, WeightRole::Linear | WeightRole::Expert);
+        match (stored, precision) {
+            (_, Precision::F32) => HostForm::F32,
+            (StoredForm::Fp8 { block: [FP8_BLOCK, FP8_BLOCK] }, _) if large => HostForm::Stored,
+            (StoredForm::Int4 { group }, _) if large && group.is_multiple_of(INT4_GROUP) => HostForm::Stored,
+            _ => HostForm::Bf16,
+        }
+    }
+
+    /// Scales are f32.
+    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
+        let scales = |numbers_each: usize| size_of::<f32>() * numbers.div_ceil(numbers_each.max(1));
+        match (self.host_form(role, stored, precision), stored) {
+            (HostForm::Stored, StoredForm::Fp8 { block }) => numbers + scales(block[0] * block[1]),
+            (HostForm::Stored, StoredForm::Int4 { group }) => numbers.div_ceil(2) + scales(group),
+            (HostForm::F32, _) => 4 * numbers,
+            _ => 2 * numbers,
+        }
+    }
+
+    fn cache_bytes(&self, precision: Precision) -> usize {
+        if precision == Precision::F32 { 4 } else { 2 }
+    }
+}
+
+#[cfg(test)]
+mod tests;
