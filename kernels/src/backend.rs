@@ -289,7 +289,8 @@ pub trait Backend: Sized + Send + 'static {
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Self::Linear>;
     /// This rank's rows of a lookup table [vocab, hidden], from row `first` on.
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<Self::Embedding>;
-    /// The experts of this rank, taken one by one so that only one is in memory twice.
+    /// The experts of this rank, taken one by one so that only one is in memory twice. The iterator's size hint
+    /// says how many come.
     fn experts(
         &self,
         table: ExpertTable,

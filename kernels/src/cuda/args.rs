@@ -151,6 +151,18 @@ pub struct QuantizeArgs {
     pub x_stride: i32,
 }
 
+/// quant.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SiluMulQuantArgs {
+    pub gate: u64,
+    pub up: u64,
+    pub codes: u64,
+    pub scales: u64,
+    pub k: i32,
+    pub stride: i32,
+}
+
 /// rope.cu
 #[derive(Clone, Copy, Default)]
 #[repr(C)]

@@ -15,6 +15,7 @@ use super::memory::read;
 use super::moe::DeviceRoutes;
 use super::step::{StepLimits, StepShape};
 use super::tensor::{DeviceTensor, Element};
+use super::upload::{UploadRing, WeightWriter};
 use super::weights::{DeviceEmbedding, DeviceLinear, DeviceVector, LinearKind, Matrix, Prepared};
 use super::{CudaDevice, CudaError};
 use crate::backend::*;
@@ -36,6 +37,8 @@ pub struct Cuda {
     pub(super) limits: Cell<StepLimits>,
     angles: RefCell<DeviceAngles>,
     pub(super) graphs: RefCell<Graphs>,
+    /// Of weights that are being loaded.
+    ring: RefCell<UploadRing>,
     pub(super) steps: StepBuffers,
     /// By slot, stashed logits.
     pub(super) stash: Vec<Vec<f32>>,
@@ -63,6 +66,7 @@ impl Cuda {
             limits: Cell::new(StepLimits { vocab: usize::MAX, blocks: usize::MAX, block_size: 1 }),
             angles: RefCell::default(),
             graphs: RefCell::default(),
+            ring: RefCell::default(),
             stash: Vec::new(),
         })
     }
@@ -72,7 +76,7 @@ impl Cuda {
         result.map_err(|error| self.error.borrow_mut().get_or_insert(error).clone()).ok()
     }
 
-    /// The first error of an op so far. It stays: after it, nothing on the device is as it should be.
+    /// The first error of an op. It stays, because what later ops would have computed is missing.
     pub(super) fn check(&self) -> Result<()> {
         self.error.borrow().clone().map_or(Ok(()), |error| Err(error.into()))
     }
@@ -151,6 +155,10 @@ impl Cuda {
         out
     }
 
+    fn writer(&self) -> WeightWriter<'_> {
+        WeightWriter { device: &self.device, ring: &self.ring }
+    }
+
     pub(super) fn upload<T: super::memory::Plain>(&self, values: &[T]) -> Result<super::DeviceBuffer> {
         let data = self.device.allocate(size_of_val(values))?;
         data.write(&self.device, 0, values)?;
@@ -174,14 +182,14 @@ impl Backend for Cuda {
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<DeviceLinear> {
         let weight = Prepared::new(weight, precision)?;
-        Ok(DeviceLinear(LinearKind::Plain(Matrix::new(&self.device, &weight)?)))
+        Ok(DeviceLinear(LinearKind::Plain(Matrix::new(self.writer(), &weight)?)))
     }
 
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<DeviceEmbedding> {
         if first > 0 {
             return Err(KernelError::Device("a rank that shares an embedding with others needs NCCL".into()));
         }
-        let embedding = DeviceEmbedding::new(&self.device, &Prepared::new(part, precision)?)?;
+        let embedding = DeviceEmbedding::new(self.writer(), &Prepared::new(part, precision)?)?;
         self.activations.set(embedding.element);
         self.limits.update(|limits| StepLimits { vocab: embedding.rows, ..limits });
         Ok(embedding)
@@ -193,7 +201,7 @@ impl Backend for Cuda {
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<DeviceExperts> {
-        DeviceExperts::load(&self.device, self.rank(), table, weights, precision)
+        DeviceExperts::load(self.writer(), table, weights, precision)
     }
 
     fn regroup(&self, held: &DeviceExperts, fresh: &DeviceExperts, ids: &[u32]) -> Result<DeviceExperts> {
@@ -213,6 +221,7 @@ impl Backend for Cuda {
         width_v: usize,
         precision: Precision,
     ) -> Result<DeviceCache> {
+        self.check()?;
         let cache = DeviceCache::new(&self.device, [blocks, block_size], [width_k, width_v], precision)?;
         self.limits.update(|limits| StepLimits { blocks, block_size, ..limits });
         self.graphs.borrow_mut().clear();
@@ -250,6 +259,7 @@ impl Backend for Cuda {
     fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<DeviceBatch<'a>> {
         self.device.enter()?;
         self.check()?;
+        self.ring.get_mut().finish()?;
         let graphs = self.graphs.get_mut();
         // The last step may have failed midway.
         graphs.abandon(&self.device);
@@ -414,7 +424,7 @@ impl Backend for Cuda {
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceLinear> {
-        DeviceLinear::absorbed(&self.device, kv_b, spec, precision)
+        DeviceLinear::absorbed(self.writer(), kv_b, spec, precision)
     }
 
     fn moe_route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {
@@ -442,6 +452,8 @@ impl Backend for Cuda {
         self.link = link;
         self.stash.clear();
         self.graphs.get_mut().clear();
+        // Any other error is of the device, which computes no more.
+        self.error.get_mut().take_if(|error| matches!(error, CudaError::OutOfMemory { .. }));
     }
 
     fn control(&self) -> &dyn ControlLink {

@@ -9,6 +9,9 @@ use crate::collective::{Collective, threads};
 use crate::error::{KernelError, Result};
 use crate::storage::{CudaStorage, DeviceStorage};
 
+/// 1 / this of a device's memory is left for activations and recorded steps.
+const ACTIVATIONS: usize = 16;
+
 /// One rank computes on each.
 #[derive(Clone)]
 pub struct CudaDevices {
@@ -53,9 +56,10 @@ impl Devices for CudaDevices {
         self.backend(index, Box::new(threads::alone()))
     }
 
-    /// What the driver reports, for all devices together; other processes count too.
+    /// What the driver reports, for all devices together, without the room for activations; other processes count too.
     fn free_memory(&self) -> usize {
-        self.devices.iter().filter_map(|device| device.memory().ok()).map(|(free, _)| free).sum()
+        let free = |(free, total): (usize, usize)| free.saturating_sub(total / ACTIVATIONS);
+        self.devices.iter().filter_map(|device| device.memory().ok()).map(free).sum()
     }
 }
 

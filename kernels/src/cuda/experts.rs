@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::upload::WeightWriter;
 use super::weights::{Prepared, WeightForm, aligned};
 use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{ExpertTable, ExpertWeights, HostMatrix, Precision};
@@ -129,26 +130,26 @@ pub(super) struct ExpertSlots {
 }
 
 impl DeviceExperts {
-    /// `rank` tells how many experts to expect.
     pub(super) fn load(
-        device: &CudaDevice,
-        rank: usize,
+        writer: WeightWriter,
         table: ExpertTable,
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<DeviceExperts> {
-        let expected = table.holders.iter().filter(|holders| holders.contains(&(rank as u32))).count();
+        let expected = weights.size_hint().1.unwrap_or(1);
         let mut experts = DeviceExperts { table, precision, slots: None, ids: Vec::new() };
         for weights in weights {
-            experts.push(device, weights?, expected)?;
+            experts.push(writer, weights?, expected)?;
         }
         if let Some(slots) = &experts.slots {
-            slots.publish(device)?;
+            slots.publish(writer.device)?;
         }
+        // Another backend may use them.
+        writer.wait()?;
         Ok(experts)
     }
 
-    fn push(&mut self, device: &CudaDevice, weights: ExpertWeights, expected: usize) -> Result<()> {
+    fn push(&mut self, writer: WeightWriter, weights: ExpertWeights, expected: usize) -> Result<()> {
         let ExpertWeights { id, gate, up, down } = weights;
         let prepare = |matrix: HostMatrix| Prepared::new(matrix, self.precision);
         let matrices = [prepare(gate)?, prepare(up)?, prepare(down)?];
@@ -165,16 +166,17 @@ impl DeviceExperts {
             Some(slots) if slot < slots.capacity => Arc::clone(slots),
             full => {
                 let capacity = expected.max(full.as_ref().map_or(1, |slots| 2 * slots.capacity));
-                let grown = Slots::new(device, shape, capacity)?;
+                let grown = Slots::new(writer.device, shape, capacity)?;
                 if let Some(old) = full {
-                    (0..old.capacity).try_for_each(|slot| grown.copy(device, slot, old, slot))?;
+                    writer.wait()?;
+                    (0..old.capacity).try_for_each(|slot| grown.copy(writer.device, slot, old, slot))?;
                     grown.held()[..old.capacity].copy_from_slice(&old.held());
                 }
                 Arc::new(grown)
             }
         };
         for (matrix, at) in matrices.iter().zip(slots.parts(slot).collect::<Vec<_>>().chunks(2)) {
-            matrix.write(device, &slots.data, at[0].0, at[1].0)?;
+            matrix.write(writer, &slots.data, at[0].0, at[1].0)?;
         }
         slots.held()[slot] = id;
         self.ids.push(id);

@@ -1,5 +1,5 @@
-//! Recorded decode steps: a step of a shape runs as it is the first time, is recorded the second time, and repeated from
-//! then on. It does not know what is recorded.
+//! Recorded decode steps: a step of a shape runs as it is the first time, is recorded the second time, and is repeated
+//! from then on. It does not know what is recorded.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,24 +1,33 @@
 //! Products: which kernel multiplies which forms. It does not know layers.
 
+use std::sync::Arc;
+
 use super::arena::ArenaBlock;
-use super::args::{LinearArgs, QuantizeArgs};
+use super::args::{LinearArgs, QuantizeArgs, SiluMulQuantArgs};
 use super::backend::{Cuda, int};
 use super::tensor::{DeviceTensor, Element};
 use super::weights::{DeviceVector, Matrix, WeightForm};
+use crate::backend::Backend;
 
 /// Rows and columns of a tile of the result.
 const TILE: usize = 64;
 const FP8_GROUP: usize = 128;
 
 /// The left side of a product, as the weight's form needs it.
-pub(super) struct Operand<'a> {
-    pub address: u64,
-    pub stride: usize,
-    pub scales: u64,
+pub(super) struct Operand {
+    address: u64,
+    stride: usize,
+    scales: u64,
     element: Element,
-    /// The FP8 codes and their scales, which must outlive the launch.
-    _codes: Option<[ArenaBlock; 2]>,
-    _of: &'a DeviceTensor,
+    /// It must outlive the launch.
+    _memory: [Arc<ArenaBlock>; 2],
+}
+
+impl Operand {
+    fn plain(x: &DeviceTensor) -> Operand {
+        let (address, stride, element) = (x.address, x.stride, x.element);
+        Operand { address, stride, scales: 0, element, _memory: [Arc::clone(&x.block), Arc::clone(&x.block)] }
+    }
 }
 
 /// Products of each head's columns with its own weight [outs, ins]; head h of x begins at column h * x_head.
@@ -37,36 +46,44 @@ pub(super) fn result_of(x: Element, form: WeightForm) -> Element {
 
 impl Cuda {
     /// Quantizes x for an FP8 weight.
-    pub(super) fn operand<'a>(&self, x: &'a DeviceTensor, form: WeightForm) -> Operand<'a> {
+    pub(super) fn operand(&self, x: &DeviceTensor, form: WeightForm) -> Operand {
         if form != WeightForm::Fp8 {
-            return Operand {
-                address: x.address,
-                stride: x.stride,
-                scales: 0,
-                element: x.element,
-                _codes: None,
-                _of: x,
-            };
+            return Operand::plain(x);
         }
-        let groups = x.cols.div_ceil(FP8_GROUP);
-        let (codes, scales) = (self.take(x.rows * x.cols), self.take(x.rows * groups * 4));
-        let args = QuantizeArgs {
-            x: x.address,
-            codes: codes.address,
-            scales: scales.address,
-            k: int(x.cols),
-            x_stride: int(x.stride),
-        };
-        let name = x.element.of("quantize_fp8_f32", "quantize_fp8_bf16");
-        // SAFETY: codes has a byte for each number of x, scales a number for each group.
-        unsafe { self.launch(name, [groups, x.rows, 1], 128, 0, &args) };
+        self.codes(x, |codes, scales| {
+            let args = QuantizeArgs { x: x.address, codes, scales, k: int(x.cols), x_stride: int(x.stride) };
+            let name = x.element.of("quantize_fp8_f32", "quantize_fp8_bf16");
+            // SAFETY: codes has a byte for each number of x, scales a number for each group.
+            unsafe { self.launch(name, [x.cols.div_ceil(FP8_GROUP), x.rows, 1], 128, 0, &args) }
+        })
+    }
+
+    /// silu(gate) * up, for the weight that comes next.
+    pub(super) fn silu_mul_operand(&self, gate: &DeviceTensor, up: &DeviceTensor, form: WeightForm) -> Operand {
+        if form != WeightForm::Fp8 {
+            return Operand::plain(&self.silu_mul(gate, up));
+        }
+        assert_eq!((gate.rows, gate.cols, gate.stride), (up.rows, up.cols, up.stride), "silu_mul");
+        self.codes(gate, |codes, scales| {
+            let (k, stride) = (int(gate.cols), int(gate.stride));
+            let args = SiluMulQuantArgs { gate: gate.address, up: up.address, codes, scales, k, stride };
+            let name = gate.element.of("silu_mul_quant_f32", "silu_mul_quant_bf16");
+            // SAFETY: gate and up have one shape; codes and scales as above.
+            unsafe { self.launch(name, [gate.cols.div_ceil(FP8_GROUP), gate.rows, 1], 128, 0, &args) }
+        })
+    }
+
+    /// Room for FP8 codes and scales of the shape of x, which `fill` launches the kernel for.
+    fn codes(&self, x: &DeviceTensor, fill: impl FnOnce(u64, u64)) -> Operand {
+        let scales = x.rows * x.cols.div_ceil(FP8_GROUP) * 4;
+        let (codes, scales) = (self.take(x.rows * x.cols), self.take(scales));
+        fill(codes.address, scales.address);
         Operand {
             address: codes.address,
             stride: x.cols,
             scales: scales.address,
             element: x.element,
-            _codes: Some([codes, scales]),
-            _of: x,
+            _memory: [Arc::new(codes), Arc::new(scales)],
         }
     }
 

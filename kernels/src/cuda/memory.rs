@@ -10,7 +10,12 @@ use super::error::check;
 use super::{CudaDevice, CudaError, Result};
 
 /// Numbers that any bits make.
-pub trait Plain: Copy + Default {}
+pub trait Plain: Copy + Default {
+    fn bytes(numbers: &[Self]) -> &[u8] {
+        // SAFETY: numbers of these types have no padding.
+        unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+    }
+}
 impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for u32 {}
@@ -148,6 +153,12 @@ impl PinnedBuffer {
     }
 
     /// All of it. No copy may be in flight.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is initialized, and borrowed as `self` is.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.bytes) }
+    }
+
+    /// The same, as words.
     pub(super) fn words(&mut self) -> &mut [u32] {
         // SAFETY: the memory is page-aligned and initialized, and borrowed as `self` is.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.bytes / 4) }

@@ -22,6 +22,7 @@ mod step;
 mod tensor;
 #[cfg(test)]
 mod tests;
+mod upload;
 mod weights;
 
 pub use attention::DeviceCache;

@@ -7,7 +7,7 @@ use super::experts::{DeviceExperts, ExpertSlots};
 use super::linear::{Operand, result_of};
 use super::tensor::{DeviceTensor, Element};
 use super::weights::DeviceVector;
-use crate::backend::{Backend, RouteSpec, Scoring};
+use crate::backend::{RouteSpec, Scoring};
 use crate::error::Result;
 
 /// The most experts of a row that `moe_combine` adds.
@@ -130,10 +130,9 @@ impl Cuda {
             let input = self.operand(x, slots.shape.forms[0]);
             let by = |which| self.expert_product(&input, [top_k, count], &aligned, &slots, which, x.element);
             let (gate, up) = (by(0), by(1));
-            self.silu_mul(&gate, &up)
+            self.silu_mul_operand(&gate, &up, slots.shape.forms[2])
         };
-        let input = self.operand(&middle, slots.shape.forms[2]);
-        let parts = self.expert_product(&input, [1, count], &aligned, &slots, 2, middle.element);
+        let parts = self.expert_product(&middle, [1, count], &aligned, &slots, 2, x.element);
         let out = self.tensor(x.rows, x.cols, Element::F32);
         let args = MoeCombineArgs {
             parts: parts.address,

@@ -3,7 +3,8 @@
 
 use half::bf16;
 
-use super::{CudaDevice, CudaError, DeviceBuffer, Element};
+use super::upload::WeightWriter;
+use super::{DeviceBuffer, Element};
 use crate::backend::{HostData, HostForm, HostMatrix, MlaSpec, Precision, StoredForm, WeightRole};
 use crate::error::{KernelError, Result};
 use crate::storage::{CudaStorage, DeviceStorage, FP8_BLOCK};
@@ -106,21 +107,15 @@ impl Prepared {
     }
 
     /// Copies the numbers to `at`, and the scales to `scales_at` (bytes).
-    pub fn write(
-        &self,
-        device: &CudaDevice,
-        to: &DeviceBuffer,
-        at: usize,
-        scales_at: usize,
-    ) -> std::result::Result<(), CudaError> {
+    pub fn write(&self, writer: WeightWriter, to: &DeviceBuffer, at: usize, scales_at: usize) -> super::Result<()> {
         match &self.data {
-            HostData::F32(v) => to.write(device, at, v)?,
-            HostData::Bf16(v) => to.write(device, at, v)?,
-            HostData::Fp8 { codes, .. } => to.write(device, at, codes)?,
-            HostData::Int4 { packed, .. } => to.write(device, at, packed)?,
+            HostData::F32(v) => writer.write(to, at, v)?,
+            HostData::Bf16(v) => writer.write(to, at, v)?,
+            HostData::Fp8 { codes, .. } => writer.write(to, at, codes)?,
+            HostData::Int4 { packed, .. } => writer.write(to, at, packed)?,
         }
         if !self.scales().is_empty() {
-            to.write(device, scales_at, self.scales())?;
+            writer.write(to, scales_at, self.scales())?;
         }
         Ok(())
     }
@@ -141,11 +136,11 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    pub fn new(device: &CudaDevice, weight: &Prepared) -> Result<Matrix> {
+    pub fn new(writer: WeightWriter, weight: &Prepared) -> Result<Matrix> {
         let Prepared { outs, ins, form, .. } = *weight;
         let at = aligned(form.bytes(outs, ins));
-        let data = device.allocate(at + 4 * form.scales(outs, ins))?;
-        weight.write(device, &data, 0, at)?;
+        let data = writer.allocate(at + 4 * form.scales(outs, ins))?;
+        weight.write(writer, &data, 0, at)?;
         Ok(Matrix { outs, ins, form, data })
     }
 
@@ -179,7 +174,7 @@ impl DeviceLinear {
 
     /// Splits `kv_b_proj` by head, as `mla_attention` multiplies.
     pub(super) fn absorbed(
-        device: &CudaDevice,
+        writer: WeightWriter,
         kv_b: HostMatrix,
         spec: &MlaSpec,
         precision: Precision,
@@ -199,7 +194,7 @@ impl DeviceLinear {
         }
         let matrix = |rows, cols, numbers| {
             let weight = HostMatrix { rows, cols, data: HostData::F32(numbers) };
-            Matrix::new(device, &Prepared::new(weight, precision)?)
+            Matrix::new(writer, &Prepared::new(weight, precision)?)
         };
         Ok(DeviceLinear(LinearKind::Absorbed {
             heads,
@@ -219,7 +214,7 @@ pub struct DeviceEmbedding {
 }
 
 impl DeviceEmbedding {
-    pub(super) fn new(device: &CudaDevice, weight: &Prepared) -> Result<DeviceEmbedding> {
+    pub(super) fn new(writer: WeightWriter, weight: &Prepared) -> Result<DeviceEmbedding> {
         let element = match weight.form {
             WeightForm::F32 => Element::F32,
             WeightForm::Bf16 => Element::Bf16,
@@ -227,7 +222,7 @@ impl DeviceEmbedding {
                 return Err(KernelError::Shape { op: "embedding", what: "must be f32 or bf16".into() });
             }
         };
-        Ok(DeviceEmbedding { rows: weight.outs, cols: weight.ins, element, table: Matrix::new(device, weight)?.data })
+        Ok(DeviceEmbedding { rows: weight.outs, cols: weight.ins, element, table: Matrix::new(writer, weight)?.data })
     }
 }
 

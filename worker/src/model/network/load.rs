@@ -203,7 +203,7 @@ impl<D: Devices> Loader<'_, D> {
                     }
                 }
             });
-            self.backend.experts(table, &mut receive.into_iter(), self.precision(WeightRole::Expert))
+            self.backend.experts(table, &mut receive.into_iter().take(ids.len()), self.precision(WeightRole::Expert))
         })?)
     }
 

@@ -144,3 +144,23 @@ fn experts_move_between_repeated_steps() {
 fn cuda_shape(tables: &[[u32; 1]]) -> StepShape {
     StepShape::of(&decode(tables, |_| 0, 0))
 }
+
+#[test]
+fn weights_of_many_slots_arrive_in_order() {
+    let Some(devices) = devices() else { return };
+    let cuda = devices.open_beside(0).expect("cuda");
+    let numbers: Vec<f32> = (0..6 << 20).map(|i| i as f32).collect();
+    let weight = HostMatrix { rows: 6, cols: 1 << 20, data: HostData::F32(numbers.clone()) };
+    let weight = cuda.linear_weight(weight, Precision::F32).expect("weight");
+    cuda.writer().wait().expect("copied");
+    assert!(weight.plain().data.read::<f32>(&cuda.device, numbers.len()).expect("read") == numbers);
+}
+
+#[test]
+fn int8_is_an_error_that_names_the_option() {
+    let Some(devices) = devices() else { return };
+    let cuda = devices.open_beside(0).expect("cuda");
+    let weight = HostMatrix { rows: 1, cols: 1, data: HostData::F32(vec![1.0]) };
+    let error = cuda.linear_weight(weight, Precision::Int8).expect_err("no int8").to_string();
+    assert_eq!(error, "weight: int8 is not available on CUDA: leave out `--quantize`, or use `--engine cpu`");
+}
