@@ -13,10 +13,11 @@ use llguidance::panic_utils::catch_unwind;
 use crate::budget::Budget;
 use crate::cache::{Cache, Key};
 use crate::format::{Codec, Format, Step};
+use crate::json_schema::folded_characters_of_lark;
 use crate::lark::{self, Common, is_costly_grammar};
 use crate::limits::{
-    MAX_CACHED_BYTES, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES,
-    MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
+    MAX_CACHED_BYTES, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES, MAX_REGEX_FOLDS,
+    MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
@@ -259,6 +260,12 @@ const TOO_AMBIGUOUS: &str =
 
 /// Rejects what llguidance would compile at an unbounded cost.
 fn check_foreign(lark: &str) -> Result<(), Refusal> {
+    let folds = folded_characters_of_lark(lark);
+    if folds > MAX_REGEX_FOLDS {
+        return Err(Refusal::Grammar(format!(
+            "its case-insensitive classes have {folds} characters; the limit is {MAX_REGEX_FOLDS}"
+        )));
+    }
     if !lark.contains("%json") {
         return Ok(());
     }

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use jsonschema::{Draft, ValidationError, Validator};
+use jsonschema::{Draft, PatternOptions, ValidationError, ValidationOptions, Validator};
 use serde_json::Value;
 
-use crate::json_schema::{PlainPattern, SchemaPattern, compiled_bytes, counting, named, within_budget};
+use crate::json_schema::{PlainPattern, SchemaPattern, backtracks, compiled_bytes, counting, named, within_budget};
 use crate::limits::{
-    MAX_JUDGED_PATTERNS_BYTES, MAX_JUDGED_REGEX_WORK, MAX_QUICK_JUDGEMENT_BYTES, MAX_QUICK_REGEX_WORK,
+    MAX_BACKTRACKS, MAX_JUDGED_PATTERNS_BYTES, MAX_JUDGED_REGEX_WORK, MAX_QUICK_JUDGEMENT_BYTES, MAX_QUICK_REGEX_WORK,
 };
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 
@@ -48,9 +48,9 @@ impl Lazy {
 
     /// Whether validating this many bytes takes less than a millisecond.
     fn is_quick(&self, bytes: usize) -> bool {
-        let PatternBytes { texts, names } = self.pattern_bytes();
-        let few_states = (texts + names).saturating_mul(bytes as u64) <= MAX_QUICK_REGEX_WORK;
-        bytes <= MAX_QUICK_JUDGEMENT_BYTES && few_states && self.validator.get().is_some()
+        let PatternBytes { texts, names, backtrack } = self.pattern_bytes();
+        let few_states = (texts + names).saturating_mul(bytes as u64) <= MAX_QUICK_REGEX_WORK as u64;
+        bytes <= MAX_QUICK_JUDGEMENT_BYTES && few_states && !backtrack && self.validator.get().is_some()
     }
 
     fn pattern_bytes(&self) -> PatternBytes {
@@ -71,7 +71,10 @@ impl Lazy {
     }
 
     fn check(&self, instance: &Value) -> Result<(), Violation> {
-        match self.affordable(bytes_of_names(instance)).map(|v| within_budget(|| v.validate(instance))) {
+        match self
+            .affordable(bytes_of_names(instance))
+            .map(|v| within_budget(MAX_JUDGED_REGEX_WORK, || v.validate(instance)))
+        {
             Some(Some(Err(e))) => Err(violation(&e)),
             _ => Ok(()),
         }
@@ -109,13 +112,17 @@ fn violation(error: &ValidationError<'_>) -> Violation {
     Violation { path: error.instance_path().to_string(), message: error.to_string() }
 }
 
+/// Options of validators whose patterns take bounded time.
+fn options() -> ValidationOptions<'static> {
+    jsonschema::options()
+        .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
+        .with_keyword("pattern", |_, pattern, _| SchemaPattern::keyword(pattern))
+}
+
 fn build(schema: &Value) -> Result<Validator, String> {
     let draft = named(schema).unwrap_or(Draft::Draft202012);
-    let options = jsonschema::options().with_draft(draft).should_validate_formats(true);
-    options
-        .with_keyword("pattern", |_, pattern, _| SchemaPattern::keyword(pattern))
-        .build(&counting(schema))
-        .map_err(|e| format!("at {}: {e}", e.instance_path()))
+    let options = options().with_draft(draft).should_validate_formats(true);
+    options.build(&counting(schema)).map_err(|e| format!("at {}: {e}", e.instance_path()))
 }
 
 /// Without the patterns that the validator cannot compile at a bounded cost: one of them must not leave everything else
@@ -161,9 +168,20 @@ impl Affordable {
     }
 }
 
-/// Whether all patterns of a schema may be compiled.
-pub(crate) fn is_affordable(schema: &Value) -> bool {
-    Affordable::default().keeps_all(schema)
+/// A validator for a part of a schema, without formats.
+#[derive(Debug)]
+pub(crate) struct PartValidator(Validator);
+
+impl PartValidator {
+    /// None: it cannot be compiled, or its patterns cost too much.
+    pub fn new(schema: &Value) -> Option<Self> {
+        let affordable = Affordable::default().keeps_all(schema);
+        affordable.then(|| options().with_draft(Draft::Draft202012).build(schema).ok().map(Self)).flatten()
+    }
+
+    pub fn is_valid(&self, instance: &Value) -> bool {
+        is_valid(&self.0, instance)
+    }
 }
 
 /// What a pattern of a schema is for.
@@ -225,6 +243,8 @@ fn drop_patterns(schema: &mut Value, keeps: &mut impl FnMut(PatternOf, &str) -> 
 struct PatternBytes {
     texts: u64,
     names: u64,
+    /// Some have lookaround or back references.
+    backtrack: bool,
 }
 
 impl PatternBytes {
@@ -235,6 +255,7 @@ impl PatternBytes {
                 PatternOf::Texts => &mut all.texts,
                 PatternOf::Names => &mut all.names,
             };
+            all.backtrack |= backtracks(pattern);
             // Far below the largest number, so that sums of these sums do not overflow.
             *sum = sum.saturating_add(compiled_bytes(pattern)).min(u64::MAX >> 1);
         });
@@ -254,13 +275,17 @@ fn bytes_of_names(instance: &Value) -> usize {
 /// The values that satisfy the schema, as far as the validator can tell.
 pub(crate) fn accepted(schema: &Value, mut values: Vec<Value>) -> Vec<Value> {
     if let Ok(validator) = build_leniently(schema) {
-        values.retain(|value| is_valid(&validator, value));
+        let accepted = || values.iter().map(|value| validator.is_valid(value)).collect::<Vec<_>>();
+        if let Some(accepted) = within_budget(MAX_QUICK_REGEX_WORK, accepted) {
+            let mut accepted = accepted.into_iter();
+            values.retain(|_| accepted.next().unwrap_or(true));
+        }
     }
     values
 }
 
 fn is_valid(validator: &Validator, instance: &Value) -> bool {
-    within_budget(|| validator.is_valid(instance)).unwrap_or(true)
+    within_budget(MAX_QUICK_REGEX_WORK, || validator.is_valid(instance)).unwrap_or(true)
 }
 
 /// Whether the instance satisfies the schema, as far as the validator can tell.
@@ -281,7 +306,7 @@ impl Members {
         let within =
             |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         let fails = || validator.iter_errors(&instance).any(|error| within(error.instance_path().as_str()));
-        within_budget(fails) != Some(true)
+        within_budget(MAX_QUICK_REGEX_WORK, fails) != Some(true)
     }
 }
 
@@ -348,7 +373,9 @@ impl Validators {
             Some(Whole::OneOf(all)) if !all.iter().any(|one| one == text) => {
                 Err(of_all("is not one of the choices".into()))
             }
-            Some(Whole::Matching(pattern)) if within_budget(|| pattern.matches(text)) == Some(false) => {
+            Some(Whole::Matching(pattern))
+                if within_budget(MAX_JUDGED_REGEX_WORK, || pattern.matches(text)) == Some(false) =>
+            {
                 Err(of_all("does not match the regular expression".into()))
             }
             Some(_) | None => Ok(()),

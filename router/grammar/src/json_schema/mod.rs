@@ -2,6 +2,7 @@
 //! patterns of names. It neither compiles schemas nor validates values.
 
 mod argument_types;
+mod case_folding;
 mod draft;
 mod keywords;
 mod names;
@@ -13,6 +14,7 @@ mod subschemas;
 use serde_json::{Map, Value};
 
 pub(crate) use argument_types::{Types, declared, declares};
+pub(crate) use case_folding::{folded_characters, folded_characters_of_lark};
 pub(crate) use draft::{counting, named};
 pub(crate) use keywords::{
     TYPES, count, each, is_annotation, is_type, modern, percent_decoded, size, size_of_map, types,
@@ -20,7 +22,7 @@ pub(crate) use keywords::{
 pub(crate) use names::{matches, steps};
 pub(crate) use pattern::{PlainPattern, SchemaPattern, within_budget};
 pub(crate) use refs::{local, mentions};
-pub(crate) use regex_size::{compiled_bytes, whole};
+pub(crate) use regex_size::{backtracks, compiled_bytes, whole};
 
 /// A schema that is an object.
 pub(crate) type Schema = Map<String, Value>;

@@ -7,7 +7,9 @@ use std::sync::{Arc, LazyLock};
 use super::pattern::{SchemaPattern, within_budget};
 use super::regex_size::compiled_bytes;
 use crate::cache::Cache;
-use crate::limits::{MAX_CACHED_NAME_PATTERNS_BYTES, MAX_NAME_PATTERN_BYTES, REGEX_BYTES_PER_STEP};
+use crate::limits::{
+    MAX_CACHED_NAME_PATTERNS_BYTES, MAX_NAME_PATTERN_BYTES, MAX_QUICK_REGEX_WORK, REGEX_BYTES_PER_STEP,
+};
 
 struct Compiled {
     cache: Cache<Option<Arc<SchemaPattern>>>,
@@ -32,7 +34,7 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
         COMPILED.cache.keep(key, compiled.clone(), kept);
         compiled
     });
-    compiled.is_some_and(|pattern| within_budget(|| pattern.matches(name)).unwrap_or(false))
+    compiled.is_some_and(|pattern| within_budget(MAX_QUICK_REGEX_WORK, || pattern.matches(name)).unwrap_or(false))
 }
 
 /// Steps of the budget for compiling a pattern, if it is compiled at all.

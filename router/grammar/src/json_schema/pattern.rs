@@ -3,30 +3,36 @@
 
 use std::cell::Cell;
 
-use jsonschema::{Keyword, ValidationError, Validator};
+use jsonschema::error::ValidationErrorKind;
+use jsonschema::{Draft, Keyword, PatternOptions, ValidationError, Validator};
 use regex_automata::hybrid::dfa::DFA;
 use regex_automata::nfa::thompson::{NFA, pikevm::PikeVM};
 use regex_automata::{Anchored, Input};
 use serde_json::{Value, json};
 
+use super::case_folding::folded_characters;
 use super::regex_size::compiled_bytes;
-use crate::limits::{MAX_JUDGED_REGEX_BYTES, MAX_JUDGED_REGEX_WORK};
+use crate::limits::{MAX_BACKTRACKS, MAX_JUDGED_REGEX_BYTES, MAX_REGEX_FOLDS};
+
+/// A step back of the backtracking engine takes about 50 ns.
+const WORK_PER_BACKTRACK: usize = 512;
 
 thread_local! {
-    /// What is left of [`MAX_JUDGED_REGEX_WORK`] in the validation that this thread runs. None: it was exceeded.
+    /// The work that is left to the validation that this thread runs. None: it needs more.
     static BUDGET: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Runs one validation. None: its patterns need more than [`MAX_JUDGED_REGEX_WORK`], so the result is unknown.
-pub fn within_budget<T>(validate: impl FnOnce() -> T) -> Option<T> {
-    BUDGET.set(Some(MAX_JUDGED_REGEX_WORK));
+/// Runs one validation. None: its patterns need more than this work, so the result is unknown. The unit is that of
+/// [`MAX_JUDGED_REGEX_WORK`](crate::limits::MAX_JUDGED_REGEX_WORK).
+pub fn within_budget<T>(work: usize, validate: impl FnOnce() -> T) -> Option<T> {
+    BUDGET.set(Some(work));
     let result = validate();
     BUDGET.get().map(|_| result)
 }
 
-/// Takes the work of matching a text state by state from the budget. False: it is exceeded.
-fn pay(pattern_bytes: usize, text: &str) -> bool {
-    let left = BUDGET.get().and_then(|left| left.checked_sub(pattern_bytes.saturating_mul(text.len())));
+/// Takes work from the budget. False: it is exceeded.
+fn pay(work: usize) -> bool {
+    let left = BUDGET.get().and_then(|left| left.checked_sub(work));
     BUDGET.set(left);
     left.is_some()
 }
@@ -56,6 +62,9 @@ impl PlainPattern {
     }
 
     fn new(regex: &str, anchored: Anchored) -> Self {
+        if folded_characters(regex, false) > MAX_REGEX_FOLDS {
+            return Self(None);
+        }
         let limited = NFA::config().nfa_size_limit(Some(MAX_JUDGED_REGEX_BYTES));
         // The automaton gives up, instead of building a state for each byte at a cost of its size.
         let bounded = DFA::config()
@@ -80,7 +89,10 @@ impl PlainPattern {
         let found = automaton.as_ref().and_then(|dfa| dfa.try_search_fwd(&mut dfa.create_cache(), &input).ok());
         match found {
             Some(end) => end.is_some(),
-            None => !pay(self.bytes(), text) || state_by_state.is_match(&mut state_by_state.create_cache(), input),
+            None => {
+                !pay(self.bytes().saturating_mul(text.len()))
+                    || state_by_state.is_match(&mut state_by_state.create_cache(), input)
+            }
         }
     }
 }
@@ -109,7 +121,10 @@ impl SchemaPattern {
             Some(plain) if plain.0.is_some() => Engine::Plain(plain),
             _ => Engine::Library {
                 bytes: usize::try_from(compiled_bytes(text)).unwrap_or(usize::MAX),
-                validator: jsonschema::draft202012::new(&json!({ "pattern": text }))
+                validator: jsonschema::options()
+                    .with_draft(Draft::Draft202012)
+                    .with_pattern_options(PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
+                    .build(&json!({ "pattern": text }))
                     .map(Box::new)
                     .map_err(|error| error.to_string())?,
             },
@@ -130,7 +145,23 @@ impl SchemaPattern {
     pub fn matches(&self, text: &str) -> bool {
         match &self.engine {
             Engine::Plain(pattern) => pattern.matches(text),
-            Engine::Library { bytes, validator } => !pay(*bytes, text) || validator.is_valid(&text.into()),
+            Engine::Library { bytes, validator } => {
+                // One pass over the text, and the most that it backtracks.
+                let work = bytes.saturating_mul(text.len()).saturating_add(MAX_BACKTRACKS * WORK_PER_BACKTRACK);
+                if !pay(work) {
+                    return true;
+                }
+                let text = text.into();
+                let limited = |error: &ValidationError<'_>| {
+                    matches!(error.kind(), ValidationErrorKind::BacktrackLimitExceeded { .. })
+                };
+                match validator.validate(&text) {
+                    Ok(()) => true,
+                    // More than this budget: the result is unknown.
+                    Err(error) if limited(&error) => !pay(usize::MAX),
+                    Err(_) => false,
+                }
+            }
         }
     }
 }

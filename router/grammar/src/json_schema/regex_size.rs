@@ -3,21 +3,35 @@
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Class, Hir, HirKind, Repetition};
 
+use super::case_folding::folded_characters;
+use crate::limits::MAX_PATTERN_FOLDS;
+
 /// A regular expression of whole texts. None: it is invalid.
 pub(crate) fn whole(regex: &str) -> Option<Hir> {
     ParserBuilder::new().unicode(true).utf8(true).build().parse(regex).ok()
 }
 
-/// About how many bytes a pattern takes once it is compiled, told without compiling it.
+/// About how many bytes a pattern takes once it is compiled, told without compiling it. One that costs too much to read
+/// is infinitely large.
 pub(crate) fn compiled_bytes(pattern: &str) -> u64 {
     /// Of one state of the automaton.
     const STATE: u64 = 32;
-    let states = match jsonschema_regex::to_rust_regex(pattern).ok().and_then(|regex| whole(&regex)) {
+    let regex = jsonschema_regex::to_rust_regex(pattern).unwrap_or(pattern.into());
+    if folded_characters(&regex, false) > MAX_PATTERN_FOLDS {
+        return u64::MAX;
+    }
+    let states = match whole(&regex) {
         Some(hir) => states(&hir),
         // Lookaround and back references: by its letters and counts.
         None => (pattern.len() as u64).saturating_mul(counts(pattern)),
     };
     states.saturating_mul(STATE)
+}
+
+/// Whether a pattern has lookaround or back references. Also true of one that is invalid, or costs too much to read.
+pub(crate) fn backtracks(pattern: &str) -> bool {
+    let regex = jsonschema_regex::to_rust_regex(pattern).unwrap_or(pattern.into());
+    folded_characters(&regex, false) > MAX_PATTERN_FOLDS || whole(&regex).is_none()
 }
 
 fn states(hir: &Hir) -> u64 {

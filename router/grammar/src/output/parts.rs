@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-use crate::json_schema::local;
+use crate::budget::Budget;
+use crate::json_schema::{folded_characters, local};
 use crate::lark::{blanks, layout, literal, some_blanks};
-use crate::limits::{MAX_CLIENT_GRAMMAR_BYTES, MAX_SHORTEST_MATCH};
+use crate::limits::{FOLDS_PER_STEP, MAX_CLIENT_GRAMMAR_BYTES, MAX_REGEX_FOLDS, MAX_SHORTEST_MATCH};
 use crate::rules::RuleError;
 use crate::schema::{Compiler, Dialect, Work};
 
@@ -17,8 +18,15 @@ pub(super) fn sized(field: &str, text: &str) -> Result<(), RuleError> {
     Ok(())
 }
 
-/// Rejects an expression whose shortest match is too long.
-pub(super) fn not_too_long(field: &str, regex: &str) -> Result<(), RuleError> {
+/// Rejects an expression that costs too much to read, or whose shortest match is too long.
+pub(super) fn check_regex(field: &str, regex: &str, budget: &mut Budget) -> Result<(), RuleError> {
+    let folds = folded_characters(regex, false);
+    if folds > MAX_REGEX_FOLDS {
+        let what = "the number of characters in its case-insensitive classes";
+        let found = usize::try_from(folds).unwrap_or(usize::MAX);
+        return Err(RuleError::TooLarge { field: field.into(), what, found, limit: MAX_REGEX_FOLDS as usize });
+    }
+    budget.spend(folds / FOLDS_PER_STEP)?;
     // An expression that this parser rejects is left to llguidance.
     let shortest = regex_syntax::parse(regex).ok().and_then(|hir| hir.properties().minimum_len()).unwrap_or_default();
     if shortest > MAX_SHORTEST_MATCH {

@@ -1,7 +1,7 @@
 //! Writes the grammar of `response_format` and `structured_outputs`.
 
 use super::marker::Marking;
-use super::parts::{json, not_too_long, sized};
+use super::parts::{check_regex, json, sized};
 use super::tags;
 use crate::lark::literal;
 use crate::rules::{Response, RuleError};
@@ -17,7 +17,7 @@ pub(super) fn write(work: &mut Work<'_>, response: &Response, marking: &Marking<
         Response::JsonSchema { schema, .. } => json(work, schema, "response_format.json_schema.schema")?,
         Response::Regex(regex) => {
             sized("structured_outputs.regex", regex)?;
-            not_too_long("structured_outputs.regex", regex)?;
+            check_regex("structured_outputs.regex", regex, work.budget)?;
             let regex = llguidance::regex_to_lark(regex, "");
             work.writer.regex(&regex)
         }

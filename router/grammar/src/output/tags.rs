@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::call::{CallError, Caller};
 use super::marker::{Marking, Missing, join};
-use super::parts::{json, json_before, not_too_long, sized};
+use super::parts::{check_regex, json, json_before, sized};
 use crate::by_name;
 use crate::lark::{escape, literal};
 use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
@@ -194,7 +194,7 @@ impl Tags<'_, '_, '_> {
             "regex" => {
                 self.none(node, path, "excludes")?;
                 let pattern = string(node, path, "pattern")?;
-                not_too_long(&format!("{path}.pattern"), pattern)?;
+                check_regex(&format!("{path}.pattern"), pattern, self.work.budget)?;
                 let pattern = llguidance::regex_to_lark(pattern, "");
                 match until {
                     // One lexeme: the text might continue with the first letter of its end.

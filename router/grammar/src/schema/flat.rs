@@ -1,6 +1,5 @@
 //! Removes combinators from schemas: resolves references, merges `allOf`, expands `anyOf` and `oneOf`.
 
-use jsonschema::Validator;
 use serde_json::{Value, json};
 
 use super::constants::excludes_constants;
@@ -8,19 +7,19 @@ use super::{Compiler, Schema};
 use crate::json_schema::{modern, percent_decoded, size, size_of_map};
 use crate::limits::MAX_SCHEMA_WAYS;
 use crate::rules::RuleError;
-use crate::validate::is_affordable;
+use crate::validate::PartValidator;
 
 impl<'s> Compiler<'s, '_, '_> {
     /// A validator for a part of the schema. None: it refers to definitions that are not available, or its patterns
     /// cost too much.
-    pub(super) fn judge(&self, part: &Value) -> Option<Validator> {
+    pub(super) fn part_validator(&self, part: &Value) -> Option<PartValidator> {
         let mut whole = json!({"allOf": [part]});
         for shared in ["$defs", "definitions"] {
             if let Some(definitions) = self.root.get(shared) {
                 whole[shared] = definitions.clone();
             }
         }
-        is_affordable(&whole).then(|| jsonschema::draft202012::new(&whole).ok()).flatten()
+        PartValidator::new(&whole)
     }
 
     /// The target of a reference, with its path.

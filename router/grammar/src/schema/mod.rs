@@ -260,8 +260,8 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
                 .map(|(k, v)| (k.clone(), v.clone()))
                 .collect();
             if mentions(&Value::Object(rest.clone()), &["$ref"]) {
-                match self.judge(&Value::Object(rest)) {
-                    Some(judge) => values.retain(|value| judge.is_valid(value)),
+                match self.part_validator(&Value::Object(rest)) {
+                    Some(part) => values.retain(|value| part.is_valid(value)),
                     None => self.relax(path, "enum"),
                 }
             }

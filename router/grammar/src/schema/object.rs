@@ -72,7 +72,7 @@ impl Compiler<'_, '_, '_> {
                 MAX_COMPILE_WORK as usize,
             ));
         }
-        let allowed = flat.get("propertyNames").map(|names| self.judge(names));
+        let allowed = flat.get("propertyNames").map(|names| self.part_validator(names));
         if matches!(allowed, Some(None)) {
             self.relax(path, "propertyNames");
         }

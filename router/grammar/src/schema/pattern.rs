@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, Repetition};
 
+use crate::json_schema::folded_characters;
 pub(super) use crate::json_schema::whole;
+use crate::limits::MAX_PATTERN_FOLDS;
 
 /// Limit of expanded placements of a pattern's anchors.
 const MAX_WAYS: usize = 64;
@@ -42,10 +44,15 @@ fn any_character() -> Hir {
     Hir::class(Class::Unicode(ClassUnicode::new([ClassUnicodeRange::new('\0', char::MAX)])))
 }
 
-/// The texts in which a pattern matches. None: it is not regular (lookaround, back references), or invalid.
+/// The texts in which a pattern matches. None: it is not regular (lookaround, back references),
+/// invalid, or costs too much to read.
 pub(super) fn found_in(pattern: &str, reading: Reading) -> Option<Hir> {
     let pattern = with_blanks_spelled(pattern, reading)?;
-    let hir = whole(&jsonschema_regex::to_rust_regex(&pattern).ok()?)?;
+    let regex = jsonschema_regex::to_rust_regex(&pattern).ok()?;
+    if folded_characters(&regex, false) > MAX_PATTERN_FOLDS {
+        return None;
+    }
+    let hir = whole(&regex)?;
     let all = ways(&hir)?;
     let rest = |anchored: bool| if anchored { Hir::empty() } else { of_length(0, None) };
     Some(Hir::alternation(

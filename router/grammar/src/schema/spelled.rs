@@ -176,6 +176,11 @@ fn hex(ranges: &[(u32, u32)], digits: u32) -> String {
         return String::new();
     }
     let size = 1_u32 << (4 * (digits - 1));
+    // Every number: one alternative, found without looking at each of them.
+    if ranges.iter().any(|&(low, high)| low == 0 && high == 16 * size - 1) {
+        let all: Vec<u32> = (0..16).collect();
+        return format!("{}{}", digit_class(&all), hex(&[(0, size - 1)], digits - 1));
+    }
     // First digits with the same rest are grouped.
     let mut firsts: Vec<(String, Vec<u32>)> = Vec::new();
     for digit in 0..16 {
@@ -207,3 +212,6 @@ fn digit_class(digits: &[u32]) -> String {
     bracketed(&ClassUnicode::new(digits.iter().flat_map(cases)), &mut out);
     out
 }
+
+#[cfg(test)]
+mod tests;

@@ -125,3 +125,19 @@ fn patterns_of_names_are_left_out_where_they_cost_too_much() {
     assert_eq!(validator.check(&json!({&long: 1, "n": 1})), Ok(()));
     assert!(validator.check(&json!({&long: 1, "m": 1})).is_err());
 }
+
+#[test]
+fn patterns_that_backtrack_are_judged_within_bounds() {
+    let validator = Lazy::new(json!({"type": "array", "items": {"pattern": r"^(?=.*\d)(?!.*x).{2,}$"}}));
+    assert_eq!(validator.check(&json!(["a1", "1b"])), Ok(()));
+    assert!(validator.check(&json!(["a1", "x1"])).is_err());
+    assert!(validator.check(&json!(["ab"])).is_err());
+    assert!(!validator.is_quick(10));
+    // Each of these takes an exponential number of steps back; the result is unknown, and known soon.
+    let costly = Lazy::new(json!({"type": "array", "items": {"pattern": r"^(a|a)*\1b"}}));
+    let text = format!("{}!", "a".repeat(40));
+    let cpu = std::time::Instant::now();
+    assert_eq!(costly.check(&json!(vec![text.as_str(); 2000])), Ok(()));
+    assert_eq!(accepted(&json!({"pattern": r"^(a|a)*\1b"}), vec![json!(text); 2000]).len(), 2000);
+    assert!(cpu.elapsed() < std::time::Duration::from_secs(5), "{:?}", cpu.elapsed());
+}

@@ -128,3 +128,32 @@ fn expressions_without_a_short_match_are_rejected() {
         assert!(compiled(Response::Regex("[0-9]{64}".into())).is_ok());
     }
 }
+
+#[test]
+fn case_insensitive_classes_cost_a_bounded_time() {
+    let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
+    let wide = r"[\s\S]".repeat(5_000);
+    let schema = |pattern: &str| {
+        serde_json::json!({"type": "object", "properties": {"a": {"pattern": pattern}},
+        "patternProperties": {pattern: {"type": "integer"}}})
+    };
+    let compiled = |response| {
+        let rules = Rules { response: Some(response), parallel: true, ..Rules::default() };
+        let compiled = bench.grammars.compile_within(&rules, &mut Budget::default());
+        compiled.map(|compiled| compiled.relaxations().len()).map_err(|error| error.to_string())
+    };
+    let tag = serde_json::json!({"format": {"type": "regex", "pattern": format!("(?i){wide}")}});
+    for response in [
+        Response::Regex(format!("(?i){wide}")),
+        Response::Lark(format!("start: /{wide}/i")),
+        Response::Lark(format!("start: /(?i){wide}/")),
+        Response::StructuralTag(tag),
+    ] {
+        let error = compiled(response).expect_err("it costs too much");
+        assert!(error.contains("case-insensitive classes"), "{error}");
+    }
+    let json = |pattern: &str| Response::JsonSchema { schema: schema(pattern), strict: false };
+    assert!(compiled(json(&format!("(?i){wide}"))).is_ok_and(|relaxed| relaxed > 0));
+    assert_eq!(compiled(json("(?i)^[a-z]+$")), Ok(0));
+    assert_eq!(compiled(Response::Regex(r"(?i)[\s\S]{0,20}yes".into())), Ok(0));
+}
