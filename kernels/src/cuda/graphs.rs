@@ -1,4 +1,4 @@
-//! Recorded decode steps: a step of a shape runs as it is the first time, is recorded the second time, and is repeated
+//! Recorded decode steps. A step of a shape runs eagerly the first time, is recorded the second time, and is repeated
 //! from then on. It does not know what is recorded.
 
 use std::collections::HashMap;

@@ -65,10 +65,10 @@ pub const MAX_JUDGED_REGEX_BYTES: usize = 16 << 20;
 pub const MAX_JUDGED_REGEX_WORK: usize = 1 << 30;
 /// The same of a validation that may run on an async thread, and of values and names within a schema: about 1 ms.
 pub const MAX_QUICK_REGEX_WORK: usize = 10 << 20;
-/// Steps that a pattern with lookaround or back references takes back in one text.
+/// Steps that the engine for patterns with lookaround or back references backtracks in one text.
 pub const MAX_BACKTRACKS: usize = 2_000;
-/// Characters in the classes of a client's case-insensitive regular expression or grammar. Reading them takes 5 ns each,
-/// several times.
+/// Characters in the classes of a client's case-insensitive regular expression or grammar. Reading them takes 5 ns
+/// each, several times.
 pub const MAX_REGEX_FOLDS: u64 = 8_000_000;
 /// The same of a pattern in a schema, which may have many patterns.
 pub const MAX_PATTERN_FOLDS: u64 = 20_000;
