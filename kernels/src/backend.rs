@@ -309,6 +309,10 @@ pub trait Backend: Sized + Send + 'static {
         width_v: usize,
         precision: Precision,
     ) -> Result<Self::Cache>;
+    /// Steps will stash to slots below `slots` only, of which a device can make room for all now.
+    fn open_stash(&mut self, _slots: usize) -> Result<()> {
+        Ok(())
+    }
     fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Self::Tensor;
     fn to_host(&self, x: &Self::Tensor) -> Vec<f32>;
 

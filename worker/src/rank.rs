@@ -14,7 +14,7 @@ use rein_control_plane::epoch::number;
 use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
 use rein_kernels::collective::{self, Collective};
 use rein_kernels::{Devices, Result as KernelResult};
-use rein_proto::internal::{After, Step, StepResult};
+use rein_proto::internal::{After, Row, Step, StepResult};
 
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
@@ -116,6 +116,7 @@ pub struct ModelLoader {
 /// The ranks of a group in this process, loaded and linked.
 pub struct Seated {
     pub plan: KvPlan,
+    stashes: usize,
     weights: WeightMemory,
     // Dropped before the ranks are joined: the leader's thread ends with it.
     leader: Option<Leader>,
@@ -271,6 +272,7 @@ impl ModelLoader {
                 placement: placement.clone(),
                 rank: rank.rank,
                 plan: plan.clone(),
+                stashes: self.options.max_sequences,
                 inbox,
                 report: report.clone(),
                 leads: (rank.rank == 0).then(|| desk.clone()),
@@ -310,14 +312,15 @@ impl ModelLoader {
             ranks: size,
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
-        Ok(Seated { plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts })
+        let stashes = self.options.max_sequences;
+        Ok(Seated { stashes, plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts })
     }
 }
 
 impl Seated {
     /// The executor, if the leader is in this process. Dropping it ends the group.
     pub fn executor(self) -> Option<RankGroup> {
-        let Seated { plan, weights, ranks, leader, shape, epoch, layouts } = self;
+        let Seated { plan, stashes, weights, ranks, leader, shape, epoch, layouts } = self;
         let wanted = layouts.wanted.clone();
         leader.map(|leader| RankGroup {
             shape,
@@ -328,6 +331,7 @@ impl Seated {
             leader,
             _ranks: ranks,
             tables: BlockTables::default(),
+            stashes,
             stashed: HashSet::new(),
             lost: None,
         })
@@ -365,8 +369,9 @@ pub struct RankGroup {
     _ranks: Ranks,
     /// The block tables that the ranks hold.
     tables: BlockTables,
-    /// Sequences whose logits the leader holds.
+    /// Sequences whose logits the leader holds, at most `stashes`.
     stashed: HashSet<u64>,
+    stashes: usize,
     lost: Option<String>,
 }
 
@@ -407,7 +412,14 @@ impl RankGroup {
                 return Err(format!("sequence {}: no stashed logits to draw from", row.seq));
             }
         }
-        Ok(())
+        let kept = self.stashed.iter().filter(|seq| !step.dropped.contains(seq)).count();
+        let stashing = |row: &&Row| row.after() == After::Stash && !self.stashed.contains(&row.seq);
+        match kept + step.rows.iter().filter(stashing).count() {
+            stashes if stashes > self.stashes => {
+                Err(format!("{stashes} sequences would have stashed logits; the limit is {}", self.stashes))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn run(&mut self, step: &Step) -> Result<StepResult, String> {

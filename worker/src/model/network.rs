@@ -157,9 +157,10 @@ impl<B: Backend> Network<B> {
         self.backend.expert_counts(&self.spec.shape().experts)
     }
 
-    /// Creates an empty KV cache.
-    pub fn open_caches(&mut self, blocks: usize, block_size: usize) -> KernelResult<()> {
+    /// Creates an empty KV cache, and room for the logits of `stashes` sequences.
+    pub fn open_caches(&mut self, blocks: usize, block_size: usize, stashes: usize) -> KernelResult<()> {
         self.caches.clear();
+        self.backend.open_stash(stashes)?;
         let kv_heads = self.rank().kv_heads.len();
         for layer in &self.spec.layers {
             let (width_k, width_v) = layer.attention.cache_widths(kv_heads);

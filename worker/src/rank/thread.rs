@@ -46,6 +46,8 @@ pub struct RankJob<D: Devices> {
     pub placement: Arc<Placement>,
     pub rank: usize,
     pub plan: KvPlan,
+    /// Sequences whose logits are stashed at the same time.
+    pub stashes: usize,
     pub inbox: Arc<LayoutInbox<D::Backend>>,
     pub report: Sender<RankReport>,
     /// None: this rank follows.
@@ -95,7 +97,7 @@ impl<D: Devices> RankJob<D> {
             desk.counts.get_or_init(|| network.expert_counts());
         }
         let blocks = least(network.backend().control(), self.plan.blocks)?;
-        network.open_caches(blocks, self.plan.block_size)?;
+        network.open_caches(blocks, self.plan.block_size, self.stashes)?;
         Ok((network, blocks))
     }
 

@@ -64,6 +64,28 @@ fn a_held_row_draws_the_same_token_later() {
 }
 
 #[test]
+fn no_more_logits_are_stashed_than_sequences_run() {
+    let fixture = fixture("qwen3");
+    let prompt = &fixture.reference.greedy_prompt[..3];
+    let mut group = load(&fixture.dir, &ModelOptions { max_sequences: 2, ..f32_options() });
+    let stash = |seq: u64| row(seq, prompt, 0, &[seq as u32], After::Stash);
+    run(&mut group, vec![stash(1), stash(2)]);
+    run(&mut group, vec![stash(2)]);
+    let step =
+        |rows: Vec<Row>, dropped: &[u64]| Step { epoch: 1, id: 1, rows, dropped: dropped.to_vec(), ..Step::default() };
+    match group.execute(&step(vec![stash(3)], &[])) {
+        Err(ExecutorError::Step(what)) => {
+            assert!(what.contains("3 sequences") && what.contains("limit is 2"), "{what}")
+        }
+        other => panic!("a third stash: {other:?}"),
+    }
+    group.execute(&step(vec![stash(3)], &[1])).expect("one was dropped");
+    // A row with tokens replaces the stash.
+    run(&mut group, vec![row(2, prompt, 0, &[2], After::Nothing)]);
+    run(&mut group, vec![stash(1)]);
+}
+
+#[test]
 fn a_draw_obeys_mask_and_bans_and_reports_the_models_logprobs() {
     let fixture = fixture("qwen3");
     let vocab = fixture.config["vocab_size"].as_u64().expect("vocabulary") as usize;
