@@ -121,14 +121,14 @@ fn products(cpu: &Cpu) {
     }
 }
 
-/// Draws from a vocabulary of the size of Kimi K2's, with a product so small that the draws take most of the time. One
-/// thread and all threads take turns.
+/// Draws from a vocabulary of the size of Kimi K2's, with a product so small that the draws take most of the time. The
+/// logits are spread as a model's (standard deviation 3.5). One thread and all threads take turns.
 fn draws(cpu: &mut Cpu) {
     const ENTRIES: usize = 163_840;
     let (mut rng, hidden) = (Numbers(3), 32);
     let (norm, weight) = (vec![1.0; hidden], rng.matrix(ENTRIES, hidden));
     let weight = cpu.linear_weight(weight, Precision::Bf16).expect("memory");
-    let head = Head { norm: &norm, eps: 1e-6, weight: &weight, scale: 1.0 };
+    let head = Head { norm: &norm, eps: 1e-6, weight: &weight, scale: 4.0 };
     let mut alone = Cpu::new(1, Box::new(group(1).remove(0)));
     for (name, sample) in [
         ("greedy", SampleSpec { temperature: 0.0, ..SampleSpec::default() }),

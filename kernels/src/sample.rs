@@ -77,9 +77,27 @@ fn uniform(seed: u64, position: u32, masked: bool) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Best first: larger logit, then lower id. The candidates have no NaN.
-fn order(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+/// A token with its logit, which is no NaN, as one number. The order is best first: larger logit, then lower id.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate(u64);
+
+impl Candidate {
+    /// -0 counts as 0.
+    fn new(id: usize, logit: f32) -> Self {
+        let bits = (logit + 0.0).to_bits();
+        // As unsigned numbers, these are in the order of the logits.
+        let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+        Candidate(u64::from(!ascending) << 32 | id as u64)
+    }
+
+    fn id(self) -> u32 {
+        self.0 as u32
+    }
+
+    fn logit(self) -> f32 {
+        let ascending = !((self.0 >> 32) as u32);
+        f32::from_bits(if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending })
+    }
 }
 
 /// Draws a token; `logits` are modified. None: no token is allowed.
@@ -95,52 +113,50 @@ pub fn sample(logits: &mut [f32], spec: &SampleSpec) -> Option<u32> {
     let weight =
         |logit: f32| if logit == top { 1.0 } else { ((f64::from(logit) - f64::from(top)) / temperature).exp() };
     let usable = |logit: f32| !logit.is_nan() && logit > f32::NEG_INFINITY;
-    let mut kept: Vec<(u32, f32)> =
-        logits.iter().enumerate().filter(|(_, l)| usable(**l)).map(|(i, l)| (i as u32, *l)).collect();
-    // -0 and 0 are equal, and of equal values the lower id comes first.
-    kept.iter_mut().for_each(|k| k.1 += 0.0);
+    let mut kept: Vec<Candidate> =
+        logits.iter().enumerate().filter(|(_, l)| usable(**l)).map(|(i, l)| Candidate::new(i, *l)).collect();
 
     if spec.top_k > 0 && spec.top_k < kept.len() {
-        kept.select_nth_unstable_by(spec.top_k - 1, order);
+        kept.select_nth_unstable(spec.top_k - 1);
         kept.truncate(spec.top_k);
     }
     if spec.top_p < 1.0 {
-        let total: f64 = kept.iter().map(|k| weight(k.1)).sum();
+        let total: f64 = kept.iter().map(|k| weight(k.logit())).sum();
         keep_top_p(&mut kept, f64::from(spec.top_p.max(0.0)) * total, &weight);
     }
     if spec.min_p > 0.0 {
         let least = f64::from(spec.min_p.min(1.0));
-        kept.retain(|k| weight(k.1) >= least);
+        kept.retain(|k| weight(k.logit()) >= least);
     }
     // By id: the result must not depend on the order that the selections above left.
-    kept.sort_unstable_by_key(|k| k.0);
-    let weights: Vec<f64> = kept.iter().map(|k| weight(k.1)).collect();
+    kept.sort_unstable_by_key(|k| k.id());
+    let weights: Vec<f64> = kept.iter().map(|k| weight(k.logit())).collect();
     let total: f64 = weights.iter().sum();
     let target = uniform(spec.seed, spec.position, spec.mask.is_some()) * total;
     let mut reached = 0.0;
-    for (&(id, _), weight) in kept.iter().zip(&weights) {
+    for (candidate, weight) in kept.iter().zip(&weights) {
         reached += weight;
         if reached > target {
-            return Some(id);
+            return Some(candidate.id());
         }
     }
     // Because of rounding the target may be beyond the end.
-    kept.iter().zip(&weights).rev().find(|&(_, &weight)| weight > 0.0).map(|(k, _)| k.0)
+    kept.iter().zip(&weights).rev().find(|&(_, &weight)| weight > 0.0).map(|(candidate, _)| candidate.id())
 }
 
 /// Keeps the best tokens until their weights reach `mass`; at least one.
-fn keep_top_p(kept: &mut Vec<(u32, f32)>, mass: f64, weight: &dyn Fn(f32) -> f64) {
+fn keep_top_p(kept: &mut Vec<Candidate>, mass: f64, weight: &dyn Fn(f32) -> f64) {
     let (mut sorted, mut reached) = (0, 0.0);
     let mut part = 64;
     while sorted < kept.len() {
         // Sorts only as much of the head as needed.
         let end = (sorted + part).min(kept.len());
         if end < kept.len() {
-            kept[sorted..].select_nth_unstable_by(end - sorted - 1, order);
+            kept[sorted..].select_nth_unstable(end - sorted - 1);
         }
-        kept[sorted..end].sort_unstable_by(order);
+        kept[sorted..end].sort_unstable();
         for i in sorted..end {
-            reached += weight(kept[i].1);
+            reached += weight(kept[i].logit());
             if reached >= mass {
                 kept.truncate(i + 1);
                 return;
@@ -221,14 +237,13 @@ pub fn logprobs(logits: &[f32], chosen: u32, top_n: usize) -> Logprob {
     let rank = 1 + logits.iter().enumerate().filter(|&x| ahead(x)).count() as u32;
     let mut top = Vec::new();
     if top_n > 0 {
-        // + 0.0 makes -0 and 0 one value.
-        let mut all: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as u32, clean(l) + 0.0)).collect();
+        let mut all: Vec<Candidate> = logits.iter().enumerate().map(|(i, &l)| Candidate::new(i, clean(l))).collect();
         if top_n < all.len() {
-            all.select_nth_unstable_by(top_n - 1, order);
+            all.select_nth_unstable(top_n - 1);
             all.truncate(top_n);
         }
-        all.sort_unstable_by(order);
-        top = all.into_iter().map(|(id, l)| (id, logprob(l))).collect();
+        all.sort_unstable();
+        top = all.into_iter().map(|candidate| (candidate.id(), logprob(candidate.logit()))).collect();
     }
     Logprob { logprob: logprob(own), rank, top }
 }

@@ -74,18 +74,18 @@ fn filters_keep_what_they_should() {
 fn top_p_over_a_large_vocabulary_is_the_sorted_prefix() {
     let logits: Vec<f32> = (0..5000u32).map(|i| ((i.wrapping_mul(2_654_435_761) >> 8) % 1000) as f32 / 300.0).collect();
     let mut ids: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as u32, l)).collect();
-    ids.sort_by(order);
+    ids.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let p = softmax(&logits, 1.0);
     let (mut mass, mut count) = (0.0, 0);
     while mass < 0.6 {
         mass += p[ids[count].0 as usize];
         count += 1;
     }
-    let mut kept: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as u32, l)).collect();
+    let mut kept: Vec<Candidate> = logits.iter().enumerate().map(|(i, &l)| Candidate::new(i, l)).collect();
     let weight = |l: f32| f64::from(l).exp();
-    let total: f64 = kept.iter().map(|k| weight(k.1)).sum();
+    let total: f64 = logits.iter().map(|l| weight(*l)).sum();
     keep_top_p(&mut kept, 0.6 * total, &weight);
-    assert_eq!(kept, ids[..count]);
+    assert!(kept.iter().map(|k| (k.id(), k.logit())).eq(ids[..count].iter().copied()));
 }
 
 #[test]
@@ -155,4 +155,17 @@ fn logprobs_are_those_of_the_raw_logits() {
     assert_eq!(logprobs(&logits, 3, 0).top, []);
     assert_eq!(logprobs(&logits, 4, 9).logprob, f32::NEG_INFINITY);
     assert_eq!(logprobs(&[f32::NAN], 0, 1).logprob, f32::NEG_INFINITY);
+}
+
+#[test]
+fn candidates_are_ordered_best_first_and_keep_their_logits() {
+    let logits =
+        [f32::INFINITY, f32::MAX, 1.5, f32::MIN_POSITIVE, 1e-45, 0.0, -1e-45, -1.5, f32::MIN, f32::NEG_INFINITY];
+    let candidates: Vec<Candidate> =
+        logits.iter().flat_map(|&l| [(9, l), (70_000, l)]).map(|(i, l)| Candidate::new(i, l)).collect();
+    assert!(candidates.is_sorted());
+    for (candidate, logit) in candidates.iter().step_by(2).zip(logits) {
+        assert_eq!((candidate.id(), candidate.logit().to_bits()), (9, logit.to_bits()));
+    }
+    assert!(Candidate::new(4, -0.0) == Candidate::new(4, 0.0));
 }
