@@ -246,6 +246,64 @@ def burst_case(start):
         server.stop()
 
 
+def beside(server, count, body, probe, **headers):
+    """Sends a body `count` times, and after half a second `probe`. Returns the answer to the probe and its seconds."""
+    server.post(CHAT, SMALL)
+    for i in range(count):
+        threading.Thread(target=lambda i=i: ignoring(lambda: server.post(CHAT, body(i))), daemon=True).start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    try:
+        answer = server.post(CHAT, probe, timeout=60, **headers)[0]
+    except OSError as error:
+        answer = f"nothing ({error})"
+    return f"{answer} after {time.monotonic() - began:.2f} s"
+
+
+def ignoring(work):
+    try:
+        work()
+    except OSError:
+        pass
+
+
+def stop_tokens_case(start):
+    server = start()
+    try:
+        body = {**SMALL, "max_tokens": 1, "structured_outputs": {"grammar": "start: <|im_end|>"}}
+        return "a small request beside 64: " + beside(server, 64, lambda _: body, SMALL)
+    finally:
+        server.stop()
+
+
+def tools(parameters):
+    function = {"name": "f", "parameters": parameters}
+    return {**SMALL, "tools": [{"type": "function", "function": function}]}
+
+
+def costly(i):
+    """Tools whose grammar costs much; a schema of its own for each `i`."""
+    names = {f"^.*{n + 1000 * i}.*$": {"type": "integer"} for n in range(100)}
+    return tools({"type": "object", "patternProperties": names})
+
+
+def schemas_case(start):
+    server = start()
+    try:
+        probe = tools({"type": "object", "properties": {"city": {"type": "string"}}})
+        return "new tools beside six: " + beside(server, 6, costly, probe)
+    finally:
+        server.stop()
+
+
+def deadline_case(start):
+    server = start()
+    try:
+        return "a seventh with 2 s: " + beside(server, 6, costly, costly(6), **{"x-request-timeout": "2"})
+    finally:
+        server.stop()
+
+
 def wrong_key_case(start):
     tls = REPOSITORY / "tests/fixtures/tls"
     with tempfile.TemporaryDirectory() as folder:
@@ -276,7 +334,8 @@ CASES = dict([
     bodies("detokenize", lambda size: repeated(b'{"tokens":[', b"1", b"]}", size), path="/detokenize"),
 ])
 CASES["han"] = small_context(bodies("han", lambda _: han(1_000_000), count=6, size=0)[1])
-CASES["stall"], CASES["burst"], CASES["key"] = stall_case, burst_case, wrong_key_case
+CASES |= {"stall": stall_case, "burst": burst_case, "key": wrong_key_case, "stops": stop_tokens_case,
+          "schemas": schemas_case, "deadline": deadline_case}
 
 
 def main():
