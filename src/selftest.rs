@@ -71,8 +71,9 @@ pub fn run(args: &SelftestArgs) -> Result<ExitCode, Box<dyn Error>> {
 fn execute(section: SelftestSection, driver: &Driver, device: &CudaDevice) -> Section {
     let begin = Instant::now();
     let result = match section {
-        SelftestSection::Device => selftest::device(driver, device),
-        SelftestSection::Ptx => selftest::ptx(device),
+        SelftestSection::Device => selftest::device(driver, device).map_err(|error| error.to_string()),
+        SelftestSection::Ptx => selftest::ptx(device).map_err(|error| error.to_string()),
+        SelftestSection::Ops => selftest::ops(device).map_err(|error| error.to_string()),
     };
     let seconds = begin.elapsed().as_secs_f64();
     match result {
@@ -82,7 +83,7 @@ fn execute(section: SelftestSection, driver: &Driver, device: &CudaDevice) -> Se
             error: None,
             rows: rows.into_iter().map(|Row { name, value, passed }| ReportRow { name, value, passed }).collect(),
         },
-        Err(error) => Section { passed: false, seconds, error: Some(error.to_string()), rows: Vec::new() },
+        Err(error) => Section { passed: false, seconds, error: Some(error), rows: Vec::new() },
     }
 }
 

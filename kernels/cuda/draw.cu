@@ -2,10 +2,9 @@
 // logits to slots, from which later steps draw. Launch draw_tokens before stash_logits: a step's draws may read slots
 // that it then overwrites.
 //
-// `block` holds all that a step draws. It is aligned to 16 bytes and made of 32-bit words: the number of tasks, that of
-// stashes, two words that are 0, the tasks (DrawTask), the stashes (DrawStash), then the lists that the tasks name.
-//
-// logits [rows, vocab] f32 are read alone. A task reads a row of them, or the `vocab` numbers of a slot.
+// `block` holds all that a step draws, as 32-bit words: the number of tasks, that of stashes, the tasks (DrawTask), the
+// stashes (DrawStash), then the lists that the tasks name. logits [rows, vocab] f32 are read alone. slots [any, vocab]
+// f32. A task reads a row of either.
 //
 // draw_tokens: 512 threads; any grid, each block takes every gridDim.x-th task. work: 2 * vocab words for each block.
 //   out: at word `out` of each task, the token (NONE: none is allowed), its logprob (f32), its rank, the number of
@@ -27,23 +26,24 @@ struct DrawList {
 };
 
 struct DrawTask {
-  const float *slot;  // Null: row `row` of the logits.
-  uint64_t seed;
-  uint32_t row, token, position, top_k;  // token: NONE: it is drawn; otherwise its logprob is wanted alone.
+  uint32_t row, slot;   // slot: NONE: a row of the logits.
+  uint32_t token;       // NONE: it is drawn; otherwise its logprob is wanted alone.
+  uint32_t top, out;    // The number of alternatives, NONE: no logprobs. The first word of the result.
+  uint32_t seed[2];     // The lower half, then the upper one.
+  uint32_t position, top_k;
   float temperature, top_p, min_p, repetition, presence, frequency;
   DrawList prompt, generated, bias, banned;  // bias: pairs of id and f32.
   DrawList mask;                             // `length` bytes; at 0: all tokens are allowed.
-  uint32_t top, out;                         // The number of alternatives, NONE: no logprobs.
 };
 
 struct DrawStash {
-  float *slot;
-  uint32_t row, unused;
+  uint32_t row, slot;
 };
 
 struct DrawArgs {
   const uint32_t *block;
   const float *logits;
+  float *slots;
   void *work;
   uint32_t *out;
   int vocab;
@@ -314,7 +314,7 @@ DEVICE uint32_t sample(const DrawTask &task, const float *logits, int n, Scratch
     return own >= least ? own : 0.0;
   };
   double total = row.sum(value);
-  return row.find(value, uniform(task.seed, task.position, task.mask.at) * total);
+  return row.find(value, uniform(uint64_t(task.seed[1]) << 32 | task.seed[0], task.position, task.mask.at) * total);
 }
 
 // Writes the logprob of `token` and of the `wanted` best tokens. `found` has room for `wanted` ids.
@@ -356,14 +356,15 @@ DEVICE void logprobs(const float *logits, int n, uint32_t token, uint32_t wanted
 
 }  // namespace draw
 
-extern "C" __global__ void __launch_bounds__(512) draw_tokens(const DrawArgs a) {
+extern "C" __global__ void __launch_bounds__(512, 1) draw_tokens(const DrawArgs a) {
   SHARED(draw::Scratch, scratch, 1);
-  const DrawTask *tasks = reinterpret_cast<const DrawTask *>(a.block + 4);
+  const DrawTask *tasks = reinterpret_cast<const DrawTask *>(a.block + 2);
   float *processed = static_cast<float *>(a.work) + size_t(blockIdx.x) * 2 * a.vocab;
   uint32_t *counts = reinterpret_cast<uint32_t *>(processed + a.vocab);
   for (uint32_t t = blockIdx.x; t < a.block[0]; t += gridDim.x) {
     const DrawTask &task = tasks[t];
-    const float *logits = task.slot ? task.slot : a.logits + size_t(task.row) * a.vocab;
+    bool fresh = task.slot == NONE;
+    const float *logits = (fresh ? a.logits : a.slots) + size_t(fresh ? task.row : task.slot) * a.vocab;
     uint32_t token = task.token;
     if (token == NONE) {
       draw::process(task, a.block, logits, processed, counts, a.vocab);
@@ -377,11 +378,11 @@ extern "C" __global__ void __launch_bounds__(512) draw_tokens(const DrawArgs a) 
 }
 
 extern "C" __global__ void __launch_bounds__(256) stash_logits(const DrawArgs a) {
-  const DrawTask *tasks = reinterpret_cast<const DrawTask *>(a.block + 4);
+  const DrawTask *tasks = reinterpret_cast<const DrawTask *>(a.block + 2);
   const DrawStash *stashes = reinterpret_cast<const DrawStash *>(tasks + a.block[0]);
   for (uint32_t i = blockIdx.y; i < a.block[1]; i += gridDim.y) {
     const float *from = a.logits + size_t(stashes[i].row) * a.vocab;
-    for (int c = blockIdx.x * blockDim.x + threadIdx.x; c < a.vocab; c += gridDim.x * blockDim.x)
-      stashes[i].slot[c] = from[c];
+    float *to = a.slots + size_t(stashes[i].slot) * a.vocab;
+    for (int c = blockIdx.x * blockDim.x + threadIdx.x; c < a.vocab; c += gridDim.x * blockDim.x) to[c] = from[c];
   }
 }

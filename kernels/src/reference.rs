@@ -1,6 +1,7 @@
 //! The ops as plain loops in f64, with which every backend is compared. Slow by design.
 
 use crate::backend::{GqaSpec, MlaSpec, RopeSpec};
+use crate::quant::e4m3;
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
@@ -13,6 +14,28 @@ pub fn linear(x: &[f32], w: &[f32], ins: usize, bias: Option<&[f32]>) -> Vec<f32
         for (o, w) in w.chunks_exact(ins).enumerate() {
             out.push((dot(x, w) + bias.map_or(0.0, |b| f64::from(b[o]))) as f32);
         }
+    }
+    out
+}
+
+/// The numbers that stand for x [rows, cols] when each group of 128 columns of a row is quantized to FP8 (e4m3), its
+/// largest magnitude to 448. Ties go to the even code.
+pub fn quantize_fp8(x: &[f32], cols: usize) -> Vec<f32> {
+    // 0x7f is NaN.
+    let values: Vec<f32> = (0..0x7f).map(e4m3).collect();
+    let nearest = |magnitude: f32| {
+        let above = values.partition_point(|&value| value < magnitude).clamp(1, values.len() - 1);
+        let (low, high) = (f64::from(values[above - 1]), f64::from(values[above]));
+        let middle = (low + high) / 2.0;
+        let magnitude = f64::from(magnitude);
+        let up = magnitude > middle || (magnitude == middle && above % 2 == 0);
+        values[if up { above } else { above - 1 }]
+    };
+    let mut out = Vec::with_capacity(x.len());
+    for group in x.chunks_exact(cols).flat_map(|row| row.chunks(128)) {
+        let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let scale = if largest > 0.0 { largest / 448.0 } else { 1.0 };
+        out.extend(group.iter().map(|x| (nearest((x / scale).abs()) * scale).copysign(*x)));
     }
     out
 }

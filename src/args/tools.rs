@@ -93,6 +93,8 @@ pub enum SelftestSection {
     Device,
     /// Each machine instruction that the kernels use, bit for bit against the CPU
     Ptx,
+    /// Every op of a model against the CPU backend, over many shapes
+    Ops,
 }
 
 #[cfg(feature = "cuda")]
@@ -101,6 +103,7 @@ impl SelftestSection {
         match self {
             SelftestSection::Device => "device",
             SelftestSection::Ptx => "ptx",
+            SelftestSection::Ops => "ops",
         }
     }
 }
@@ -114,7 +117,7 @@ pub struct SelftestArgs {
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub device: usize,
     /// Sections to run
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = [SelftestSection::Device, SelftestSection::Ptx])]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = [SelftestSection::Device, SelftestSection::Ptx, SelftestSection::Ops])]
     pub sections: Vec<SelftestSection>,
     /// JSON file for the report, written after each section; a Markdown page is written beside it
     #[arg(long, value_name = "FILE")]

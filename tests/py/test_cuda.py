@@ -69,13 +69,14 @@ def test_without_a_driver(tmp_path):
 
 @pytest.mark.parametrize("capability, skipped", [(90, []), (100, ["ptx_wgmma_128", "ptx_wgmma_64"]), (
     80, ["ptx_bulk_copy", "ptx_tensor_copy", "ptx_wgmma_128", "ptx_wgmma_64"])])
-def test_all_sections_pass(driver, tmp_path, capability, skipped):
+def test_device_and_instructions(driver, tmp_path, capability, skipped):
     path = tmp_path / "report.json"
-    code, out, err = selftest("--report", path, library_path=driver, capability=capability)
+    code, out, err = selftest("--sections", "device,ptx", "--report", path, library_path=driver, capability=capability)
     assert (code, err) == (0, ""), out
     report = json.loads(path.read_text())
     assert report["device"] == "Rein's CPU emulation"
-    assert {name: section["passed"] for name, section in report["sections"].items()} == {"device": True, "ptx": True}
+    passed = {name: section["passed"] for name, section in report["sections"].items()}
+    assert passed == {"device": True, "ptx": True}
     rows = {row["name"]: row["value"] for row in report["sections"]["ptx"]["rows"]}
     assert sorted(name for name, value in rows.items() if value.startswith("skipped")) == skipped
     assert all(value.endswith("words agree") for name, value in rows.items() if name not in skipped)
@@ -84,12 +85,35 @@ def test_all_sections_pass(driver, tmp_path, capability, skipped):
     assert page.startswith("# rein") and out.split() == page[page.index("## device"):].split()
 
 
+def test_every_op_agrees_with_the_cpu(driver, tmp_path):
+    path = tmp_path / "report.json"
+    code, out, err = selftest("--sections", "ops", "--report", path, library_path=driver)
+    assert (code, err) == (0, ""), out
+    rows = json.loads(path.read_text())["sections"]["ops"]["rows"]
+    assert rows[0]["name"] == "shapes" and "the small set" in rows[0]["value"]
+    # Each in f32 and in bf16.
+    for op in ["embed", "linear", "gqa_attention", "mla_attention", "moe_route, moe", "draw"]:
+        assert {f"{op} f32", f"{op} bf16"} <= {row["name"] for row in rows}, op
+
+
+def test_a_wrong_kernel_fails_the_ops_that_use_it(driver, tmp_path):
+    path = tmp_path / "report.json"
+    wrong = "silu_mul_f32,linear_fp8,attention_bf16,draw_tokens"
+    code, _, err = selftest("--sections", "ops", "--report", path, library_path=driver, skip=wrong)
+    assert (code, err) == (1, "")
+    rows = json.loads(path.read_text())["sections"]["ops"]["rows"]
+    assert [row["name"] for row in rows if not row["passed"]] == [
+        "silu_mul f32", "moe_route, moe f32", "draw f32", "linear FP8", "gqa_attention bf16", "mla_attention bf16",
+        "moe Fp8, rounded alike", "draw bf16"]
+
+
 def test_a_run_is_resumed(driver, tmp_path):
     path = tmp_path / "report.json"
     # A call of the driver fails in `device`; `ptx` does not call it.
-    code, out, _ = selftest("--report", path, library_path=driver, fault="cuGraphLaunch")
+    sections = ["--sections", "device,ptx"]
+    code, out, _ = selftest(*sections, "--report", path, library_path=driver, fault="cuGraphLaunch")
     assert code == 1 and "## device: failed" in out and "cuGraphLaunch failed" in out and "## ptx: passed" in out
-    code, out, err = selftest("--resume", path, library_path=driver)
+    code, out, err = selftest(*sections, "--resume", path, library_path=driver)
     assert (code, err) == (0, "") and "## device: passed" in out and "ptx: passed before" in out
     assert all(section["passed"] for section in json.loads(path.read_text())["sections"].values())
     path.write_text(path.read_text().replace("Rein's CPU emulation", "another device"))

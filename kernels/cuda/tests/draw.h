@@ -9,13 +9,12 @@ using check::Random;
 // What a draw takes; the defaults leave all tokens as they are.
 struct Spec {
   float temperature = 1, top_p = 1, min_p = 0, repetition = 1, presence = 0, frequency = 0;
-  uint32_t top_k = 0, position = 0, token = NONE, top = NONE;
+  uint32_t top_k = 0, position = 0, token = NONE, top = NONE, row = 0, slot = NONE;
   uint64_t seed = 0;
   std::vector<uint32_t> prompt, generated, banned;
   std::vector<std::pair<uint32_t, float>> bias;
   bool masked = false;
   std::vector<uint8_t> mask;
-  int row = 0, slot = -1;  // A slot, if not -1.
 };
 
 struct Result {
@@ -131,14 +130,14 @@ struct Block {
     return list;
   }
 
-  Block(const std::vector<Spec> &specs, const std::vector<float *> &slots, const std::vector<DrawStash> &stashes) {
-    words = {uint32_t(specs.size()), uint32_t(stashes.size()), 0, 0};
-    words.resize(4 + specs.size() * sizeof(DrawTask) / 4);
+  Block(const std::vector<Spec> &specs, const std::vector<DrawStash> &stashes) {
+    words = {uint32_t(specs.size()), uint32_t(stashes.size())};
+    words.resize(2 + specs.size() * sizeof(DrawTask) / 4);
     list(stashes.data(), stashes.size() * sizeof(DrawStash));
     for (const Spec &spec : specs) {
       DrawTask task = {};
-      task.slot = spec.slot < 0 ? nullptr : slots[spec.slot];
-      task.seed = spec.seed, task.row = spec.row, task.token = spec.token, task.position = spec.position;
+      task.row = spec.row, task.slot = spec.slot, task.token = spec.token, task.position = spec.position;
+      task.seed[0] = uint32_t(spec.seed), task.seed[1] = spec.seed >> 32;
       task.top_k = spec.top_k, task.temperature = spec.temperature, task.top_p = spec.top_p, task.min_p = spec.min_p;
       task.repetition = spec.repetition, task.presence = spec.presence, task.frequency = spec.frequency;
       task.prompt = list(spec.prompt.data(), spec.prompt.size() * 4);
@@ -151,7 +150,7 @@ struct Block {
       out += spec.top == NONE ? 1 : 4 + 2 * spec.top;
       tasks.push_back(task);
     }
-    memcpy(words.data() + 4, tasks.data(), tasks.size() * sizeof(DrawTask));
+    memcpy(words.data() + 2, tasks.data(), tasks.size() * sizeof(DrawTask));
   }
 };
 
@@ -178,25 +177,21 @@ inline void compare(const std::string &name, const std::vector<std::vector<float
   std::vector<float> all;
   for (auto &row : rows) all.insert(all.end(), row.begin(), row.end());
   auto run = [&](int grid) {
-    Buffer<float> logits(all), stash(all.size());
-    std::vector<float *> slots;
+    Buffer<float> logits(all), slots(all.size());
     std::vector<DrawStash> stashes;
-    for (size_t i = 0; i < rows.size(); i++) {
-      slots.push_back(stash.data + i * vocab);
-      stashes.push_back({slots[i], uint32_t(rows.size() - 1 - i), 0});
-    }
-    Block stash_block({}, slots, stashes), block(specs, slots, {});
+    for (uint32_t i = 0; i < rows.size(); i++) stashes.push_back({uint32_t(rows.size() - 1 - i), i});
+    Block stash_block({}, stashes), block(specs, {});
     Buffer<uint32_t> stash_words(stash_block.words), words(block.words), out(block.out);
     Buffer<uint32_t> work(size_t(grid) * 2 * vocab);
-    DrawArgs stash_args = {stash_words.data, logits.data, work.data, out.data, vocab};
+    DrawArgs stash_args = {stash_words.data, logits.data, slots.data, work.data, out.data, vocab};
     LAUNCH(stash_logits, dim3(grid, 2), 256, 0, stash_args);
-    DrawArgs args = {words.data, logits.data, work.data, out.data, vocab};
+    DrawArgs args = {words.data, logits.data, slots.data, work.data, out.data, vocab};
     LAUNCH(draw_tokens, grid, draw::THREADS, 0, args);
     if (memcmp(logits.data, all.data(), all.size() * 4)) check::fail("the logits have changed");
     for (size_t i = 0; i < specs.size(); i++) {
       const Spec &spec = specs[i];
       const uint32_t *at = out.data + block.tasks[i].out;
-      Result got, want = expected(rows[spec.slot < 0 ? spec.row : rows.size() - 1 - spec.slot], spec);
+      Result got, want = expected(rows[spec.slot == NONE ? spec.row : rows.size() - 1 - spec.slot], spec);
       got.token = at[0];
       if (spec.top != NONE && got.token != NONE) {
         auto number = [](uint32_t bits) {

@@ -266,6 +266,18 @@ pub struct MoeCombineArgs {
     pub top_k: i32,
 }
 
+/// draw.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct DrawArgs {
+    pub block: u64,
+    pub logits: u64,
+    pub slots: u64,
+    pub work: u64,
+    pub out: u64,
+    pub vocab: i32,
+}
+
 /// linear_sm90.cu
 #[derive(Clone, Copy)]
 #[repr(C)]

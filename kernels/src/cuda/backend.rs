@@ -9,6 +9,7 @@ use super::arena::{ArenaBlock, DeviceArena};
 use super::args::*;
 use super::attention::DeviceCache;
 use super::batch::{DeviceBatch, StepBuffers};
+use super::draw::{DrawPlan, StashedLogits};
 use super::experts::DeviceExperts;
 use super::graphs::{Graphs, Kept, Mode};
 use super::memory::read;
@@ -40,8 +41,7 @@ pub struct Cuda {
     /// Of weights that are being loaded.
     ring: RefCell<UploadRing>,
     pub(super) steps: StepBuffers,
-    /// By slot, stashed logits.
-    pub(super) stash: Vec<Vec<f32>>,
+    pub(super) stash: StashedLogits,
 }
 
 pub(super) fn shape(op: &'static str, what: String) -> KernelError {
@@ -67,7 +67,7 @@ impl Cuda {
             angles: RefCell::default(),
             graphs: RefCell::default(),
             ring: RefCell::default(),
-            stash: Vec::new(),
+            stash: StashedLogits::default(),
         })
     }
 
@@ -263,20 +263,24 @@ impl Backend for Cuda {
         let graphs = self.graphs.get_mut();
         // The last step may have failed midway.
         graphs.abandon(&self.device);
-        let shape = StepShape::of(&rows);
+        let (shape, draws) = (StepShape::of(&rows), DrawPlan::new(&rows));
         let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1);
         let moved = [
             self.arena.fit(&self.device)?,
             self.angles.get_mut().cover(&self.device, last.saturating_sub(1))?,
-            self.steps.fit(&self.device, &shape)?,
+            self.steps.fit(&self.device, &shape, &draws)?,
         ];
         if moved.contains(&true) {
             graphs.forget();
         }
-        self.steps.upload(&self.device, rows, shape, self.limits.get())
+        if !self.stash.has(draws.slots) {
+            // The stash will move, which a step cannot record.
+            graphs.clear();
+        }
+        self.steps.upload(&self.device, rows, shape, draws, self.limits.get())
     }
 
-    /// `f` is recorded the second time, together with the logits of `draw`, and repeated from then on.
+    /// `f` is recorded the second time, together with what `draw` does, and repeated from then on.
     fn run(&mut self, batch: &DeviceBatch<'_>, f: impl FnOnce(&Self) -> Result<DeviceTensor>) -> Result<DeviceTensor> {
         let graphs = self.graphs.get_mut();
         if graphs.begin(&self.device, &batch.shape, self.arena.is_empty())? == Mode::Repeating {
@@ -289,7 +293,7 @@ impl Backend for Cuda {
     }
 
     fn draw(&mut self, batch: &DeviceBatch<'_>, hidden: Option<&DeviceTensor>, head: &Head<'_, Self>) -> Result<Drawn> {
-        super::host_draw::draw(self, batch, hidden, head)
+        super::draw::draw(self, batch, hidden, head)
     }
 
     fn rows(&self, x: &DeviceTensor) -> usize {

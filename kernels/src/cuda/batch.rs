@@ -1,5 +1,6 @@
 //! Brings the inputs of a step to the device: packed into pinned memory, and copied at once. It does not know ops.
 
+use super::draw::DrawPlan;
 use super::step::{StepLimits, StepParts, StepShape, pack};
 use super::{CudaDevice, DeviceBuffer, PinnedBuffer};
 use crate::backend::Rows;
@@ -12,6 +13,7 @@ const FIRST: usize = 16 << 10;
 pub struct DeviceBatch<'a> {
     pub(super) rows: Rows<'a>,
     pub(super) shape: StepShape,
+    pub(super) draws: DrawPlan,
     serial: u64,
 }
 
@@ -26,9 +28,9 @@ pub(super) struct StepBuffers {
 }
 
 impl StepBuffers {
-    /// Whether the buffers had to move for a step of this shape.
-    pub fn fit(&mut self, device: &CudaDevice, shape: &StepShape) -> Result<bool> {
-        let words = shape.parts().end;
+    /// Whether the buffers had to move for a step.
+    pub fn fit(&mut self, device: &CudaDevice, shape: &StepShape, draws: &DrawPlan) -> Result<bool> {
+        let words = shape.parts().end + draws.words.len();
         if self.device.as_ref().is_some_and(|buffer| buffer.bytes() >= 4 * words) {
             return Ok(false);
         }
@@ -38,27 +40,29 @@ impl StepBuffers {
         Ok(true)
     }
 
-    /// After `fit` for this shape.
+    /// After `fit` for this step.
     pub fn upload<'a>(
         &mut self,
         device: &CudaDevice,
         rows: Rows<'a>,
         shape: StepShape,
+        draws: DrawPlan,
         limits: StepLimits,
     ) -> Result<DeviceBatch<'a>> {
         if self.in_flight {
             device.wait()?;
         }
         self.serial += 1;
-        let words = shape.parts().end;
+        let (end, words) = (shape.parts().end, shape.parts().end + draws.words.len());
         if let (Some(host), Some(to)) = (&mut self.host, &mut self.device) {
-            pack(&rows, &shape, limits, &mut host.words()[..words])?;
+            pack(&rows, &shape, limits, &mut host.words()[..end])?;
+            host.words()[end..words].copy_from_slice(&draws.words);
             if words > 0 {
                 host.send_first(device, 4 * words, to)?;
                 self.in_flight = true;
             }
         }
-        Ok(DeviceBatch { rows, shape, serial: self.serial })
+        Ok(DeviceBatch { rows, shape, draws, serial: self.serial })
     }
 
     /// All work of the stream has ended.

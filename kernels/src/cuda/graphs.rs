@@ -19,11 +19,11 @@ pub(super) struct Kept {
     pub cols: usize,
 }
 
-/// What a recorded step leaves: the result of the layers, and the logits.
+/// What a recorded step leaves: the result of the layers, and that of its draws.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Results {
     pub hidden: Kept,
-    pub logits: Option<Kept>,
+    pub drawn: Option<Kept>,
 }
 
 #[derive(Debug)]

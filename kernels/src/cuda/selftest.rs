@@ -1,9 +1,13 @@
 //! What a device must show before anything is built on it. Each section returns a row for each thing that it looked at.
 
+mod ops;
+
 use std::time::Instant;
 
 use cudarc::driver::sys;
 use half::bf16;
+
+pub use ops::ops;
 
 use super::args::{LinearArgs, LinearSm90Args, PtxArgs, TensorMap};
 use super::device::machine_code;

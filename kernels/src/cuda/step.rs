@@ -1,5 +1,6 @@
 //! The inputs of a step as the device gets them: one block of 32-bit words. It does not know models or devices.
 
+use super::draw::result_words;
 use crate::backend::{Draw, LogitsOf, Rows};
 use crate::error::{KernelError, Result};
 
@@ -7,6 +8,8 @@ use crate::error::{KernelError, Result};
 pub(super) const NONE: u32 = u32::MAX;
 /// Larger decode steps are not recorded.
 const LARGEST_BUCKET: usize = 512;
+/// Results that decode steps have room for, in words for each row: a token and its logprob with two alternatives.
+const FEW_RESULTS: usize = 8;
 
 /// The number of rows that a decode step is filled up to; None: it is not.
 pub(super) fn bucket(rows: usize) -> Option<usize> {
@@ -24,6 +27,8 @@ pub(super) struct StepShape {
     pub table_stride: usize,
     /// Rows whose logits are wanted; a row may be there twice.
     pub wanted: usize,
+    /// Words for the results of draws and scores.
+    pub results: usize,
     /// Every sequence has one row: such steps repeat, and are recorded.
     pub decode: bool,
 }
@@ -46,6 +51,8 @@ impl StepShape {
             && rows.spans.iter().all(|span| span.len == 1)
             && rows.scores.is_empty()
             && wanted <= rows.ids.len();
+        let drawn = rows.draws.iter().map(|draw| result_words(draw.logprobs)).sum::<usize>();
+        let scored = rows.scores.iter().map(|score| result_words(Some(score.top))).sum::<usize>();
         match bucket(rows.ids.len()).filter(|_| decode) {
             // Few strides, so that a growing sequence rarely changes the shape.
             Some(bucket) => StepShape {
@@ -53,6 +60,11 @@ impl StepShape {
                 sequences: bucket,
                 table_stride: longest.next_power_of_two().max(8),
                 wanted: if wanted > 0 { bucket } else { 0 },
+                results: if rows.draws.is_empty() && rows.stashes.is_empty() {
+                    0
+                } else {
+                    drawn.next_power_of_two().max(FEW_RESULTS * bucket)
+                },
                 decode: true,
             },
             None => StepShape {
@@ -60,6 +72,7 @@ impl StepShape {
                 sequences: rows.spans.len(),
                 table_stride: longest,
                 wanted,
+                results: drawn + scored,
                 decode: false,
             },
         }
@@ -87,6 +100,7 @@ pub(super) struct StepParts<T> {
     pub tables: T,
     /// The rows whose logits are wanted.
     pub wanted: T,
+    /// The end, where what the step draws follows.
     pub end: T,
 }
 

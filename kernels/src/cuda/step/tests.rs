@@ -29,7 +29,7 @@ fn a_prompt_is_not_filled_up() {
     let scores = vec![Score { row: 1, token: 3, top: 0 }];
     let rows = Rows { ids: vec![11, 12, 13, 14], spans, draws: vec![draw(3)], scores, ..Rows::default() };
     let (shape, words) = packed(&rows).expect("fits");
-    assert_eq!(shape, StepShape { rows: 4, sequences: 2, table_stride: 2, wanted: 2, decode: false });
+    assert_eq!(shape, StepShape { rows: 4, sequences: 2, table_stride: 2, wanted: 2, results: 5, decode: false });
     let want = [
         [11, 12, 13, 14], // ids
         [3, 4, 5, 0],     // positions
@@ -46,7 +46,7 @@ fn a_decode_step_is_filled_up_to_its_bucket() {
     let spans = (0..3).map(|row| Span { row, len: 1, start: 2 * row, blocks: &[1, 3] }).collect();
     let (shape, words) =
         packed(&Rows { ids: vec![1, 2, 3], spans, draws: vec![draw(2)], ..Rows::default() }).expect("fits");
-    assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, decode: true });
+    assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, results: 32, decode: true });
     let rows = [[1, 2, 3, NONE], [0, 2, 4, 0], [0, 1, 2, NONE], [4, 6, 12, NONE]];
     assert_eq!(words[..16], rows.concat());
     let table = [1, 3, 0, 0, 0, 0, 0, 0];

@@ -107,6 +107,32 @@ fn a_row_depends_on_nothing_but_its_sequence() {
     }
 }
 
+/// A draw from a slot is that of the row that was stashed, whether steps are recorded or the stash grows meanwhile.
+#[test]
+fn repeated_steps_stash_and_draw_from_slots() {
+    let Some(devices) = devices() else { return };
+    let mut cuda = devices.open_beside(0).expect("cuda");
+    let mut toy = Toy::new(&devices, &cuda, KIND);
+    let tables = tables(3);
+    let sample = SampleSpec { seed: 9, ..SampleSpec::default() };
+    let with = |from| Draw { from, sample, logprobs: Some(2) };
+    let mut before = None;
+    for (step, slot) in [0, 1, 0, 1, 2, 5, 1, 40, 5, 40].into_iter().enumerate() {
+        let mut rows = decode(&tables, |row| row as u32 + step as u32, step % BLOCK_SIZE);
+        rows.stashes = vec![Stash { row: 1, slot }];
+        // With the stash, logits of three rows are wanted, no more than the step has.
+        rows.draws.truncate(1);
+        rows.draws.push(with(LogitsOf::Row(1)));
+        rows.draws.extend(before.as_ref().map(|&(slot, _)| with(LogitsOf::Slot(slot))));
+        let (_, drawn) = toy.step(&mut cuda, rows);
+        let token = |i: usize| drawn.tokens[i].as_ref().map(|token| (token.id, token.logprob.clone()));
+        if let Some((slot, want)) = before {
+            assert_eq!(token(2), want, "step {step}, slot {slot}");
+        }
+        before = Some((slot, token(1)));
+    }
+}
+
 /// Experts that leave and come back, in a step that is repeated all the while.
 #[test]
 fn experts_move_between_repeated_steps() {

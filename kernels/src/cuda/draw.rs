@@ -1,0 +1,190 @@
+//! Logits, and the draws, stashes and scores from them. It does not know sequences.
+
+mod plan;
+
+use super::args::DrawArgs;
+use super::backend::{Cuda, int, shape};
+use super::batch::DeviceBatch;
+use super::graphs::{Kept, Mode, Results};
+use super::memory::read;
+use super::tensor::{DeviceTensor, Element};
+use super::{CudaDevice, DeviceBuffer};
+use crate::backend::{Backend, Draw, Drawn, Head, LogitsOf, Stash};
+use crate::error::Result;
+use plan::DrawPass;
+pub(super) use plan::{DrawPlan, result_words};
+
+const DRAW_THREADS: u32 = 512;
+/// At most so many tokens are drawn at the same time; each takes work memory.
+const DRAW_BLOCKS: usize = 64;
+const STASH_THREADS: u32 = 256;
+/// Blocks that copy a row, and rows that are copied at the same time.
+const STASH_GRID: [usize; 2] = [32, 8];
+
+/// Logits of rows that later steps draw from.
+#[derive(Debug, Default)]
+pub(super) struct StashedLogits {
+    /// [slots, vocab]
+    data: Option<DeviceBuffer>,
+    vocab: usize,
+    /// Which slots hold logits.
+    filled: Vec<bool>,
+}
+
+impl StashedLogits {
+    /// Whether there is room for this many slots.
+    pub fn has(&self, slots: usize) -> bool {
+        slots <= self.filled.len()
+    }
+
+    fn fit(&mut self, device: &CudaDevice, slots: usize, vocab: usize) -> Result<()> {
+        if vocab != self.vocab {
+            // Of another model.
+            *self = StashedLogits { vocab, ..StashedLogits::default() };
+        }
+        if self.has(slots) {
+            return Ok(());
+        }
+        let slots = slots.next_power_of_two();
+        let grown = device.allocate(4 * slots * vocab)?;
+        if let Some(data) = &self.data {
+            grown.copy(device, 0, data, 0, data.bytes())?;
+        }
+        self.data = Some(grown);
+        self.filled.resize(slots, false);
+        Ok(())
+    }
+
+    /// Empties the slots of these draws, which must be filled.
+    fn take(&mut self, draws: &[Draw]) -> Result<()> {
+        let slots = || draws.iter().filter(|draw| matches!(draw.from, LogitsOf::Slot(_)));
+        let of = |draw: &Draw| if let LogitsOf::Slot(slot) = draw.from { slot as usize } else { usize::MAX };
+        if let Some(draw) = slots().find(|draw| !self.filled.get(of(draw)).copied().unwrap_or(false)) {
+            return Err(shape("draw", format!("no logits for {:?}", draw.from)));
+        }
+        slots().for_each(|draw| self.filled[of(draw)] = false);
+        Ok(())
+    }
+
+    fn fill(&mut self, stashes: &[Stash]) {
+        stashes.iter().for_each(|stash| self.filled[stash.slot as usize] = true);
+    }
+
+    pub fn clear(&mut self) {
+        self.filled.fill(false);
+    }
+}
+
+pub(super) fn draw(
+    cuda: &mut Cuda,
+    batch: &DeviceBatch,
+    hidden: Option<&DeviceTensor>,
+    head: &Head<'_, Cuda>,
+) -> Result<Drawn> {
+    let plan = &batch.draws;
+    cuda.stash.fit(&cuda.device, plan.slots, head.weight.plain().outs)?;
+    cuda.stash.take(&batch.rows.draws)?;
+    let out = if cuda.graphs.get_mut().mode() == Mode::Repeating {
+        let results = cuda.graphs.get_mut().repeat(&cuda.device, &batch.shape)?;
+        results.and_then(|results| results.drawn).and_then(|drawn| cuda.kept(drawn))
+    } else {
+        let out = cuda.launch_draws(batch, hidden, head)?;
+        let results = hidden.map(|hidden| Results { hidden: kept(hidden), drawn: out.as_ref().map(kept) });
+        let ended = cuda.check().and_then(|()| match results {
+            Some(results) => Ok(cuda.graphs.get_mut().end(&cuda.device, &batch.shape, results)?),
+            None => Ok(()),
+        });
+        ended.inspect_err(|_| cuda.graphs.get_mut().abandon(&cuda.device))?;
+        out
+    };
+    cuda.stash.fill(&batch.rows.stashes);
+    if plan.out_words == 0 {
+        return Ok(Drawn::default());
+    }
+    let out = out.ok_or_else(|| shape("draw", "the memory of a recorded step is in use".into()))?;
+    // SAFETY: the results have at least that many words.
+    let words = unsafe { read::<u32>(&cuda.device, out.address, plan.out_words) }?;
+    cuda.steps.arrived();
+    Ok(plan.read(&words))
+}
+
+fn kept(x: &DeviceTensor) -> Kept {
+    Kept { start: x.block.start, rows: x.rows, cols: x.cols }
+}
+
+impl Cuda {
+    /// Puts all that the batch draws, stashes and scores into the stream. The results, as words; None: nothing.
+    fn launch_draws(
+        &self,
+        batch: &DeviceBatch,
+        hidden: Option<&DeviceTensor>,
+        head: &Head<'_, Cuda>,
+    ) -> Result<Option<DeviceTensor>> {
+        if batch.draws.passes.is_empty() {
+            return Ok(None);
+        }
+        let out = self.tensor(1, batch.shape.results, Element::F32);
+        let mut from = 0;
+        for pass in &batch.draws.passes {
+            // A decode step has logits for all rows of its bucket.
+            let rows = if batch.shape.decode { batch.shape.wanted } else { pass.rows };
+            let logits = match rows {
+                0 => None,
+                rows => Some(self.logits(batch, hidden, from, rows, head)?),
+            };
+            self.launch_pass(batch, pass, logits.as_ref(), head.weight.plain().outs, &out);
+            from += rows;
+        }
+        Ok(Some(out))
+    }
+
+    fn launch_pass(
+        &self,
+        batch: &DeviceBatch,
+        pass: &DrawPass,
+        logits: Option<&DeviceTensor>,
+        vocab: usize,
+        out: &DeviceTensor,
+    ) {
+        // What is recorded must do for any step of its shape.
+        let decode = batch.shape.decode.then_some(batch.shape.rows);
+        let blocks = decode.unwrap_or(pass.tasks).min(DRAW_BLOCKS);
+        let stashes = decode.unwrap_or(pass.stashes).min(STASH_GRID[1]);
+        let work = self.take(blocks * 2 * vocab * 4);
+        let args = DrawArgs {
+            block: self.steps.parts(batch).end + 4 * pass.block as u64,
+            logits: logits.map_or(0, |logits| logits.address),
+            slots: self.stash.data.as_ref().map_or(0, DeviceBuffer::address),
+            work: work.address,
+            out: out.address,
+            vocab: int(vocab),
+        };
+        let columns = vocab.div_ceil(STASH_THREADS as usize).min(STASH_GRID[0]);
+        // SAFETY: the block follows the step's other inputs; its rows are below those of the logits, its slots below
+        // those of the stash, and the results have the words that it was given.
+        unsafe {
+            self.launch("draw_tokens", [blocks, 1, 1], DRAW_THREADS, 0, &args);
+            self.launch("stash_logits", [columns, stashes, 1], STASH_THREADS, 0, &args);
+        }
+    }
+
+    /// The logits of wanted rows from..from + count of the batch.
+    fn logits(
+        &self,
+        batch: &DeviceBatch,
+        hidden: Option<&DeviceTensor>,
+        from: usize,
+        count: usize,
+        head: &Head<'_, Cuda>,
+    ) -> Result<DeviceTensor> {
+        let hidden = hidden.ok_or_else(|| shape("draw", "a row of a step without rows".into()))?;
+        let index = self.steps.parts(batch).wanted + 4 * from as u64;
+        let gathered = self.gather_rows(hidden, index, count);
+        let normed = self.rms_norm(&gathered, head.norm, head.eps);
+        let mut logits = self.product(&normed, head.weight.plain(), None, Element::F32);
+        if head.scale != 1.0 {
+            self.scale(&mut logits, head.scale);
+        }
+        Ok(logits)
+    }
+}

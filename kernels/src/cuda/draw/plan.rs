@@ -1,0 +1,196 @@
+//! What a step draws, as draw.cu takes it: tasks and lists as 32-bit words, and where their results are. It does not
+//! know devices.
+
+use crate::backend::{Drawn, LogitsOf, Rows, SampledToken, Stash};
+use crate::sample::{Logprob, SampleSpec};
+
+/// No slot, no token, no logprobs.
+const NONE: u32 = u32::MAX;
+/// Of a `DrawTask`.
+const TASK_WORDS: usize = 25;
+/// Rows whose logits are in memory at once for scoring: a long prompt must not need prompt * vocabulary floats.
+const SCORE_ROWS: usize = 32;
+
+/// What one launch does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DrawPass {
+    /// The number of rows whose logits it takes: the next ones of those that the step wants.
+    pub rows: usize,
+    /// The word at which the block of draw.cu begins.
+    pub block: usize,
+    pub tasks: usize,
+    pub stashes: usize,
+}
+
+/// What a step draws.
+#[derive(Debug, Default)]
+pub struct DrawPlan {
+    pub words: Vec<u32>,
+    /// Scores, a few at a time; then draws and stashes.
+    pub passes: Vec<DrawPass>,
+    /// Words of all results.
+    pub out_words: usize,
+    /// Stashes are to slots below this.
+    pub slots: usize,
+    /// The number of alternatives of each score, and of each draw (None: no logprobs). Results are in this order.
+    scores: Vec<usize>,
+    draws: Vec<Option<usize>>,
+}
+
+/// A draw, or the score of a given token.
+struct Task<'a> {
+    from: LogitsOf,
+    token: u32,
+    top: Option<usize>,
+    sample: SampleSpec<'a>,
+}
+
+/// Words of the result of a draw: the token, and if they are wanted its logprob and those of alternatives.
+pub fn result_words(top: Option<usize>) -> usize {
+    top.map_or(1, |top| 4 + 2 * top)
+}
+
+impl DrawPlan {
+    pub fn new(rows: &Rows) -> DrawPlan {
+        let mut plan = DrawPlan {
+            scores: rows.scores.iter().map(|score| score.top).collect(),
+            draws: rows.draws.iter().map(|draw| draw.logprobs).collect(),
+            slots: rows.stashes.iter().map(|stash| stash.slot as usize + 1).max().unwrap_or(0),
+            ..DrawPlan::default()
+        };
+        for scores in rows.scores.chunks(SCORE_ROWS) {
+            let tasks = scores.iter().map(|score| Task {
+                from: LogitsOf::Row(score.row),
+                token: score.token,
+                top: Some(score.top),
+                sample: SampleSpec::default(),
+            });
+            plan.pass(&tasks.collect::<Vec<_>>(), &[]);
+        }
+        let tasks = rows.draws.iter().map(|draw| Task {
+            from: draw.from,
+            token: NONE,
+            top: draw.logprobs,
+            sample: draw.sample,
+        });
+        if !(rows.draws.is_empty() && rows.stashes.is_empty()) {
+            plan.pass(&tasks.collect::<Vec<_>>(), &rows.stashes);
+        }
+        plan
+    }
+
+    fn pass(&mut self, tasks: &[Task], stashes: &[Stash]) {
+        let block = self.words.len();
+        let of_tasks = tasks.iter().filter(|task| matches!(task.from, LogitsOf::Row(_))).count();
+        let rows = of_tasks + stashes.len();
+        let pass = DrawPass { rows, block, tasks: tasks.len(), stashes: stashes.len() };
+        self.passes.push(pass);
+        let first_task = block + 2;
+        let first_stash = first_task + tasks.len() * TASK_WORDS;
+        self.words.extend([tasks.len() as u32, stashes.len() as u32]);
+        self.words.resize(first_stash + stashes.len() * 2, 0);
+        // The logits have the rows of the tasks, then those of the stashes.
+        let mut next = 0..;
+        for (i, task) in tasks.iter().enumerate() {
+            let (row, slot) = match task.from {
+                LogitsOf::Row(_) => (next.next().unwrap_or(0), NONE),
+                LogitsOf::Slot(slot) => (0, slot),
+            };
+            let words = self.task(block, task, row, slot);
+            self.words[first_task + i * TASK_WORDS..][..TASK_WORDS].copy_from_slice(&words);
+        }
+        for (i, (row, stash)) in next.zip(stashes).enumerate() {
+            self.words[first_stash + 2 * i..][..2].copy_from_slice(&[row, stash.slot]);
+        }
+    }
+
+    /// A `DrawTask`, whose lists are appended.
+    fn task(&mut self, block: usize, task: &Task, row: u32, slot: u32) -> [u32; TASK_WORDS] {
+        let s = &task.sample;
+        let penalized = s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0;
+        // Lists that no penalty reads do not travel.
+        let prompt = if s.repetition_penalty != 1.0 { s.prompt } else { &[] };
+        let generated = if penalized { s.generated } else { &[] };
+        let [prompt_at, prompt_length] = self.list(block, prompt.iter().copied());
+        let [generated_at, generated_length] = self.list(block, generated.iter().copied());
+        let bias = s.logit_bias.iter().flat_map(|&(id, bias)| [id, bias.to_bits()]);
+        let [bias_at, bias_length] = self.list(block, bias);
+        let [banned_at, banned_length] = self.list(block, s.banned.iter().copied());
+        let [mask_at, mask_length] = match s.mask {
+            Some(mask) => self.mask(block, mask),
+            None => [0, 0],
+        };
+        let out = self.out_words as u32;
+        self.out_words += result_words(task.top);
+        [
+            row,
+            slot,
+            task.token,
+            task.top.map_or(NONE, |top| top as u32),
+            out,
+            s.seed as u32,
+            (s.seed >> 32) as u32,
+            s.position,
+            u32::try_from(s.top_k).unwrap_or(NONE),
+            s.temperature.to_bits(),
+            s.top_p.to_bits(),
+            s.min_p.to_bits(),
+            s.repetition_penalty.to_bits(),
+            s.presence_penalty.to_bits(),
+            s.frequency_penalty.to_bits(),
+            prompt_at,
+            prompt_length,
+            generated_at,
+            generated_length,
+            bias_at,
+            bias_length,
+            banned_at,
+            banned_length,
+            mask_at,
+            mask_length,
+        ]
+    }
+
+    /// Appends words; where they begin in the block, and how many they are.
+    fn list(&mut self, block: usize, words: impl Iterator<Item = u32>) -> [u32; 2] {
+        let at = self.words.len();
+        self.words.extend(words);
+        [(at - block) as u32, (self.words.len() - at) as u32]
+    }
+
+    /// Appends the bytes of a mask; where they begin in the block, and how many they are.
+    fn mask(&mut self, block: usize, mask: &[u8]) -> [u32; 2] {
+        let (whole, rest) = mask.as_chunks::<4>();
+        let last = (!rest.is_empty()).then(|| rest.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte)));
+        let [at, _] = self.list(block, whole.iter().map(|bytes| u32::from_le_bytes(*bytes)).chain(last));
+        [at, mask.len() as u32]
+    }
+
+    /// The results from the words that the kernels wrote.
+    pub fn read(&self, out: &[u32]) -> Drawn {
+        let mut out = out.iter().copied();
+        let scores = self.scores.iter().map(|&top| {
+            out.next();
+            logprob(&mut out, top)
+        });
+        let scores = scores.collect();
+        let tokens = self.draws.iter().map(|&top| {
+            let id = out.next().unwrap_or(NONE);
+            let logprob = top.map(|top| logprob(&mut out, top));
+            (id != NONE).then_some(SampledToken { id, logprob })
+        });
+        Drawn { tokens: tokens.collect(), scores }
+    }
+}
+
+/// A result after its token: it has room for `top` alternatives.
+fn logprob(out: &mut impl Iterator<Item = u32>, top: usize) -> Logprob {
+    let mut word = || out.next().unwrap_or(0);
+    let (logprob, rank, found) = (f32::from_bits(word()), word(), word() as usize);
+    let mut all: Vec<(u32, f32)> = (0..top).map(|_| (word(), f32::from_bits(word()))).collect();
+    all.truncate(found);
+    Logprob { logprob, rank, top: all }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,283 @@
+//! Every op of a backend against the CPU backend, over enumerated shapes, in f32 and in bf16. Products with FP8 and
+//! int4 weights are compared with loops in f64 that round as the kernels do. It does not know kernels.
+
+mod attention;
+mod draw;
+mod experts;
+mod products;
+
+use std::fmt::Display;
+
+use super::super::{CudaDevice, CudaDevices};
+use super::Row;
+use crate::backend::*;
+use crate::collective::threads::group;
+use crate::cpu::{Cpu, Tensor};
+use crate::error::Result;
+
+/// f32 activations and weights; the unit is that of `Check`.
+const F32: f64 = 1e-5;
+/// A rounding to bf16 at the end.
+const BF16: f64 = 1e-2;
+/// Several roundings to bf16 on the way, where the CPU keeps f32.
+const BF16_WITHIN: f64 = 2e-2;
+
+/// A generator whose numbers are the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.word() >> 33) as usize % n
+    }
+
+    /// Roughly normal, with this deviation.
+    fn numbers(&mut self, n: usize, deviation: f32) -> Vec<f32> {
+        let mut uniform = || (self.word() >> 40) as f32 / (1u64 << 24) as f32;
+        (0..n).map(|_| (uniform() + uniform() + uniform() + uniform() - 2.0) * 1.732 * deviation).collect()
+    }
+
+    /// A weight whose products with numbers of deviation 1 have deviation 1.
+    fn weight(&mut self, outs: usize, ins: usize) -> HostMatrix {
+        let data = HostData::F32(self.numbers(outs * ins, (ins as f32).powf(-0.5)));
+        HostMatrix { rows: outs, cols: ins, data }
+    }
+}
+
+/// The largest difference between results and what they should be: |got - want| / (r + |want|), where r is the root
+/// mean square of what they should be.
+struct Check {
+    name: String,
+    allowed: f64,
+    largest: f64,
+    at: String,
+    cases: usize,
+}
+
+impl Check {
+    fn new(name: impl Display, allowed: f64) -> Check {
+        Check { name: name.to_string(), allowed, largest: 0.0, at: String::new(), cases: 0 }
+    }
+
+    fn compare(&mut self, case: impl Display, got: &[f32], want: &[f32]) {
+        self.cases += 1;
+        let squares: f64 = want.iter().map(|&w| f64::from(w).powi(2)).sum();
+        let mean = (squares / want.len().max(1) as f64).sqrt();
+        let apart = |(&got, &want): (&f32, &f32)| {
+            let (got, want) = (f64::from(got), f64::from(want));
+            let apart = (got - want).abs() / (mean + want.abs());
+            if got == want { 0.0 } else { apart }
+        };
+        let largest = got.iter().zip(want).map(apart).fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
+        let largest = if got.len() != want.len() || largest.is_nan() { f64::INFINITY } else { largest };
+        if largest > self.largest || self.cases == 1 {
+            (self.largest, self.at) = (largest, case.to_string());
+        }
+    }
+
+    fn row(self) -> Row {
+        let value = format!(
+            "largest difference {:.1e}, allowed {:.0e}; {} cases, the largest in: {}",
+            self.largest, self.allowed, self.cases, self.at
+        );
+        if self.largest <= self.allowed { Row::passed(self.name, value) } else { Row::failed(self.name, value) }
+    }
+}
+
+/// The same work on a device and on the CPU.
+struct Pair<B: Backend> {
+    device: B,
+    cpu: Cpu,
+    random: Random,
+    precision: Precision,
+    /// Few and small shapes, for a device that is slow.
+    small: bool,
+}
+
+/// A device with fewer multiprocessors is no GPU that models run on, and gets the small set of shapes.
+const FEW_MULTIPROCESSORS: u32 = 8;
+
+/// Every op on the device.
+pub fn ops(device: &CudaDevice) -> Result<Vec<Row>> {
+    let small = device.properties.multiprocessors < FEW_MULTIPROCESSORS;
+    compare_all(&CudaDevices::open(&[device.index])?, small)
+}
+
+/// Every op of the first of these devices. `small`: over fewer shapes.
+fn compare_all<D: Devices>(devices: &D, small: bool) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    if small {
+        rows.push(Row::passed(
+            "shapes",
+            format!("the small set: the device has fewer than {FEW_MULTIPROCESSORS} multiprocessors"),
+        ));
+    }
+    for precision in [Precision::F32, Precision::Bf16] {
+        let device = devices.open(0, 1, Box::new(group(1).remove(0)))?;
+        let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+        let cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
+        let mut pair = Pair { device, cpu, random: Random(1), precision, small };
+        // The embedding decides the type of activations: first.
+        rows.push(pair.embed()?);
+        rows.push(pair.sums()?);
+        rows.push(pair.silu_mul()?);
+        rows.push(pair.norms()?);
+        rows.push(pair.rope()?);
+        rows.extend(pair.products()?);
+        rows.push(pair.gqa()?);
+        rows.push(pair.latent()?);
+        rows.extend(pair.experts()?);
+        rows.extend(pair.draws()?);
+    }
+    Ok(rows)
+}
+
+impl<B: Backend> Pair<B> {
+    fn check(&self, op: impl Display) -> Check {
+        let (name, allowed) = if self.precision == Precision::F32 { ("f32", F32) } else { ("bf16", BF16) };
+        Check::new(format!("{op} {name}"), allowed)
+    }
+
+    fn row_counts(&self) -> &'static [usize] {
+        if self.small { &[1, 3, 17] } else { &[1, 3, 17, 65] }
+    }
+
+    /// The residual stream.
+    fn residual(&mut self, rows: usize, cols: usize) -> (B::Tensor, Tensor) {
+        let values = self.random.numbers(rows * cols, 1.0);
+        (self.device.to_device(rows, cols, values.clone()), self.cpu.to_device(rows, cols, values))
+    }
+
+    /// Activations: a norm has their type. The CPU gets the device's numbers.
+    fn activation(&mut self, rows: usize, cols: usize) -> Result<(B::Tensor, Tensor)> {
+        let ones = self.device.vector(vec![1.0; cols])?;
+        let (x, _) = self.residual(rows, cols);
+        let x = self.device.rms_norm(&x, &ones, 1e-6);
+        let values = self.device.to_host(&x);
+        Ok((x, self.cpu.to_device(rows, cols, values)))
+    }
+
+    fn vectors(&mut self, n: usize) -> Result<(B::Vector, Vec<f32>)> {
+        let values = self.random.numbers(n, 1.0);
+        Ok((self.device.vector(values.clone())?, self.cpu.vector(values)?))
+    }
+
+    fn embed(&mut self) -> Result<Row> {
+        let mut check = self.check("embed");
+        check.allowed = 0.0;
+        for (vocab, hidden) in [(3, 1), (11, 64), (300, 300)] {
+            let table = self.random.weight(vocab, hidden);
+            let on_device = self.device.embedding(table.clone(), 0, self.precision)?;
+            let on_cpu = self.cpu.embedding(table, 0, self.precision)?;
+            for &rows in self.row_counts() {
+                let ids: Vec<u32> = (0..rows).map(|_| self.random.below(vocab) as u32).collect();
+                let step = Rows { ids, ..Rows::default() };
+                let batch = self.device.begin(step.clone())?;
+                let got = self.device.to_host(&self.device.embed(&on_device, &batch));
+                let batch = self.cpu.begin(step)?;
+                let want = self.cpu.to_host(&self.cpu.embed(&on_cpu, &batch));
+                check.compare(format_args!("{rows} rows of [{vocab}, {hidden}]"), &got, &want);
+            }
+        }
+        Ok(check.row())
+    }
+
+    fn sums(&mut self) -> Result<Row> {
+        let mut check = self.check("add_scaled, scale");
+        check.allowed = F32;
+        for &rows in self.row_counts() {
+            for cols in [1, 70, 513] {
+                let (mut x, mut want) = self.residual(rows, cols);
+                let (y, y_cpu) = self.activation(rows, cols)?;
+                self.device.add_scaled(&mut x, &y, 0.75);
+                self.device.scale(&mut x, -3.0);
+                self.cpu.add_scaled(&mut want, &y_cpu, 0.75);
+                self.cpu.scale(&mut want, -3.0);
+                check.compare(format_args!("[{rows}, {cols}]"), &self.device.to_host(&x), want.data());
+            }
+        }
+        Ok(check.row())
+    }
+
+    /// Apart, and as the halves of one product.
+    fn silu_mul(&mut self) -> Result<Row> {
+        let mut check = self.check("silu_mul");
+        for &rows in self.row_counts() {
+            for cols in [1, 70, 513] {
+                let (gate, gate_cpu) = self.activation(rows, cols)?;
+                let (up, up_cpu) = self.activation(rows, cols)?;
+                let got = self.device.to_host(&self.device.silu_mul(&gate, &up));
+                check.compare(format_args!("[{rows}, {cols}]"), &got, self.cpu.silu_mul(&gate_cpu, &up_cpu).data());
+                let (both, both_cpu) = self.activation(rows, 2 * cols)?;
+                let (gate, up) = (self.device.slice_cols(&both, 0, cols), self.device.slice_cols(&both, cols, cols));
+                let got = self.device.to_host(&self.device.silu_mul(&gate, &up));
+                let (gate, up) = (self.cpu.slice_cols(&both_cpu, 0, cols), self.cpu.slice_cols(&both_cpu, cols, cols));
+                check.compare(format_args!("[{rows}, 2 x {cols}]"), &got, self.cpu.silu_mul(&gate, &up).data());
+            }
+        }
+        Ok(check.row())
+    }
+
+    /// Of the residual stream with and without a sum, and of each head of an activation.
+    fn norms(&mut self) -> Result<Row> {
+        let mut check = self.check("rms_norm, add_norm");
+        for &rows in self.row_counts() {
+            for cols in [2, 70, 513] {
+                let (weight, weight_cpu) = self.vectors(cols)?;
+                let (mut x, mut x_cpu) = self.residual(rows, cols);
+                let got = self.device.to_host(&self.device.rms_norm(&x, &weight, 1e-5));
+                let want = self.cpu.rms_norm(&x_cpu, &weight_cpu, 1e-5);
+                check.compare(format_args!("[{rows}, {cols}]"), &got, want.data());
+                let (y, y_cpu) = self.activation(rows, cols)?;
+                let got = self.device.add_norm(&mut x, &y, 0.5, &weight, 1e-5);
+                let want = self.cpu.add_norm(&mut x_cpu, &y_cpu, 0.5, &weight_cpu, 1e-5);
+                check.compare(format_args!("add [{rows}, {cols}]"), &self.device.to_host(&got), want.data());
+                check.compare(format_args!("sum [{rows}, {cols}]"), &self.device.to_host(&x), x_cpu.data());
+            }
+            for (heads, dim) in [(3, 5), (2, 64), (1, 300)] {
+                let (weight, weight_cpu) = self.vectors(dim)?;
+                let (x, x_cpu) = self.activation(rows, heads * dim)?;
+                let got = self.device.to_host(&self.device.rms_norm(&x, &weight, 1e-5));
+                let want = self.cpu.rms_norm(&x_cpu, &weight_cpu, 1e-5);
+                check.compare(format_args!("{heads} heads of {dim}, {rows} rows"), &got, want.data());
+            }
+        }
+        Ok(check.row())
+    }
+
+    fn rope(&mut self) -> Result<Row> {
+        let mut check = self.check("rope");
+        for (heads, head_dim, offset, dims, interleaved) in
+            [(3, 64, 0, 64, false), (2, 48, 32, 16, true), (4, 24, 4, 10, false), (1, 128, 0, 128, true)]
+        {
+            let inv_freq: Vec<f64> = (0..dims / 2).map(|i| 10000f64.powf(-2.0 * i as f64 / dims as f64)).collect();
+            let spec = RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.25 };
+            for &rows in self.row_counts() {
+                // Two sequences; the second has only its last row here.
+                let blocks: Vec<u32> = (0..100).collect();
+                let one = Span { row: rows - 1, len: 1, start: 61, blocks: &blocks };
+                let spans = if rows == 1 {
+                    vec![one]
+                } else {
+                    vec![Span { row: 0, len: rows - 1, start: 7, blocks: &blocks }, one]
+                };
+                let (mut x, mut x_cpu) = self.activation(rows, heads * head_dim)?;
+                let step = Rows { ids: vec![0; rows], spans, ..Rows::default() };
+                let batch = self.device.begin(step.clone())?;
+                self.device.rope(&batch, &mut x, &spec);
+                let batch = self.cpu.begin(step)?;
+                self.cpu.rope(&batch, &mut x_cpu, &spec);
+                let case = format_args!("{heads} heads, {dims} of {head_dim} columns, {rows} rows").to_string();
+                check.compare(case, &self.device.to_host(&x), x_cpu.data());
+            }
+        }
+        Ok(check.row())
+    }
+}

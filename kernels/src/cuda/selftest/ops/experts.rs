@@ -1,0 +1,160 @@
+//! Routing and experts: groups, bias, experts without rows, shared experts, experts from two loads, quantized weights.
+
+use super::products::rounded;
+use super::{BF16, BF16_WITHIN, Check, F32, Pair, Row};
+use crate::backend::*;
+use crate::error::Result;
+use crate::reference;
+
+/// Hidden and inner width, experts, how they are chosen.
+struct Case {
+    hidden: usize,
+    inter: usize,
+    experts: usize,
+    biased: bool,
+    shared: bool,
+    spec: RouteSpec,
+}
+
+fn cases() -> [Case; 4] {
+    let softmax =
+        RouteSpec { top_k: 2, scoring: Scoring::Softmax, n_group: 1, topk_group: 1, normalize: true, scaling: 1.0 };
+    let sigmoid = RouteSpec { scoring: Scoring::Sigmoid, scaling: 2.5, ..softmax };
+    let groups = RouteSpec { top_k: 4, n_group: 4, topk_group: 2, ..sigmoid };
+    let plain = RouteSpec { top_k: 3, normalize: false, ..softmax };
+    [
+        Case { hidden: 64, inter: 32, experts: 4, biased: false, shared: false, spec: softmax },
+        Case { hidden: 70, inter: 45, experts: 7, biased: false, shared: true, spec: plain },
+        Case { hidden: 96, inter: 40, experts: 16, biased: true, shared: true, spec: groups },
+        Case { hidden: 33, inter: 130, experts: 24, biased: true, shared: false, spec: sigmoid },
+    ]
+}
+
+/// Of an expert's matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Bf16,
+    Fp8,
+    Int4,
+}
+
+impl<B: Backend> Pair<B> {
+    /// Scores with gaps that exceed any rounding; in the last row all are equal.
+    fn scores(&mut self, rows: usize, experts: usize) -> Vec<f32> {
+        let mut scores = Vec::with_capacity(rows * experts);
+        for row in 0..rows {
+            let mut places: Vec<usize> = (0..experts).collect();
+            for i in 0..experts {
+                places.swap(i, i + self.random.below(experts - i));
+            }
+            let equal = row > 0 && row + 1 == rows;
+            scores.extend(places.iter().map(|&p| if equal { 0.5 } else { 3.0 * p as f32 / experts as f32 - 1.5 }));
+        }
+        scores
+    }
+
+    fn bias(&mut self, experts: usize) -> Vec<f32> {
+        (0..experts).map(|_| self.random.below(1000) as f32 * 1e-3 - 0.5).collect()
+    }
+
+    pub(super) fn experts(&mut self) -> Result<Vec<Row>> {
+        let mut check = self.check("moe_route, moe");
+        // The device stores the results of each product as bf16.
+        check.allowed = if self.precision == Precision::F32 { F32 } else { BF16_WITHIN };
+        for case in cases() {
+            let Case { hidden, inter, experts, biased, shared, spec } = case;
+            let matrices: Vec<[HostMatrix; 3]> = (0..experts)
+                .map(|_| [(inter, hidden), (inter, hidden), (hidden, inter)].map(|(o, i)| self.random.weight(o, i)))
+                .collect();
+            let weights = |ids: std::ops::Range<usize>| {
+                let matrices = &matrices;
+                ids.map(move |id| {
+                    let [gate, up, down] = matrices[id].clone();
+                    Ok(ExpertWeights { id: id as u32, gate, up, down })
+                })
+            };
+            let table = ExpertTable { layer: 0, holders: vec![vec![0]; experts] };
+            let whole = self.cpu.experts(table.clone(), &mut weights(0..experts), self.precision)?;
+            // As after a move: some were held, and another load brought the rest.
+            let held = self.device.experts(table.clone(), &mut weights(0..experts / 2), self.precision)?;
+            let fresh = self.device.experts(table, &mut weights(experts / 2..experts), self.precision)?;
+            let all: Vec<u32> = (0..experts as u32).collect();
+            let moved = self.device.regroup(&held, &fresh, &all)?;
+            let bias = self.bias(experts);
+            let (on_device, on_cpu) = (self.device.vector(bias.clone())?, self.cpu.vector(bias)?);
+            for &rows in self.row_counts() {
+                let (x, x_cpu) = self.activation(rows, hidden)?;
+                let (add, add_cpu) = self.activation(rows, hidden)?;
+                let scores = self.scores(rows, experts);
+                let step = Rows { ids: vec![0; rows], ..Rows::default() };
+                let of_device = self.device.to_device(rows, experts, scores.clone());
+                let routes = self.device.moe_route(&of_device, biased.then_some(&on_device), &spec);
+                let batch = self.device.begin(step.clone())?;
+                let got = self.device.moe(&batch, &x, &routes, &moved, shared.then_some(&add))?;
+                let of_cpu = self.cpu.to_device(rows, experts, scores);
+                let routes = self.cpu.moe_route(&of_cpu, biased.then_some(&on_cpu), &spec);
+                let batch = self.cpu.begin(step)?;
+                let want = self.cpu.moe(&batch, &x_cpu, &routes, &whole, shared.then_some(&add_cpu))?;
+                let name = format!("{} of {experts} experts, [{rows}, {hidden}], inner {inter}", spec.top_k);
+                check.compare(name, &self.device.to_host(&got), want.data());
+            }
+        }
+        let mut rows = vec![check.row()];
+        if self.precision == Precision::Bf16 {
+            for form in [Form::Bf16, Form::Fp8, Form::Int4] {
+                rows.push(self.experts_of(form)?);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Against loops that round where the kernels do. Every row takes all experts with the same weight.
+    fn experts_of(&mut self, form: Form) -> Result<Row> {
+        let mut check = Check::new(format!("moe {form:?}, rounded alike"), BF16);
+        for (hidden, inter, experts) in [(128, 64, 3), (160, 140, 2)] {
+            let mut numbers = Vec::new();
+            let mut weights = Vec::new();
+            for id in 0..experts as u32 {
+                let mut one = |outs, ins| match form {
+                    Form::Bf16 => self.random.bf16(outs, ins),
+                    Form::Fp8 => self.random.fp8(outs, ins),
+                    Form::Int4 => self.random.int4(outs, ins, 32),
+                };
+                let [gate, up, down] = [one(inter, hidden)?, one(inter, hidden)?, one(hidden, inter)?];
+                numbers.push([gate.numbers, up.numbers, down.numbers]);
+                weights.push(Ok(ExpertWeights { id, gate: gate.weight, up: up.weight, down: down.weight }));
+            }
+            let table = ExpertTable { layer: 0, holders: vec![vec![0]; experts] };
+            let on_device = self.device.experts(table, &mut weights.into_iter(), self.precision)?;
+            let spec = RouteSpec {
+                top_k: experts,
+                scoring: Scoring::Softmax,
+                n_group: 1,
+                topk_group: 1,
+                normalize: true,
+                scaling: 1.0,
+            };
+            for &rows in self.row_counts() {
+                let (x, x_cpu) = self.activation(rows, hidden)?;
+                let scores = self.device.to_device(rows, experts, vec![1.0; rows * experts]);
+                let routes = self.device.moe_route(&scores, None, &spec);
+                let batch = self.device.begin(Rows { ids: vec![0; rows], ..Rows::default() })?;
+                let got = self.device.moe(&batch, &x, &routes, &on_device, None)?;
+                let quantize =
+                    |x: &[f32], cols| if form == Form::Fp8 { reference::quantize_fp8(x, cols) } else { x.to_vec() };
+                let input = quantize(x_cpu.data(), hidden);
+                let mut want = vec![0.0; rows * hidden];
+                for [gate, up, down] in &numbers {
+                    // Each result on the way is stored as bf16.
+                    let product = |weight: &[f32]| rounded(&reference::linear(&input, weight, hidden, None));
+                    let middle = rounded(&reference::silu_mul(&product(gate), &product(up)));
+                    let part = rounded(&reference::linear(&quantize(&middle, inter), down, inter, None));
+                    want.iter_mut().zip(part).for_each(|(w, p)| *w += p / experts as f32);
+                }
+                let case = format!("{experts} experts, [{rows}, {hidden}], inner {inter}");
+                check.compare(case, &self.device.to_host(&got), &want);
+            }
+        }
+        Ok(check.row())
+    }
+}

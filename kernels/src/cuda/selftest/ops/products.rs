@@ -1,0 +1,112 @@
+//! Products with weights of every form.
+
+use half::bf16;
+
+use super::{BF16, Check, Pair, Random, Row};
+use crate::backend::*;
+use crate::error::Result;
+use crate::{quant, reference};
+
+/// A weight that is not f32, and the numbers that it stands for.
+pub(super) struct Stored {
+    pub weight: HostMatrix,
+    pub numbers: Vec<f32>,
+}
+
+const BLOCK: [usize; 2] = [128, 128];
+
+impl Random {
+    pub(super) fn bf16(&mut self, outs: usize, ins: usize) -> Result<Stored> {
+        let numbers = rounded(&self.numbers(outs * ins, (ins as f32).powf(-0.5)));
+        let data = HostData::Bf16(numbers.iter().map(|&x| bf16::from_f32(x)).collect());
+        Ok(Stored { weight: HostMatrix { rows: outs, cols: ins, data }, numbers })
+    }
+
+    pub(super) fn fp8(&mut self, outs: usize, ins: usize) -> Result<Stored> {
+        // Codes 0x7f and 0xff are NaN. The deviation of a random code's value is about 100.
+        let codes: Vec<u8> = (0..outs * ins).map(|_| (self.below(0x7f) | self.below(2) << 7) as u8).collect();
+        let deviation = (ins as f32).powf(-0.5) / 100.0;
+        let scales: Vec<f32> = (0..outs.div_ceil(BLOCK[0]) * ins.div_ceil(BLOCK[1]))
+            .map(|_| deviation * (1 + self.below(64)) as f32 / 32.0)
+            .collect();
+        let numbers = quant::fp8_block_dequant(&codes, outs, ins, &scales, BLOCK)?;
+        Ok(Stored {
+            weight: HostMatrix { rows: outs, cols: ins, data: HostData::Fp8 { codes, scales, block: BLOCK } },
+            numbers,
+        })
+    }
+
+    pub(super) fn int4(&mut self, outs: usize, ins: usize, group: usize) -> Result<Stored> {
+        let packed: Vec<u8> = (0..outs * ins.div_ceil(8) * 4).map(|_| self.below(256) as u8).collect();
+        let deviation = (ins as f32).powf(-0.5) / 4.6;
+        let scales: Vec<f32> =
+            (0..outs * ins.div_ceil(group)).map(|_| deviation * (1 + self.below(64)) as f32 / 32.0).collect();
+        let numbers = quant::int4_group_dequant(&packed, outs, ins, &scales, group)?;
+        Ok(Stored {
+            weight: HostMatrix { rows: outs, cols: ins, data: HostData::Int4 { packed, scales, group } },
+            numbers,
+        })
+    }
+}
+
+pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
+    x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
+}
+
+impl<B: Backend> Pair<B> {
+    pub(super) fn products(&mut self) -> Result<Vec<Row>> {
+        let mut check = self.check("linear");
+        let shapes: &[(usize, usize)] = &[(1, 1), (64, 64), (96, 200), (520, 77), (33, 130)];
+        for &(ins, outs) in shapes {
+            let weight = self.random.weight(outs, ins);
+            let on_device = self.device.linear_weight(weight.clone(), self.precision)?;
+            let on_cpu = self.cpu.linear_weight(weight, self.precision)?;
+            let (bias, bias_cpu) = self.vectors(outs)?;
+            for &rows in self.row_counts() {
+                let (x, x_cpu) = self.activation(rows, ins)?;
+                let got = self.device.to_host(&self.device.linear(&x, &on_device, None));
+                let want = self.cpu.linear(&x_cpu, &on_cpu, None);
+                check.compare(format_args!("[{rows}, {ins}] to {outs}"), &got, want.data());
+                let got = self.device.to_host(&self.device.linear(&x, &on_device, Some(&bias)));
+                let want = self.cpu.linear(&x_cpu, &on_cpu, Some(&bias_cpu));
+                check.compare(format_args!("[{rows}, {ins}] to {outs} with bias"), &got, want.data());
+            }
+        }
+        let mut rows = vec![check.row()];
+        if self.precision == Precision::Bf16 {
+            rows.push(self.fp8_products()?);
+            rows.push(self.int4_products()?);
+        }
+        Ok(rows)
+    }
+
+    fn fp8_products(&mut self) -> Result<Row> {
+        let mut check = Check::new("linear FP8", BF16);
+        for (ins, outs) in [(1, 3), (128, 64), (300, 200), (256, 130)] {
+            let Stored { weight, numbers } = self.random.fp8(outs, ins)?;
+            let on_device = self.device.linear_weight(weight, self.precision)?;
+            for &rows in self.row_counts() {
+                let (x, x_cpu) = self.activation(rows, ins)?;
+                let got = self.device.to_host(&self.device.linear(&x, &on_device, None));
+                let want = reference::linear(&reference::quantize_fp8(x_cpu.data(), ins), &numbers, ins, None);
+                check.compare(format_args!("[{rows}, {ins}] to {outs}"), &got, &want);
+            }
+        }
+        Ok(check.row())
+    }
+
+    fn int4_products(&mut self) -> Result<Row> {
+        let mut check = Check::new("linear int4", BF16);
+        for (ins, outs, group) in [(32, 3, 32), (128, 64, 32), (300, 77, 32), (260, 130, 128)] {
+            let Stored { weight, numbers } = self.random.int4(outs, ins, group)?;
+            let on_device = self.device.linear_weight(weight, self.precision)?;
+            for &rows in self.row_counts() {
+                let (x, x_cpu) = self.activation(rows, ins)?;
+                let got = self.device.to_host(&self.device.linear(&x, &on_device, None));
+                let want = reference::linear(x_cpu.data(), &numbers, ins, None);
+                check.compare(format_args!("[{rows}, {ins}] to {outs}, groups of {group}"), &got, &want);
+            }
+        }
+        Ok(check.row())
+    }
+}
