@@ -85,8 +85,8 @@ impl Candidate {
     /// -0 counts as 0.
     fn new(id: usize, logit: f32) -> Self {
         let bits = (logit + 0.0).to_bits();
-        // As unsigned numbers, these are in the order of the logits.
-        let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+        // As unsigned numbers, these are in the order of the logits. No branch: signs are random.
+        let ascending = bits ^ ((bits as i32 >> 31) as u32 | 1 << 31);
         Candidate(u64::from(!ascending) << 32 | id as u64)
     }
 
@@ -96,7 +96,7 @@ impl Candidate {
 
     fn logit(self) -> f32 {
         let ascending = !((self.0 >> 32) as u32);
-        f32::from_bits(if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending })
+        f32::from_bits(ascending ^ (!(ascending as i32 >> 31) as u32 | 1 << 31))
     }
 }
 
@@ -112,36 +112,43 @@ pub fn sample(logits: &mut [f32], spec: &SampleSpec) -> Option<u32> {
     // Equal logits are compared first, because +inf minus +inf is NaN: tokens with +inf share the draw.
     let weight =
         |logit: f32| if logit == top { 1.0 } else { ((f64::from(logit) - f64::from(top)) / temperature).exp() };
-    let usable = |logit: f32| !logit.is_nan() && logit > f32::NEG_INFINITY;
-    let mut kept: Vec<Candidate> =
-        logits.iter().enumerate().filter(|(_, l)| usable(**l)).map(|(i, l)| Candidate::new(i, *l)).collect();
+    let usable = logits.iter().enumerate().filter(|(_, logit)| !logit.is_nan() && **logit > f32::NEG_INFINITY);
+    // By id, so that the result does not depend on how tokens were selected.
+    let kept: Vec<(u32, f64)> = if spec.top_k > 0 || spec.top_p < 1.0 || spec.min_p > 0.0 {
+        let mut kept = usable.map(|(id, &logit)| Candidate::new(id, logit)).collect();
+        select(&mut kept, spec, &weight);
+        kept.sort_unstable_by_key(|candidate| candidate.id());
+        kept.into_iter().map(|candidate| (candidate.id(), weight(candidate.logit()))).collect()
+    } else {
+        usable.map(|(id, &logit)| (id as u32, weight(logit))).collect()
+    };
+    let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
+    let target = uniform(spec.seed, spec.position, spec.mask.is_some()) * total;
+    let mut reached = 0.0;
+    for &(id, weight) in &kept {
+        reached += weight;
+        if reached > target {
+            return Some(id);
+        }
+    }
+    // Because of rounding the target may be beyond the end.
+    kept.iter().rev().find(|(_, weight)| *weight > 0.0).map(|(id, _)| *id)
+}
 
+/// Top-k, top-p and min-p.
+fn select(kept: &mut Vec<Candidate>, spec: &SampleSpec, weight: &dyn Fn(f32) -> f64) {
     if spec.top_k > 0 && spec.top_k < kept.len() {
         kept.select_nth_unstable(spec.top_k - 1);
         kept.truncate(spec.top_k);
     }
     if spec.top_p < 1.0 {
         let total: f64 = kept.iter().map(|k| weight(k.logit())).sum();
-        keep_top_p(&mut kept, f64::from(spec.top_p.max(0.0)) * total, &weight);
+        keep_top_p(kept, f64::from(spec.top_p.max(0.0)) * total, weight);
     }
     if spec.min_p > 0.0 {
         let least = f64::from(spec.min_p.min(1.0));
         kept.retain(|k| weight(k.logit()) >= least);
     }
-    // By id: the result must not depend on the order that the selections above left.
-    kept.sort_unstable_by_key(|k| k.id());
-    let weights: Vec<f64> = kept.iter().map(|k| weight(k.logit())).collect();
-    let total: f64 = weights.iter().sum();
-    let target = uniform(spec.seed, spec.position, spec.mask.is_some()) * total;
-    let mut reached = 0.0;
-    for (candidate, weight) in kept.iter().zip(&weights) {
-        reached += weight;
-        if reached > target {
-            return Some(candidate.id());
-        }
-    }
-    // Because of rounding the target may be beyond the end.
-    kept.iter().zip(&weights).rev().find(|&(_, &weight)| weight > 0.0).map(|(candidate, _)| candidate.id())
 }
 
 /// Keeps the best tokens until their weights reach `mass`; at least one.
