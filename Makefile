@@ -1,4 +1,4 @@
-# make serve      build, and serve the demo model
+# make serve      build, and serve the demo model; ENGINE=cuda: on a GPU
 # make cluster    run a cluster on this machine
 # make test       run all checks and tests
 # make lint       check the format of the code, clippy's lints, and the protos
@@ -11,15 +11,16 @@
 .PHONY: serve cluster test chaos cuda lint bench reference dist clean setup setup-cluster setup-cuda setup-dist setup-lint setup-test
 
 MODEL ?= models/demo
+ENGINE ?= cpu
 HTTP ?= 127.0.0.1:8000
 GRPC ?= 127.0.0.1:50051
 PYTHON := .venv/bin/python
 # setup.sh puts protoc there if it cannot install the Debian package.
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
-serve: setup
+serve: setup $(if $(filter cuda,$(ENGINE)),cuda)
 	cargo build --release --locked --bin rein
-	exec target/release/rein serve --model $(MODEL) --http $(HTTP) --grpc $(GRPC)
+	exec target/release/rein serve --engine $(ENGINE) --model $(MODEL) --http $(HTTP) --grpc $(GRPC)
 
 cluster: setup-cluster
 	cargo build --release --locked --bin rein

@@ -1,13 +1,13 @@
 //! Fingerprints of everything that determines the tokens that an engine samples: checkpoint, text files, types and
 //! settings. All workers of a group must have the same fingerprint.
 
-use rein_kernels::cpu::Isa;
 use rein_proto::protocol;
 use rein_worker::checkpoint::content_hash;
 use rein_worker::node::TextFiles;
-use rein_worker::rank::ModelLoader;
+use rein_worker::rank::{DeviceChoice, ModelLoader};
 
 use crate::args::{EngineArgs, WeightArgs};
+use crate::load;
 
 pub struct Fingerprints {
     pub whole: String,
@@ -20,6 +20,7 @@ pub struct Fingerprints {
 pub fn of(
     weights: &WeightArgs,
     engine: &EngineArgs,
+    devices: &DeviceChoice,
     ranks: usize,
     model: Option<&ModelLoader>,
     files: &TextFiles,
@@ -41,8 +42,10 @@ pub fn of(
         }
     }
     // Sums differ between instruction sets, and a result must not depend on where an expert is placed.
-    let how = (weights.dtype, weights.quantize, engine.engine, engine.block_size, engine.max_context, Isa::detect());
-    hash.add(format!("{how:?} {} protocol {}", ranks, protocol::NUMBER).as_bytes());
+    let block_size = load::block_size(engine, devices);
+    let how = (weights.dtype, weights.quantize, engine.on.engine, block_size, engine.max_context);
+    let arithmetic = model.map(ModelLoader::arithmetic);
+    hash.add(format!("{how:?} {arithmetic:?} {} protocol {}", ranks, protocol::NUMBER).as_bytes());
     Ok(Fingerprints { whole: hash.end(), text })
 }
 

@@ -8,19 +8,54 @@ use std::time::Duration;
 use rein_worker::LoadLog;
 use rein_worker::checkpoint::LoadError;
 use rein_worker::node::TextFiles;
-use rein_worker::rank::{Dtype, ModelLoader, ModelOptions, Quantize, RankGroup};
+use rein_worker::rank::{DeviceChoice, Dtype, ModelLoader, ModelOptions, Quantize, RankGroup};
 
-use crate::args::{DtypeArg, EngineArgs, ModelArgs, QuantizeArg, ServeArgs, WeightArgs};
+use crate::args::{
+    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, ModelArgs, QuantizeArg, ServeArgs, WeightArgs,
+};
 use crate::{model_dir, progress};
 
 const BAR: &str = "loading weights {bar:40} {bytes}/{total_bytes} {bytes_per_sec}";
 
-pub fn options(args: &ModelArgs) -> ModelOptions {
-    ModelOptions { tp: args.tp.into(), ..weights(&args.weights) }
+/// Ranks of a process that has the whole group.
+pub fn ranks(tp: u16, devices: &DeviceChoice) -> usize {
+    match devices {
+        DeviceChoice::Cpu => tp.into(),
+        DeviceChoice::Cuda(indices) => indices.len(),
+    }
 }
 
-fn weights(args: &WeightArgs) -> ModelOptions {
+/// The devices of this process's ranks. `tp`: of --tp; 1 leaves their number to --devices.
+pub fn devices(args: &DeviceArgs, tp: u16) -> Result<DeviceChoice, String> {
+    let (given, ranks) = (args.devices.len(), usize::from(tp));
+    if given > 0 && ranks > 1 && given != ranks {
+        return Err(format!("--devices: must name one device for each of the {ranks} ranks of --tp, got {given}"));
+    }
+    let gpus: Vec<usize> = args.devices.iter().filter_map(Device::gpu).collect();
+    match args.engine {
+        EngineKind::Cuda if given == 0 => Ok(DeviceChoice::Cuda((0..ranks).collect())),
+        EngineKind::Cuda if gpus.len() < given => {
+            Err("--devices: with --engine cuda, must be indices of GPUs such as 0,1, got cpu".into())
+        }
+        EngineKind::Cuda => match gpus.iter().enumerate().find(|(i, gpu)| gpus[..*i].contains(gpu)) {
+            Some((_, twice)) => Err(format!("--devices: names device {twice} twice; a device has one rank")),
+            None => Ok(DeviceChoice::Cuda(gpus)),
+        },
+        EngineKind::Cpu | EngineKind::Sim => match gpus.first() {
+            Some(gpu) => Err(format!("--devices: device {gpu} is a GPU: add --engine cuda")),
+            None => Ok(DeviceChoice::Cpu),
+        },
+    }
+}
+
+pub fn options(args: &ModelArgs, devices: DeviceChoice) -> ModelOptions {
+    let block_size = devices.defaults().block_size;
+    ModelOptions { tp: ranks(args.tp, &devices), block_size, ..weights(&args.weights, devices) }
+}
+
+fn weights(args: &WeightArgs, devices: DeviceChoice) -> ModelOptions {
     ModelOptions {
+        devices,
         dtype: match args.dtype {
             DtypeArg::Auto => Dtype::Auto,
             DtypeArg::F32 => Dtype::F32,
@@ -37,20 +72,25 @@ fn weights(args: &WeightArgs) -> ModelOptions {
 }
 
 /// The options of a process that serves.
-pub fn engine_options(args: &WeightArgs, engine: &EngineArgs) -> ModelOptions {
+pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceChoice) -> ModelOptions {
     ModelOptions {
         kv_memory: engine.kv_memory.map(|mib| (mib as usize) << 20),
-        block_size: engine.block_size.into(),
+        block_size: block_size(engine, &devices),
         max_context: engine.max_context.map(|n| n as usize),
         max_sequences: engine.max_sequences as usize,
-        ..weights(args)
+        ..weights(args, devices)
     }
+}
+
+pub fn block_size(engine: &EngineArgs, devices: &DeviceChoice) -> usize {
+    engine.block_size.map_or(devices.defaults().block_size, usize::from)
 }
 
 /// Prefixes the error message with the flag that it is about. `ranks` is the flag that sets the number of ranks.
 pub fn flagged(error: LoadError, ranks: &str) -> String {
     match error {
         LoadError::Option { option, what } => format!("--{}: {what}", option.replace('_', "-")),
+        LoadError::Device(what) => format!("--engine cuda: {what}"),
         LoadError::Placement(error) => format!("{ranks}: {error}"),
         LoadError::Kernel(_) | LoadError::Rank { .. } => error.to_string(),
         error => format!("--model: {error}"),
@@ -67,9 +107,10 @@ pub fn text_files(args: &WeightArgs) -> Result<TextFiles, String> {
 }
 
 /// Opens the checkpoint, without its weights.
-pub fn model(args: &ServeArgs) -> Result<ModelLoader, String> {
+pub fn model(args: &ServeArgs, devices: &DeviceChoice) -> Result<ModelLoader, String> {
     let weights = &args.model.weights;
-    let options = ModelOptions { tp: args.model.tp.into(), ..engine_options(weights, &args.engine) };
+    let options =
+        ModelOptions { tp: ranks(args.model.tp, devices), ..engine_options(weights, &args.engine, devices.clone()) };
     ModelLoader::open(&weights.model, &options).map_err(|error| flagged(error, "--tp"))
 }
 

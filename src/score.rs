@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 
 use rein_worker::score::score_with_progress;
 
-use crate::args::ScoreArgs;
+use crate::args::{EngineKind, ScoreArgs};
 use crate::load;
 
 pub fn run(args: &ScoreArgs) -> Result<(), Box<dyn Error>> {
@@ -19,8 +19,12 @@ pub fn run(args: &ScoreArgs) -> Result<(), Box<dyn Error>> {
     };
     let tokens: Vec<u32> =
         serde_json::from_str(&text).map_err(|e| format!("--tokens: not a JSON array of token ids: {e}"))?;
+    if args.on.engine == EngineKind::Sim {
+        return Err("--engine: must be cpu or cuda; the sim engine has no weights".into());
+    }
+    let devices = load::devices(&args.on, args.model.tp)?;
     load::text_files(&args.model.weights)?;
-    let options = load::options(&args.model);
+    let options = load::options(&args.model, devices);
     let output =
         load::with_progress(|progress| score_with_progress(&args.model.weights.model, &options, &tokens, progress))?;
     writeln!(std::io::stdout(), "{}", serde_json::to_string(&output)?)?;

@@ -9,6 +9,7 @@ use rein_text::model_text::{ModelOverrides, ModelText};
 use rein_worker::EngineOptions;
 use rein_worker::bytes::ByteCount;
 use rein_worker::executor::Executor;
+use rein_worker::rank::DeviceChoice;
 use rein_worker::sim::{Sim, SimOptions};
 
 use crate::api_server::{self, Listeners};
@@ -19,10 +20,11 @@ use crate::{fingerprint, load};
 
 pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let weights = &args.model.weights;
-    if args.engine.engine == EngineKind::Sim && (args.model.tp != 1 || !weights.is_default()) {
+    if args.engine.on.engine == EngineKind::Sim && (args.model.tp != 1 || !weights.is_default()) {
         let why = "--engine sim loads no weights and cannot be combined with --tp, --dtype, --quantize or --threads";
         return Err(why.into());
     }
+    let devices = load::devices(&args.engine.on, args.model.tp)?;
     let policy = api_server::policy(&args.api.tool_calls)?;
     let files = load::text_files(weights)?;
     let mut text = ModelText::load(
@@ -41,31 +43,38 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         let banner = Banner::new(&format!("serves {}", text.name))
             .row("model", format_args!("{} ({})", weights.model.display(), text.architecture))
             .row("format", format);
-        let model = match args.engine.engine {
-            EngineKind::Cpu => Some(load::model(&args)?),
+        let model = match args.engine.on.engine {
+            EngineKind::Cpu | EngineKind::Cuda => Some(load::model(&args, &devices)?),
             EngineKind::Sim => None,
         };
-        let fingerprint = fingerprint::of(weights, &args.engine, args.model.tp.into(), model.as_ref(), &files)?;
+        let fingerprint = fingerprint::of(
+            weights,
+            &args.engine,
+            &devices,
+            load::ranks(args.model.tp, &devices),
+            model.as_ref(),
+            &files,
+        )?;
         let (executor, banner): (Box<dyn Executor>, _) = match model {
             Some(model) => {
                 let group = load::group(&model)?;
-                let (weights, kv, tp) = (group.weights(), group.plan(), args.model.tp);
+                let (weights, kv, tp) = (group.weights(), group.plan(), load::ranks(args.model.tp, &devices));
                 let ranks = if tp == 1 { "1 rank".to_owned() } else { format!("{tp} ranks") };
                 let banner = banner
-                    .row("weights", format_args!("{weights}, {ranks} on cpu"))
+                    .row("weights", format_args!("{weights}, {ranks} on {}", devices.name(0)))
                     .row("KV cache", format_args!("{} for {} tokens", ByteCount(kv.bytes() as u64), kv.tokens()))
                     .row("context", format_args!("{} tokens", kv.max_context));
                 (Box::new(group), banner)
             }
             None => {
-                let sim = sim(&args.engine, &text);
+                let sim = sim(&args.engine, &devices, &text);
                 let context = sim.shape().max_context;
                 let banner =
                     banner.row("weights", "none (sim engine)").row("context", format_args!("{context} tokens"));
                 (Box::new(sim), banner)
             }
         };
-        let engine = rein_worker::start(executor, engine_options(&args.engine));
+        let engine = rein_worker::start(executor, engine_options(&args.engine, &devices));
         let process_metrics = api_server::process_metrics(listeners.certificate().into_iter().collect());
         let router = Router::new(
             RouterConfig { process_metrics, ..api_server::config(&args.api)? },
@@ -92,13 +101,13 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     })
 }
 
-pub fn sim(args: &EngineArgs, text: &ModelText) -> Sim {
+pub fn sim(args: &EngineArgs, devices: &DeviceChoice, text: &ModelText) -> Sim {
     Sim::new(SimOptions {
         model: text.name.clone(),
         vocab_size: text.vocab_size,
         max_context: text.max_context.unwrap_or(SimOptions::default().max_context),
         blocks: args.sim.sim_blocks as usize,
-        block_size: args.block_size.into(),
+        block_size: load::block_size(args, devices),
         step_base_us: args.sim.sim_step_us,
         per_prefill_token_us: args.sim.sim_prefill_us,
         per_decode_row_us: args.sim.sim_decode_us,
@@ -106,11 +115,11 @@ pub fn sim(args: &EngineArgs, text: &ModelText) -> Sim {
     })
 }
 
-pub fn engine_options(args: &EngineArgs) -> EngineOptions {
+pub fn engine_options(args: &EngineArgs, devices: &DeviceChoice) -> EngineOptions {
     EngineOptions {
         max_sequences: args.max_sequences as usize,
         max_queue: args.max_queue as usize,
-        step_tokens: args.token_budget as usize,
+        step_tokens: args.token_budget.map_or(devices.defaults().step_tokens, |n| n as usize),
         prefix_cache: !args.no_prefix_cache,
         ..EngineOptions::default()
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rein_router::RoutePolicy;
 
 use super::address::ListenAddr;
@@ -91,9 +91,6 @@ pub struct WorkerGroupArgs {
     /// Ranks per group. Workers of the same model form groups as they join; those left over are spares
     #[arg(long, env = "REIN_GROUP_SIZE", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub group_size: u16,
-    /// Comma-separated devices; this process holds one rank on each
-    #[arg(long, env = "REIN_DEVICES", default_value = "cpu", value_delimiter = ',', value_name = "DEVICES")]
-    pub devices: Vec<Device>,
     /// Redundant experts: copies of busy experts that each rank has room for, per layer
     #[arg(long, env = "REIN_REDUNDANT_EXPERTS", default_value_t = 0, value_name = "N")]
     pub redundant_experts: u16,
@@ -123,12 +120,6 @@ pub struct WorkerNetworkArgs {
     /// free port [default: none]
     #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
     pub http: Option<ListenAddr>,
-}
-
-/// Where a rank computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Device {
-    Cpu,
 }
 
 #[derive(Debug, Clone, Args)]

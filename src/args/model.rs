@@ -1,6 +1,7 @@
 //! Options of a model's weights and of the engine that executes it.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
@@ -65,17 +66,58 @@ pub struct ModelArgs {
 pub enum EngineKind {
     /// The model, on this machine's CPU
     Cpu,
+    /// The model, on NVIDIA GPUs
+    Cuda,
     /// A simulation without weights: seeded or scripted tokens, step times from a cost model
     Sim,
+}
+
+/// Where a rank computes: `cpu`, or the index of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+    Gpu(usize),
+}
+
+impl Device {
+    pub fn gpu(&self) -> Option<usize> {
+        match self {
+            Device::Cpu => None,
+            Device::Gpu(index) => Some(*index),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "cpu" => Ok(Device::Cpu),
+            index => index.parse().map(Device::Gpu).map_err(|_| "expected cpu, or the index of a GPU such as 0".into()),
+        }
+    }
+}
+
+/// What executes the steps, and on which devices.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct DeviceArgs {
+    /// Backend that executes the steps
+    #[arg(long, env = "REIN_ENGINE", value_enum, default_value_t = EngineKind::Cpu)]
+    pub engine: EngineKind,
+    /// Comma-separated devices, one for each rank of this process: `cpu`, or with --engine cuda the indices of GPUs,
+    /// among those that CUDA_VISIBLE_DEVICES leaves [default: cpu; with --engine cuda: 0]
+    #[arg(long, env = "REIN_DEVICES", value_delimiter = ',', value_name = "DEVICES")]
+    pub devices: Vec<Device>,
 }
 
 /// The engine: context, KV cache, batching.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Backend that executes the steps
-    #[arg(long, env = "REIN_ENGINE", value_enum, default_value_t = EngineKind::Cpu)]
-    pub engine: EngineKind,
+    #[command(flatten)]
+    pub on: DeviceArgs,
     /// Name of the model in the API [default: the name of the model directory]
     #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub served_name: Option<String>,
@@ -83,21 +125,22 @@ pub struct EngineArgs {
     #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_context: Option<u32>,
     /// Memory for the KV cache in MiB, at most what --max-sequences contexts of --max-context tokens need [default: a
-    /// quarter of the free memory]
+    /// quarter of the memory that the weights leave free; with --engine cuda: nine tenths]
     #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_memory: Option<u64>,
-    /// Tokens per KV block
-    #[arg(long, env = "REIN_BLOCK_SIZE", default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub block_size: u16,
+    /// Tokens per KV block [default: 16; with --engine cuda: 64]
+    #[arg(long, env = "REIN_BLOCK_SIZE", value_name = "TOKENS", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub block_size: Option<u16>,
     /// Maximum number of running sequences; others wait in the engine's queue
     #[arg(long, env = "REIN_MAX_SEQUENCES", default_value_t = limits::MAX_SEQUENCES as u32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub max_sequences: u32,
     /// Maximum number of sequences in the engine's queue; requests beyond it get status 429
     #[arg(long, env = "REIN_MAX_QUEUE", default_value_t = limits::MAX_QUEUE as u32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_queue: u32,
-    /// Maximum number of tokens in one step; longer prompts are computed in chunks
-    #[arg(long, env = "REIN_TOKEN_BUDGET", default_value_t = limits::STEP_TOKENS as u32, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub token_budget: u32,
+    /// Maximum number of tokens in one step; longer prompts are computed in chunks [default: 512; with --engine cuda:
+    /// 8192]
+    #[arg(long, env = "REIN_TOKEN_BUDGET", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub token_budget: Option<u32>,
     /// Disable the prefix cache, which shares the KV blocks of equal prompt prefixes
     #[arg(long, env = "REIN_NO_PREFIX_CACHE")]
     pub no_prefix_cache: bool,

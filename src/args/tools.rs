@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 
-use super::ModelArgs;
+use super::{DeviceArgs, ModelArgs};
 
 #[derive(Debug, Clone, Args)]
 pub struct ScoreArgs {
@@ -14,6 +14,8 @@ pub struct ScoreArgs {
     pub tokens: PathBuf,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub on: DeviceArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -95,6 +97,20 @@ pub enum SelftestSection {
     Ptx,
     /// Every op of a model against the CPU backend, over many shapes
     Ops,
+    /// Every small model against the CPU: logprobs and greedy tokens
+    Models,
+    /// A row's bits over batches, chunks and the prefix cache
+    Invariance,
+    /// Steered, rewound, masked, preempted and resumed sequences against the same ones alone
+    Engine,
+    /// Times of loading, prefill, decoding, and enforced output
+    Bench,
+}
+
+impl SelftestSection {
+    /// The newest first: what a run that is cut off has shown then.
+    const ORDER: [SelftestSection; 7] =
+        [Self::Ops, Self::Models, Self::Invariance, Self::Engine, Self::Bench, Self::Device, Self::Ptx];
 }
 
 #[cfg(feature = "cuda")]
@@ -104,7 +120,16 @@ impl SelftestSection {
             SelftestSection::Device => "device",
             SelftestSection::Ptx => "ptx",
             SelftestSection::Ops => "ops",
+            SelftestSection::Models => "models",
+            SelftestSection::Invariance => "invariance",
+            SelftestSection::Engine => "engine",
+            SelftestSection::Bench => "bench",
         }
+    }
+
+    /// Whether --reduced changes it.
+    pub fn has_sets(self) -> bool {
+        !matches!(self, SelftestSection::Device | SelftestSection::Ptx | SelftestSection::Ops)
     }
 }
 
@@ -116,9 +141,15 @@ pub struct SelftestArgs {
     /// Index of the device, among those that CUDA_VISIBLE_DEVICES leaves
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub device: usize,
-    /// Sections to run
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = [SelftestSection::Device, SelftestSection::Ptx, SelftestSection::Ops])]
+    /// Sections to run, in this order
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = SelftestSection::ORDER)]
     pub sections: Vec<SelftestSection>,
+    /// Directory with the small model directories of models, invariance, engine and bench
+    #[arg(long, default_value = "tests/fixtures/models", value_name = "DIR")]
+    pub fixtures: PathBuf,
+    /// Smaller sets, for a device that is emulated; the report marks them
+    #[arg(long)]
+    pub reduced: bool,
     /// JSON file for the report, written after each section; a Markdown page is written beside it
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,

@@ -15,9 +15,10 @@ use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::metrics::{Samples, on_scrape};
 use rein_text::model_text::{self, ModelOverrides, ModelText};
+use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
 use rein_worker::node::{self, EngineSwitch, NodeOptions, Readiness, TextFiles, WorkerReport, Workload};
-use rein_worker::rank::{ModelLoader, ModelOptions};
+use rein_worker::rank::{DeviceChoice, ModelLoader, ModelOptions};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
@@ -33,18 +34,20 @@ use crate::{fingerprint, load, metrics, serve};
 pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let peers = Peers::open(&args.peer)?;
-    let (ranks, group_size) = (args.group.devices.len(), usize::from(args.group.group_size));
+    let devices = load::devices(&args.engine.on, 1)?;
+    // Each device has one rank.
+    let (ranks, group_size) = (args.engine.on.devices.len().max(1), usize::from(args.group.group_size));
     if !group_size.is_multiple_of(ranks) {
         return Err(format!(
             "--group-size: must be a multiple of {ranks}, the number of devices of this worker, got {group_size}"
         )
         .into());
     }
-    if args.group.replicas > 1 && args.engine.engine != EngineKind::Sim {
+    if args.group.replicas > 1 && args.engine.on.engine != EngineKind::Sim {
         return Err("--replicas: needs --engine sim; start one process per worker of a real model".into());
     }
     let files = load::text_files(&args.weights)?;
-    let (work, shape, most_ranks, name) = work(&args)?;
+    let (work, shape, most_ranks, name) = work(&args, &devices)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ran = runtime.block_on(async {
         let mesh = args.network.mesh.clone().unwrap_or_else(|| args.network.listen.any_port());
@@ -60,7 +63,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             Workload::Model(model) => Some(&**model),
             Workload::Sim(_) => None,
         };
-        let fingerprint = fingerprint::of(&args.weights, &args.engine, ranks, model, &files)?;
+        let fingerprint = fingerprint::of(&args.weights, &args.engine, &devices, ranks, model, &files)?;
         let record = WorkerRecord {
             model: name,
             fingerprint: fingerprint.whole,
@@ -68,7 +71,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             revision: model_text::revision(&args.weights.model),
             address: String::new(),
             mesh: at(&args, listener.address())?,
-            device: vec!["cpu"; ranks].join(","),
+            device: (0..ranks).map(|rank| devices.name(rank)).collect::<Vec<_>>().join(","),
             shape,
             ranks,
             most_ranks,
@@ -91,7 +94,8 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).collect();
         let expires = tls::watch(certificates.clone());
         let listener = Arc::new(listener);
-        let shared = Shared { args: &args, tls, keys, store, work, files, listener, record, leaving, expires };
+        let engine = serve::engine_options(&args.engine, &devices);
+        let shared = Shared { args: &args, engine, tls, keys, store, work, files, listener, record, leaving, expires };
         let (mut workers, mut shown) = (JoinSet::new(), Vec::new());
         for replica in 0..args.group.replicas {
             let (worker, runs) = shared.worker(replica).await?;
@@ -159,6 +163,7 @@ fn at(args: &WorkerArgs, address: SocketAddr) -> Result<String, Box<dyn Error>> 
 /// What the workers of a process share.
 struct Shared<'a> {
     args: &'a WorkerArgs,
+    engine: EngineOptions,
     tls: Option<ServerTls>,
     keys: Keys,
     store: Arc<dyn Store>,
@@ -193,7 +198,7 @@ impl Shared<'_> {
             keys: self.keys.clone(),
             id: id.clone(),
             record: WorkerRecord { address: address.clone(), ..self.record.clone() },
-            engine: serve::engine_options(&args.engine),
+            engine: self.engine.clone(),
             step_deadline: Duration::from_secs_f64(args.group.step_deadline),
             lease: LEASE,
             expires: self.expires.clone(),
@@ -288,16 +293,17 @@ fn write(samples: &mut Samples<'_>, workers: &[ReportedWorker]) -> std::fmt::Res
 }
 
 /// The executor, the model's shape, the number of ranks that fit, and the served name.
-fn work(args: &WorkerArgs) -> Result<(Workload, ModelShape, usize, String), Box<dyn Error>> {
+fn work(args: &WorkerArgs, devices: &DeviceChoice) -> Result<(Workload, ModelShape, usize, String), Box<dyn Error>> {
     let dir = &args.weights.model;
-    match args.engine.engine {
-        EngineKind::Cpu => {
-            let options = load::engine_options(&args.weights, &args.engine);
+    match args.engine.on.engine {
+        EngineKind::Cpu | EngineKind::Cuda => {
+            let options = load::engine_options(&args.weights, &args.engine, devices.clone());
             let flagged = |error| load::flagged(error, "--group-size");
-            let options = ModelOptions { redundant_experts: args.group.redundant_experts.into(), ..options };
+            let (tp, redundant_experts) = (args.group.group_size.into(), args.group.redundant_experts.into());
+            let options = ModelOptions { tp, redundant_experts, ..options };
             let model = ModelLoader::open(dir, &options).map_err(flagged)?;
             let (shape, group_size) = (model.shape(), usize::from(args.group.group_size));
-            let most = model.most_ranks(args.group.devices.len(), group_size).map_err(flagged)?;
+            let most = model.most_ranks(args.engine.on.devices.len().max(1), group_size).map_err(flagged)?;
             let name = args.engine.served_name.clone().unwrap_or_else(|| model.name());
             Ok((Workload::Model(Arc::new(model)), shape, most, name))
         }
@@ -312,8 +318,8 @@ fn work(args: &WorkerArgs) -> Result<(Workload, ModelShape, usize, String), Box<
                 ..ModelOverrides::default()
             };
             let text = ModelText::load(dir, &overrides)?;
-            let (name, engine) = (text.name.clone(), args.engine.clone());
-            let make = move || Box::new(serve::sim(&engine, &text)) as Box<dyn Executor>;
+            let (name, engine, devices) = (text.name.clone(), args.engine.clone(), devices.clone());
+            let make = move || Box::new(serve::sim(&engine, &devices, &text)) as Box<dyn Executor>;
             let shape = ModelShape { attention_heads: 1, kv_heads: 1, experts: Vec::new() };
             Ok((Workload::Sim(Arc::new(make)), shape, 1, name))
         }

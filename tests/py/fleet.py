@@ -48,7 +48,8 @@ class Fleet:
     ):
         self.directory, self.model, self.group_size, self.spares = pathlib.Path(directory), model, group_size, spares
         self.members = group_size // devices  # worker processes per complete group
-        self.worker_args, self.more = ["--devices", ",".join(["cpu"] * devices), *worker_args], dict(more)
+        given = ["--devices", ",".join(["cpu"] * devices)] if devices > 1 else []
+        self.worker_args, self.more = [*given, *worker_args], dict(more)
         self.etcd_args = list(etcd_args)
         client, peer, *ports = free_ports(2 + 2 * routers)
         self.etcd_url, self.peer_url = f"{'https' if 'REIN_ETCD_CA' in self.more else 'http'}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"

@@ -4,11 +4,20 @@ The kernels' own tests are one C++ binary. They are started from Python, so that
 """
 import json
 import os
+import pathlib
+import shutil
 import subprocess
+import threading
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
-from conftest import BIN, REPOSITORY
+from conftest import BIN, REPOSITORY, Server
+from fleet import DEMO, Fleet
+
+FIXTURES = REPOSITORY / "tests/fixtures/models"
 
 
 def script(what):
@@ -37,27 +46,207 @@ def test_models_of_the_backend(driver, tmp_path):
     assert "cuGraphLaunch" in trace.read_text()
 
 
-def selftest(*options, library_path, **settings):
-    """Exit code, standard output and standard error. Settings are REIN_FAKE_CUDA_*."""
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library_path)}
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    environment |= {f"REIN_FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
-    done = subprocess.run([BIN, "selftest", "--engine", "cuda", *map(str, options)], capture_output=True, text=True,
-                          env=environment, timeout=300)
+def environment(library_path, **settings):
+    """Settings are REIN_FAKE_CUDA_*."""
+    ours = {**os.environ, "LD_LIBRARY_PATH": str(library_path), "REIN_LOG": "warn"}
+    ours.pop("CUDA_VISIBLE_DEVICES", None)
+    return ours | {f"REIN_FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+def rein(command, *options, library_path, **settings):
+    """Exit code, standard output and standard error of a command on the CUDA engine."""
+    done = subprocess.run([BIN, command, "--engine", "cuda", *map(str, options)], capture_output=True, text=True,
+                          env=environment(library_path, **settings), timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("options, settings, message", [
+def selftest(*options, library_path, **settings):
+    return rein("selftest", *options, library_path=library_path, **settings)
+
+
+UNUSABLE = [
     ([], {"version": 12040},
      "the NVIDIA driver supports CUDA 12.4, expected 13.0 or later: install driver 580 or later"),
     ([], {"devices": 0}, "no CUDA device: the driver reports none"),
-    (["--device", 3], {}, "device 3 does not exist: the driver reports device 0 only"),
-    (["--device", 2], {"devices": 2}, "device 2 does not exist: the driver reports devices 0 to 1"),
+    ([3], {}, "device 3 does not exist: the driver reports device 0 only"),
+    ([2], {"devices": 2}, "device 2 does not exist: the driver reports devices 0 to 1"),
     ([], {"capability": 75}, "device 0 (Rein's CPU emulation) has compute capability 7.5, expected 8.0 or later"),
-])
-def test_a_device_that_cannot_be_used_is_a_clear_error(driver, options, settings, message):
-    code, out, err = selftest(*options, library_path=driver, **settings)
+]
+
+
+@pytest.mark.parametrize("device, settings, message", UNUSABLE)
+def test_a_device_that_cannot_be_used_is_a_clear_error(driver, device, settings, message):
+    code, out, err = selftest(*(["--device", *device] if device else []), library_path=driver, **settings)
     assert (code, out, err) == (1, "", f"rein: {message}\n")
+
+
+@pytest.mark.parametrize("device, settings, message", UNUSABLE)
+def test_no_server_starts_on_a_device_that_cannot_be_used(driver, unreadable, device, settings, message):
+    options = ["--model", unreadable, *(["--devices", *device] if device else [])]
+    code, out, err = rein("serve", *options, library_path=driver, **settings)
+    assert (code, out, err) == (1, "", f"rein: --engine cuda: {message}\n")
+
+
+@pytest.fixture
+def unreadable(tmp_path):
+    """The demo model with weights that are not safetensors: reading them is an error of another text."""
+    for file in DEMO.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "model.safetensors").write_text("unreadable")
+    return tmp_path
+
+
+@pytest.mark.parametrize("options, settings, message", [
+    (["--devices", "0,1"], {"devices": 2},
+     "--engine cuda: ranks on several GPUs need NCCL, which is not supported yet: use one rank on one device"),
+    (["--tp", 2], {"devices": 2},
+     "--engine cuda: ranks on several GPUs need NCCL, which is not supported yet: use one rank on one device"),
+    (["--tp", 2, "--devices", "0"], {}, "--devices: must name one device for each of the 2 ranks of --tp, got 1"),
+    (["--devices", "0,0"], {}, "--devices: names device 0 twice; a device has one rank"),
+    (["--devices", "cpu"], {}, "--devices: with --engine cuda, must be indices of GPUs such as 0,1, got cpu"),
+    (["--quantize", "int8"], {}, "--engine cuda: --quantize int8 is for CPUs: use a checkpoint that is stored as FP8 or "
+     "int4, which a GPU computes as it is"),
+])
+def test_options_that_the_engine_cannot_serve_are_refused(driver, unreadable, options, settings, message):
+    code, out, err = rein("serve", "--model", unreadable, *options, library_path=driver, **settings)
+    assert (code, out, err) == (1, "", f"rein: {message}\n")
+
+
+def test_a_gpu_needs_the_cuda_engine(driver):
+    done = subprocess.run([BIN, "serve", "--model", str(DEMO), "--devices", "0"], capture_output=True, text=True,
+                          env=environment(driver), timeout=60)
+    assert (done.returncode, done.stderr) == (1, "rein: --devices: device 0 is a GPU: add --engine cuda\n")
+
+
+@pytest.mark.parametrize("options, settings, message", [
+    ([], {"memory": 10 << 20},
+     "--engine cuda: the weights need 10.4 MiB, but 9.4 MiB of device memory are free for them and the KV cache (other "
+     "processes on the device count too); what would fit: if they are stored as bf16, a checkpoint quantized to FP8 "
+     "(about 5.2 MiB); or 2 ranks on 2 such devices, which needs NCCL (not supported yet)"),
+    ([], {"memory": 4 << 20}, "a checkpoint quantized to int4 (about 2.6 MiB)"),
+    ([], {"memory": 200 << 20, "others": 180 << 20}, "but 7.5 MiB of device memory are free"),
+    (["--kv-memory", 150], {"memory": 100 << 20},
+     "--kv-memory: a KV cache of 150.0 MiB exceeds the device memory that the weights leave free"),
+    (["--max-context", 4096], {"memory": 12 << 20}, "--max-context: 4096 tokens exceed the KV cache, which holds "),
+])
+def test_what_does_not_fit_is_refused_before_weights_are_read(driver, options, settings, message):
+    code, out, err = rein("serve", "--model", DEMO, *options, library_path=driver, **settings)
+    assert (code, out) == (1, "") and message in err and "loading" not in err, err
+
+
+def score(driver, **settings):
+    """Of a fixture's tokens: the output, and the log."""
+    tokens = json.loads((FIXTURES / "qwen3/reference.json").read_text())["tokens"]
+    done = subprocess.run([BIN, "score", "--engine", "cuda", "--model", str(FIXTURES / "qwen3"), "--tokens", "-"],
+                          input=json.dumps(tokens), capture_output=True, text=True, env=environment(driver, **settings),
+                          timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_scores_are_those_of_the_cpu(driver):
+    reference = json.loads((FIXTURES / "qwen3/reference.json").read_text())
+    found, log = score(driver)
+    differences = [abs(a - b) for a, b in zip(found["logprobs"][1:], reference["logprobs"][1:])]
+    assert max(differences) < 5e-2 and log == ""
+
+
+def test_unusual_devices_are_named_in_the_log(driver):
+    wanted, _ = score(driver)
+    found, log = score(driver, memory=4 << 30, others=3 << 30)
+    assert found == wanted and "device 0: 3.0 GiB of its memory are in use by other processes" in log
+    found, log = score(driver, capability=120)
+    assert found == wanted and "no machine code for compute capability 12.0; the driver compiles the kernels" in log
+
+
+@pytest.fixture
+def server(driver, monkeypatch):
+    """Starts `rein serve --engine cuda` with settings of the driver."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
+    started = []
+
+    def start(*options, model=DEMO, **settings):
+        for name, value in settings.items():
+            monkeypatch.setenv(f"REIN_FAKE_CUDA_{name.upper()}", str(value))
+        started.append(Server("--engine", "cuda", *options, model=model))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+
+
+def ask(server, path, **body):
+    """Status and body."""
+    request = urllib.request.Request(f"{server.http}/v1/{path}", json.dumps(body).encode(),
+                                     {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "Get the weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+
+
+def test_the_demo_model_calls_a_tool_as_on_the_cpu(server, demo):
+    question = {"model": "demo", "temperature": 0, "max_tokens": 40, "tools": [WEATHER],
+                "messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
+    cuda = server()
+    (status, found), (_, wanted) = (ask(one, "chat/completions", **question) for one in (cuda, demo))
+    assert status == 200 and found["choices"] == wanted["choices"] and found["usage"] == wanted["usage"]
+    assert found["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"city":"Paris"}'
+    # The end of the process frees the device.
+    cuda.stop()
+
+
+@pytest.mark.parametrize("fault, cause", [
+    ("cuGraphLaunch:20", "cuGraphLaunch failed: an illegal memory access was encountered"),
+    ("cuStreamSynchronize:60", "cuStreamSynchronize failed: an illegal memory access was encountered"),
+    ("cuMemAlloc_v2:45:2", "device memory is exhausted"),
+])
+def test_a_device_that_fails_in_a_step_is_lost_with_its_cause(server, capfd, fault, cause):
+    cuda = server(model=FIXTURES / "qwen3", fault=fault)
+    status, body = ask(cuda, "completions", model="qwen3", prompt=[5, 6, 7], max_tokens=100, ignore_eos=True, n=8)
+    assert status >= 500 and "error" in body, body
+    status, _ = ask(cuda, "completions", model="qwen3", prompt=[5, 6, 7], max_tokens=1)
+    assert status >= 500
+    cuda.stop()
+    assert cause in capfd.readouterr().err
+
+
+def test_streams_of_a_lost_device_resume_on_another(driver, tmp_path):
+    fleet = Fleet(tmp_path, workers=0, group_size=1, routers=1, model=FIXTURES / "qwen3",
+                  more={"LD_LIBRARY_PATH": str(driver)}, worker_args=["--engine", "cuda"])
+    try:
+        fleet.start("w0")
+        fleet.whole(1)
+        router = f"127.0.0.1:{fleet.ports['r0'][0]}"
+        body = {"model": "qwen3", "prompt": [5, 6, 7, 8], "max_tokens": 60, "ignore_eos": True, "temperature": 0.8,
+                "seed": 3, "return_token_ids": True}
+        served = SimpleNamespace(http=f"http://{router}")
+        _, wanted = ask(served, "completions", **body)
+        fleet.terminate("w0")
+        # It fails in the middle of the answer, and its process cannot use the device any more.
+        fleet.start("w1", REIN_FAKE_CUDA_FAULT="cuStreamSynchronize:60")
+        fleet.whole(1)
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(ask(served, "completions", **body)))
+        asking.start()
+        fleet.start("w2")
+        asking.join(timeout=200)
+        status, found = answers[0]
+        assert status == 200 and found["choices"] == wanted["choices"]
+        assert "an illegal memory access was encountered" in fleet.log("w1")
+        assert fleet.processes["w1"].wait(timeout=60) == 1
+        assert "the device has failed and this process must be restarted" in fleet.log("w1")
+        assert fleet.metric("r0", "rein_resumed_total") == 1
+    finally:
+        fleet.close()
 
 
 def test_without_a_driver(tmp_path):
@@ -71,7 +260,8 @@ def test_without_a_driver(tmp_path):
     80, ["ptx_bulk_copy", "ptx_tensor_copy", "ptx_wgmma_128", "ptx_wgmma_64"])])
 def test_device_and_instructions(driver, tmp_path, capability, skipped):
     path = tmp_path / "report.json"
-    code, out, err = selftest("--sections", "device,ptx", "--report", path, library_path=driver, capability=capability)
+    sections = ["--sections", "device,ptx"]
+    code, out, err = selftest("--report", path, *sections, library_path=driver, capability=capability)
     assert (code, err) == (0, ""), out
     report = json.loads(path.read_text())
     assert report["device"] == "Rein's CPU emulation"
@@ -107,13 +297,46 @@ def test_a_wrong_kernel_fails_the_ops_that_use_it(driver, tmp_path):
         "moe Fp8, rounded alike", "draw bf16"]
 
 
+def test_models_are_those_of_the_cpu_and_rows_are_invariant(driver, tmp_path):
+    path, sections = tmp_path / "report.json", ["models", "invariance", "engine", "bench"]
+    options = ["--report", path, "--sections", ",".join(sections), "--fixtures", FIXTURES, "--reduced"]
+    code, out, err = selftest(*options, library_path=driver)
+    assert (code, err) == (0, ""), out
+    found = json.loads(path.read_text())["sections"]
+    assert {name: (section["passed"], section["reduced"]) for name, section in found.items()} == {
+        name: (True, True) for name in sections}
+    assert len(found["models"]["rows"]) == 10
+    assert "s, reduced sets)" in path.with_suffix(".md").read_text()
+
+
+def test_the_bundle_has_all_that_a_run_needs(driver, tmp_path):
+    if pathlib.Path(BIN).resolve() != (REPOSITORY / "target/debug/rein").resolve():
+        pytest.skip("the binary under test is not the debug build")
+    archive = tmp_path / "bundle.tar.gz"
+    done = subprocess.run([REPOSITORY / "scripts/selftest-bundle.sh"], capture_output=True, text=True, timeout=600,
+                          env={**os.environ, "PROFILE": "dev", "OUT": str(archive)})
+    assert done.returncode == 0, done.stderr
+    subprocess.run(["tar", "xzf", archive, "-C", tmp_path], check=True)
+    command = next(line.split() for line in done.stdout.splitlines() if line.startswith("  ./rein selftest"))
+    there = tmp_path / "rein-selftest"
+    # The sections are shown by other tests; here one model, the demo model, runs from the archive.
+    for model in (there / "models").iterdir():
+        if model.name != "demo":
+            shutil.rmtree(model)
+    (there / "models/demo").rename(there / "models/mistral")
+    done = subprocess.run([*command, "--sections", "ptx,models", "--reduced"], cwd=there, capture_output=True, text=True,
+                          env=environment(driver), timeout=300)
+    assert done.returncode == 0 and "mistral, bf16" in done.stdout, done.stdout + done.stderr
+    assert json.loads((there / "report.json").read_text())["sections"]["models"]["passed"]
+
+
 def test_a_run_is_resumed(driver, tmp_path):
     path = tmp_path / "report.json"
     # A call of the driver fails in `device`; `ptx` does not call it.
     sections = ["--sections", "device,ptx"]
-    code, out, _ = selftest(*sections, "--report", path, library_path=driver, fault="cuGraphLaunch")
+    code, out, _ = selftest("--report", path, *sections, library_path=driver, fault="cuGraphLaunch")
     assert code == 1 and "## device: failed" in out and "cuGraphLaunch failed" in out and "## ptx: passed" in out
-    code, out, err = selftest(*sections, "--resume", path, library_path=driver)
+    code, out, err = selftest("--resume", path, *sections, library_path=driver)
     assert (code, err) == (0, "") and "## device: passed" in out and "ptx: passed before" in out
     assert all(section["passed"] for section in json.loads(path.read_text())["sections"].values())
     path.write_text(path.read_text().replace("Rein's CPU emulation", "another device"))

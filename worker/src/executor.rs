@@ -16,7 +16,7 @@ pub struct ExecutorShape {
     pub blocks: usize,
     /// Tokens per KV block.
     pub block_size: usize,
-    /// "cpu" or "sim".
+    /// "cpu", "cuda" or "sim".
     pub kind: &'static str,
     /// Tensor parallel ranks.
     pub ranks: usize,

@@ -23,6 +23,7 @@ use rein_control_plane::connectivity::{LinkReport, needs_links};
 use rein_control_plane::epoch;
 use rein_control_plane::records::{Drain, GroupRecord, Keys, Ready, Seat, WorkerRecord, WorkerState, decode, encode};
 use rein_control_plane::{KeyCondition, Mirror, NameHolder, Session, Store, StoreError, Transaction};
+use rein_kernels::KernelError;
 use rein_kernels::collective::tcp::{Abort, RankListener};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
@@ -39,6 +40,7 @@ pub use seat::Workload;
 use seat::{GroupLinks, SeatError, SeatTask, TakenSeat};
 pub use switch::{EngineSwitch, WorkerReport};
 
+use crate::checkpoint::LoadError;
 use crate::rank::Resident;
 use crate::scheduler::EngineOptions;
 use crate::service::EngineService;
@@ -173,6 +175,18 @@ pub enum NodeError {
     /// The weights to load now are not, or may not be, those of its fingerprint.
     #[error("the checkpoint has changed or cannot be read: {0}")]
     Checkpoint(String),
+    #[error("the device has failed and this process must be restarted: {0}")]
+    Device(String),
+}
+
+impl NodeError {
+    /// None: loading may succeed later.
+    fn of(error: &LoadError) -> Option<Self> {
+        match error {
+            LoadError::Kernel(KernelError::Device(what)) => Some(NodeError::Device(what.clone())),
+            error => error.is_final().then(|| NodeError::Checkpoint(error.to_string())),
+        }
+    }
 }
 
 /// Runs until `leave` becomes true and the group can do without this worker.
@@ -464,9 +478,9 @@ impl Node {
                 self.ended = now.links.watch();
                 self.publish_record();
             }
-            Err(SeatError { reason, suspect, is_final }) => {
-                if is_final {
-                    self.fatal = Some(NodeError::Checkpoint(reason.clone()));
+            Err(SeatError { reason, suspect, fatal }) => {
+                if fatal.is_some() {
+                    self.fatal = fatal;
                 } else if suspect == Some(now.rank) {
                     // The controller would assign the same seat again and again.
                     tracing::warn!(wait = ?self.load_retry, "cannot load; unavailable for a while");

@@ -12,8 +12,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use rein_control_plane::epoch::number;
 use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
+use rein_kernels::Devices;
 use rein_kernels::collective::{self, Collective};
-use rein_kernels::{Devices, Result as KernelResult};
 use rein_proto::internal::{After, Row, Step, StepResult};
 
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
@@ -29,8 +29,8 @@ mod memory;
 mod open;
 mod thread;
 
-pub use devices::Resident;
 use devices::{AnyDevices, DeviceResident, Home};
+pub use devices::{DeviceChoice, DeviceDefaults, Resident};
 pub use layout::Layouts;
 use layout::{Inboxes, LayoutInbox, RankInbox};
 pub use memory::{KvPlan, WeightMemory};
@@ -59,14 +59,15 @@ pub enum Quantize {
 pub struct ModelOptions {
     pub dtype: Dtype,
     pub quantize: Quantize,
+    pub devices: DeviceChoice,
     /// Tensor parallel ranks.
     pub tp: usize,
     /// Threads of all ranks of this process together. None: one per core.
     pub threads: Option<usize>,
     /// KV blocks. None: as many as fit in `kv_memory`.
     pub kv_blocks: Option<usize>,
-    /// Bytes for the KV cache of all ranks of this process together. None: a quarter of the memory that the weights
-    /// leave free.
+    /// Bytes for the KV cache of all ranks of this process together. None: `DeviceDefaults::kv_share` of the memory
+    /// that the weights leave free.
     pub kv_memory: Option<usize>,
     /// Tokens per KV block.
     pub block_size: usize,
@@ -88,11 +89,12 @@ impl Default for ModelOptions {
         Self {
             dtype: Dtype::Auto,
             quantize: Quantize::None,
+            devices: DeviceChoice::Cpu,
             tp: 1,
             threads: None,
             kv_blocks: None,
             kv_memory: None,
-            block_size: 16,
+            block_size: DeviceChoice::Cpu.defaults().block_size,
             max_context: None,
             max_sequences: MAX_SEQUENCES,
             redundant_experts: 0,
@@ -131,7 +133,7 @@ struct Ranks(Vec<JoinHandle<()>>);
 
 struct Leader {
     steps: Sender<Step>,
-    results: Receiver<KernelResult<StepResult>>,
+    results: Receiver<Result<StepResult, String>>,
 }
 
 impl ModelLoader {
@@ -139,6 +141,7 @@ impl ModelLoader {
         if options.block_size == 0 {
             return Err(LoadError::Option { option: "block_size", what: "must be at least 1".into() });
         }
+        let devices = AnyDevices::open(options)?;
         let reads = Reads::new(options.read_timeout);
         let checkpoint = reads.watch({
             let (dir, options, reads) = (dir.to_owned(), options.clone(), reads.clone());
@@ -153,12 +156,7 @@ impl ModelLoader {
             );
             return Err(LoadError::Option { option: "redundant_experts", what });
         }
-        Ok(ModelLoader {
-            dir: dir.to_owned(),
-            options: options.clone(),
-            checkpoint: Arc::new(checkpoint),
-            devices: AnyDevices::new(options),
-        })
+        Ok(ModelLoader { dir: dir.to_owned(), options: options.clone(), checkpoint: Arc::new(checkpoint), devices })
     }
 
     /// The name of the directory, for clients.
@@ -169,6 +167,11 @@ impl ModelLoader {
 
     pub fn shape(&self) -> ModelShape {
         self.checkpoint.spec.shape()
+    }
+
+    /// What the bits of a sum depend on, apart from the model: the instruction set, or the kind of GPU.
+    pub fn arithmetic(&self) -> String {
+        self.devices.arithmetic()
     }
 
     /// The hash of config.json as it was read.
@@ -191,7 +194,14 @@ impl ModelLoader {
     /// How many ranks of a group of `group_size` fit in this process's free memory; at least `here`, because loading
     /// checks those.
     pub fn most_ranks(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {
-        let AnyDevices::Cpu(devices) = &self.devices;
+        match &self.devices {
+            AnyDevices::Cpu(devices) => self.most_ranks_on(devices, here, group_size),
+            #[cfg(feature = "cuda")]
+            AnyDevices::Cuda(devices) => self.most_ranks_on(devices, here, group_size),
+        }
+    }
+
+    fn most_ranks_on<D: Devices>(&self, devices: &D, here: usize, group_size: usize) -> Result<usize, LoadError> {
         let placement = place(&self.shape(), group_size, 1)?;
         let bytes = self.checkpoint.footprint(devices, |footprint| {
             let held = placement.ranks.iter().map(|rank| footprint.held(rank, group_size));
@@ -210,15 +220,11 @@ impl ModelLoader {
         home: Option<Sender<Resident>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Seated, LoadError> {
-        let AnyDevices::Cpu(devices) = &self.devices;
-        let residents = residents.into_iter().map(|Resident::Cpu(resident)| resident).collect();
-        let home = home.map(|home| -> Home<_> {
-            Arc::new(move |resident| {
-                // The owner may be gone.
-                let _ = home.send(Resident::Cpu(resident));
-            })
-        });
-        self.seat_on(devices, placement, links, residents, home, progress)
+        match &self.devices {
+            AnyDevices::Cpu(devices) => self.seat_on(devices, placement, links, residents, home, progress),
+            #[cfg(feature = "cuda")]
+            AnyDevices::Cuda(devices) => self.seat_on(devices, placement, links, residents, home, progress),
+        }
     }
 
     fn seat_on<D: Devices>(
@@ -226,10 +232,17 @@ impl ModelLoader {
         devices: &D,
         placement: &Arc<Placement>,
         links: Vec<Box<dyn Collective>>,
-        mut residents: Vec<DeviceResident<D::Backend>>,
-        home: Option<Home<D::Backend>>,
+        residents: Vec<Resident>,
+        home: Option<Sender<Resident>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Seated, LoadError> {
+        let mut residents: Vec<DeviceResident<D::Backend>> = residents.into_iter().filter_map(Resident::on).collect();
+        let home = home.map(|home| -> Home<D::Backend> {
+            Arc::new(move |resident| {
+                // The owner may be gone.
+                let _ = home.send(Resident::new(resident));
+            })
+        });
         let Checkpoint { spec, weights, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
@@ -426,7 +439,7 @@ impl RankGroup {
         let ended = || "the leader's thread has ended".to_owned();
         let step = Step { layout: self.wanted.load(Ordering::Acquire), ..step.clone() };
         self.leader.steps.send(step).map_err(|_| ended())?;
-        self.leader.results.recv().map_err(|_| ended())?.map_err(|error| error.to_string())
+        self.leader.results.recv().map_err(|_| ended())?
     }
 }
 

@@ -5,9 +5,12 @@
 //   REIN_FAKE_CUDA_DEVICES     1
 //   REIN_FAKE_CUDA_CAPABILITY  90 (9.0)
 //   REIN_FAKE_CUDA_MEMORY      268435456 (bytes of device memory)
-//   REIN_FAKE_CUDA_FAULT       the name of a function that fails with CUDA_ERROR_ILLEGAL_ADDRESS
+//   REIN_FAKE_CUDA_OTHERS      0 (bytes of it that other processes use)
+//   REIN_FAKE_CUDA_FAULT       FUNCTION[:AFTER[:CODE]]: the function fails after that many calls (0) with that error (700,
+//                              CUDA_ERROR_ILLEGAL_ADDRESS)
 //   REIN_FAKE_CUDA_TRACE       a file that gets a line for each call that does work: the thread's id, the function
 //   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -89,6 +92,12 @@ struct Event {
 std::recursive_mutex lock;  // Kernels run one at a time; the fibres are of one thread.
 std::map<uint64_t, size_t> allocations;
 size_t allocated = 0;
+
+// Destroyed first when the process ends. Other threads that still call wait for good.
+struct AtExit {
+  ~AtExit() { lock.lock(); }
+} at_exit;
+
 thread_local Stream *capturing = nullptr;
 
 long setting(const char *name, long otherwise) {
@@ -96,9 +105,15 @@ long setting(const char *name, long otherwise) {
   return text ? atol(text) : otherwise;
 }
 
-bool fails(const char *function) {
+// The error of this call, SUCCESS if it is not to fail.
+int fault(const char *function) {
+  static std::atomic<long> calls = 0;
   const char *fault = getenv("REIN_FAKE_CUDA_FAULT");
-  return fault && !strcmp(fault, function);
+  size_t length = strlen(function);
+  if (!fault || strncmp(fault, function, length) || (fault[length] && fault[length] != ':')) return SUCCESS;
+  long after = 0, code = ILLEGAL_ADDRESS;
+  sscanf(fault + length, ":%ld:%ld", &after, &code);
+  return calls++ < after ? SUCCESS : int(code);
 }
 
 void trace(const char *function) {
@@ -116,6 +131,7 @@ bool skips(const char *kernel) {
 }
 
 size_t memory() { return setting("REIN_FAKE_CUDA_MEMORY", 256 << 20); }
+size_t unused() { return memory() - setting("REIN_FAKE_CUDA_OTHERS", 0) - allocated; }
 int capability() { return int(setting("REIN_FAKE_CUDA_CAPABILITY", 90)); }
 
 // Does the work now, or records it if the stream is captured.
@@ -133,7 +149,7 @@ int put(Stream *stream, Work work) {
 #define FUNCTION(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
 #define WORK       \
   trace(__func__); \
-  if (fails(__func__)) return ILLEGAL_ADDRESS
+  if (int code = fault(__func__)) return code
 
 FUNCTION(cuDriverGetVersion, int *version) { return *version = int(setting("REIN_FAKE_CUDA_VERSION", 13000)), SUCCESS; }
 FUNCTION(cuInit, unsigned) { return setting("REIN_FAKE_CUDA_DEVICES", 1) > 0 ? SUCCESS : NO_DEVICE; }
@@ -182,7 +198,7 @@ FUNCTION(cuFuncSetAttribute, Kernel *, int, int) { return SUCCESS; }
 FUNCTION(cuMemGetInfo_v2, size_t *free, size_t *total) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   *total = memory();
-  *free = *total - allocated;
+  *free = unused();
   return SUCCESS;
 }
 FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
@@ -190,7 +206,7 @@ FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
   std::lock_guard<std::recursive_mutex> guard(lock);
   if (bytes == 0) return INVALID_VALUE;
   if (capturing) return CAPTURE_UNSUPPORTED;
-  if (allocated + bytes > memory()) return OUT_OF_MEMORY;
+  if (bytes > unused()) return OUT_OF_MEMORY;
   allocated += bytes;
   *address = uint64_t(host::allocate(bytes));
   allocations[*address] = bytes;
@@ -287,10 +303,13 @@ FUNCTION(cuTensorMapEncodeTiled, TensorMap *map, int type, unsigned rank, void *
 FUNCTION(cuGetErrorName, int code, const char **name) {
   *name = code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
           : code == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE"
+          : code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
                                   : nullptr;
   return *name ? SUCCESS : INVALID_VALUE;
 }
 FUNCTION(cuGetErrorString, int code, const char **text) {
-  *text = code == ILLEGAL_ADDRESS ? "an illegal memory access was encountered" : nullptr;
+  *text = code == ILLEGAL_ADDRESS ? "an illegal memory access was encountered"
+          : code == OUT_OF_MEMORY ? "out of memory"
+                                  : nullptr;
   return *text ? SUCCESS : INVALID_VALUE;
 }

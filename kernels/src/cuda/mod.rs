@@ -28,7 +28,7 @@ mod weights;
 pub use attention::DeviceCache;
 pub use backend::Cuda;
 pub use batch::DeviceBatch;
-pub use device::{CudaDevice, Properties};
+pub use device::{CudaDevice, Properties, machine_code};
 pub use devices::CudaDevices;
 pub use driver::{Driver, Version};
 pub use error::CudaError;

@@ -37,6 +37,9 @@ pub enum LoadError {
     Placement(#[from] PlacementError),
     #[error("option {option}: {what}")]
     Option { option: &'static str, what: String },
+    /// The devices cannot be used.
+    #[error("{0}")]
+    Device(String),
     #[error("rank {rank}: {what}")]
     Rank { rank: usize, what: String },
     #[error(transparent)]

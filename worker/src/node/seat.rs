@@ -12,6 +12,7 @@ use rein_kernels::collective::{AbortHandle, Collective, ControlLink, threads};
 use rein_proto::protocol;
 use tokio::sync::oneshot;
 
+use super::NodeError;
 use super::limits::{JOIN_TIME, LOOK};
 use crate::executor::Executor;
 use crate::load_log::LoadLog;
@@ -25,13 +26,13 @@ use crate::service::{self, EngineService};
 pub struct SeatError {
     pub reason: String,
     pub suspect: Option<usize>,
-    /// This process cannot take any other seat either.
-    pub is_final: bool,
+    /// Why this process cannot take any other seat either.
+    pub fatal: Option<NodeError>,
 }
 
 impl SeatError {
     pub fn because(reason: String, suspect: Option<usize>) -> Self {
-        SeatError { reason, suspect, is_final: false }
+        SeatError { reason, suspect, fatal: None }
     }
 }
 
@@ -138,9 +139,10 @@ impl SeatTask {
                     let suspect = self.links.ends().first().and_then(|(group_end, _)| group_end.abort()?.suspect);
                     SeatError::because(reason, suspect)
                 }
-                error => {
-                    SeatError { is_final: error.is_final(), ..SeatError::because(format!("cannot load: {error}"), own) }
-                }
+                error => SeatError {
+                    fatal: NodeError::of(&error),
+                    ..SeatError::because(format!("cannot load: {error}"), own)
+                },
             })?;
         tracing::info!("{}", seated.plan);
         let experts = placement.ranks.len() > 1 && placement.ranks[0].experts.iter().any(|layer| !layer.is_empty());

@@ -9,14 +9,10 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::memory::bytes_of_moves;
-use super::{KvPlan, ModelOptions, open};
+use super::{DeviceChoice, DeviceDefaults, KvPlan, ModelOptions, open};
 use crate::checkpoint::{LoadError, StatedForms};
 use crate::model::{self, Attention, Footprint, Mlp, Precisions, WeightParts};
 
-/// The KV cache gets this share of the memory that weights leave free. The rest is for activations.
-const KV_SHARE: f64 = 0.9;
-/// Tokens per KV block on a GPU.
-const BLOCK_SIZE: usize = 64;
 /// Larger groups are not looked at.
 const MOST_GPUS: usize = 1024;
 
@@ -145,10 +141,11 @@ fn busiest(
     };
     let moves = bytes_of_moves(footprint, &rank, 0);
     let free = gpu.memory - (weights.total() + moves) as f64;
+    let DeviceDefaults { block_size, kv_share, .. } = DeviceChoice::Cuda(Vec::new()).defaults();
     let options = ModelOptions {
         tp: gpus,
-        block_size: BLOCK_SIZE,
-        kv_memory: Some((free.max(0.0) * KV_SHARE) as usize),
+        block_size,
+        kv_memory: Some((free.max(0.0) * kv_share) as usize),
         max_sequences: usize::MAX,
         ..ModelOptions::default()
     };

@@ -1,27 +1,151 @@
 //! The kinds of devices that ranks compute on. Only this file and `ModelLoader` name them.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use rein_control_plane::RankPlacement;
 use rein_kernels::Backend;
-use rein_kernels::cpu::{Cpu, CpuDevices};
+use rein_kernels::cpu::{CpuDevices, Isa};
+#[cfg(feature = "cuda")]
+use rein_kernels::cuda::{CudaDevices, CudaError, Properties, machine_code};
 
-use super::ModelOptions;
+use super::{ModelOptions, Quantize};
+#[cfg(feature = "cuda")]
+use crate::bytes::ByteCount;
+use crate::checkpoint::LoadError;
+use crate::limits::STEP_TOKENS;
 use crate::model::Network;
+
+/// The devices that the ranks of this process compute on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// Threads of this machine's CPU.
+    #[default]
+    Cpu,
+    /// NVIDIA GPUs, one for each rank, by index among those that CUDA_VISIBLE_DEVICES leaves.
+    Cuda(Vec<usize>),
+}
+
+/// The defaults of options that depend on the kind of device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceDefaults {
+    /// Tokens per KV block.
+    pub block_size: usize,
+    /// Tokens computed in one step.
+    pub step_tokens: usize,
+    /// The share of the memory left free by the weights that the KV cache gets.
+    pub kv_share: f64,
+}
+
+impl DeviceChoice {
+    pub fn defaults(&self) -> DeviceDefaults {
+        match self {
+            // The rest of the memory belongs to other processes, and to the page cache with the checkpoint.
+            DeviceChoice::Cpu => DeviceDefaults { block_size: 16, step_tokens: STEP_TOKENS, kv_share: 0.25 },
+            // Attention reads whole blocks, and a step of fewer tokens would be limited by reading the experts. The
+            // memory of a GPU has no other use; a tenth is left for recorded steps and the activations of large ones.
+            DeviceChoice::Cuda(_) => DeviceDefaults { block_size: 64, step_tokens: 8192, kv_share: 0.9 },
+        }
+    }
+
+    /// As `rein status` and the banner show the device of a rank of this process.
+    pub fn name(&self, rank: usize) -> String {
+        match self {
+            DeviceChoice::Cpu => "cpu".to_owned(),
+            DeviceChoice::Cuda(indices) => format!("cuda:{}", indices.get(rank).unwrap_or(&0)),
+        }
+    }
+}
 
 /// The devices of this process.
 pub enum AnyDevices {
     Cpu(CpuDevices),
+    #[cfg(feature = "cuda")]
+    Cuda(CudaDevices),
 }
 
 impl AnyDevices {
-    pub fn new(options: &ModelOptions) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        AnyDevices::Cpu(CpuDevices { threads: options.threads.unwrap_or(cores) })
+    pub fn open(options: &ModelOptions) -> Result<Self, LoadError> {
+        match &options.devices {
+            DeviceChoice::Cpu => {
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                Ok(AnyDevices::Cpu(CpuDevices { threads: options.threads.unwrap_or(cores) }))
+            }
+            DeviceChoice::Cuda(indices) => {
+                check_cuda(options, indices.len())?;
+                open_cuda(indices)
+            }
+        }
+    }
+
+    pub fn arithmetic(&self) -> String {
+        match self {
+            AnyDevices::Cpu(_) => format!("{:?}", Isa::detect()),
+            #[cfg(feature = "cuda")]
+            AnyDevices::Cuda(devices) => {
+                let names = devices.devices().iter().map(|device| device.properties.name.as_str());
+                names.collect::<Vec<_>>().join(",")
+            }
+        }
     }
 }
 
-/// A rank's weights on their device, which outlive its group.
-pub enum Resident {
-    Cpu(DeviceResident<Cpu>),
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_: &[usize]) -> Result<AnyDevices, LoadError> {
+    Err(LoadError::Device("this binary was built without the feature `cuda`".into()))
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda(indices: &[usize]) -> Result<AnyDevices, LoadError> {
+    let failed = |error: CudaError| LoadError::Device(error.to_string());
+    let devices = CudaDevices::open(indices).map_err(failed)?;
+    for device in devices.devices() {
+        let (index, Properties { name, capability, .. }) = (device.index, &device.properties);
+        let (free, total) = device.memory().map_err(failed)?;
+        let used = ByteCount((total - free) as u64);
+        tracing::debug!(index, name, %capability, %used, "a device");
+        if total - free > OWN_MEMORY {
+            tracing::warn!("device {index}: {used} of its memory are in use by other processes");
+        }
+        if machine_code(*capability).is_none() {
+            tracing::warn!(
+                "device {index}: no machine code for compute capability {capability}; the driver compiles the kernels"
+            );
+        }
+    }
+    Ok(AnyDevices::Cuda(devices))
+}
+
+/// More than the driver takes for the context of this process.
+#[cfg(feature = "cuda")]
+const OWN_MEMORY: usize = 1 << 30;
+
+/// What the CUDA backend cannot do.
+fn check_cuda(options: &ModelOptions, devices: usize) -> Result<(), LoadError> {
+    let refused = |what: &str| Err(LoadError::Device(what.to_owned()));
+    if options.tp > 1 || devices > 1 {
+        return refused("ranks on several GPUs need NCCL, which is not supported yet: use one rank on one device");
+    }
+    match options.quantize {
+        Quantize::None => Ok(()),
+        Quantize::Int8 => refused(
+            "--quantize int8 is for CPUs: use a checkpoint that is stored as FP8 or int4, which a GPU computes as it is",
+        ),
+    }
+}
+
+/// A rank's weights on their device, which outlive its group: a `DeviceResident` of some backend.
+pub struct Resident(Box<dyn Any + Send>);
+
+impl Resident {
+    pub fn new<B: Backend>(weights: DeviceResident<B>) -> Self {
+        Resident(Box::new(weights))
+    }
+
+    /// None: they are on another kind of device.
+    pub fn on<B: Backend>(self) -> Option<DeviceResident<B>> {
+        self.0.downcast().ok().map(|weights| *weights)
+    }
 }
 
 /// A rank's weights on one kind of device.
@@ -34,7 +158,7 @@ pub struct DeviceResident<B: Backend> {
 }
 
 /// Takes the weights back when a group ends. Their owner may be gone.
-pub type Home<B> = std::sync::Arc<dyn Fn(DeviceResident<B>) + Send + Sync>;
+pub type Home<B> = Arc<dyn Fn(DeviceResident<B>) + Send + Sync>;
 
 impl<B: Backend> DeviceResident<B> {
     pub fn take(residents: &mut Vec<Self>, rank: &RankPlacement, ranks: usize) -> Option<Self> {

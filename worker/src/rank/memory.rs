@@ -2,17 +2,14 @@
 
 use std::fmt;
 
-use rein_control_plane::RankPlacement;
 use rein_control_plane::limits::EXPERT_MOVES;
+use rein_control_plane::{RankPlacement, place};
 use rein_kernels::{DeviceStorage, Devices, Precision};
 
-use super::ModelOptions;
+use super::{DeviceChoice, ModelOptions};
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
 use crate::model::{Footprint, LayerSpec, Precisions, Spec};
-
-/// The KV cache gets 1 / this of the memory that the weights leave free, unless configured.
-const DEFAULT_SHARE: usize = 4;
 
 /// The weights of the ranks in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,6 +125,10 @@ impl KvPlan {
         let (block_size, spec) = (options.block_size, footprint.spec);
         let bytes_per_token = Self::bytes_per_token(footprint, mine);
         let context = context(spec, options)?;
+        let on_gpus = matches!(options.devices, DeviceChoice::Cuda(_));
+        if on_gpus && weights >= free {
+            return Err(LoadError::Device(weights_do_not_fit(footprint, weights, free, options)));
+        }
         let blocks = match (options.kv_blocks, options.kv_memory) {
             (Some(blocks), _) => blocks,
             (None, None) if weights >= free => {
@@ -136,11 +137,23 @@ impl KvPlan {
                 return Err(LoadError::Option { option: "kv_memory", what });
             }
             (None, memory) => {
-                let budget = memory.unwrap_or(free.saturating_sub(weights) / DEFAULT_SHARE);
+                let budget = memory.unwrap_or_else(|| {
+                    (free.saturating_sub(weights) as f64 * options.devices.defaults().kv_share) as usize
+                });
                 let most = context.div_ceil(block_size).saturating_mul(options.max_sequences.max(1));
                 (budget / (block_size * bytes_per_token).max(1)).min(most)
             }
         };
+        let cache = blocks * block_size * bytes_per_token;
+        // On a CPU, an explicit size may count on memory that others will free.
+        if on_gpus && cache > free - weights {
+            let [cache, rest] = [cache, free - weights].map(bytes);
+            let what = format!(
+                "a KV cache of {cache} exceeds the device memory that the weights leave free, {rest}: make it smaller, \
+                 or lower --max-context and --max-sequences"
+            );
+            return Err(LoadError::Option { option: "kv_memory", what });
+        }
         Self { blocks, block_size, bytes_per_token, max_context: context, full_context: context }.limited(options)
     }
 
@@ -174,6 +187,44 @@ impl KvPlan {
             _ => Ok(Self { max_context: full_context.min(fits), ..self }),
         }
     }
+}
+
+/// Names the bytes needed and free, and what would fit.
+fn weights_do_not_fit<D: DeviceStorage>(
+    footprint: &Footprint<D>,
+    weights: usize,
+    free: usize,
+    options: &ModelOptions,
+) -> String {
+    let shape = footprint.spec.shape();
+    let of_rank = |ranks: usize| {
+        let placement = place(&shape, ranks, options.epoch).ok()?;
+        placement.ranks.iter().map(|rank| footprint.held(rank, ranks)).max()
+    };
+    // A rank also needs a KV cache: a tenth of the memory at least.
+    let fits = |bytes: usize| bytes < free / 10 * 9;
+    let ranks = [2, 4, 8, 16, 32, 64].into_iter().find(|&ranks| of_rank(ranks).is_some_and(fits));
+    let mut would: Vec<String> = Vec::new();
+    if let Some((name, part)) = [("FP8", 2), ("int4", 4)].into_iter().find(|(_, part)| fits(weights / part)) {
+        would.push(format!(
+            "if they are stored as bf16, a checkpoint quantized to {name} (about {})",
+            bytes(weights / part)
+        ));
+    }
+    if let Some(ranks) = ranks {
+        would.push(format!("{ranks} ranks on {ranks} such devices, which needs NCCL (not supported yet)"));
+    }
+    let would = if would.is_empty() { "nothing on such devices".to_owned() } else { would.join("; or ") };
+    format!(
+        "the weights need {}, but {} of device memory are free for them and the KV cache (other processes on the \
+         device count too); what would fit: {would}",
+        bytes(weights),
+        bytes(free)
+    )
+}
+
+fn bytes(bytes: usize) -> ByteCount {
+    ByteCount(bytes as u64)
 }
 
 /// Bytes of the experts of a new layout that a rank holds beside those of the current one: as many as the controller

@@ -28,7 +28,7 @@ pub enum RankReport {
 #[derive(Clone)]
 pub struct LeaderQueues {
     pub steps: Receiver<Step>,
-    pub results: Sender<KernelResult<StepResult>>,
+    pub results: Sender<Result<StepResult, String>>,
     /// The layout of the last step.
     pub used: Arc<AtomicU64>,
     /// Set once the leader has loaded.
@@ -70,13 +70,16 @@ impl<D: Devices> RankJob<D> {
         drop(report);
         let Some(network) = network else { return };
         let mut executing = Executing::new(network);
-        match leads {
+        let end = match leads {
             Some(desk) => lead(&mut executing, desk, &inbox),
-            None => {
-                let end = follow(&mut executing, rank, placement.epoch, &inbox);
-                tracing::debug!(rank, %end, "the group ended");
-            }
+            None => Some(follow(&mut executing, rank, placement.epoch, &inbox)),
+        };
+        if let Some(end) = &end {
+            tracing::debug!(rank, %end, "the group ended");
         }
+        // Weights on a device that failed are of no use.
+        let failed = matches!(end, Some(KernelError::Device(_) | KernelError::OutOfMemory(_)));
+        let home = home.filter(|_| !failed);
         let mut network = executing.into_network();
         if let Some(home) = home {
             network.leave(Box::new(threads::alone()));
@@ -136,8 +139,8 @@ fn least(control: &dyn ControlLink, number: usize) -> KernelResult<usize> {
     })
 }
 
-/// Runs until there are no more steps, or one fails; then the other ranks are told why.
-fn lead<B: Backend>(executing: &mut Executing<B>, desk: LeaderQueues, inbox: &LayoutInbox<B>) {
+/// Runs until there are no more steps, or one fails; then the other ranks are told why, and the error is returned.
+fn lead<B: Backend>(executing: &mut Executing<B>, desk: LeaderQueues, inbox: &LayoutInbox<B>) -> Option<KernelError> {
     for step in desk.steps {
         let result = share(executing, &step).and_then(|()| execute(executing, &step, inbox));
         let result =
@@ -146,11 +149,15 @@ fn lead<B: Backend>(executing: &mut Executing<B>, desk: LeaderQueues, inbox: &La
         if let Err(error) = &result {
             executing.backend().control().abort(&format!("rank 0: {error}"));
         }
-        let failed = result.is_err();
-        if desk.results.send(result).is_err() || failed {
-            return;
+        let (result, failure) = match result {
+            Ok(result) => (Ok(result), None),
+            Err(error) => (Err(error.to_string()), Some(error)),
+        };
+        if desk.results.send(result).is_err() || failure.is_some() {
+            return failure;
         }
     }
+    None
 }
 
 fn execute<B: Backend>(

@@ -5,6 +5,8 @@ use serde_json::json;
 use super::*;
 use crate::limits::MAX_SEQUENCES;
 
+/// The KV cache gets 1 / this of the memory that the weights leave free.
+const SHARE: usize = 4;
 const PRECISIONS: Precisions = Precisions { base: Precision::Bf16, linear: Precision::Bf16 };
 
 fn footprint(spec: &Spec) -> Footprint<'_, CpuDevices> {
@@ -79,12 +81,12 @@ fn a_new_layout_has_room_beside_the_current_one() {
     let blocks = |to_load: &[&RankPlacement], free: usize| {
         let to_load = to_load.iter().copied();
         let plan = KvPlan::within(&footprint(&spec), &mine, to_load, 4, &options, free).expect("plan");
-        plan.blocks * plan.block_size * plan.bytes_per_token * DEFAULT_SHARE
+        plan.blocks * plan.block_size * plan.bytes_per_token * SHARE
     };
     let (room, free) = (2 * EXPERT_MOVES * expert, 1 << 30);
     let (loaded, all) = (blocks(&[], free), blocks(&mine, free));
     let weights: usize = mine.iter().map(|rank| footprint(&spec).held(rank, 4)).sum();
-    let block = 64 * 16 * DEFAULT_SHARE;
+    let block = 64 * 16 * SHARE;
     assert!((free - room).abs_diff(loaded) <= block, "{loaded}");
     assert!((free - room - weights).abs_diff(all) <= block, "{all}");
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prost::Message;
 use rein_kernels::collective::{AbortHandle, ControlLink, tcp};
+use rein_kernels::cpu::Cpu;
 
 use super::*;
 
@@ -73,8 +74,8 @@ fn separate_ranks_give_the_same_results_as_threads_and_keep_their_weights() {
     // The leader's rank ends with its group, the other one with the links.
     drop(followers);
     drop(group);
-    let mut back: Vec<Resident> = homes.try_iter().collect();
-    let rank = |Resident::Cpu(resident): &Resident| resident.network.rank().rank;
+    let mut back: Vec<_> = homes.try_iter().filter_map(Resident::on::<Cpu>).collect();
+    let rank = |resident: &DeviceResident<Cpu>| resident.network.rank().rank;
     back.sort_by_key(rank);
     assert_eq!(back.iter().map(rank).collect::<Vec<_>>(), [0, 1]);
     // Loaded again, nothing is read.
@@ -83,7 +84,7 @@ fn separate_ranks_give_the_same_results_as_threads_and_keep_their_weights() {
     let again = std::thread::scope(|scope| {
         let seats: Vec<_> = second
             .into_iter()
-            .zip(back)
+            .zip(back.into_iter().map(Resident::new))
             .map(|(link, resident)| {
                 let (model, placement) = (&model, &placement);
                 scope.spawn(move || {

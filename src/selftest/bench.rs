@@ -1,0 +1,193 @@
+//! Section `bench`: times of loading, prefill and decoding, and what enforced tool calls cost. Times on an emulated
+//! device say nothing.
+
+use std::error::Error;
+use std::time::Instant;
+
+use bytes::Bytes;
+use rein_proto::internal::{Limits, Row, Sampling, Start};
+use rein_proto::splitmix::mix;
+use rein_worker::EngineOptions;
+use rein_worker::executor::Executor;
+use rein_worker::rank::{DeviceChoice, ModelOptions};
+
+use super::fixtures::{self, SmallModel, Steps, drawing};
+use super::play::{Act, Action, Script, play};
+use super::report::ReportRow;
+use super::weights;
+
+/// The small model whose steps are timed.
+pub const TINY: &str = "qwen3";
+
+/// Sequences that decode at once.
+const BATCHES: &[usize] = &[1, 2, 4, 8, 16, 32, 64];
+const BATCHES_REDUCED: &[usize] = &[1, 4];
+
+/// Tokens of a short prompt.
+const SHORT: usize = 16;
+
+/// How much is run.
+struct Load {
+    batches: &'static [usize],
+    /// Tokens of each sequence before it decodes.
+    context: usize,
+    /// Tokens of one prefill.
+    prefill: usize,
+    /// A figure is the median of this many steps, after one to warm up.
+    runs: usize,
+    /// Tokens of each sequence in the comparison of plain and enforced output.
+    tokens: usize,
+}
+
+const FULL: Load = Load { batches: BATCHES, context: 512, prefill: 8192, runs: 20, tokens: 48 };
+const REDUCED: Load = Load { batches: BATCHES_REDUCED, context: 16, prefill: 64, runs: 2, tokens: 4 };
+
+pub fn run(models: &[SmallModel], devices: &DeviceChoice, reduced: bool) -> Result<Vec<ReportRow>, Box<dyn Error>> {
+    let (shape, load) = if reduced { (weights::REDUCED, REDUCED) } else { (weights::FULL, FULL) };
+    let mut rows = Vec::new();
+    // Its products take no time, so a step is what the host and the launches take.
+    if let Some(tiny) = models.iter().find(|model| model.name == TINY) {
+        let options = ModelOptions { devices: devices.clone(), kv_blocks: Some(512), ..fixtures::options() };
+        let mut steps = tiny.load_with(&options)?;
+        let vocab = steps.group.shape().vocab_size;
+        for &batch in load.batches {
+            let time = decode(&mut steps, batch, tiny.tokens.len(), vocab, load.runs)?;
+            rows.push(figure(format!("step of {} ({batch} rows)", tiny.name), format!("{:.0} us", time * 1e6)));
+        }
+    }
+    let model = shape.write()?;
+    let most = load.batches.iter().copied().max().unwrap_or(1);
+    let block_size = devices.defaults().block_size;
+    let of_one = (load.context + load.runs + load.tokens + 2).div_ceil(block_size) + 1;
+    let blocks = (most * of_one).max(load.prefill.div_ceil(block_size));
+    let options =
+        ModelOptions { devices: devices.clone(), kv_blocks: Some(blocks), block_size, ..ModelOptions::default() };
+    let begin = Instant::now();
+    let bench = SmallModel { name: "bench".into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None };
+    let mut steps = bench.load_with(&options)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let rate = model.bytes as f64 / seconds / 1e9;
+    rows.push(figure("load", format!("{} MiB of bf16 in {seconds:.2} s, {rate:.2} GB/s", model.bytes >> 20)));
+
+    let prompt: Vec<u32> = random_tokens(0, load.prefill, shape.vocab);
+    let row = vec![plain(drawing(1, &prompt, 0, &steps.blocks(0, prompt.len())))];
+    let time = median(load.runs.div_ceil(4), || {
+        steps.run(row.clone())?;
+        Ok(())
+    })?;
+    let rate = prompt.len() as f64 / time;
+    rows.push(figure(
+        format!("prefill of {} tokens", prompt.len()),
+        format!("{:.1} ms, {rate:.0} tokens/s", time * 1e3),
+    ));
+    for &batch in load.batches {
+        let time = decode(&mut steps, batch, load.context, shape.vocab, load.runs)?;
+        let value = format!("{:.3} ms per step, {:.0} tokens/s", time * 1e3, batch as f64 / time);
+        rows.push(figure(format!("decode, {batch} rows after {} tokens", load.context), value));
+    }
+    rows.extend(enforced(&mut steps, most, &load, shape.vocab)?);
+    Ok(rows)
+}
+
+fn figure(name: impl Into<String>, value: String) -> ReportRow {
+    ReportRow::new(name, value, true)
+}
+
+fn random_tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
+    (0..count as u64).map(|i| (mix(seed << 32 | i) % vocab as u64) as u32).collect()
+}
+
+/// Without logprobs.
+fn plain(mut row: Row) -> Row {
+    if let Some(draw) = &mut row.draw {
+        draw.logprobs = -1;
+    }
+    row
+}
+
+/// Seconds of one run: the median, after one to warm up.
+fn median(runs: usize, mut run: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<f64, Box<dyn Error>> {
+    let mut times = Vec::new();
+    for i in 0..=runs {
+        let begin = Instant::now();
+        run()?;
+        if i > 0 {
+            times.push(begin.elapsed().as_secs_f64());
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+/// Seconds of a step in which `batch` sequences draw a token each.
+fn decode(steps: &mut Steps, batch: usize, context: usize, vocab: usize, runs: usize) -> Result<f64, Box<dyn Error>> {
+    let of_one = (context + runs + 1).div_ceil(steps.block_size());
+    let blocks = |steps: &Steps, i: usize| steps.blocks(i * of_one, context + runs + 1);
+    let mut next = Vec::new();
+    for i in 0..batch {
+        let prompt = random_tokens(i as u64, context, vocab);
+        let results = steps.run(vec![plain(drawing(i as u64, &prompt, 0, &blocks(steps, i)))])?;
+        next.push(results.first().and_then(|result| result.token).ok_or("a step drew no token")?);
+    }
+    let mut at = context;
+    median(runs, || {
+        let row = |i: usize| plain(drawing(i as u64, &[next[i]], at, &blocks(steps, i)));
+        let rows = (0..batch).map(row).collect();
+        let results = steps.run(rows)?;
+        next = results.iter().filter_map(|result| result.token).collect();
+        at += 1;
+        match next.len() == batch {
+            true => Ok(()),
+            false => Err("a step drew no token".into()),
+        }
+    })
+}
+
+/// Tokens per second of `count` sequences after short prompts: plain, with every token masked while the engine goes on,
+/// and with every token held for its mask.
+fn enforced(steps: &mut Steps, count: usize, load: &Load, vocab: usize) -> Result<Vec<ReportRow>, Box<dyn Error>> {
+    let half: Bytes = (0..vocab.div_ceil(8) as u64).map(|i| mix(i) as u8 | 1).collect();
+    let mut time = |masked: bool, held: bool| -> Result<f64, Box<dyn Error>> {
+        let script = |i: usize| {
+            let start = Start {
+                prompt: random_tokens(i as u64, SHORT, vocab),
+                sampling: Some(Sampling {
+                    temperature: 0.8,
+                    top_p: 1.0,
+                    repetition_penalty: 1.0,
+                    seed: i as u64,
+                    ..Sampling::default()
+                }),
+                limits: Some(Limits { max_tokens: load.tokens as u32, ignore_eos: true, ..Limits::default() }),
+                hold: held,
+                logprobs: -1,
+                prompt_logprobs: -1,
+                ..Start::default()
+            };
+            let act = |after: usize| Act {
+                after,
+                delay: usize::from(held),
+                action: Action::Steer { rewind: 0, append: Vec::new(), mask: Some(half.clone()), hold: held },
+            };
+            let acts = if masked { (0..load.tokens).map(act).collect() } else { Vec::new() };
+            Script { start, acts }
+        };
+        let scripts: Vec<Script> = (0..count).map(script).collect();
+        let options = EngineOptions { max_sequences: count, step_tokens: load.prefill, ..EngineOptions::default() };
+        let begin = Instant::now();
+        let (streams, _) = play(&mut steps.group, &options, &scripts)?;
+        match streams.iter().all(|stream| stream.drawn.len() == load.tokens && stream.beyond_mask == 0) {
+            true => Ok(begin.elapsed().as_secs_f64()),
+            false => Err("a sequence did not get its tokens".into()),
+        }
+    };
+    // The first one fills the prefix cache of no other: each run has its own scheduler.
+    time(false, false)?;
+    let (plain, masked, held) = (time(false, false)?, time(true, false)?, time(true, true)?);
+    let tokens = (count * load.tokens) as f64;
+    let row = |name: &str, time: f64| {
+        let cost = (time / plain - 1.0) * 100.0;
+        figure(format!("{count} sequences, {name}"), format!("{:.0} tokens/s, {cost:+.1} % time", tokens / time))
+    };
+    Ok(vec![row("plain", plain), row("every token masked", masked), row("every token held for its mask", held)])
+}

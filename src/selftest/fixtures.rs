@@ -1,0 +1,139 @@
+//! The small models with which a device is compared, and the steps that sections give to an executor.
+
+use std::error::Error;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step};
+use rein_proto::splitmix::mix;
+use rein_worker::executor::{Executor, ExecutorError};
+use rein_worker::rank::{DeviceChoice, Dtype, ModelOptions, RankGroup};
+use serde::Deserialize;
+
+/// Small, so that the sequences have several blocks.
+const BLOCK_SIZE: usize = 8;
+const BLOCKS: usize = 160;
+/// For models without reference.json.
+const TOKENS: u64 = 24;
+
+/// A model directory, and a text for it.
+#[derive(Debug, Clone)]
+pub struct SmallModel {
+    pub name: String,
+    pub dir: PathBuf,
+    pub tokens: Vec<u32>,
+    /// "fp8" or "int4".
+    pub quantized: Option<&'static str>,
+}
+
+/// The tokens of reference.json: for them no router and no token is a close decision.
+#[derive(Deserialize)]
+struct ReferenceTokens {
+    tokens: Vec<u32>,
+}
+
+/// The models in the directories below `dir`, by name: all, or those in `only`.
+pub fn models(dir: &Path, only: Option<&[&str]>) -> Result<Vec<SmallModel>, Box<dyn Error>> {
+    let failed = |error: std::io::Error| format!("--fixtures: cannot read {}: {error}", dir.display());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.join("config.json").exists() && only.is_none_or(|only| only.contains(&&*name)) {
+            found.push(open(name, path)?);
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    match found.is_empty() {
+        true => Err(format!("--fixtures: {} has no model directories", dir.display()).into()),
+        false => Ok(found),
+    }
+}
+
+fn open(name: String, dir: PathBuf) -> Result<SmallModel, Box<dyn Error>> {
+    let failed = |what: &dyn std::fmt::Display| format!("--fixtures: {}: {what}", dir.display());
+    let config = fs::read_to_string(dir.join("config.json")).map_err(|e| failed(&e))?;
+    let config: serde_json::Value = serde_json::from_str(&config).map_err(|e| failed(&e))?;
+    let method = config["quantization_config"]["quant_method"].as_str();
+    let quantized = method.map(|method| if method == "fp8" { "fp8" } else { "int4" });
+    let tokens = match fs::read_to_string(dir.join("reference.json")) {
+        Ok(text) => serde_json::from_str::<ReferenceTokens>(&text).map_err(|e| failed(&e))?.tokens,
+        Err(_) => {
+            let vocab = config["vocab_size"].as_u64().ok_or_else(|| failed(&"config.json has no vocab_size"))?;
+            (0..TOKENS).map(|i| (mix(i) % vocab) as u32).collect()
+        }
+    };
+    Ok(SmallModel { name, dir, tokens, quantized })
+}
+
+impl SmallModel {
+    pub fn load(&self, devices: &DeviceChoice, dtype: Dtype) -> Result<Steps, Box<dyn Error>> {
+        self.load_with(&ModelOptions { devices: devices.clone(), dtype, ..options() })
+    }
+
+    pub fn load_with(&self, options: &ModelOptions) -> Result<Steps, Box<dyn Error>> {
+        Ok(Steps { group: RankGroup::load(&self.dir, options, &mut |_, _| ())?, id: 0 })
+    }
+}
+
+pub fn options() -> ModelOptions {
+    ModelOptions { kv_blocks: Some(BLOCKS), block_size: BLOCK_SIZE, ..ModelOptions::default() }
+}
+
+/// A loaded model and the number of its next step.
+pub struct Steps {
+    pub group: RankGroup,
+    id: u64,
+}
+
+impl Steps {
+    pub fn run(&mut self, rows: Vec<Row>) -> Result<Vec<RowResult>, ExecutorError> {
+        self.id += 1;
+        let step = Step { epoch: self.group.epoch(), id: self.id, rows, ..Step::default() };
+        Ok(self.group.execute(&step)?.rows)
+    }
+
+    pub fn block_size(&self) -> usize {
+        self.group.shape().block_size
+    }
+
+    /// Blocks for this many tokens, from block `first` on.
+    pub fn blocks(&self, first: usize, tokens: usize) -> Vec<u32> {
+        let count = tokens.div_ceil(self.block_size());
+        (first..first + count).map(|block| block as u32).collect()
+    }
+}
+
+/// Computes a range of tokens, and scores each of them after its predecessor, with `top` alternatives.
+pub fn scoring(seq: u64, tokens: &[u32], range: Range<usize>, blocks: &[u32], top: i32) -> Row {
+    Row {
+        seq,
+        tokens: tokens[range.clone()].to_vec(),
+        start: range.start as u32,
+        kept_blocks: 0,
+        blocks: blocks.to_vec(),
+        after: After::Nothing.into(),
+        draw: None,
+        score: top,
+        // After the last token only the alternatives count.
+        next: Some(tokens.get(range.end).copied().unwrap_or(0)),
+    }
+}
+
+/// Computes tokens and draws the most likely one after them, with the logprobs of the two best.
+pub fn drawing(seq: u64, tokens: &[u32], start: usize, blocks: &[u32]) -> Row {
+    let sampling = Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Sampling::default() };
+    let draw = Draw { sampling: Some(sampling), logprobs: 2, ..Draw::default() };
+    Row {
+        seq,
+        tokens: tokens.to_vec(),
+        start: start as u32,
+        kept_blocks: 0,
+        blocks: blocks.to_vec(),
+        after: After::Draw.into(),
+        draw: Some(draw),
+        score: -1,
+        next: None,
+    }
+}

@@ -1,0 +1,106 @@
+//! Section `models`: every small model on the device against the CPU. It does not know how either computes.
+
+use std::error::Error;
+
+use rein_proto::internal::{RowResult, TokenLogprob};
+use rein_worker::rank::{DeviceChoice, Dtype};
+
+use super::fixtures::{SmallModel, Steps, drawing, scoring};
+use super::report::ReportRow;
+
+/// Models that show each kind of layer and weight.
+pub const REDUCED: &[&str] = &["qwen3", "mistral", "qwen3_moe", "deepseek_v3", "deepseek_v3_fp8", "kimi_k2_int4"];
+
+/// Most that a logprob may differ, relative to its size if that is above 1.
+const F32: f32 = 1e-4;
+/// The device rounds activations between products to bf16, the CPU only within them.
+const BF16: f32 = 2e-2;
+/// Products with FP8 weights round activations to FP8 as well, which the CPU does not. Errors of products as narrow as
+/// those of small models hardly average out.
+const FP8: f32 = 8e-2;
+/// Tokens that are decoded greedily, and the length of their prompt.
+const GREEDY: usize = 32;
+const PROMPT: usize = 10;
+const TOP: i32 = 5;
+
+pub fn run(
+    models: &[SmallModel],
+    devices: &DeviceChoice,
+    oracle: &DeviceChoice,
+    reduced: bool,
+) -> Result<Vec<ReportRow>, Box<dyn Error>> {
+    let greedy = if reduced { GREEDY / 4 } else { GREEDY };
+    let mut rows = Vec::new();
+    for model in models {
+        let cases = match model.quantized {
+            Some("fp8") => vec![("fp8", Dtype::Auto, FP8)],
+            Some(form) => vec![(form, Dtype::Auto, BF16)],
+            None => vec![("f32", Dtype::F32, F32), ("bf16", Dtype::Bf16, BF16)],
+        };
+        for (form, dtype, tolerance) in cases {
+            let compared = model.load(devices, dtype).and_then(|device| {
+                let oracle = model.load(oracle, dtype)?;
+                compare(&model.tokens, device, oracle, tolerance, greedy)
+            });
+            rows.push(ReportRow::of(format!("{}, {form}", model.name), compared));
+        }
+    }
+    Ok(rows)
+}
+
+fn compare(
+    tokens: &[u32],
+    mut device: Steps,
+    mut oracle: Steps,
+    tolerance: f32,
+    greedy: usize,
+) -> Result<(String, bool), Box<dyn Error>> {
+    let blocks = device.blocks(0, tokens.len());
+    let score = || vec![scoring(1, tokens, 0..tokens.len(), &blocks, TOP)];
+    let far = distance(&device.run(score())?, &oracle.run(score())?)?;
+    let prompt = &tokens[..PROMPT.min(tokens.len())];
+    let want = decode(&mut oracle, prompt, greedy)?;
+    let got = decode(&mut device, prompt, greedy)?;
+    // After a token that the oracle chose by less than both may be off, the two may continue differently.
+    let clear = want.iter().take_while(|(_, gap)| *gap > 2.0 * tolerance).count();
+    let equal = want.iter().zip(&got).take_while(|(want, got)| want.0 == got.0).count();
+    let passed = far <= tolerance && equal >= clear;
+    let value =
+        format!("logprobs within {far:.1e} of their size (at most {tolerance:.0e}), {equal} of {greedy} tokens equal");
+    Ok((value + if equal < clear { ", no close decision" } else { "" }, passed))
+}
+
+/// The largest difference between the logprobs of the same rows, and of their alternatives by rank: relative to the
+/// oracle's `b`, if its size is above 1. Errors of logits grow with the logits.
+fn distance(a: &[RowResult], b: &[RowResult]) -> Result<f32, Box<dyn Error>> {
+    let numbers = |rows: &[RowResult]| -> Vec<f32> {
+        let of = |score: &TokenLogprob| -> Vec<f32> {
+            score.logprob.into_iter().chain(score.top.iter().map(|top| top.logprob)).collect()
+        };
+        rows.iter().flat_map(|row| &row.scores).flat_map(of).collect()
+    };
+    let (a, b) = (numbers(a), numbers(b));
+    if a.is_empty() || a.len() != b.len() {
+        return Err(format!("{} logprobs, the oracle has {}", a.len(), b.len()).into());
+    }
+    let far = a.iter().zip(&b).map(|(a, b)| (a - b).abs() / b.abs().max(1.0));
+    // A NaN is far from everything.
+    Ok(far.fold(0.0, |worst, d| if d <= worst { worst } else { d }))
+}
+
+/// Greedy tokens, each with the distance of its logprob to the second best, relative to the size of that one.
+fn decode(steps: &mut Steps, prompt: &[u32], count: usize) -> Result<Vec<(u32, f32)>, Box<dyn Error>> {
+    let blocks = steps.blocks(0, prompt.len() + count);
+    let (mut next, mut start, mut drawn) = (prompt.to_vec(), 0, Vec::new());
+    while drawn.len() < count {
+        let results = steps.run(vec![drawing(2, &next, start, &blocks)])?;
+        let result = results.first().ok_or("the step gave no result")?;
+        let token = result.token.ok_or("the step drew no token")?;
+        let top = result.logprob.as_ref().map_or(&[][..], |logprob| &logprob.top);
+        let [best, second] = top else { return Err("the step gave no two alternatives".into()) };
+        drawn.push((token, (best.logprob - second.logprob) / second.logprob.abs().max(1.0)));
+        start += next.len();
+        next = vec![token];
+    }
+    Ok(drawn)
+}
