@@ -6,35 +6,45 @@
 //   so on, each in ascending order. Route r is choice r % top_k of row r / top_k. Routes to experts that are not held
 //   are left out. Grid: held + 1; block held writes the end of starts.
 //   held_ids [held] are the global ids of the held experts; ids [routes] are those that `route` chose.
+//   Rows whose token (tokens [rows]; null: all have one) is NONE have no routes.
 // moe_combine: out [rows, n] f32 = the sum of weights[r] * parts[r] over the row's routes r, in ascending order of
 // their
 //   expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T. Routes whose expert is not held are left
 //   out (held [experts] is 0; null: all are held). So the order of sums does not depend on which rank has which expert.
-//   Grid: (ceil(n / 256), rows). top_k <= 64.
+//   Rows without a token get zeros. Grid: (ceil(n / 256), rows). top_k <= 64.
 //
 // Any sizes. Exact, but for moe_combine: f32 sums.
 #include "common.cuh"
 
 struct MoeAlignArgs {
-  const uint32_t *ids, *held_ids;
+  const uint32_t *ids, *held_ids, *tokens;
   uint32_t *counts, *starts, *order;
-  int routes, held;
+  int routes, held, top_k;
 };
 
 struct MoeCombineArgs {
   const void *parts, *shared;
-  const uint32_t *ids, *held;
+  const uint32_t *ids, *held, *tokens;
   const float *weights;
   float *out;
   int n, top_k;
 };
+
+namespace moe {
+
+// Whether a route goes to an expert.
+DEVICE bool goes_to(const MoeAlignArgs &a, int route, uint32_t id) {
+  return a.ids[route] == id && (!a.tokens || a.tokens[route / a.top_k] != NONE);
+}
+
+}  // namespace moe
 
 extern "C" __global__ void __launch_bounds__(256) moe_count(const MoeAlignArgs a) {
   SHARED(uint32_t, total, 1);
   if (threadIdx.x == 0) *total = 0;
   __syncthreads();
   uint32_t own = 0, id = a.held_ids[blockIdx.x];
-  for (int i = threadIdx.x; i < a.routes; i += 256) own += a.ids[i] == id;
+  for (int i = threadIdx.x; i < a.routes; i += 256) own += moe::goes_to(a, i, id);
   if (own) atomicAdd(total, own);
   __syncthreads();
   if (threadIdx.x == 0) a.counts[blockIdx.x] = *total;
@@ -57,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a
   uint32_t id = a.held_ids[expert];
   for (int from = 0; from < a.routes; from += 256) {
     int route = from + threadIdx.x;
-    bool mine = route < a.routes && a.ids[route] == id;
+    bool mine = route < a.routes && moe::goes_to(a, route, id);
     uint32_t lanes = warp_ballot(mine);
     if (lane == 0) warps[warp] = count_bits(lanes);
     __syncthreads();
@@ -87,6 +97,10 @@ DEVICE void moe_combine(const MoeCombineArgs &a) {
   int column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= a.n) return;
   float sum = 0;
+  if (a.tokens && a.tokens[row] == NONE) {
+    a.out[row * a.n + column] = sum;
+    return;
+  }
   for (int i = 0; i < a.top_k; i++) {
     int route = sorted[i];
     if (a.held && !a.held[ids[route]]) continue;

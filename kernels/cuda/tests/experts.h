@@ -92,6 +92,13 @@ inline void route(const Route &s) {
   });
 }
 
+// Tokens of rows; some are NONE.
+inline std::vector<uint32_t> tokens(Random &random, int rows, bool some) {
+  std::vector<uint32_t> all(rows);
+  for (auto &s : all) s = some && random.below(3) == 0 ? NONE : random.below(9);
+  return all;
+}
+
 // Experts `held` of `experts` in random order; each row has distinct ones.
 inline void align(int rows, int top_k, int experts, int held) {
   check::every_order("moe_align", [&] {
@@ -101,15 +108,19 @@ inline void align(int rows, int top_k, int experts, int held) {
     for (int r = 0; r < rows; r++)
       for (uint32_t id : random.distinct(top_k, experts)) ids.push_back(id);
     auto held_ids = random.distinct(held, experts);
+    auto of = tokens(random, rows, true);
     Buffer<uint32_t> id_buffer(ids), held_buffer(held_ids), counts(held), starts(held + 1), order(routes);
-    MoeAlignArgs args = {id_buffer.data, held_buffer.data, counts.data, starts.data, order.data, routes, held};
+    Buffer<uint32_t> of_rows(of);
+    uint32_t *given = rows % 2 ? of_rows.data : nullptr;
+    MoeAlignArgs args = {id_buffer.data, held_buffer.data, given,  counts.data, starts.data,
+                         order.data,     routes,           held,   top_k};
     if (held) LAUNCH(moe_count, held, 256, 0, args);
     LAUNCH(moe_align, held + 1, 256, 0, args);
     std::vector<uint32_t> want;
     for (int e = 0; e < held; e++) {
       check::equal(starts[e], want.size(), "start");
       for (int r = 0; r < routes; r++)
-        if (ids[r] == held_ids[e]) want.push_back(r);
+        if (ids[r] == held_ids[e] && !(given && of[r / top_k] == NONE)) want.push_back(r);
     }
     check::equal(starts[held], want.size(), "end");
     for (size_t i = 0; i < want.size(); i++) check::equal(order[i], want[i], "route");
@@ -128,17 +139,19 @@ void combine(int rows, int top_k, int experts, int n, bool with_shared, bool all
     for (auto &h : held) h = random.below(2);
     auto parts = random.numbers<T>(ids.size() * n), shared = random.numbers<T>(size_t(rows) * n);
     auto weights = random.numbers<float>(ids.size());
+    auto of = tokens(random, rows, all_held);
     // The parts of experts that are not held are never written.
     if (!all_held)
       for (size_t i = 0; i < parts.size(); i++)
         if (!held[ids[i / n]]) parts[i] = from_float<T>(NAN);
     Buffer<T> part_buffer(parts), shared_buffer(shared);
-    Buffer<uint32_t> id_buffer(ids), held_buffer(held);
+    Buffer<uint32_t> id_buffer(ids), held_buffer(held), of_rows(of);
     Buffer<float> weight_buffer(weights), out(size_t(rows) * n);
     MoeCombineArgs args = {part_buffer.data,
                            with_shared ? shared_buffer.data : nullptr,
                            id_buffer.data,
                            all_held ? nullptr : held_buffer.data,
+                           of_rows.data,
                            weight_buffer.data,
                            out.data,
                            n,
@@ -150,6 +163,8 @@ void combine(int rows, int top_k, int experts, int n, bool with_shared, bool all
       if (all_held || held[ids[i / n]]) want[i / n / top_k * n + i % n] += double(weights[i / n]) * value(parts, i);
     if (with_shared)
       for (size_t i = 0; i < want.size(); i++) want[i] += value(shared, i);
+    for (size_t i = 0; i < want.size(); i++)
+      if (of[i / n] == NONE) want[i] = 0;
     check::close(out.data, want);
     return check::bytes(out);
   });
@@ -166,7 +181,9 @@ inline void combine_in_order_of_experts() {
   for (int shift = 0; shift < TOP_K; shift++) {
     Buffer<uint32_t> id_buffer(ids);
     Buffer<float> part_buffer(parts), weight_buffer(weights), out(N);
-    MoeCombineArgs args = {part_buffer.data, nullptr, id_buffer.data, nullptr, weight_buffer.data, out.data, N, TOP_K};
+    MoeCombineArgs args = {};
+    args.parts = part_buffer.data, args.ids = id_buffer.data, args.weights = weight_buffer.data, args.out = out.data;
+    args.n = N, args.top_k = TOP_K;
     LAUNCH(moe_combine_f32, dim3(1, 1), 256, 0, args);
     if (shift == 0) first = check::bytes(out);
     if (check::bytes(out) != first) check::fail("the sum depends on the order of the routes");

@@ -245,11 +245,13 @@ pub struct RouteArgs {
 pub struct MoeAlignArgs {
     pub ids: u64,
     pub held_ids: u64,
+    pub tokens: u64,
     pub counts: u64,
     pub starts: u64,
     pub order: u64,
     pub routes: i32,
     pub held: i32,
+    pub top_k: i32,
 }
 
 /// moe.cu
@@ -260,6 +262,7 @@ pub struct MoeCombineArgs {
     pub shared: u64,
     pub ids: u64,
     pub held: u64,
+    pub tokens: u64,
     pub weights: u64,
     pub out: u64,
     pub n: i32,

@@ -437,13 +437,13 @@ impl Backend for Cuda {
 
     fn moe(
         &self,
-        _: &DeviceBatch<'_>,
+        batch: &DeviceBatch<'_>,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
         experts: &DeviceExperts,
         shared: Option<&DeviceTensor>,
     ) -> Result<DeviceTensor> {
-        self.through_experts(x, routes, experts, shared)
+        self.through_experts(batch, x, routes, experts, shared)
     }
 
     /// A group has one rank, which counts nothing.

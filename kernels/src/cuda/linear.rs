@@ -18,7 +18,8 @@ pub(super) struct Operand {
     address: u64,
     stride: usize,
     scales: u64,
-    element: Element,
+    /// Of the numbers before they were quantized.
+    pub element: Element,
     /// It must outlive the launch.
     _memory: [Arc<ArenaBlock>; 2],
 }

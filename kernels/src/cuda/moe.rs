@@ -3,6 +3,7 @@
 use super::arena::ArenaBlock;
 use super::args::{LinearArgs, MoeAlignArgs, MoeCombineArgs, RouteArgs};
 use super::backend::{Cuda, ROW_THREADS, int, shape};
+use super::batch::DeviceBatch;
 use super::experts::{DeviceExperts, ExpertSlots};
 use super::linear::{Operand, result_of};
 use super::tensor::{DeviceTensor, Element};
@@ -56,17 +57,19 @@ impl Cuda {
         DeviceRoutes { rows, top_k, experts, ids, weights }
     }
 
-    fn align(&self, routes: &DeviceRoutes, experts: &ExpertSlots) -> Aligned {
+    fn align(&self, tokens: u64, routes: &DeviceRoutes, experts: &ExpertSlots) -> Aligned {
         let (count, held) = (routes.rows * routes.top_k, experts.capacity);
         let (counts, starts, order) = (self.take(4 * held), self.take(4 * (held + 1)), self.take(4 * count));
         let args = MoeAlignArgs {
             ids: routes.ids.address,
             held_ids: experts.held_ids,
+            tokens,
             counts: counts.address,
             starts: starts.address,
             order: order.address,
             routes: int(count),
             held: int(held),
+            top_k: int(routes.top_k),
         };
         // SAFETY: the arrays have as many words as moe.cu says.
         unsafe {
@@ -80,14 +83,14 @@ impl Cuda {
     fn expert_product(
         &self,
         x: &Operand,
-        [per_row, count]: [usize; 2],
+        per_row: usize,
+        routes: &DeviceRoutes,
         aligned: &Aligned,
         experts: &ExpertSlots,
         which: usize,
-        element: Element,
     ) -> DeviceTensor {
         let (outs, ins, form) = experts.shape.matrix(which);
-        let out = self.tensor(count, outs, result_of(element, form));
+        let out = self.tensor(routes.rows * routes.top_k, outs, result_of(x.element, form));
         let [weights, scales] = experts.matrices[which];
         let args = LinearArgs {
             w: weights,
@@ -102,19 +105,20 @@ impl Cuda {
             ..LinearArgs::default()
         };
         // SAFETY: x has a row for each `per_row` routes, out one for each route, and all slots have weights of this
-        // shape.
-        unsafe { self.multiply(x, form, (out.address, out.element), [count, experts.capacity], args) };
+        // shape. A row's experts differ, so none has more routes than there are rows.
+        unsafe { self.multiply(x, form, (out.address, out.element), [routes.rows, experts.capacity], args) };
         out
     }
 
     pub(super) fn through_experts(
         &self,
+        batch: &DeviceBatch,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
         experts: &DeviceExperts,
         shared: Option<&DeviceTensor>,
     ) -> Result<DeviceTensor> {
-        assert_eq!(routes.rows, x.rows, "moe: routes for each row");
+        assert_eq!((batch.shape.rows, routes.rows), (x.rows, x.rows), "moe: routes for each row");
         let held = experts.ids().len();
         let Some(slots) = experts.slots().filter(|_| held == routes.experts) else {
             return Err(shape("moe", format!("the only rank holds {held} of {} experts", routes.experts)));
@@ -124,21 +128,23 @@ impl Cuda {
             shared.is_none_or(|s| (s.rows, s.cols, s.element) == (x.rows, x.cols, x.element) && s.is_contiguous()),
             "moe: shared"
         );
-        let (top_k, count) = (routes.top_k, routes.rows * routes.top_k);
-        let aligned = self.align(routes, &slots);
+        let top_k = routes.top_k;
+        let tokens = self.steps.parts(batch).ids;
+        let aligned = self.align(tokens, routes, &slots);
         let middle = {
             let input = self.operand(x, slots.shape.forms[0]);
-            let by = |which| self.expert_product(&input, [top_k, count], &aligned, &slots, which, x.element);
+            let by = |which| self.expert_product(&input, top_k, routes, &aligned, &slots, which);
             let (gate, up) = (by(0), by(1));
             self.silu_mul_operand(&gate, &up, slots.shape.forms[2])
         };
-        let parts = self.expert_product(&middle, [1, count], &aligned, &slots, 2, x.element);
+        let parts = self.expert_product(&middle, 1, routes, &aligned, &slots, 2);
         let out = self.tensor(x.rows, x.cols, Element::F32);
         let args = MoeCombineArgs {
             parts: parts.address,
             shared: shared.map_or(0, |shared| shared.address),
             ids: routes.ids.address,
             held: 0,
+            tokens,
             weights: routes.weights.address,
             out: out.address,
             n: int(x.cols),
