@@ -81,6 +81,17 @@ impl Input {
         }
     }
 
+    /// What was not consumed, with the start of a character.
+    pub fn held(&self) -> Vec<u8> {
+        [self.rest(), &self.partial].concat()
+    }
+
+    /// Drops what was not consumed.
+    pub fn clear(&mut self) {
+        self.consume(self.rest().len());
+        self.partial.clear();
+    }
+
     pub fn rest(&self) -> &[u8] {
         &self.bytes[self.pos..]
     }

@@ -1,6 +1,7 @@
 //! Shared by the tests: a seeded generator, ways to split an output, and a canonical form of events.
 
 mod closure;
+mod cut;
 mod detection;
 pub mod enforce;
 mod families;

@@ -79,6 +79,14 @@ impl Body {
         }
     }
 
+    /// Whether what was read so far could go on as a call.
+    pub fn may_be_call(&self) -> bool {
+        match self {
+            Body::Object(b) => b.may_be_call(),
+            Body::Python(_) | Body::Params(_) | Body::Code(_) => true,
+        }
+    }
+
     /// Consumes a byte. Params are read by marks, not here.
     pub fn feed(&mut self, b: u8, out: &mut Vec<Event>) -> Progress {
         match self {

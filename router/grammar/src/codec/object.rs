@@ -80,6 +80,34 @@ impl Object {
         self.json.depth() == 0 && self.arguments == Arguments::Missing
     }
 
+    /// Whether what was read so far could go on as a call: without a marker, only if it has no other members and its
+    /// name is, or begins, one of a declared tool.
+    pub fn may_be_call(&self) -> bool {
+        let Codec::Object { members, ignored } = self.codec else { return true };
+        if self.call.trust != Trust::Name {
+            return true;
+        }
+        let member = text(&self.member);
+        let known = match self.kind {
+            Some(Member::Other) => false,
+            Some(Member::Name) => {
+                let value = &member[self.value_at.min(member.len())..];
+                self.tools_named(|name| serde_json::to_string(name).is_ok_and(|name| name.starts_with(value)))
+            }
+            Some(_) => true,
+            None => {
+                let named = |m: &format::Member| m.name().or(m.arguments()).or(m.id());
+                let keys = members.iter().filter_map(named).flatten().chain(ignored.iter());
+                keys.into_iter().any(|key| format!("\"{key}\":").starts_with(member.trim_end()))
+            }
+        };
+        known && self.others.is_empty()
+    }
+
+    fn tools_named(&self, is: impl Fn(&str) -> bool) -> bool {
+        self.call.tools.is_empty() || self.call.tools.iter().any(|tool| is(&tool.name))
+    }
+
     /// Whether the name, and the id if needed, are known.
     fn may_start(&self) -> bool {
         let trusted = match self.call.trust {

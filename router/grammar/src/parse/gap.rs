@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Cause, Parser, State, Trial, callable};
+use super::{Cause, List, Parser, State, Trial, callable};
 use crate::codec::json::Fed;
+use crate::codec::{Object, Progress, Trust};
 use crate::event::Event;
 use crate::format::{Calls, Codec, Markers, Member};
 use crate::header::is_plausible;
@@ -231,14 +232,31 @@ impl Parser {
     pub(super) fn end_list(&mut self, out: &mut Vec<Event>) {
         let State::List(list) = std::mem::replace(&mut self.state, State::Prose) else { return };
         self.work += list.raw.len() as u64;
-        if !list.done || !calls_only(&list.raw, &self.name_keys(), |name| self.is_callable(name)) {
+        let whole = list.done && calls_only(&list.raw, &self.name_keys(), |name| self.is_callable(name));
+        if !whole && !self.is_cut_list(&list) {
             return self.prose(&text(&list.raw), out);
         }
         self.end_prose(Cause::Call, out);
         self.tried = true;
         self.section = true;
+        self.announced = !whole;
         self.state = State::Gap(String::new());
         self.input.push_bytes(&list.raw);
+    }
+
+    /// Whether the output was cut inside a list that could go on as a list of calls.
+    fn is_cut_list(&self, list: &List) -> bool {
+        if !self.cut || list.done {
+            return false;
+        }
+        if list.checked {
+            return true;
+        }
+        let first = list.raw.trim_ascii_start().get(1..).unwrap_or_default().trim_ascii_start();
+        let mut call = self.call(None, None);
+        call.trust = Trust::Name;
+        let mut body = Object::new(call, self.format.codec(), "");
+        first.iter().all(|b| body.feed(*b, &mut Vec::new()) != Progress::Bad) && body.may_be_call()
     }
 
     fn name_keys(&self) -> Vec<&'static str> {

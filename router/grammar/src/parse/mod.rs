@@ -220,6 +220,9 @@ impl Parser {
     /// Ends the output: reports what was held and closes what is open. The parser cannot be used afterwards.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
         self.told = out.len();
+        if self.cut {
+            self.cut_marker(out);
+        }
         self.input.flush_partial();
         self.run(true, out);
         if let State::List(_) = self.state {
@@ -228,6 +231,10 @@ impl Parser {
         }
         if let Some(head) = self.head.take() {
             self.give_up_head(&head, out);
+        }
+        if self.cut && self.may_be_call() {
+            // Released, it is the rest of a call.
+            (self.announced, self.broken) = (true, true);
         }
         match std::mem::replace(&mut self.state, State::Prose) {
             State::Prose | State::List(_) => {}
@@ -250,9 +257,50 @@ impl Parser {
         }
     }
 
-    /// Tells, before [`Parser::finish`], that the output was cut: a call that only its end closes is incomplete.
+    /// Tells, before [`Parser::finish`], that the output was cut. What could have gone on as a call is then an
+    /// incomplete or malformed call, never text.
     pub fn cut(&mut self) {
         self.cut = true;
+    }
+
+    /// Whether what is on trial could go on as a call.
+    fn may_be_call(&self) -> bool {
+        self.trial.is_some()
+            && match &self.state {
+                State::Body(body) => body.may_be_call(),
+                _ => true,
+            }
+    }
+
+    /// The output was cut inside letters that may begin the marker of a call.
+    fn cut_marker(&mut self, out: &mut Vec<Event>) {
+        let outside = match self.state {
+            State::Gap(_) => self.trial.is_none(),
+            _ => self.in_prose(Region::Text),
+        };
+        let held = self.input.held();
+        if !outside || self.head.is_some() || !self.parse_tools {
+            return;
+        }
+        let closes = |mark| matches!(mark, Mark::Close | Mark::End);
+        let begins = self.begins_marker(&held, Mark::enters_calls);
+        if matches!(self.state, State::Gap(_)) && self.begins_marker(&held, closes) {
+            self.announced |= begins && self.calls == 0;
+            return self.input.clear();
+        }
+        if !begins {
+            return;
+        }
+        self.input.clear();
+        self.announced = true;
+        match &mut self.state {
+            State::Gap(junk) => junk.push_str(&text(&held)),
+            _ => {
+                self.flush_lead_in(out);
+                self.confirm_gap(out);
+                self.state = State::Gap(text(&held));
+            }
+        }
     }
 
     /// Waits for markers of calls: see [`Parser::passed`].

@@ -83,6 +83,13 @@ impl Parser {
         Seen::Other
     }
 
+    /// Whether the text is a part of the letters of such a marker, or follows them undecided.
+    pub(super) fn begins_marker(&self, rest: &[u8], is: impl Fn(Mark) -> bool) -> bool {
+        let begins = |m: &str| m.as_bytes().starts_with(rest) || rest.starts_with(m.as_bytes());
+        let spelled = self.format.markers != Markers::Special && !rest.is_empty() && framed(rest).is_none();
+        spelled && self.lex.marks.iter().any(|(mark, m)| is(*mark) && self.counts(*mark, true) && begins(m))
+    }
+
     pub(super) fn in_prose(&self, region: Region) -> bool {
         matches!(self.state, State::Prose) && self.region == region
     }
