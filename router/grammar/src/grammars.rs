@@ -21,7 +21,7 @@ use crate::limits::{
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
-use crate::rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, Violation};
+use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, Violation};
 use crate::schema;
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
@@ -371,22 +371,13 @@ fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> 
         "" => strict_response,
         name => rules.tools.iter().any(|t| t.strict && t.name == name),
     };
+    let field = |tool: &str| match tool {
+        "" => "response_format.json_schema.schema".into(),
+        name => format!("tools[{name}].function.parameters"),
+    };
     match relaxations.iter().find(|r| strict(&r.tool)) {
         None => Ok(()),
-        Some(Relaxation { tool, path, keyword, cause }) => Err(RuleError::Unenforceable {
-            field: match tool.as_str() {
-                "" => "response_format.json_schema.schema".into(),
-                name => format!("tools[{name}].function.parameters"),
-            },
-            path: if path.is_empty() { "the root".into() } else { path.clone() },
-            keyword: keyword.clone(),
-            reason: match cause {
-                Cause::NoMeans => "the schema is strict, and the grammar cannot enforce this keyword".into(),
-                Cause::Cost => "the schema is strict, and this part would take more work than one request may cause; \
-                                split it into simpler ones"
-                    .into(),
-            },
-        }),
+        Some(relaxation) => Err(relaxation.refused(field(&relaxation.tool), "the schema is strict")),
     }
 }
 

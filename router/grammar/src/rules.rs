@@ -120,6 +120,21 @@ pub enum Cause {
 }
 
 impl Relaxation {
+    /// The error where the grammar has to enforce everything, because of `demand`.
+    pub(crate) fn refused(&self, field: String, demand: &str) -> RuleError {
+        let reason = match self.cause {
+            Cause::NoMeans => "the grammar cannot enforce this keyword",
+            Cause::Cost => "this part would take more work than one request may cause; split it into simpler ones",
+        };
+        let path = if self.path.is_empty() { "the root".into() } else { self.path.clone() };
+        RuleError::Unenforceable {
+            field,
+            path,
+            keyword: self.keyword.clone(),
+            reason: format!("{demand}, and {reason}"),
+        }
+    }
+
     pub(crate) fn names_same(&self, other: &Self) -> bool {
         (&self.tool, &self.path, &self.keyword) == (&other.tool, &other.path, &other.keyword)
     }

@@ -2,6 +2,7 @@
 //! list of structures.
 
 mod fields;
+mod until;
 
 use serde_json::{Value, json};
 
@@ -14,6 +15,7 @@ use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
 use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::Work;
 use fields::{flag, list, member, string, strings};
+use until::{Until, begins, openings};
 
 const FIELD: &str = "structural_tag";
 /// Styles of a schema's object, and the format that writes arguments in that style.
@@ -48,19 +50,6 @@ const FIELDS: &[(&str, &[&str])] = &[
     // Of the older list.
     ("structure", &["begin", "schema", "end"]),
 ];
-
-/// What ends free text.
-#[derive(Clone)]
-enum Until {
-    /// The end of the output.
-    End,
-    /// One of these strings, which the text must not contain.
-    Strings(Vec<String>),
-    /// A special token, which no text contains.
-    Token,
-    /// Something that cannot be distinguished from text.
-    Unknown,
-}
 
 /// A format as an expression.
 struct Part {
@@ -147,6 +136,30 @@ impl Tags<'_, '_, '_> {
         part
     }
 
+    /// The content that a schema describes, in the style that the node names.
+    fn schema(&mut self, node: &Value, path: &str, plain: &str, until: &Until) -> Result<Part, RuleError> {
+        let (schema, field) = (member(node, path, "json_schema")?, format!("{path}.json_schema"));
+        crate::schema::check(schema, &field)?;
+        crate::validate::check(schema, &field)?;
+        let style = node.get("style").map_or(Some(plain), Value::as_str);
+        if let (Some("json"), Until::Strings(ends) | Until::Unknown(ends)) = (style, until)
+            && let Some(expression) = json_before(self.work, schema, &field, ends)?
+        {
+            return match until {
+                Until::Strings(_) => Ok(Part { expression, closed: true }),
+                _ => Err(RuleError::invalid(
+                    field,
+                    "a number may continue with a digit, '.', 'e' or 'E': what follows it must not begin with one, or \
+                     be a fixed string or the begin of a tag",
+                )),
+            };
+        }
+        Ok(Part::open(match style {
+            Some("json") => json(self.work, schema, &field)?,
+            style => self.styled(style, schema, field, path)?,
+        }))
+    }
+
     /// An object, written as a family of models writes a call's arguments.
     fn styled(&mut self, style: Option<&str>, schema: &Value, field: String, path: &str) -> Result<String, RuleError> {
         let family = STYLES.iter().find(|(name, _)| Some(*name) == style).and_then(|(_, format)| by_name(format));
@@ -176,20 +189,12 @@ impl Tags<'_, '_, '_> {
             "const_string" => Part::open(literal(string(node, path, "value")?)),
             // The second is an older name of the style.
             kind @ ("json_schema" | "qwen_xml_parameter") => {
-                let (schema, field) = (member(node, path, "json_schema")?, format!("{path}.json_schema"));
-                crate::schema::check(schema, &field)?;
-                crate::validate::check(schema, &field)?;
-                let plain = if kind == "json_schema" { "json" } else { "qwen_xml" };
-                let style = node.get("style").map_or(Some(plain), Value::as_str);
-                if let (Some("json"), Until::Strings(ends)) = (style, until)
-                    && let Some(expression) = json_before(self.work, schema, &field, ends)?
-                {
-                    return Ok(Part { expression, closed: true });
+                let known = self.work.relaxations.len();
+                let part = self.schema(node, path, if kind == "json_schema" { "json" } else { "qwen_xml" }, until)?;
+                if let Some(relaxation) = self.work.relaxations.get(known) {
+                    return Err(relaxation.refused(format!("{path}.json_schema"), "nothing validates a tag's content"));
                 }
-                Part::open(match style {
-                    Some("json") => json(self.work, schema, &field)?,
-                    style => self.styled(style, schema, field, path)?,
-                })
+                part
             }
             "regex" => {
                 self.none(node, path, "excludes")?;
@@ -274,7 +279,7 @@ impl Tags<'_, '_, '_> {
                 Ok(Part::open(format!("{text}?")))
             }
             Until::Strings(ends) => Ok(Part { expression: self.upto(&without, ends), closed: true }),
-            Until::Unknown => {
+            Until::Unknown(_) => {
                 let problem =
                     "free text must come last, or be followed by a fixed string, the begin of a tag or a token";
                 Err(RuleError::invalid(path, problem))
@@ -298,7 +303,7 @@ impl Tags<'_, '_, '_> {
     /// The content of something that may repeat: free text may not.
     fn content(&mut self, node: &Value, path: &str) -> Result<String, RuleError> {
         let content = member(node, path, "content")?;
-        Ok(self.format(content, &format!("{path}.content"), &Until::Unknown)?.expression)
+        Ok(self.format(content, &format!("{path}.content"), &Until::Unknown(openings(content)))?.expression)
     }
 
     fn sequence(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
@@ -310,7 +315,7 @@ impl Tags<'_, '_, '_> {
             let here = format!("{path}.elements[{i}]");
             let next = match elements.get(i + 1) {
                 None => until.clone(),
-                Some(next) => begins(next),
+                Some(next) => begins(next, &elements[i + 1..], until),
             };
             let part = match element.get("type").and_then(Value::as_str) {
                 Some("const_string") if begun => Part::open(String::new()),
@@ -427,7 +432,7 @@ impl Tags<'_, '_, '_> {
             else {
                 return Err(RuleError::invalid(format!("{here}.begin"), "must begin with one of the triggers"));
             };
-            let body = self.tag(tag, &here, &Until::Unknown, true)?;
+            let body = self.tag(tag, &here, &Until::Unknown(Vec::new()), true)?;
             bodies[at].push(format!("{} {}", literal(rest), body.expression));
         }
         if let Some(at) = bodies.iter().position(Vec::is_empty) {
@@ -450,7 +455,7 @@ impl Tags<'_, '_, '_> {
                 Edge::Token(id) if triggers.contains(&id) => id,
                 _ => return Err(RuleError::invalid(format!("{here}.begin"), "must be one of the trigger tokens")),
             };
-            let body = self.tag(tag, &here, &Until::Unknown, true)?.expression;
+            let body = self.tag(tag, &here, &Until::Unknown(Vec::new()), true)?.expression;
             match all.iter_mut().find(|t| matches!(t.begin, Begin::Token(known) if known == id)) {
                 Some(trigger) => trigger.bodies.push(body),
                 None => all.push(Trigger { begin: Begin::Token(id), bodies: vec![body] }),
@@ -467,7 +472,7 @@ impl Tags<'_, '_, '_> {
             let (Some(text), Some(format)) = (rule.get(0).and_then(Value::as_str), rule.get(1)) else {
                 return Err(RuleError::invalid(here, "must be a list of a string and a format"));
             };
-            let body = self.format(format, &format!("{here}[1]"), &Until::Unknown)?.expression;
+            let body = self.format(format, &format!("{here}[1]"), &Until::Unknown(Vec::new()))?.expression;
             all.push(Trigger { begin: Begin::String(text.to_owned()), bodies: vec![body] });
         }
         let around = Around {
@@ -524,13 +529,15 @@ impl Tags<'_, '_, '_> {
 
     fn separated(&mut self, node: &Value, path: &str) -> Result<String, RuleError> {
         let tags = list(node, path, "tags")?;
+        let separator = string(node, path, "separator")?;
+        let next = Until::Unknown(vec![separator.to_owned()]);
         let tags: Vec<String> = tags
             .iter()
             .enumerate()
-            .map(|(i, tag)| Ok(self.tag(tag, &format!("{path}.tags[{i}]"), &Until::Unknown, false)?.expression))
+            .map(|(i, tag)| Ok(self.tag(tag, &format!("{path}.tags[{i}]"), &next, false)?.expression))
             .collect::<Result<_, RuleError>>()?;
         let one = self.work.writer.rule(&tags.join(" | "));
-        let separator = literal(string(node, path, "separator")?);
+        let separator = literal(separator);
         let all = match flag(node, path, "stop_after_first", false)? {
             true => one,
             false => format!("{one} ({separator} {one})*"),
@@ -550,21 +557,6 @@ fn around(node: &Value, path: &str, excludes: Vec<String>) -> Result<Around, Rul
     let at_least_one = flag(node, path, "at_least_one", false)?;
     let stop_after_first = flag(node, path, "stop_after_first", false)?;
     Ok(Around { at_least_one, stop_after_first, excludes })
-}
-
-/// What a format begins with.
-fn begins(node: &Value) -> Until {
-    let string = |key: &str| match node.get(key).and_then(Value::as_str) {
-        Some(text) if !text.is_empty() => Until::Strings(vec![text.to_owned()]),
-        _ => Until::Unknown,
-    };
-    match node.get("type").and_then(Value::as_str) {
-        Some("const_string") => string("value"),
-        Some("tag") if node.get("begin").is_some_and(Value::is_object) => Until::Token,
-        Some("tag") => string("begin"),
-        Some("token") => Until::Token,
-        _ => Until::Unknown,
-    }
 }
 
 /// A field that is not enforced is rejected rather than ignored.

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Bench, rules, tool};
-use crate::{Response, Rules, ToolChoice};
+use crate::{Response, RuleError, Rules, ToolChoice};
 
 fn respond(response: Response) -> Rules {
     Rules { response: Some(response), ..rules(Vec::new()) }
@@ -294,6 +294,33 @@ OKb"
     }
 }
 
+/// Nobody judges the content of a tag afterwards, so no part of its schema may be relaxed.
+#[test]
+fn a_schema_in_a_tag_is_enforced_completely() {
+    let b = Bench::new(crate::PLAIN, false);
+    let relaxed = json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}});
+    let alone = Response::JsonSchema { schema: relaxed.clone(), strict: false };
+    let relaxations = b.grammars.compile(&respond(alone)).expect("compiles").expect("a grammar").relaxations().to_vec();
+    assert_eq!(relaxations.iter().map(ToString::to_string).collect::<Vec<_>>(), ["#/properties/a/uniqueItems"]);
+    let content = |schema: &serde_json::Value| json!({"type": "json_schema", "json_schema": schema});
+    let tag = |schema| json!({"type": "tag", "begin": "<", "content": content(schema), "end": ">"});
+    let plain = json!({"type": "object"});
+    let all = [
+        (content(&relaxed), "format"),
+        (tag(&relaxed), "format.content"),
+        (json!({"type": "sequence", "elements": [tag(&plain), tag(&relaxed)]}), "format.elements[1].content"),
+        (json!({"type": "triggered_tags", "triggers": ["<"], "tags": [tag(&relaxed)]}), "format.tags[0].content"),
+    ];
+    for (format, place) in all {
+        let error =
+            b.grammars.compile(&respond(Response::StructuralTag(json!({"format": format})))).expect_err("refused");
+        let RuleError::Unenforceable { field, path, keyword, .. } = error else { panic!("{error}") };
+        let field = (field.as_str(), path.as_str(), keyword.as_str());
+        assert_eq!(field, (format!("structural_tag.{place}.json_schema").as_str(), "/properties/a", "uniqueItems"));
+    }
+    assert!(b.grammars.compile(&respond(Response::StructuralTag(json!({"format": tag(&plain)})))).is_ok());
+}
+
 /// The end of a tag may begin with a character that could continue a number.
 #[test]
 fn the_end_of_a_tag_ends_a_number() {
@@ -337,4 +364,39 @@ fn the_end_of_a_tag_ends_a_number() {
             Rules { response: Some(Response::StructuralTag(json!({"format": regex(end)}))), ..Rules::default() };
         assert!(b.takes(&rules, text) && !b.takes(&rules, "<ab1"), "{text}");
     }
+}
+
+/// Where several ends may follow a number, one that could continue it is refused: the model could never write it.
+#[test]
+fn a_number_before_several_ends_is_refused_if_one_could_continue_it() {
+    let b = Bench::new(crate::PLAIN, false);
+    let number = json!({"type": "json_schema", "json_schema": {"type": "number"}});
+    let fixed = |text: &str| json!({"type": "const_string", "value": text});
+    let tag = |begin: &str, end: &str| json!({"type": "tag", "begin": begin, "content": number, "end": end});
+    let followed = |next: &[serde_json::Value]| {
+        let elements: Vec<_> = std::iter::once(&number).chain(next).cloned().collect();
+        json!({"type": "sequence", "elements": elements})
+    };
+    let either = |end: &str| json!({"type": "or", "elements": [fixed(end), fixed("<z>")]});
+    let perhaps = |end: &str| json!({"type": "optional", "content": fixed(end)});
+    let separated = |begin: &str| json!({"type": "tags_with_separator", "separator": ",", "tags": [tag(begin, ">")]});
+    let between =
+        |separator: &str| json!({"type": "tags_with_separator", "separator": separator, "tags": [tag("<", "")]});
+    for (end, continues) in [("END", true), ("e.", true), (".5", true), ("7", true), ("</n>", false), (" E", false)] {
+        for format in [
+            followed(&[either(end)]),
+            followed(&[perhaps(end)]),
+            followed(&[perhaps("q"), fixed(end)]),
+            followed(&[separated(end)]),
+            between(end),
+        ] {
+            let rules = respond(Response::StructuralTag(json!({"format": format})));
+            match b.grammars.compile(&rules) {
+                Ok(_) => assert!(!continues, "{format}"),
+                Err(error) => assert!(continues && error.to_string().contains("may continue"), "{format}: {error}"),
+            }
+        }
+    }
+    let rules = respond(Response::StructuralTag(json!({"format": followed(&[either("</n>")])})));
+    assert!(b.takes(&rules, "1.5</n>") && b.takes(&rules, "2<z>"));
 }
