@@ -27,6 +27,8 @@ pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 pub const CLIENT_STALL: Duration = Duration::from_secs(60);
 /// How long a client may leave its answer unread before its sequences give up their engine slots.
 pub const STALL_GRACE: Duration = Duration::from_secs(5);
+/// Bytes of an answer that the transport gets at once.
+pub const UNREAD_PIECE_BYTES: usize = 64 << 10;
 /// Events of a stream that wait for a client that does not read.
 pub const UNREAD_EVENTS: usize = 1_024;
 /// Longest duration of a request; also the deadline of a request that sets none.

@@ -2,11 +2,12 @@
 
 use std::error::Error;
 use std::io::{BufWriter, Write};
+use std::path::Path;
 
 use rein_grammar::{Format, by_name, formats, markdown};
 use serde_json::Value;
 
-use crate::args::FormatsArgs;
+use crate::{args::FormatsArgs, regular_file};
 
 pub fn run(args: &FormatsArgs) -> Result<(), Box<dyn Error>> {
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -42,7 +43,7 @@ pub fn named(name: &str) -> Result<&'static Format, String> {
     if let Some(format) = by_name(name) {
         return Ok(format);
     }
-    match std::fs::read_to_string(name) {
+    match regular_file::read(Path::new(name)) {
         Ok(text) => Format::from_json(&text).map_err(|e| format!("--format: {name}: {e}")),
         Err(error) => {
             let names: Vec<&str> = formats().iter().map(|f| f.name).collect();

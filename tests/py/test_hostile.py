@@ -1,5 +1,6 @@
 """Hostile clients: small versions of the loads in benches/hostile.py, with bounds on time and memory."""
 import json
+import os
 import socket
 import ssl
 import sys
@@ -14,6 +15,8 @@ sys.path.insert(0, str(REPOSITORY / "benches"))
 import hostile  # noqa: E402
 
 MIB = hostile.MIB
+# With fewer processors, the server's parsing threads, this client and other tests share them, and the bound would be theirs.
+HEALTH_P99 = 0.05 if os.cpu_count() >= 4 else 0.5
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +32,21 @@ def test_bodies_with_many_values_do_not_block_others_and_take_little_memory(serv
     answers, _, p99, memory = hostile.load(server, hostile.CHAT, [body] * 8)
     assert answers == [status] * 8
     assert memory < 3 * 8 * len(body)
-    # 50 ms with a release build on an idle machine.
-    assert p99 < 0.5
+    assert p99 < HEALTH_P99
+
+
+@pytest.mark.parametrize("path, body, count, status", [
+    (hostile.CHAT, hostile.small_messages(8 * MIB), 8, 400),
+    (hostile.CHAT, hostile.many_calls(50_000), 4, 400),
+    ("/detokenize", hostile.repeated(b'{"tokens":[', b"1", b"]}", 4 * MIB), 8, 200),
+], ids=["messages", "calls", "detokenize"])
+def test_bodies_with_many_parts_are_answered_soon(server, path, body, count, status):
+    answers, seconds, p99, memory = hostile.load(server, path, [body] * count)
+    assert answers == [status] * count
+    # 0.3 to 1.9 s where one processor has to do everything.
+    assert seconds < 15
+    assert p99 < HEALTH_P99
+    assert memory < 3 * count * len(body)
 
 
 def test_bodies_that_exceed_the_total_limit_are_rejected_or_wait(server):

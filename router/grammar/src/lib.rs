@@ -15,6 +15,7 @@ mod formats;
 mod grammars;
 mod header;
 mod json_schema;
+mod judge;
 mod lark;
 mod limits;
 mod load;
@@ -41,6 +42,7 @@ pub use format::{
 };
 pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};
+pub use judge::CallJudge;
 pub use load::FormatError;
 pub use matcher::{Matcher, MatcherError};
 pub use models::{Recommendation, recommendations};

@@ -10,3 +10,4 @@ mod incoming;
 pub mod openai;
 pub mod openapi;
 mod status;
+mod unread;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rein_grammar::{Region, Rules, ToolChoice, ToolDecl};
+use rein_grammar::{CallJudge, Region, Rules, ToolChoice, ToolDecl};
 use rein_text::{
     call_ids, conversation,
     model_text::{ReasoningMarkers, RenderedPrompt},
@@ -17,7 +17,7 @@ use crate::{
     request::{
         delivery::ChatEvents,
         generate::{self, Defaults, Grammar, OutputMode, Plan, RequestContext, Sequence},
-        job::{ChatJob, Generation},
+        job::ChatJob,
         model::{Bounds, ServedModel, bound},
     },
 };
@@ -43,8 +43,8 @@ pub async fn render(model: &Arc<ServedModel>, job: ChatJob, deadline: Instant) -
 
 /// A chat job that is ready to generate.
 struct Prepared {
-    generation: Generation,
     rules: Rules,
+    plan: Plan,
     prompt: Vec<u32>,
     resumed: bool,
     skip_special_tokens: bool,
@@ -56,6 +56,7 @@ impl Prepared {
         job.generation.check_vocabulary(bounds.vocab)?;
         let generation = std::mem::take(&mut job.generation);
         let skip_special_tokens = !job.show_special_tokens;
+        let restrictions = generate::restrictions(&generation.sampling, model, bounds, deadline)?;
         let mut rules = Rules {
             tools: job.declared_tools().into_iter().filter_map(tool).collect(),
             choice: job.tool_choice.clone(),
@@ -70,8 +71,17 @@ impl Prepared {
         generate::truncate(&mut ids, &generation, bounds);
         let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
         (rules.start, rules.calls_before) = (start, calls_before);
-        Ok(Prepared { generation, rules, prompt: ids, resumed: resumed.is_some(), skip_special_tokens })
+        let mut plan = Plan::new(&generation, model, bounds, ids.len(), DEFAULTS, restrictions)?;
+        if calls_tools(&rules) {
+            plan.defer_marker_stops(model);
+        }
+        Ok(Prepared { rules, plan, prompt: ids, resumed: resumed.is_some(), skip_special_tokens })
     }
+}
+
+/// Whether the answer may call tools.
+fn calls_tools(rules: &Rules) -> bool {
+    !rules.tools.is_empty() && rules.choice != ToolChoice::None
 }
 
 /// Returns the events, and descriptions of the schema parts that the grammar does not enforce.
@@ -80,19 +90,16 @@ pub async fn generate(
     model: Arc<ServedModel>,
     job: ChatJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
-    let (bounds, bytes, deadline) = (model.bounds().await?, job.bytes, context.deadline);
+    let (bounds, deadline) = (model.bounds().await?, context.deadline);
+    let bytes = job.bytes + job.generation.bad_words_bytes();
     let prepare = move |model: &ServedModel| Prepared::new(model, job, bounds, deadline);
-    let Prepared { generation, rules, prompt, resumed, skip_special_tokens } =
+    let Prepared { rules, plan, prompt, resumed, skip_special_tokens } =
         model.run_text_work(bytes, deadline, prepare).await?;
     context.memory_charge = None;
     let declarations: Vec<ToolDecl> = rules.tools.iter().map(declaration).collect();
-    let parse_tools = !declarations.is_empty() && rules.choice != ToolChoice::None;
+    let parse_tools = calls_tools(&rules);
     let (start, calls_before) = (rules.start, rules.calls_before);
-    let seed = generation.sampling.seed.unwrap_or_else(rand::random);
-    let mut plan = Plan::new(&generation, &model, bounds, prompt.len(), DEFAULTS, seed)?;
-    if parse_tools {
-        plan.defer_marker_stops(&model);
-    }
+    let judge = CallJudge::new(&rules).map(Arc::new);
     let began = Instant::now();
     let compiled = model.compile(rules, &context).await?;
     context.metrics.grammar.compile.observe(began.elapsed());
@@ -106,6 +113,7 @@ pub async fn generate(
         calls_before,
         skip_special_tokens,
         grammar,
+        judge,
     };
     let events = generate::generate(context, model, output_mode, vec![Sequence { prompt, echo: None, plan }]).await?;
     Ok((events, relaxed))

@@ -15,7 +15,7 @@ use crate::{
     request::{
         grammar_session::{DrawOutcome, GrammarSession, GrammarSessionError, Refusal, TokenDecision, TokenOrigin},
         metrics::RequestMetrics,
-        transcript::{CallOutcome, Flow, Transcript},
+        transcript::{Flow, Transcript},
     },
 };
 
@@ -57,6 +57,7 @@ pub struct Choice {
     metrics: Arc<RequestMetrics>,
     caller: Option<ApiCaller>,
     began: Instant,
+    deadline: Instant,
     last_token: Option<Instant>,
 }
 
@@ -67,10 +68,10 @@ impl Choice {
         steered: Option<SteeredOutput>,
         metrics: Arc<RequestMetrics>,
         caller: Option<ApiCaller>,
-        began: Instant,
+        (began, deadline): (Instant, Instant),
     ) -> Self {
         let (engine, offloaded) = (Some(engine), false);
-        Choice { transcript, steered, offloaded, engine, metrics, caller, began, last_token: None }
+        Choice { transcript, steered, offloaded, engine, metrics, caller, began, deadline, last_token: None }
     }
 
     /// Steers to the tokens that the grammar forces before the first draw. If they are the whole output, the choice
@@ -182,7 +183,7 @@ impl Choice {
                 let checked = steered.check(drawn.as_deref(), room);
                 (steered, checked)
             };
-            let (steered, checked) = self.transcript.model.clone().run_slow_match(work).await?;
+            let (steered, checked) = self.transcript.model.clone().run_slow_match(self.deadline, work).await?;
             self.offloaded = false;
             self.steered = Some(steered);
             checked
@@ -319,8 +320,7 @@ impl Drop for Choice {
             self.metrics.grammar.add(&session.stats());
         }
         let report = &self.transcript.report;
-        let invalid = report.outcomes[CallOutcome::Invalid as usize];
-        self.metrics.grammar.invalid_calls.inc_by(invalid);
+        self.metrics.grammar.invalid_calls.inc_by(report.withheld);
         let model = &self.transcript.model;
         self.metrics.outcomes.count_calls(model.name(), model.format.name, report);
         let invalid = u64::from(self.transcript.invalid_response.is_some());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use rein_proto::v1::{self, chat_event, complete_event};
+use tokio::time::Instant;
 
 use crate::{
     error::Error,
@@ -12,56 +13,71 @@ use crate::{
         delivery::ChatEvents,
         generate::{self, Defaults, Grammar, OutputMode, Plan, RequestContext, Sequence},
         job::{CompletionJob, Prompt, out_of_vocabulary},
-        model::ServedModel,
+        model::{Bounds, ServedModel, bound},
     },
 };
 
 const DEFAULTS: Defaults = Defaults { prompt: "prompt", max_tokens: Some(limits::COMPLETION_TOKENS) };
+
+/// Tokenizes the prompts, and the bad words once for all of them.
+fn sequences(
+    model: &ServedModel,
+    job: CompletionJob,
+    bounds: Bounds,
+    deadline: Instant,
+) -> Result<Vec<Sequence>, Error> {
+    let CompletionJob { prompts, mut generation, echo, add_special_tokens, .. } = job;
+    if echo && generation.prompt_logprobs.is_none() {
+        generation.prompt_logprobs = generation.logprobs;
+    }
+    generation.sampling.seed.get_or_insert_with(rand::random);
+    let restrictions = generate::restrictions(&generation.sampling, model, bounds, deadline)?;
+    let several = prompts.len() > 1;
+    let sequence = |(i, prompt): (usize, Prompt)| {
+        if Instant::now() >= deadline {
+            return Err(Error::deadline());
+        }
+        let (mut prompt, mut text) = match prompt {
+            Prompt::Text(text) => {
+                let bound = bound(text.len(), deadline, generation.max_prompt_tokens(bounds.context));
+                (model.encode_here(&text, add_special_tokens, "prompt", bound)?, Some(text))
+            }
+            Prompt::Ids(ids) => (ids, None),
+        };
+        if let Some((at, &id)) = prompt.iter().enumerate().find(|&(_, &id)| id >= bounds.vocab) {
+            let param = if several { format!("prompt[{i}][{at}]") } else { format!("prompt[{at}]") };
+            return Err(out_of_vocabulary(param, id, bounds.vocab));
+        }
+        let whole = prompt.len();
+        generate::truncate(&mut prompt, &generation, bounds);
+        if prompt.len() < whole {
+            text = None;
+        }
+        let plan = Plan::new(&generation, model, bounds, prompt.len(), DEFAULTS, restrictions.clone())?;
+        let echo = echo.then(|| text.unwrap_or_else(|| model.decode(&prompt)));
+        Ok(Sequence { prompt, echo, plan })
+    };
+    prompts.into_iter().enumerate().map(sequence).collect()
+}
 
 /// Returns a chat's events with text only, without reasoning and calls, and descriptions of the schema parts that the
 /// grammar does not enforce.
 pub async fn generate(
     mut context: RequestContext,
     model: Arc<ServedModel>,
-    job: CompletionJob,
+    mut job: CompletionJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
     job.check()?;
     let bounds = model.bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
-    let mut generation = job.generation;
-    if job.echo && generation.prompt_logprobs.is_none() {
-        generation.prompt_logprobs = generation.logprobs;
-    }
-    let seed = generation.sampling.seed.unwrap_or_else(rand::random);
-    let mut sequences = Vec::with_capacity(job.prompts.len());
-    let several = job.prompts.len() > 1;
-    for (i, prompt) in job.prompts.into_iter().enumerate() {
-        let (mut ids, mut text) = match prompt {
-            Prompt::Text(text) => {
-                let most = generation.max_prompt_tokens(bounds.context);
-                let shown = job.echo.then(|| text.clone());
-                let ids = model.encode(text, job.add_special_tokens, "prompt", context.deadline, most).await?;
-                (ids, shown)
-            }
-            Prompt::Ids(ids) => (ids, None),
-        };
-        if let Some((at, &id)) = ids.iter().enumerate().find(|&(_, &id)| id >= bounds.vocab) {
-            let param = if several { format!("prompt[{i}][{at}]") } else { format!("prompt[{at}]") };
-            return Err(out_of_vocabulary(param, id, bounds.vocab));
-        }
-        let whole = ids.len();
-        generate::truncate(&mut ids, &generation, bounds);
-        if ids.len() < whole {
-            text = None;
-        }
-        let plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
-        let echo = job.echo.then(|| text.unwrap_or_else(|| model.decode(&ids)));
-        sequences.push(Sequence { prompt: ids, echo, plan });
-    }
+    let (bytes, deadline) = (job.text_bytes(), context.deadline);
+    let (response, skip_special_tokens) = (job.response.take(), job.skip_special_tokens);
+    let prepare = move |model: &ServedModel| sequences(model, job, bounds, deadline);
+    let sequences = model.run_text_work(bytes, deadline, prepare).await?;
     context.memory_charge = None;
-    let grammar = Grammar::new(model.compile_text(job.response, &context).await?, &model);
+    let grammar = Grammar::new(model.compile_text(response, &context).await?, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
-    let output_mode = OutputMode::Plain { skip_special_tokens: job.skip_special_tokens, grammar };
+    let output_mode = OutputMode::Plain { skip_special_tokens, grammar };
     Ok((generate::generate(context, model, output_mode, sequences).await?, relaxed))
 }
 

@@ -8,7 +8,7 @@ use futures::{
     StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use rein_grammar::{Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
+use rein_grammar::{CallJudge, Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
 use rein_proto::v1::{self, chat_event};
 use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span};
@@ -36,7 +36,7 @@ use crate::{
     trace::Trace,
 };
 
-pub use plan::{Defaults, Plan, truncate};
+pub use plan::{Defaults, Plan, restrictions, truncate};
 
 /// What the API layer knows about a request besides its content.
 pub struct RequestContext {
@@ -70,6 +70,8 @@ pub enum OutputMode {
         skip_special_tokens: bool,
         /// The grammar that constrains the output, if any.
         grammar: Option<Grammar>,
+        /// Judges finished calls whose arguments are not enforced, for the metrics.
+        judge: Option<Arc<CallJudge>>,
     },
     Plain {
         skip_special_tokens: bool,
@@ -218,6 +220,10 @@ impl Prompt<'_> {
             OutputMode::Regions { start, resumed, calls_before, .. } => (*start, *resumed, *calls_before),
             OutputMode::Plain { .. } => (Region::Text, false, 0),
         };
+        let judge = match self.output_mode {
+            OutputMode::Regions { judge, .. } => judge.clone(),
+            OutputMode::Plain { .. } => None,
+        };
         let grammar = self.output_mode.grammar().map(|grammar| grammar.compiled.clone());
         #[cfg(test)]
         let grammar = self.model.validator.get().cloned().or(grammar);
@@ -236,6 +242,7 @@ impl Prompt<'_> {
                 grammar: plan.grammar_report,
             },
             grammar,
+            judge,
             start,
             resumed,
             calls_before,
@@ -280,12 +287,12 @@ impl Prompt<'_> {
             // Copying a large matcher would block the async thread.
             Some(grammar) if grammar.compiled.bytes() > limits::INLINE_MATCHER_BYTES => {
                 let (plan, grammar) = (plan.clone(), grammar.clone());
-                self.model.run_slow_match(move || plan.steered_output(Some(&grammar))).await??
+                self.model.run_slow_match(context.deadline, move || plan.steered_output(Some(&grammar))).await??
             }
             grammar => plan.steered_output(grammar)?,
         };
         let (metrics, caller) = (context.metrics.clone(), context.caller.clone());
-        Ok(Choice::new(self.transcript(index), engine, steered, metrics, caller, context.began))
+        Ok(Choice::new(self.transcript(index), engine, steered, metrics, caller, (context.began, context.deadline)))
     }
 
     /// Opens the choices after the first, on the same engine. They start when the first has computed the prompt, so

@@ -262,6 +262,15 @@ impl ChatJob {
 }
 
 impl CompletionJob {
+    /// The text that is tokenized or decoded, in bytes.
+    pub fn text_bytes(&self) -> usize {
+        let prompt = |prompt: &Prompt| match prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Ids(ids) => size_of_val(ids.as_slice()),
+        };
+        self.prompts.iter().map(prompt).sum::<usize>() + self.generation.bad_words_bytes()
+    }
+
     pub fn check(&self) -> Result<(), Error> {
         if self.prompts.is_empty() {
             return Err(Error::invalid("prompt", "'prompt' must have at least one prompt, got none"));
@@ -291,6 +300,11 @@ impl CompletionJob {
 impl Generation {
     pub fn choices(&self) -> u32 {
         self.n.unwrap_or(1)
+    }
+
+    /// The text of bad words that is tokenized: each word, alone and after a space.
+    pub fn bad_words_bytes(&self) -> usize {
+        2 * self.sampling.bad_words.iter().map(String::len).sum::<usize>()
     }
 
     /// Maximum number of prompt tokens: the context. None: the prompt is truncated to fit.

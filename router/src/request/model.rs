@@ -12,7 +12,10 @@ use rein_text::{
     tokenize::{Encode, EncodeLimit, MAX_TEXT_BYTES, TokenizeError},
 };
 use ring::digest::{Digest, SHA256};
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
 use tracing::{Instrument, info_span};
 
 use crate::{
@@ -152,23 +155,31 @@ impl ServedModel {
         self.text_pool.run(bytes, deadline, move || work(&model)).await
     }
 
-    /// Tokenizes a text; control tokens spelled in it become control tokens. `param` is the field that holds the text,
-    /// `most` its maximum number of tokens.
+    /// Tokenizes a text off the async threads if it is long; see [`Self::encode_here`].
     pub async fn encode(
         self: &Arc<Self>,
         text: String,
         add_special_tokens: bool,
         param: &'static str,
         deadline: Instant,
-        most: Option<usize>,
     ) -> Result<Vec<u32>, Error> {
-        let (bytes, bound) = (text.len(), bound(text.len(), deadline, most));
-        let encode = move |model: &ServedModel| {
-            let how = Encode { add_special_tokens, parse_special: true };
-            let ids = info_span!("tokenize").in_scope(|| model.text.tokenizer.encode_within(&text, how, bound));
-            ids.map_err(|error| text_error(TextError::Tokenize(error), param))
-        };
+        let (bytes, bound) = (text.len(), bound(text.len(), deadline, None));
+        let encode = move |model: &ServedModel| model.encode_here(&text, add_special_tokens, param, bound);
         self.run_text_work(bytes, deadline, encode).await
+    }
+
+    /// Tokenizes a text on this thread; control tokens spelled in it become control tokens. `param` is the field that
+    /// holds the text.
+    pub fn encode_here(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        param: &str,
+        bound: EncodeLimit,
+    ) -> Result<Vec<u32>, Error> {
+        let how = Encode { add_special_tokens, parse_special: true };
+        let ids = info_span!("tokenize").in_scope(|| self.text.tokenizer.encode_within(text, how, bound));
+        ids.map_err(|error| text_error(TextError::Tokenize(error), param))
     }
 
     /// Tokenizes a short text on this thread; control tokens spelled in it become control tokens.
@@ -208,18 +219,24 @@ impl ServedModel {
         compiled.instrument(info_span!("grammar")).await
     }
 
-    /// Runs slow grammar work on a blocking thread, once a permit is free.
+    /// Runs slow grammar work on a blocking thread, once a permit is free, unless the deadline passes first. Work that
+    /// has started keeps its permit until it ends.
     pub async fn run_slow_match<T: Send + 'static>(
         &self,
+        deadline: Instant,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
         let failed = |cause: &dyn std::fmt::Display| Error::internal("the grammar of this request failed", cause);
-        let permit = self.slow_matches.clone().acquire_owned().await.map_err(|closed| failed(&closed))?;
+        let permit = timeout_at(deadline, self.slow_matches.clone().acquire_owned()).await;
+        let permit = permit.map_err(|_| Error::deadline())?.map_err(|closed| failed(&closed))?;
         let work = move || {
             let _permit = permit;
             work()
         };
-        tokio::task::spawn_blocking(work).await.map_err(|panic| failed(&panic))
+        match timeout_at(deadline, tokio::task::spawn_blocking(work)).await {
+            Ok(done) => done.map_err(|panic| failed(&panic)),
+            Err(_) => Err(Error::deadline()),
+        }
     }
 
     /// Under another fingerprint, the same seed may draw other tokens. `kind` is the engine's.

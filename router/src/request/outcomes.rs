@@ -55,9 +55,9 @@ impl Outcomes {
             the `code` of the error that ended the request, or `error` if it has none. Each choice of a request that passed \
             validation counts once, even if no engine accepted it";
         registry.register("rein_finished", help, self.finished.clone());
-        let help = "Tool calls by outcome: `valid` (delivered), `incomplete` (the answer ended inside the call), \
-            `malformed` (the call broke off or could not be parsed), \
-            `invalid` (its arguments violate the tool's schema)";
+        let help = "Tool calls by outcome: `valid`, `incomplete` (the answer ended inside the call), \
+            `malformed` (the call broke off or could not be parsed), `invalid` (it names no declared tool or its \
+            arguments violate the tool's schema; delivered if `--enforcement` does not prevent it)";
         registry.register("rein_tool_calls", help, self.calls.clone());
         let help = "Texts in place of a call that could not be parsed: the entries of `malformed` in answers";
         registry.register("rein_malformed", help, self.malformed.clone());

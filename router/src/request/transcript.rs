@@ -4,7 +4,7 @@ mod calls;
 
 use std::{collections::VecDeque, sync::Arc};
 
-use rein_grammar::{Compiled, Event, Format, Parser, Piece, Region};
+use rein_grammar::{CallJudge, Compiled, Event, Format, Parser, Piece, Region};
 use rein_proto::v1::{self, chat_event};
 use rein_text::{
     stop_strings::{Scanned, Stop, StopStrings},
@@ -49,6 +49,8 @@ pub struct TranscriptOptions {
     pub report: TokenDetails,
     /// Validates finished calls and responses once more.
     pub grammar: Option<Compiled>,
+    /// Judges finished calls whose arguments are not enforced, for the metrics.
+    pub judge: Option<Arc<CallJudge>>,
     /// The region in which the prompt ends, and whether in its middle: then the output does not start with layout.
     pub start: Region,
     pub resumed: bool,

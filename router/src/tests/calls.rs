@@ -127,6 +127,82 @@ async fn a_call_that_the_length_limit_cuts_anywhere_is_incomplete() {
     }
 }
 
+/// The same where a call begins with letters: only its name tells that it is one.
+#[tokio::test]
+async fn a_call_of_letters_that_the_length_limit_cuts_anywhere_is_incomplete() {
+    for (format, text) in [
+        ("llama_json", r#"{"name": "f", "parameters": {"a": [1]}}"#),
+        ("hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1]}}\n</tool_call>"),
+        ("functools", r#"functools[{"name": "f", "arguments": {"a": [1]}}]"#),
+        ("granite_20b_fc", r#"<function_call> {"name": "f", "arguments": {"a": [1]}}"#),
+    ] {
+        let format = grammar::by_name(format);
+        assert!(format.is_some());
+        let router = TestRouter::with_policy(TEMPLATE, ModelPolicy { format, ..ModelPolicy::default() });
+        let whole = text.find("}}").unwrap() + 2;
+        for limit in 1..whole {
+            let more = json!({"tools": tools(&["f"]), "max_tokens": limit});
+            let chunks = router.stream(&bytes(text), more.clone()).await;
+            let (malformed, incomplete) = leftovers(&chunks.last().unwrap()["choices"][0]["delta"]);
+            assert_eq!((malformed, incomplete.len()), (json!([]), 1), "{text} {limit}: {chunks:?}");
+            let joined = &join(&chunks)[0];
+            assert_eq!((&joined["content"], &joined["finish"]), (&json!(""), &json!("length")), "{text} {limit}");
+            let body = router.chat(&bytes(text), more).await.ok();
+            let message = &body["choices"][0]["message"];
+            assert_eq!((leftovers(message).1, &message["content"]), (incomplete, &json!("")), "{text} {limit}");
+        }
+        // Ended by itself, the same text is what the model wrote.
+        let body = router.chat(&bytes("{\"name\": \"g\""), json!({"tools": tools(&["f"])})).await.ok();
+        assert_eq!(body["choices"][0]["message"]["content"], "{\"name\": \"g\"", "{body}");
+
+        let tool = v1::Tool {
+            name: "f".into(),
+            parameters_json: Some("{\"type\": \"object\"}".into()),
+            ..v1::Tool::default()
+        };
+        let limits = Some(v1::Limits { max_tokens: Some(10), ..v1::Limits::default() });
+        let asked = v1::ChatRequest { tools: vec![tool], limits, ..grpc_request(&bytes(text)) };
+        let mut incomplete = Vec::new();
+        for event in events(&router, asked).await {
+            match event.event.unwrap() {
+                Event::TextDelta(delta) => panic!("{text}: {delta:?}"),
+                Event::Done(done) => incomplete = done.incomplete_tool_calls,
+                _ => {}
+            }
+        }
+        assert_eq!(incomplete.len(), 1, "{text}");
+    }
+}
+
+/// Without enforcement, every finished call is delivered, and the metrics tell which would have been refused.
+#[tokio::test]
+async fn calls_that_are_not_enforced_are_judged() {
+    let router = TestRouter::new();
+    let mut tools = tools(&["f"]);
+    tools[0]["function"]["parameters"] = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let script = [
+        &[SECTION],
+        call("functions.f:0", "{\"a\": 7}").as_slice(),
+        &call("functions.nobody:1", "{}"),
+        &call("functions.f:2", "{\"a\": \"x\"}"),
+        &[END_SECTION],
+    ]
+    .concat();
+    let body = router.chat(&script, json!({"tools": tools})).await.ok();
+    assert_eq!(body["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 3, "{body}");
+    let metrics = router.get("/metrics").await.text;
+    for (outcome, count) in [("valid", 1), ("incomplete", 0), ("malformed", 0), ("invalid", 2)] {
+        let sample = format!("rein_tool_calls_total{{model=\"bytes\",outcome=\"{outcome}\"}}");
+        assert_eq!(metric(&metrics, &sample), Some(count), "{outcome}");
+    }
+    assert_eq!(metric(&metrics, "rein_grammar_invalid_calls_total"), Some(0));
+    // A declaration that is no schema judges nothing.
+    tools[0]["function"]["parameters"] = json!({"type": "object", "properties": {"a": {"type": "strin"}}});
+    router.chat(&script, json!({"tools": tools})).await.ok();
+    let sample = "rein_tool_calls_total{model=\"bytes\",outcome=\"valid\"}";
+    assert_eq!(metric(&router.get("/metrics").await.text, sample), Some(3));
+}
+
 #[tokio::test]
 async fn grpc_reports_the_same_in_its_last_event() {
     for Case { script, malformed, incomplete, calls, .. } in cases() {

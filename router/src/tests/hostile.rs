@@ -1,10 +1,16 @@
 //! Clients that do not read, and bodies that would cost much more memory or time than their size.
 
+use std::{
+    sync::{Arc, Mutex, mpsc},
+    time::{Duration, Instant},
+};
+
 use futures::StreamExt;
+use rein_proto::v1;
 use serde_json::json;
 
 use super::{fake::Ending, *};
-use crate::limits;
+use crate::{error::Error, limits};
 
 fn request(script: &[u32]) -> Request<Body> {
     let body = chat_request(script, with_logprobs(json!({"stream": true}))).to_string();
@@ -266,4 +272,82 @@ async fn an_output_that_needs_too_many_grammar_states_ends_only_its_request() {
     assert!(!streamed.text.contains("[DONE]"), "{}", streamed.text);
     router.fake.open(0).await;
     router.chat(&bytes("aaaa"), more).await.ok();
+}
+
+/// Bad words are tokenized once for all prompts, off the async threads.
+#[tokio::test]
+async fn many_bad_words_do_not_cost_once_per_prompt() {
+    let router = TestRouter::new();
+    let words: Vec<String> = (0..limits::BAD_WORDS).map(|i| format!("{i}{}", "x".repeat(1000))).collect();
+    let body = json!({"model": "bytes", "prompt": vec!["a"; 256], "bad_words": words, "script": bytes("b")});
+    let began = Instant::now();
+    let answer = router.post("/v1/completions", body);
+    let ticks = async {
+        let mut longest = Duration::ZERO;
+        loop {
+            let before = Instant::now();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            longest = longest.max(before.elapsed());
+            if longest > Duration::from_secs(2) || began.elapsed() > Duration::from_secs(60) {
+                return longest;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        answer = answer => assert_eq!(answer.ok()["choices"].as_array().unwrap().len(), 256),
+        longest = ticks => panic!("the async thread was blocked for {longest:?}"),
+    }
+}
+
+/// Slow grammar work waits for its turn no longer than the deadline, and its own end no longer either.
+#[tokio::test]
+async fn slow_grammar_work_hears_the_deadline() {
+    let router = TestRouter::new();
+    let model = router.router.state.named("bytes").unwrap();
+    let soon = || tokio::time::Instant::now() + Duration::from_millis(50);
+    let (ends, works) = mpsc::channel::<()>();
+    let works = Arc::new(Mutex::new(works));
+    for turn in 0..=limits::SLOW_MATCHES {
+        let works = works.clone();
+        let error = model.run_slow_match(soon(), move || works.lock().unwrap().recv().is_ok()).await.unwrap_err();
+        assert_eq!(error.code, Error::deadline().code, "{turn}");
+    }
+    drop(ends);
+    let done = model.run_slow_match(tokio::time::Instant::now() + Duration::from_secs(60), || true).await;
+    assert!(done.is_ok());
+}
+
+/// The request of a single answer, over HTTP or gRPC.
+async fn detokenize(router: &TestRouter, grpc: bool, tokens: Vec<u32>) -> Body {
+    if !grpc {
+        let body = json!({"tokens": tokens}).to_string();
+        return router.send(Request::post("/detokenize").body(body.into()).unwrap()).await.into_body();
+    }
+    let message = prost::Message::encode_to_vec(&v1::DetokenizeRequest { model: "bytes".into(), ids: tokens });
+    let frame = [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat();
+    let request = Request::post("/rein.v1.Inference/Detokenize").header("content-type", "application/grpc");
+    let request = request.body(tonic::body::Body::new(Body::from(frame))).unwrap();
+    let response = router.router.grpc().prepare().oneshot(request).await.unwrap();
+    Body::new(response.into_body())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_single_answer_keeps_its_slot_until_it_is_read() {
+    for grpc in [false, true] {
+        let router = TestRouter::new();
+        let tokens = vec![u32::from(b'a'); 3 * limits::UNREAD_PIECE_BYTES];
+        let read = detokenize(&router, grpc, tokens.clone()).await;
+        assert_eq!(router.router.in_flight(), 1, "{grpc}");
+        let mut paused = detokenize(&router, grpc, tokens.clone()).await.into_data_stream();
+        let piece = paused.next().await.unwrap().unwrap();
+        assert!(!piece.is_empty() && piece.len() <= limits::UNREAD_PIECE_BYTES, "{grpc}");
+        tokio::time::sleep(limits::CLIENT_STALL - Duration::from_secs(1)).await;
+        assert_eq!(router.router.in_flight(), 2, "{grpc}");
+        assert!(read.collect().await.unwrap().to_bytes().len() >= tokens.len(), "{grpc}");
+        assert_eq!(router.router.in_flight(), 1, "{grpc}");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(router.router.in_flight(), 0, "{grpc}");
+        while let Some(Ok(_)) = paused.next().await {}
+    }
 }

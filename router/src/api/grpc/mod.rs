@@ -12,6 +12,7 @@ use crate::{
         headers::{IGNORED_FIELDS, RELAXED, SESSION, listed},
         incoming::IncomingRequest,
         status::grpc_status,
+        unread,
     },
     error::{Error, Kind},
     limits,
@@ -50,7 +51,7 @@ use tracing::Instrument;
 pub fn routes(state: Arc<RouterState>, health: HealthReporter) -> Result<Routes, tonic_reflection::server::Error> {
     // The reporter's lock is free here, so this does not wait.
     let _ = health.set_service_status(SERVICE_NAME, ServingStatus::Serving).now_or_never();
-    let limit = state.config.body_bytes;
+    let (limit, stall) = (state.config.body_bytes, state.config.client_stall);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -69,6 +70,7 @@ pub fn routes(state: Arc<RouterState>, health: HealthReporter) -> Result<Routes,
         .into_axum_router()
         .layer(map_response(move |response| map_decode_errors(response, limit)))
         .layer(map_response(watch_body))
+        .layer(map_response(move |response| hold_unread(response, stall)))
         .layer(memory)
         .layer(authentication)
         .into())
@@ -96,6 +98,14 @@ async fn map_decode_errors(response: http::Response<Body>, limit: usize) -> http
 async fn watch_body(mut response: http::Response<Body>) -> http::Response<Body> {
     match response.extensions_mut().remove::<Option<ClientWatch>>().flatten() {
         Some(watch) => response.map(|body| Body::new(StreamBody::new(watch.wrap(BodyStream::new(body))))),
+        None => response,
+    }
+}
+
+/// Keeps the slot of a single answer until the client has read it.
+async fn hold_unread(mut response: http::Response<Body>, stall: Duration) -> http::Response<Body> {
+    match response.extensions_mut().remove::<Arc<InFlightPermit>>() {
+        Some(permit) => unread::hold(response, permit, stall),
         None => response,
     }
 }
@@ -226,13 +236,13 @@ impl Inference for Service {
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
         let trace = new_trace("tokenize", "req", request.metadata());
         let answer = async {
-            let (deadline, _permit) = self.admit(&request).await?;
+            let (deadline, permit) = self.admit(&request).await?;
             let charged = request.extensions().get::<MessageCharge>().cloned();
             let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
             let model = self.state.model_or_only(Some(&model))?;
             let ids = match input {
                 Some(v1::tokenize_request::Input::Text(text)) => {
-                    model.encode(text, add_special_tokens.unwrap_or(true), "text", deadline, None).await?
+                    model.encode(text, add_special_tokens.unwrap_or(true), "text", deadline).await?
                 }
                 Some(v1::tokenize_request::Input::Chat(chat)) => {
                     let bytes = charged.as_ref().map_or(0, |charged| charged.bytes);
@@ -247,10 +257,10 @@ impl Inference for Service {
                 let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
                 Ok(v1::TokenizeResponse { ids, tokens, max_context })
             };
-            model.run_text_work(count, deadline, write).await
+            Ok((model.run_text_work(count, deadline, write).await?, permit))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
-        trace.span.in_scope(|| self.finish(Some(&trace), "tokenize", answer))
+        trace.span.in_scope(|| self.finish_held(&trace, "tokenize", answer))
     }
 
     async fn detokenize(
@@ -259,29 +269,29 @@ impl Inference for Service {
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
         let trace = new_trace("detokenize", "req", request.metadata());
         let answer = async {
-            let (deadline, _permit) = self.admit(&request).await?;
+            let (deadline, permit) = self.admit(&request).await?;
             let _charged = request.extensions().get::<MessageCharge>().cloned();
             let v1::DetokenizeRequest { model, ids } = request.into_inner();
             let model = self.state.model_or_only(Some(&model))?;
             let bytes = size_of_val(ids.as_slice());
             let read = move |model: &ServedModel| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
-            model.run_text_work(bytes, deadline, read).await
+            Ok((model.run_text_work(bytes, deadline, read).await?, permit))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
-        trace.span.in_scope(|| self.finish(Some(&trace), "detokenize", answer))
+        trace.span.in_scope(|| self.finish_held(&trace, "detokenize", answer))
     }
 
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
         let trace = new_trace("render", "req", request.metadata());
         let answer = async {
-            let (deadline, _permit) = self.admit(&request).await?;
+            let (deadline, permit) = self.admit(&request).await?;
             let (job, _charge) = self.read(request, deadline, request::chat).await?;
             let model = self.state.model_or_only(job.model.as_deref())?;
             let rendered = chat::render(&model, job, deadline).await?;
-            Ok(v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids })
+            Ok((v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids }, permit))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
-        trace.span.in_scope(|| self.finish(Some(&trace), "render", answer))
+        trace.span.in_scope(|| self.finish_held(&trace, "render", answer))
     }
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
@@ -344,6 +354,24 @@ impl Service {
             if let (false, Ok(value)) = (value.is_empty(), value.parse()) {
                 response.metadata_mut().insert(name, value);
             }
+        }
+        Ok(response)
+    }
+
+    /// The response of a single answer, with its slot.
+    fn finish_held<T>(
+        &self,
+        trace: &Trace,
+        endpoint: &'static str,
+        answer: Result<(T, InFlightPermit), Error>,
+    ) -> Result<Response<T>, Status> {
+        let (answer, permit) = match answer {
+            Ok((answer, permit)) => (Ok(answer), Some(Arc::new(permit))),
+            Err(error) => (Err(error), None),
+        };
+        let mut response = self.finish(Some(trace), endpoint, answer)?;
+        if let Some(permit) = permit {
+            response.extensions_mut().insert(permit);
         }
         Ok(response)
     }

@@ -22,7 +22,7 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::{
-    admission::keys::ApiCaller,
+    admission::{InFlightPermit, keys::ApiCaller},
     api::{
         authenticate, body,
         headers::{IGNORED_FIELDS, RELAXED, SESSION, listed},
@@ -30,6 +30,7 @@ use crate::{
         openai::{self, Chunks, Read, TokenizeInput},
         openapi,
         status::http_response,
+        unread,
     },
     error::{Error, Kind},
     metrics::CONTENT_TYPE,
@@ -140,14 +141,14 @@ async fn render(State(state): Shared, request: Request) -> Response {
         let deadline = incoming.deadline();
         let (Read { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
             read(&state, request, deadline, openai::chat).await?;
-        let _permit = incoming.admit().await?;
+        let permit = incoming.admit().await?;
         job.bytes = bytes;
         let model = state.model_or_only(job.model.as_deref())?;
         ignored.extend(job.unread_fields(model.text.template.as_ref()));
         let rendered = chat::render(&model, job, deadline).await?;
         let write = move |model: &ServedModel| Ok(openai::rendered(model.name(), &rendered));
         let answer = model.run_text_work(bytes, deadline, write).await?;
-        Ok(with_ignored_fields(json_bytes(answer), &ignored))
+        Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
     };
     finish(&state, "render", state.admission.unless_aborted(answer).await)
 }
@@ -158,11 +159,11 @@ async fn tokenize(State(state): Shared, request: Request) -> Response {
         let deadline = incoming.deadline();
         let (Read { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
             read(&state, request, deadline, openai::tokenize).await?;
-        let _permit = incoming.admit().await?;
+        let permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
-                model.encode(prompt, add_special_tokens, "prompt", deadline, None).await?
+                model.encode(prompt, add_special_tokens, "prompt", deadline).await?
             }
             TokenizeInput::Chat(job) => {
                 ignored.extend(job.unread_fields(model.text.template.as_ref()));
@@ -172,7 +173,7 @@ async fn tokenize(State(state): Shared, request: Request) -> Response {
         let context = model.bounds().await?.context;
         let write = move |model: &ServedModel| Ok(openai::tokenized(model, &ids, context, return_token_strs));
         let answer = model.run_text_work(bytes, deadline, write).await?;
-        Ok(with_ignored_fields(json_bytes(answer), &ignored))
+        Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
     };
     finish(&state, "tokenize", state.admission.unless_aborted(answer).await)
 }
@@ -183,11 +184,11 @@ async fn detokenize(State(state): Shared, request: Request) -> Response {
         let deadline = incoming.deadline();
         let (Read { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
             read(&state, request, deadline, openai::detokenize).await?;
-        let _permit = incoming.admit().await?;
+        let permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
         let write = move |model: &ServedModel| Ok(openai::detokenized(&model.detokenize(&tokens)?));
         let answer = model.run_text_work(bytes, deadline, write).await?;
-        Ok(with_ignored_fields(json_bytes(answer), &ignored))
+        Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
     };
     finish(&state, "detokenize", state.admission.unless_aborted(answer).await)
 }
@@ -315,6 +316,11 @@ async fn request_id(mut request: Request, next: Next) -> Response {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
+}
+
+/// A single answer that keeps its slot until the client has read it.
+fn held(state: &RouterState, response: Response, permit: InFlightPermit) -> Response {
+    unread::hold(response, Arc::new(permit), state.config.client_stall)
 }
 
 /// Adds the header with the names of ignored fields.

@@ -38,7 +38,7 @@ fn agreed<T: PartialEq + Display>(
 }
 
 /// `thinking` (Kimi, DeepSeek, GLM, Anthropic), `enable_thinking` and `thinking_budget` (Qwen), `reasoning_effort`
-/// (OpenAI), `reasoning` (OpenRouter), `thinking_token_budget` (vLLM).
+/// (OpenAI), `reasoning` (OpenRouter), `thinking_token_budget` (vLLM), `thinking_budget_tokens` (llama.cpp).
 pub fn read(fields: &mut Fields) -> Result<ReasoningFields, Error> {
     let (thinking, its_budget) = thinking(fields)?;
     let mut object =
@@ -55,6 +55,7 @@ pub fn read(fields: &mut Fields) -> Result<ReasoningFields, Error> {
     let budget = agreed([
         ("thinking_token_budget", fields.limit("thinking_token_budget")?),
         ("thinking_budget", fields.limit("thinking_budget")?),
+        ("thinking_budget_tokens", fields.limit("thinking_budget_tokens")?),
         ("thinking.budget_tokens", its_budget),
         ("reasoning.max_tokens", object.limit("max_tokens")?),
     ])?;

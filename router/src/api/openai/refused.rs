@@ -15,10 +15,14 @@ const OFF: NeutralValues = Numbers(&[0.0, -1.0]);
 
 const SAMPLER: &str = "this sampler is not supported";
 const LIMIT: &str = "use 'max_tokens'";
+const MINIMUM: &str = "use 'min_tokens'";
+const ORDER: &str = "the order is fixed: temperature, top_k, top_p, min_p";
+const RANGE: &str = "penalties cover all generated tokens";
 const STOP: &str = "use 'stop'";
 const PROMPT: &str = "use 'truncate_prompt_tokens'";
 const SEARCH: &str = "web search is not supported";
 const TEXT_ONLY: &str = "models are text only";
+const NO_REASONING: &str = "a completion has no reasoning apart from its text";
 const ADAPTERS: &str = "adapters are not supported; /v1/models lists the models";
 const LARK: &str = "use 'structured_outputs.grammar' (Lark)";
 
@@ -39,8 +43,12 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("repetition_detection", Empty, "use 'repetition_penalty' or 'frequency_penalty'"),
     refused("vllm_xargs", Empty, "vLLM's extensions are not supported"),
     refused("spaces_between_special_tokens", True, "the tokenizer decides about spaces"),
+    refused("guided_whitespace_pattern", Empty, "a JSON grammar decides about the blanks between tokens"),
+    refused("return_tokens_as_token_ids", Empty, "use 'return_token_ids'"),
+    refused("logprob_token_ids", Empty, "use 'top_logprobs'"),
     // SGLang
     refused("ebnf", Empty, LARK),
+    refused("min_new_tokens", Empty, MINIMUM),
     refused("stop_regex", Empty, STOP),
     refused("custom_logit_processor", Empty, "requests cannot carry code"),
     refused("custom_params", Empty, "custom logit processors are not supported"),
@@ -58,13 +66,15 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("top_n_sigma", OFF, SAMPLER),
     refused("mirostat", Empty, SAMPLER),
     refused("mirostat_mode", Empty, SAMPLER),
+    refused("mirostat_target", Empty, SAMPLER),
     refused("dry_multiplier", Empty, SAMPLER),
     refused("xtc_probability", Empty, SAMPLER),
     refused("dynatemp_range", Empty, SAMPLER),
     refused("min_keep", Numbers(&[0.0, 1.0]), SAMPLER),
     refused("adaptive_target", OFF, SAMPLER),
-    refused("samplers", Empty, "the order is fixed: temperature, top_k, top_p, min_p"),
+    refused("samplers", Empty, ORDER),
     refused("repeat_penalty", ONE, "use 'repetition_penalty', which covers the prompt and all generated tokens"),
+    refused("repeat_last_n", Numbers(&[-1.0]), RANGE),
     refused("n_probs", Empty, "use 'logprobs'"),
     refused("n_indent", Empty, "a minimum indentation is not supported"),
     refused("t_max_predict_ms", OFF, "use the header 'x-request-timeout'"),
@@ -102,7 +112,11 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("skew", Empty, SAMPLER),
     refused("nsigma", OFF, SAMPLER),
     refused("penalty_alpha", Empty, SAMPLER),
+    refused("cfg_scale", ONE, SAMPLER),
     refused("dynamic_temperature", Empty, SAMPLER),
+    refused("temperature_last", Empty, ORDER),
+    refused("sampler_order", Empty, ORDER),
+    refused("token_healing", Empty, "a prompt is tokenized as it is written"),
     refused("no_repeat_ngram_size", Empty, SAMPLER),
     refused("encoder_repetition_penalty", ONE, SAMPLER),
     refused("num_beams", ONE, "use 'n' with 'temperature' above 0"),
@@ -114,7 +128,9 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("ban_eos_token", Empty, "use 'ignore_eos'"),
     refused("grammar_string", Empty, LARK),
     refused("rep_pen", ONE, "use 'repetition_penalty'"),
+    refused("repetition_penalty_range", OFF, RANGE),
     refused("max_length", NeutralValues::None, LIMIT),
+    refused("min_length", Empty, MINIMUM),
     // Ollama
     refused("options", Empty, "send its fields in the request itself, such as 'temperature' and 'max_tokens'"),
     refused("format", Empty, "use 'response_format'"),
@@ -150,6 +166,7 @@ pub const IN_CHATS: &[Refused] = &[
     refused("echo", Empty, "answers do not repeat their prompt"),
     refused("suffix", Empty, "fill-in-the-middle is not supported"),
     refused("thinking_forced_open", Empty, "the template decides; see 'thinking'"),
+    refused("instructions", Empty, "send a message with the role 'system'"),
     refused("prompt_mode", Empty, "use 'reasoning_effort'"),
 ];
 
@@ -158,7 +175,9 @@ pub const IN_COMPLETIONS: &[Refused] = &[
     refused("suffix", Empty, "fill-in-the-middle is not supported"),
     refused("messages", Empty, "a completion has a 'prompt'; '/v1/chat/completions' takes messages"),
     refused("tools", Empty, "completions cannot call tools; use '/v1/chat/completions'"),
-    refused("thinking_token_budget", NeutralValues::None, "a completion has no reasoning apart from its text"),
+    refused("instructions", Empty, "write them in the prompt"),
+    refused("thinking_token_budget", NeutralValues::None, NO_REASONING),
+    refused("thinking_budget_tokens", NeutralValues::None, NO_REASONING),
 ];
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use rein_proto::{
     v1,
 };
 use rein_text::stop_strings::{Stop, StopStrings};
+use tokio::time::Instant;
 
 use super::Grammar;
 use crate::{
@@ -60,7 +61,7 @@ impl Plan {
         bounds: Bounds,
         prompt: usize,
         defaults: Defaults,
-        seed: u64,
+        restrictions: Restrictions,
     ) -> Result<Self, Error> {
         let requested = &generation.limits;
         let score_only = requested.max_tokens == Some(0);
@@ -75,7 +76,7 @@ impl Plan {
             return Err(Error::unsupported("script", "only the sim engine supports a script"));
         }
         Ok(Plan {
-            sampling: sampling(&generation.sampling, model, seed),
+            sampling: sampling(&generation.sampling, model),
             limits: internal::Limits {
                 max_tokens,
                 min_tokens: requested.min_tokens.unwrap_or(0),
@@ -93,7 +94,7 @@ impl Plan {
             decisions: generation.return_decisions,
             cache_salt: generation.cache_salt.clone().unwrap_or_default(),
             script: generation.script.clone(),
-            restrictions: restrictions(&generation.sampling, model, bounds)?,
+            restrictions,
             thinking: thinking(generation, model)?,
             vocab: bounds.vocab as usize,
             score_only,
@@ -168,10 +169,19 @@ impl Plan {
     }
 }
 
-/// As in vLLM, a bad word is the tokens that spell it, once at the beginning of a text and once after a space.
-fn restrictions(requested: &v1::Sampling, model: &ServedModel, bounds: Bounds) -> Result<Restrictions, Error> {
+/// The restrictions of a request, for all its prompts: bad words may have much text. As in vLLM, a bad word is the
+/// tokens that spell it, once at the beginning of a text and once after a space.
+pub fn restrictions(
+    requested: &v1::Sampling,
+    model: &ServedModel,
+    bounds: Bounds,
+    deadline: Instant,
+) -> Result<Restrictions, Error> {
     let mut words = Vec::new();
     for word in &requested.bad_words {
+        if Instant::now() >= deadline {
+            return Err(Error::deadline());
+        }
         let bare = model.tokens(word.trim_start(), "bad_words")?;
         let spaced = model.tokens(&format!(" {}", word.trim_start()), "bad_words")?;
         // If the space is a token of its own, the tokens after it are those of the bare word.
@@ -233,7 +243,8 @@ fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: 
 }
 
 /// The request's value, else that of the model's generation_config.json, else the API's default.
-fn sampling(requested: &v1::Sampling, model: &ServedModel, seed: u64) -> internal::Sampling {
+fn sampling(requested: &v1::Sampling, model: &ServedModel) -> internal::Sampling {
+    let seed = requested.seed.unwrap_or_else(rand::random);
     let model = &model.text.generation;
     let greedy = (model.do_sample == Some(false)).then_some(0.0);
     let mut logit_bias: Vec<_> =

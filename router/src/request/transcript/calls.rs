@@ -22,7 +22,7 @@ pub(crate) enum CallOutcome {
     Incomplete,
     /// It broke off before its end, or could not be parsed.
     Malformed,
-    /// Complete, but its arguments violate the schema.
+    /// Complete, but it names no declared tool or its arguments violate the schema.
     Invalid,
 }
 
@@ -45,6 +45,8 @@ impl CallOutcome {
 pub(crate) struct CallReport {
     /// Number of calls per outcome, in the order of [`CallOutcome::ALL`].
     pub outcomes: [u64; CallOutcome::ALL.len()],
+    /// Invalid calls that were not delivered. Without enforcement, invalid calls are.
+    pub withheld: u64,
     /// Texts in place of a call that could not be parsed.
     pub malformed: Vec<String>,
     /// Calls that must not be executed.
@@ -94,7 +96,8 @@ impl Transcript {
         let (buffered, arguments) = (call.buffered, call.arguments.clone());
         let outcome = self.validate_call(complete);
         let valid = outcome == CallOutcome::Valid;
-        self.report.count(outcome);
+        self.report.withheld += u64::from(outcome == CallOutcome::Invalid);
+        self.report.count(if valid { self.judge_call() } else { outcome });
         if buffered && valid {
             self.emit_call_start();
             let index = self.reported_calls.saturating_sub(1);
@@ -122,6 +125,20 @@ impl Transcript {
             Err(violation) => {
                 let (span, name) = (&self.options.span, &call.name);
                 tracing::info!(parent: span, %violation, name, "a finished tool call violates its schema");
+                CallOutcome::Invalid
+            }
+        }
+    }
+
+    /// The outcome of a valid call whose arguments are not enforced: it is delivered in any case.
+    fn judge_call(&self) -> CallOutcome {
+        let (Some(call), Some(judge)) = (&self.call, &self.options.judge) else { return CallOutcome::Valid };
+        let quick = judge.judges_quickly(&call.name, call.arguments.len());
+        match run_validation(quick, || judge.validate(&call.name, &call.arguments)) {
+            Ok(()) => CallOutcome::Valid,
+            Err(violation) => {
+                let (span, name) = (&self.options.span, &call.name);
+                tracing::debug!(parent: span, %violation, name, "a call that is not enforced violates its schema");
                 CallOutcome::Invalid
             }
         }

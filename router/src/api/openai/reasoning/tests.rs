@@ -21,6 +21,7 @@ fn the_fields_of_all_apis_are_equivalent_and_must_agree() {
         (json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), ReasoningFields { on: Some(true), ..budget(9) }),
         (json!({"thinking_token_budget": 0}), budget(0)),
         (json!({"thinking_budget": 5}), budget(5)),
+        (json!({"thinking_budget_tokens": 5}), budget(5)),
         (
             json!({"reasoning": {"effort": "low", "max_tokens": 7, "exclude": true}}),
             ReasoningFields { effort: Some("low".into()), hide: true, ..budget(7) },
