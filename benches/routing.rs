@@ -10,7 +10,7 @@ use fleet::{AGENT, CHAT, Load, SINGLE};
 use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad};
 use rein_router::fleet::route::index::EngineSlot;
-use rein_router::fleet::route::{RoutePolicy, Routing, Target, key};
+use rein_router::fleet::route::{EngineState, RoutePolicy, Routing, key};
 
 #[path = "routing/fleet.rs"]
 mod fleet;
@@ -105,8 +105,8 @@ fn choices() {
             let prompt = routing.prompt("", tokens);
             hashing += begun.elapsed();
             let begun = Instant::now();
-            let targets: Vec<Target<'_>> = (0..ENGINES)
-                .map(|i| Target {
+            let targets: Vec<EngineState<'_>> = (0..ENGINES)
+                .map(|i| EngineState {
                     key: keys[i],
                     index_slot: &slots[i],
                     open: 10 + (turn * 7 + i) as u32 % 3,

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::args::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, ToolCallArgs};
 use crate::banner::{self, Banner};
-use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, serve_http, turned};
+use crate::listen::{CLOSE_TIME, StopSignals, WriteTimeout, bind, serve_grpc, serve_http, wait_until_true};
 use crate::metrics;
 use crate::terminal;
 use crate::tls::{self, Certificate, ServerTls};
@@ -94,10 +94,10 @@ impl Listeners {
         let (http_address, grpc_address) = (http.local_addr()?, grpc.local_addr()?);
         // The listeners close when this turns true, after the drain.
         let (closing, closed) = watch::channel(false);
-        let stall = Stall::of(router);
+        let timeout = WriteTimeout::of(router);
         let http_server =
-            tokio::spawn(serve_http(router.http(), http, http_tls, stall.clone(), turned(closed.clone())));
-        let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, stall, turned(closed)));
+            tokio::spawn(serve_http(router.http(), http, http_tls, timeout.clone(), wait_until_true(closed.clone())));
+        let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, timeout, wait_until_true(closed)));
         // Installed before the lines below are printed: a process that reads them may send a signal at once.
         let mut stop = StopSignals::new()?;
         terminal::out(format_args!("rein: http listening on {scheme}://{http_address}"));

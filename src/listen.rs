@@ -23,7 +23,7 @@ use tonic::service::Routes;
 use crate::args::address::ListenAddr;
 use crate::tls::{ServerTls, Socket};
 use connection::Connection;
-pub use connection::Stall;
+pub use connection::WriteTimeout;
 
 /// Length of the accept queue; the kernel caps it at `net.core.somaxconn`. With tokio's default of 1,024, a burst of
 /// thousands of clients loses connections.
@@ -79,7 +79,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub const CLOSE_TIME: Duration = Duration::from_secs(2);
 
 /// Returns when the value is true.
-pub async fn turned(mut closed: watch::Receiver<bool>) {
+pub async fn wait_until_true(mut closed: watch::Receiver<bool>) {
     // An error means that the sender was dropped, which also closes.
     let _ = closed.wait_for(|closed| *closed).await;
 }
@@ -88,12 +88,12 @@ pub async fn serve_http(
     app: axum::Router,
     listener: TcpListener,
     tls: Option<ServerTls>,
-    stall: Stall,
+    timeout: WriteTimeout,
     closed: impl Future<Output = ()>,
 ) -> Result<(), String> {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HTTP_BUFFER);
-    accept("http", listener, HTTP_CONNECTIONS, tls, stall, closed, move |socket| {
+    accept("http", listener, HTTP_CONNECTIONS, tls, timeout, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
     .await
@@ -103,13 +103,13 @@ pub async fn serve_grpc(
     routes: Routes,
     listener: TcpListener,
     tls: Option<ServerTls>,
-    stall: Stall,
+    timeout: WriteTimeout,
     closed: impl Future<Output = ()>,
 ) -> Result<(), String> {
     let app = routes.prepare().into_axum_router();
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.timer(TokioTimer::new()).keep_alive_interval(Some(GRPC_KEEP_ALIVE)).max_concurrent_streams(GRPC_STREAMS);
-    accept("grpc", listener, GRPC_CONNECTIONS, tls, stall, closed, move |socket| {
+    accept("grpc", listener, GRPC_CONNECTIONS, tls, timeout, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
     .await
@@ -121,7 +121,7 @@ async fn accept<C>(
     listener: TcpListener,
     most: usize,
     tls: Option<ServerTls>,
-    stall: Stall,
+    timeout: WriteTimeout,
     closed: impl Future<Output = ()>,
     serve: impl Fn(TokioIo<Connection<Socket>>) -> C + Send + Sync + 'static,
 ) -> Result<(), String>
@@ -154,11 +154,11 @@ where
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let (watcher, tls, serve, stall) = (open.watcher(), tls.clone(), serve.clone(), stall.clone());
+        let (watcher, tls, serve, timeout) = (open.watcher(), tls.clone(), serve.clone(), timeout.clone());
         tokio::spawn(async move {
             match Socket::accepted(socket, tls.as_ref()).await {
                 Ok(socket) => {
-                    let socket = TokioIo::new(Connection::new(socket, stall));
+                    let socket = TokioIo::new(Connection::new(socket, timeout));
                     if let Err(error) = watcher.watch(serve(socket)).await {
                         tracing::debug!(%error, surface, "connection failed");
                     }

@@ -12,7 +12,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider};
-use rein_proto::trace::{Get, Propagation};
+use rein_proto::trace_context::{Get, Propagation};
 use tokio::runtime::Runtime;
 use tracing::{Level, Metadata, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -81,7 +81,7 @@ pub fn init(target: Option<TraceTarget>) -> Result<Telemetry, Box<dyn Error>> {
     let json = std::env::var("REIN_LOG_FORMAT").is_ok_and(|format| format == "json");
     let log = if json { log.json().boxed() } else { log.boxed() };
     Registry::default().with(traces).with(log.with_filter(shown)).init();
-    rein_proto::trace::install(match exporting {
+    rein_proto::trace_context::install(match exporting {
         Some(_) => Propagation { headers, adopt },
         None => Propagation { headers: passed, adopt: pass },
     });

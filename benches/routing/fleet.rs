@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad, Limits, Sampling, Start, Step, StepResult, from_engine};
 use rein_router::fleet::route::index::EngineSlot;
-use rein_router::fleet::route::{RoutePolicy, Routing, Target, key};
+use rein_router::fleet::route::{EngineState, RoutePolicy, Routing, key};
 use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
 use rein_worker::scheduler::{Output, Scheduler, SchedulerEvent};
@@ -317,13 +317,13 @@ impl<'a> Fleet<'a> {
         let router = self.rng.random_range(0..self.routers.len());
         let Router { routing, slots, open } = &mut self.routers[router];
         let prompt = routing.prompt("", &session.tokens);
-        let target = |(group, index_slot)| Target {
+        let target = |(group, index_slot)| EngineState {
             key: key(&format!("group-{group}")),
             index_slot,
             open: open[group],
             max_sequences: EngineOptions::default().max_sequences as u32,
         };
-        let targets: Vec<Target<'_>> = slots.iter().enumerate().map(target).collect();
+        let targets: Vec<EngineState<'_>> = slots.iter().enumerate().map(target).collect();
         let named = self.load.names_session.then(|| session_of(&session.name)).flatten();
         let group = routing.pick(&targets, &prompt, named, Duration::from_micros(self.now)).expect("a group");
         open[group] += 1;

@@ -157,7 +157,7 @@ impl<'a> Connectivity<'a> {
 impl Connectivity<'_> {
     /// Why a worker cannot be seated with some of its peers, one sentence per failed probe. Empty: there is no reason.
     /// Of two workers that cannot link, the one with more unreachable peers is to blame.
-    pub fn why(&self, id: &str) -> Vec<String> {
+    pub fn seat_refusal_reasons(&self, id: &str) -> Vec<String> {
         let missed = self.unreachable_peers(id);
         let describe = |fault: LinkFault| match fault.inbound {
             true => format!("worker {} cannot link with it: {}", fault.other, fault.why),

@@ -316,7 +316,7 @@ impl Controller {
     ) {
         let view = round.view;
         let mut lost = self.lost(round, id, group, record, now);
-        let of_epoch = |trouble: &&crate::records::Trouble| trouble.epoch == record.epoch();
+        let of_epoch = |trouble: &&crate::records::RankFailure| trouble.epoch == record.epoch();
         let broken = group.trouble.values().find(of_epoch);
         let mut why = match (lost.first(), broken) {
             (Some(&i), trouble) => {

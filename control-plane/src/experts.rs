@@ -42,7 +42,7 @@ fn count(experts: usize, layout: &ExpertLayout) -> Vec<usize> {
 
 /// `load[e]` is the use of expert e, `room[r]` the number of experts that rank r can hold, `before` the layout to
 /// change as little as possible. None: there is not enough room for all experts.
-pub fn spread(load: &[f64], room: &[usize], before: Option<&ExpertLayout>) -> Option<ExpertLayout> {
+pub fn compute_layout(load: &[f64], room: &[usize], before: Option<&ExpertLayout>) -> Option<ExpertLayout> {
     let room: Vec<usize> = room.iter().map(|&room| room.min(load.len())).collect();
     if room.iter().sum::<usize>() < load.len() {
         return None;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::experts::{ExpertLayout, imbalance, moved, spread};
+use crate::experts::{ExpertLayout, compute_layout, imbalance, moved};
 use crate::limits;
 use crate::placement::Placement;
 
@@ -80,7 +80,7 @@ pub fn relayout(
             break;
         }
         let room = vec![load.len().div_ceil(ranks) + redundant; ranks];
-        let Some(next) = spread(load, &room, Some(before)) else { continue };
+        let Some(next) = compute_layout(load, &room, Some(before)) else { continue };
         let moves = moved(before, &next);
         // The first layer may exceed the limit; otherwise it could never change.
         let fits =

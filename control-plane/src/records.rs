@@ -276,7 +276,7 @@ pub struct Ready {
 
 /// Why this epoch of a group has ended for a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trouble {
+pub struct RankFailure {
     pub epoch: u64,
     /// The rank that failed, if known.
     pub suspect: Option<usize>,

@@ -8,7 +8,9 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     connectivity::LinkReport,
-    records::{ExpertLoad, GroupRecord, Keys, Load, Ready, Release, RouterRecord, Seat, Trouble, WorkerRecord, decode},
+    records::{
+        ExpertLoad, GroupRecord, Keys, Load, RankFailure, Ready, Release, RouterRecord, Seat, WorkerRecord, decode,
+    },
     store::{Entry, KeyCondition, Revision, Snapshot},
 };
 
@@ -35,7 +37,7 @@ pub struct GroupState {
     /// With the revision of its key. None: only other keys of the group exist.
     pub placement: Option<(Arc<GroupRecord>, Revision)>,
     pub ready: BTreeMap<usize, Ready>,
-    pub trouble: BTreeMap<usize, Trouble>,
+    pub trouble: BTreeMap<usize, RankFailure>,
     pub load: Option<Load>,
     pub experts: Option<Arc<ExpertLoad>>,
 }
@@ -51,7 +53,7 @@ impl GroupState {
     }
 
     /// All ranks have loaded the placement's expert layout, and steps use it.
-    pub fn laid_out(&self) -> bool {
+    pub fn uses_current_layout(&self) -> bool {
         let Some(record) = self.record() else { return false };
         let layout = record.placement.layout;
         let used = self.experts.as_ref().is_some_and(|load| (load.epoch, load.layout) == (record.epoch(), layout));

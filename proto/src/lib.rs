@@ -14,7 +14,7 @@ pub mod internal {
 pub mod protocol;
 pub mod splitmix;
 pub mod stats;
-pub mod trace;
+pub mod trace_context;
 
 /// The file descriptors of all messages, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

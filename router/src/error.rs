@@ -7,7 +7,7 @@ use rein_text::InvalidRequest;
 use crate::limits;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The request is wrong. Sending it again does not help.
     Invalid,
     /// The API key is missing or wrong.
@@ -33,7 +33,7 @@ pub enum Kind {
 /// An error for the client, with a cause for the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Error {
-    pub kind: Kind,
+    pub kind: ErrorKind,
     pub message: String,
     /// The path of the wrong field, such as `messages[0].role`.
     pub param: Option<String>,
@@ -44,7 +44,7 @@ pub struct Error {
 }
 
 impl Error {
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error { kind, message: message.into(), param: None, code: None, retry_after: None, cause: None }
     }
 
@@ -69,23 +69,27 @@ impl Error {
     pub fn body_too_large(announced: Option<u64>, limit: usize) -> Self {
         let got = announced.map_or_else(|| "more".to_owned(), |bytes| bytes.to_string());
         let message = format!("the body must have at most {limit} bytes, got {got}");
-        Error { code: Some("body_too_large"), ..Error::new(Kind::TooLarge, message) }
+        Error { code: Some("body_too_large"), ..Error::new(ErrorKind::TooLarge, message) }
     }
 
     pub fn model_not_found(model: &str, served: &[&str]) -> Self {
         let message = format!("the model '{model}' does not exist; this server has: {}", served.join(", "));
-        Error { param: Some("model".into()), code: Some("model_not_found"), ..Error::new(Kind::NotFound, message) }
+        Error { param: Some("model".into()), code: Some("model_not_found"), ..Error::new(ErrorKind::NotFound, message) }
     }
 
     pub fn full(message: impl Into<String>) -> Self {
-        Error { retry_after: Some(limits::RETRY_AFTER), code: Some("overloaded"), ..Error::new(Kind::Full, message) }
+        Error {
+            retry_after: Some(limits::RETRY_AFTER),
+            code: Some("overloaded"),
+            ..Error::new(ErrorKind::Full, message)
+        }
     }
 
     pub fn unavailable(message: impl Into<String>) -> Self {
         Error {
             retry_after: Some(limits::RETRY_AFTER),
             code: Some("unavailable"),
-            ..Error::new(Kind::Unavailable, message)
+            ..Error::new(ErrorKind::Unavailable, message)
         }
     }
 
@@ -102,18 +106,22 @@ impl Error {
     pub fn deadline() -> Self {
         Error {
             code: Some("deadline_exceeded"),
-            ..Error::new(Kind::Deadline, "the request's deadline passed before it was finished")
+            ..Error::new(ErrorKind::Deadline, "the request's deadline passed before it was finished")
         }
     }
 
     /// The client has read nothing of its answer for `time`.
     pub fn client_stalled(time: Duration) -> Self {
         let message = format!("the client has read nothing of its answer for {} seconds", time.as_secs_f64());
-        Error { code: Some("client_stalled"), ..Error::new(Kind::Deadline, message) }
+        Error { code: Some("client_stalled"), ..Error::new(ErrorKind::Deadline, message) }
     }
 
     pub fn internal(message: impl Into<String>, cause: impl fmt::Display) -> Self {
-        Error { code: Some("internal_error"), cause: Some(cause.to_string()), ..Error::new(Kind::Internal, message) }
+        Error {
+            code: Some("internal_error"),
+            cause: Some(cause.to_string()),
+            ..Error::new(ErrorKind::Internal, message)
+        }
     }
 }
 
@@ -132,6 +140,6 @@ impl std::error::Error for Error {}
 impl From<InvalidRequest> for Error {
     fn from(invalid: InvalidRequest) -> Self {
         let InvalidRequest { param, code, message } = invalid;
-        Error { param, code, ..Error::new(Kind::Invalid, message) }
+        Error { param, code, ..Error::new(ErrorKind::Invalid, message) }
     }
 }

@@ -23,9 +23,9 @@ pub mod limits;
 pub mod metrics;
 mod report;
 mod request;
+mod request_trace;
 mod state;
 mod surface_metrics;
-mod trace;
 
 use std::{sync::Arc, time::Duration};
 
@@ -43,7 +43,7 @@ use crate::{
 pub use crate::{
     config::{Origin, ProcessMetrics, RouterConfig},
     discovery::FleetConfig,
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     fleet::{
         pool::{EngineTransport, transport},
         route::RoutePolicy,

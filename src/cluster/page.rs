@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::args::address::ListenAddr;
-use crate::listen::{CLOSE_TIME, Stall, bind, serve_http, turned};
+use crate::listen::{CLOSE_TIME, WriteTimeout, bind, serve_http, wait_until_true};
 use crate::terminal;
 
 /// The contents, computed at each request.
@@ -42,7 +42,8 @@ impl MetricsSocket {
         let Some(socket) = self.0 else { return Ok(None) };
         terminal::out(format_args!("rein: http listening on http://{}", socket.local_addr()?));
         let (closing, closed) = watch::channel(false);
-        let server = tokio::spawn(serve_http(routes(page), socket, None, Stall::default(), turned(closed)));
+        let server =
+            tokio::spawn(serve_http(routes(page), socket, None, WriteTimeout::default(), wait_until_true(closed)));
         Ok(Some(Listening { closing, server }))
     }
 }

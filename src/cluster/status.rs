@@ -7,7 +7,7 @@ use std::io::Write;
 use rein_control_plane::connectivity::Connectivity;
 use rein_control_plane::epoch;
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{Load, Release, Trouble, WorkerRecord, WorkerState};
+use rein_control_plane::records::{Load, RankFailure, Release, WorkerRecord, WorkerState};
 use rein_control_plane::view::GroupState;
 use rein_control_plane::{ClusterView, Mirror};
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ pub fn state(group: &GroupState) -> &'static str {
 fn seat_refusal(connectivity: &Connectivity, id: &str, worker: &WorkerRecord) -> String {
     match worker.expires {
         Some(expires) if expires <= seconds_since_1970() => "its certificate has expired".into(),
-        _ => connectivity.why(id).join("; "),
+        _ => connectivity.seat_refusal_reasons(id).join("; "),
     }
 }
 
@@ -136,8 +136,8 @@ fn json(view: &ClusterView) -> Value {
 }
 
 /// Why ranks left an epoch, by rank.
-fn trouble(group: &GroupState) -> BTreeMap<usize, Trouble> {
-    let shown = |trouble: &Trouble| Trouble { epoch: epoch::number(trouble.epoch), ..trouble.clone() };
+fn trouble(group: &GroupState) -> BTreeMap<usize, RankFailure> {
+    let shown = |trouble: &RankFailure| RankFailure { epoch: epoch::number(trouble.epoch), ..trouble.clone() };
     group.trouble.iter().map(|(&rank, trouble)| (rank, shown(trouble))).collect()
 }
 

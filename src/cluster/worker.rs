@@ -26,7 +26,7 @@ use tonic::service::Routes;
 use super::page::{MetricsSocket, StatusPage};
 use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
-use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, turned};
+use crate::listen::{CLOSE_TIME, StopSignals, WriteTimeout, bind, serve_grpc, wait_until_true};
 use crate::terminal;
 use crate::tls::{self, Certificate, Peers, ServerTls};
 use crate::{fingerprint, load, metrics, serve};
@@ -210,7 +210,13 @@ impl Shared<'_> {
         let health = readiness.clone().into_server();
         let routes = Routes::new(switch.clone().into_server()).add_service(files).add_service(health);
         let shown = Shown { id: id.clone(), switch: switch.clone(), readiness: readiness.clone() };
-        let server = tokio::spawn(serve_grpc(routes, socket, self.tls.clone(), Stall::default(), turned(closed)));
+        let server = tokio::spawn(serve_grpc(
+            routes,
+            socket,
+            self.tls.clone(),
+            WriteTimeout::default(),
+            wait_until_true(closed),
+        ));
         terminal::out(format_args!("rein: worker {id} listening on {address}"));
         let (store, work) = (self.store.clone(), self.work.clone());
         let (listener, leaving) = (self.listener.clone(), self.leaving.clone());

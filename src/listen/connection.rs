@@ -24,28 +24,28 @@ const LINGER_READ: usize = 16 << 10;
 
 /// The write timeout, and a counter of the connections that it closed.
 #[derive(Clone)]
-pub struct Stall {
+pub struct WriteTimeout {
     pub after: Duration,
-    pub cut: Counter,
+    pub closed_connections: Counter,
 }
 
-impl Stall {
+impl WriteTimeout {
     /// A stalled request ends before its connection is closed.
     pub fn of(router: &rein_router::Router) -> Self {
-        let (stall, cut) = router.client_stalls();
-        Stall { after: stall + rein_router::limits::STALL_GRACE, cut }
+        let (stall, closed_connections) = router.client_stalls();
+        WriteTimeout { after: stall + rein_router::limits::STALL_GRACE, closed_connections }
     }
 }
 
-impl Default for Stall {
+impl Default for WriteTimeout {
     fn default() -> Self {
-        Stall { after: rein_router::limits::CLIENT_STALL, cut: Counter::default() }
+        WriteTimeout { after: rein_router::limits::CLIENT_STALL, closed_connections: Counter::default() }
     }
 }
 
 pub struct Connection<S> {
     stream: S,
-    stall: Stall,
+    timeout: WriteTimeout,
     /// Set while a write waits for the client.
     writing: Option<Pin<Box<Sleep>>>,
     closing: Closing,
@@ -63,20 +63,20 @@ enum Closing {
 }
 
 impl<S> Connection<S> {
-    pub fn new(stream: S, stall: Stall) -> Self {
-        Connection { stream, stall, writing: None, closing: Closing::Open }
+    pub fn new(stream: S, timeout: WriteTimeout) -> Self {
+        Connection { stream, timeout, writing: None, closing: Closing::Open }
     }
 
-    /// Applies the stall timeout to the result of a write.
+    /// Applies the write timeout to the result of a write.
     fn watched<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
             self.writing = None;
             return write;
         }
-        let after = self.stall.after;
+        let after = self.timeout.after;
         let waiting = self.writing.get_or_insert_with(|| Box::pin(tokio::time::sleep(after)));
         ready!(waiting.as_mut().poll(cx));
-        self.stall.cut.inc();
+        self.timeout.closed_connections.inc();
         let message = format!("the client read nothing for {} seconds", after.as_secs_f64());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }

@@ -9,9 +9,15 @@ async fn a_connection_over_the_limit_waits_for_another_to_end() -> Result<(), Bo
     let address = listener.local_addr()?;
     let (closing, closed) = watch::channel(false);
     let app = axum::Router::new().route("/", axum::routing::get(async || "here"));
-    let server = tokio::spawn(accept("http", listener, 1, None, Stall::default(), turned(closed), move |socket| {
-        http1::Builder::new().serve_connection(socket, TowerToHyperService::new(app.clone()))
-    }));
+    let server = tokio::spawn(accept(
+        "http",
+        listener,
+        1,
+        None,
+        WriteTimeout::default(),
+        wait_until_true(closed),
+        move |socket| http1::Builder::new().serve_connection(socket, TowerToHyperService::new(app.clone())),
+    ));
     let ask = async |socket: &mut TcpStream| {
         socket.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await?;
         let mut answer = [0; 12];

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::record::{Mode, Problem, ProblemKind, RecordedCall, TokenCounts};
+use super::record::{Problem, ProblemKind, RecordedCall, ResponseMode, TokenCounts};
 use crate::client::{ApiResponse, Failure, collect, error_text, read_events};
 
 #[derive(Debug, Default)]
@@ -22,10 +22,10 @@ pub struct ModelAnswer {
     pub problems: Vec<Problem>,
 }
 
-pub async fn read(response: ApiResponse, start: Instant, mode: Mode) -> Result<ModelAnswer, Failure> {
+pub async fn read(response: ApiResponse, start: Instant, mode: ResponseMode) -> Result<ModelAnswer, Failure> {
     match mode {
-        Mode::NonStream => read_whole(response, start).await,
-        Mode::Stream => read_stream(response, start).await,
+        ResponseMode::NonStream => read_whole(response, start).await,
+        ResponseMode::Stream => read_stream(response, start).await,
     }
 }
 

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value, json};
 
 use super::answer::{self, ModelAnswer};
-use super::record::{Mode, Problem, ProblemKind, Record, Status};
+use super::record::{Problem, ProblemKind, Record, ResponseMode, Status};
 use super::sample::Sample;
 use super::store::{ResultStore, Settings};
 use super::validate::validate;
@@ -79,12 +79,12 @@ async fn request(
     options: &VerifyOptions,
     settings: &Settings,
     sample: &Sample,
-    mode: Mode,
+    mode: ResponseMode,
 ) -> Record {
     let sent = body(sample, settings);
     let mut body = sent.clone();
-    body.insert("stream".into(), (mode == Mode::Stream).into());
-    if mode == Mode::Stream {
+    body.insert("stream".into(), (mode == ResponseMode::Stream).into());
+    if mode == ResponseMode::Stream {
         body.insert("stream_options".into(), json!({ "include_usage": true }));
     }
     let body = Bytes::from(Value::Object(body).to_string());
@@ -127,7 +127,13 @@ fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn answered(sample: &Sample, sent: &Map<String, Value>, mode: Mode, attempts: u32, answer: ModelAnswer) -> Record {
+fn answered(
+    sample: &Sample,
+    sent: &Map<String, Value>,
+    mode: ResponseMode,
+    attempts: u32,
+    answer: ModelAnswer,
+) -> Record {
     Record {
         sample: sample.index,
         hash: sample.hash.clone(),
@@ -146,7 +152,7 @@ fn answered(sample: &Sample, sent: &Map<String, Value>, mode: Mode, attempts: u3
     }
 }
 
-fn failed(sample: &Sample, mode: Mode, attempts: u32, latency: Duration, failure: &Failure) -> Record {
+fn failed(sample: &Sample, mode: ResponseMode, attempts: u32, latency: Duration, failure: &Failure) -> Record {
     let kind = match failure {
         Failure::Connect(_) | Failure::NoResponse(_) | Failure::Status { .. } | Failure::BadRequest(_) => {
             ProblemKind::HttpError

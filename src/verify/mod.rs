@@ -32,7 +32,7 @@ use crate::client::{ApiDialect, ClientError, Endpoint};
 use crate::progress;
 use crate::terminal;
 use compare::Comparison;
-use record::Mode;
+use record::ResponseMode;
 use reference::Reference;
 use store::{ResultStore, Settings};
 use summary::Summary;
@@ -49,11 +49,11 @@ pub enum StreamArg {
 }
 
 impl StreamArg {
-    fn modes(self) -> &'static [Mode] {
+    fn modes(self) -> &'static [ResponseMode] {
         match self {
-            StreamArg::Both => &[Mode::NonStream, Mode::Stream],
-            StreamArg::Only => &[Mode::Stream],
-            StreamArg::Never => &[Mode::NonStream],
+            StreamArg::Both => &[ResponseMode::NonStream, ResponseMode::Stream],
+            StreamArg::Only => &[ResponseMode::Stream],
+            StreamArg::Never => &[ResponseMode::NonStream],
         }
     }
 }

@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub enum ResponseMode {
     NonStream,
     Stream,
 }
 
-impl Mode {
+impl ResponseMode {
     pub fn name(self) -> &'static str {
         match self {
-            Mode::NonStream => "non-stream",
-            Mode::Stream => "stream",
+            ResponseMode::NonStream => "non-stream",
+            ResponseMode::Stream => "stream",
         }
     }
 }
@@ -32,7 +32,7 @@ pub struct Record {
     pub sample: u64,
     /// Hash of the request without model and sampling parameters. It is equal in runs that can be compared.
     pub hash: String,
-    pub mode: Mode,
+    pub mode: ResponseMode,
     pub status: Status,
     /// The kind of failure, with the names of `rein bench`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

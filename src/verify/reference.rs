@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::VerifyError;
-use super::record::{Mode, Record};
+use super::record::{Record, ResponseMode};
 use super::sample::hash_unnormalized;
 use super::store::RESULTS;
 
@@ -18,7 +18,7 @@ struct Row {
     #[serde(alias = "data_index")]
     sample: Option<u64>,
     hash: Option<String>,
-    mode: Option<Mode>,
+    mode: Option<ResponseMode>,
     request: Option<Map<String, Value>>,
     status: Option<String>,
     finish_reason: Option<String>,
@@ -27,7 +27,7 @@ struct Row {
 #[derive(Debug)]
 struct Decision {
     sample: Option<u64>,
-    mode: Option<Mode>,
+    mode: Option<ResponseMode>,
     called: bool,
 }
 

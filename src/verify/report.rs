@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::page;
 use super::plot::{self, Plot};
-use super::record::{Mode, Problem, ProblemKind, Record};
+use super::record::{Problem, ProblemKind, Record, ResponseMode};
 use super::sample::Sample;
 use super::store::ResultStore;
 use super::summary::{OutcomeCounts, Summary};
@@ -90,15 +90,15 @@ struct Example {
 pub fn html(
     summary: &Summary,
     samples: &[Sample],
-    modes: &[Mode],
+    modes: &[ResponseMode],
     store: &ResultStore,
 ) -> Result<String, minijinja::Error> {
     let pairs = samples.iter().flat_map(|s| modes.iter().map(move |m| (s.index, *m)));
     let records: Vec<&Record> = pairs.filter_map(|key| store.records().get(&key)).collect();
     let latency = |mode| records.iter().filter(|r| r.answered() && r.mode == mode).map(|r| r.latency_ms).collect();
     let times = plot::distributions([
-        ("whole answer, not streamed", "a", latency(Mode::NonStream)),
-        ("whole answer, streamed", "b", latency(Mode::Stream)),
+        ("whole answer, not streamed", "a", latency(ResponseMode::NonStream)),
+        ("whole answer, streamed", "b", latency(ResponseMode::Stream)),
         ("first token", "c", records.iter().filter_map(|r| r.ttft_ms).collect()),
     ]);
     let first_token = summary.ttft_ms.iter().map(|q| ("first token".to_owned(), q));

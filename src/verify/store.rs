@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::VerifyError;
-use super::record::{Mode, Record};
+use super::record::{Record, ResponseMode};
 use super::sample::Sample;
 
 pub const RUN: &str = "run.json";
@@ -56,7 +56,7 @@ impl Settings {
 pub struct ResultStore {
     dir: PathBuf,
     /// The last record for each sample and mode.
-    records: BTreeMap<(u64, Mode), Record>,
+    records: BTreeMap<(u64, ResponseMode), Record>,
     file: File,
 }
 
@@ -73,15 +73,15 @@ impl ResultStore {
         Ok(Self { dir: dir.into(), records, file })
     }
 
-    pub fn answered(&self, sample: u64, mode: Mode) -> bool {
+    pub fn answered(&self, sample: u64, mode: ResponseMode) -> bool {
         self.records.get(&(sample, mode)).is_some_and(Record::answered)
     }
 
-    pub fn records(&self) -> &BTreeMap<(u64, Mode), Record> {
+    pub fn records(&self) -> &BTreeMap<(u64, ResponseMode), Record> {
         &self.records
     }
 
-    pub fn get_mut(&mut self, sample: u64, mode: Mode) -> Option<&mut Record> {
+    pub fn get_mut(&mut self, sample: u64, mode: ResponseMode) -> Option<&mut Record> {
         self.records.get_mut(&(sample, mode))
     }
 
@@ -119,11 +119,15 @@ fn line(record: &Record) -> String {
     serde_json::to_string(record).unwrap_or_default() + "\n"
 }
 
-fn lines(records: &BTreeMap<(u64, Mode), Record>) -> String {
+fn lines(records: &BTreeMap<(u64, ResponseMode), Record>) -> String {
     records.values().map(line).collect()
 }
 
-fn load(dir: &Path, settings: &Settings, samples: &[Sample]) -> Result<BTreeMap<(u64, Mode), Record>, VerifyError> {
+fn load(
+    dir: &Path,
+    settings: &Settings,
+    samples: &[Sample],
+) -> Result<BTreeMap<(u64, ResponseMode), Record>, VerifyError> {
     let other = |why: String| VerifyError::OtherRun { dir: dir.into(), why };
     let path = dir.join(RESULTS);
     let text = match std::fs::read_to_string(&path) {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::record::{Mode, Problem, ProblemKind, Record};
+use super::record::{Problem, ProblemKind, Record, ResponseMode};
 use super::reference::Reference;
 use super::sample::Sample;
 use super::store::{ResultStore, Settings};
@@ -153,8 +153,8 @@ pub fn compare_streams(samples: &[Sample], settings: &Settings, store: &mut Resu
     for sample in samples {
         let deterministic =
             super::drive::body(sample, settings).get("temperature").and_then(Value::as_f64) == Some(0.0);
-        let whole = store.records().get(&(sample.index, Mode::NonStream)).filter(|r| r.answered()).cloned();
-        let streamed = store.get_mut(sample.index, Mode::Stream).filter(|r| r.answered());
+        let whole = store.records().get(&(sample.index, ResponseMode::NonStream)).filter(|r| r.answered()).cloned();
+        let streamed = store.get_mut(sample.index, ResponseMode::Stream).filter(|r| r.answered());
         let (true, Some(whole), Some(streamed)) = (deterministic, whole, streamed) else { continue };
         let difference = difference(&whole, streamed);
         comparison.compared += 1;
@@ -198,7 +198,7 @@ impl Summary {
     pub fn new(
         samples: &[Sample],
         settings: &Settings,
-        modes: &[Mode],
+        modes: &[ResponseMode],
         store: &mut ResultStore,
         reference: Option<&Reference>,
     ) -> Self {

@@ -14,7 +14,7 @@ use clap::Parser;
 use serde_json::{Value, json};
 
 use super::compare::Comparison;
-use super::record::{Mode, ProblemKind, Record, Status};
+use super::record::{ProblemKind, Record, ResponseMode, Status};
 use super::summary::{OutcomeCounts, Trigger};
 use super::{Summary, VerifyError, VerifyOptions, store, verdict, verify};
 
@@ -205,7 +205,7 @@ impl Bench {
         text.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
     }
 
-    fn kinds(&self, sample: u64, mode: Mode) -> Vec<ProblemKind> {
+    fn kinds(&self, sample: u64, mode: ResponseMode) -> Vec<ProblemKind> {
         let of = |r: &Record| r.sample == sample && r.mode == mode;
         self.records().iter().filter(|r| of(r)).flat_map(|r| &r.problems).map(|p| p.kind).collect()
     }
@@ -277,7 +277,7 @@ async fn problems_have_the_same_kind_streamed_and_unstreamed() {
     let bench = Bench::new(&cases.iter().map(|(text, _)| *text).collect::<Vec<_>>()).await;
     let summary = bench.summary(&[]).await;
     for (index, (text, kinds)) in (1..).zip(cases) {
-        for mode in [Mode::NonStream, Mode::Stream] {
+        for mode in [ResponseMode::NonStream, ResponseMode::Stream] {
             assert_eq!(bench.kinds(index, mode), *kinds, "{text}, {mode:?}");
         }
     }
@@ -288,7 +288,7 @@ async fn problems_have_the_same_kind_streamed_and_unstreamed() {
     let schema = bench.records().into_iter().find(|r| r.sample == 4).unwrap_or_else(|| panic!("no record"));
     assert_eq!((schema.problems[0].path.as_deref(), schema.problems[0].call), (Some("/city"), Some(0)));
     assert!(schema.problems[1].message.contains("'x'"), "{:?}", schema.problems);
-    assert!(bench.records().iter().all(|r| r.ttft_ms.is_some() == (r.mode == Mode::Stream && r.answered())));
+    assert!(bench.records().iter().all(|r| r.ttft_ms.is_some() == (r.mode == ResponseMode::Stream && r.answered())));
 }
 
 #[tokio::test]
@@ -306,8 +306,8 @@ async fn violations_of_the_stream_format_are_found() {
         &[],
     ];
     for (index, kinds) in (1..).zip(expected) {
-        assert_eq!(bench.kinds(index, Mode::Stream), kinds, "{}", texts[index as usize - 1]);
-        assert_eq!(bench.kinds(index, Mode::NonStream), [], "{}", texts[index as usize - 1]);
+        assert_eq!(bench.kinds(index, ResponseMode::Stream), kinds, "{}", texts[index as usize - 1]);
+        assert_eq!(bench.kinds(index, ResponseMode::NonStream), [], "{}", texts[index as usize - 1]);
     }
     assert_eq!(summary.stream_comparison.map(|c| (c.compared, c.mismatched)), Some((5, 1)));
     let failures: Vec<_> = summary.failures.iter().map(|(kind, n)| (kind.as_str(), *n)).collect();
@@ -347,7 +347,7 @@ async fn an_interrupted_run_is_continued() {
     // The two failed requests, and the two lost results.
     assert_eq!(bench.asked(), 6 + 4);
     let order: Vec<_> = bench.records().iter().map(|r| (r.sample, r.mode)).collect();
-    let expected: Vec<_> = (1..=3).flat_map(|s| [(s, Mode::NonStream), (s, Mode::Stream)]).collect();
+    let expected: Vec<_> = (1..=3).flat_map(|s| [(s, ResponseMode::NonStream), (s, ResponseMode::Stream)]).collect();
     assert_eq!(order, expected);
     assert_eq!(bench.summary(&[]).await.total, second.total);
     assert_eq!(bench.asked(), 10, "a complete run sends no requests");
@@ -420,7 +420,7 @@ async fn expectations_of_samples_are_checked() {
     ];
     let bench = Bench::of(&lines).await;
     let summary = bench.summary(&["--stream", "never"]).await;
-    let kinds: Vec<_> = (1..=4).map(|s| bench.kinds(s, Mode::NonStream)).collect();
+    let kinds: Vec<_> = (1..=4).map(|s| bench.kinds(s, ResponseMode::NonStream)).collect();
     let wrong = vec![ProblemKind::Expectation];
     assert_eq!(kinds, [vec![], vec![ProblemKind::Expectation, ProblemKind::PromptTokens], wrong.clone(), wrong]);
     let expected = summary.expected.clone().unwrap_or_default();
@@ -453,7 +453,7 @@ async fn tool_choices_and_response_formats_are_checked() {
     ])
     .await;
     bench.summary(&["--stream", "never"]).await;
-    let kinds: Vec<_> = (1..=6).map(|s| bench.kinds(s, Mode::NonStream)).collect();
+    let kinds: Vec<_> = (1..=6).map(|s| bench.kinds(s, ResponseMode::NonStream)).collect();
     let expected: [&[ProblemKind]; 6] = [
         &[ProblemKind::ToolChoice],
         &[ProblemKind::ToolChoice],

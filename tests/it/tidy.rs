@@ -1,5 +1,6 @@
 //! Style as a test: what clippy cannot see.
 
+mod modules;
 mod names;
 mod prose;
 

@@ -22,7 +22,7 @@ use crate::limits::{COMMAND_QUEUE, OUTPUT_BACKLOG, OUTPUT_HEADROOM};
 use crate::metrics::{EngineMetrics, step_times};
 use crate::scheduler::{EngineOptions, Output, Scheduler, SchedulerEvent};
 use crate::seq::SeqId;
-use crate::trace::Stages;
+use crate::sequence_trace::Stages;
 
 pub enum EngineCommand {
     Start {
@@ -352,7 +352,7 @@ impl EngineThread {
             if self.queued.remove(&row.seq)
                 && let Some(port) = self.ports.get_mut(&row.seq)
             {
-                port.stages.begins();
+                port.stages.begin_prefill();
             }
         }
     }
@@ -422,7 +422,7 @@ impl EngineThread {
     fn deliver(&mut self) {
         for Output { seq, message, last } in self.scheduler.take_outputs() {
             let Some(port) = self.ports.get_mut(&seq) else { continue };
-            port.stages.tells(&message);
+            port.stages.record_message(&message);
             port.send(message);
             port.last = last;
             if last && port.backlog.is_empty() {

@@ -20,10 +20,10 @@ mod request;
 pub mod scheduler;
 pub mod score;
 pub mod seq;
+mod sequence_trace;
 mod service;
 pub mod sim;
 mod tables;
-mod trace;
 
 pub use load_log::LoadLog;
 pub use scheduler::EngineOptions;

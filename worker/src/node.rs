@@ -51,9 +51,9 @@ mod limits {
     /// Time limit for the ranks of a group to link with each other.
     pub const JOIN_TIME: Duration = Duration::from_secs(10);
     /// How often the thread that waits for the end of a group checks whether its caller is still there.
-    pub const LOOK: Duration = Duration::from_secs(1);
+    pub const STOP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
     /// How often a leader checks its engine.
-    pub const TICK: Duration = Duration::from_millis(500);
+    pub const ENGINE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
     /// How often a leader publishes its load while it changes. Becoming idle or busy is published at once.
     pub const LOAD_INTERVAL: Duration = Duration::from_secs(5);
     /// Time for an engine to end its sequences. After that it is abandoned; a leaving worker waits no longer for
@@ -65,7 +65,7 @@ mod limits {
     pub const LOAD_RETRY_FIRST: Duration = Duration::from_secs(1);
     pub const LOAD_RETRY_LONGEST: Duration = Duration::from_secs(60);
     /// How often a leader checks the use of experts.
-    pub const EXPERTS_LOOK: Duration = Duration::from_secs(5);
+    pub const EXPERTS_CHECK_INTERVAL: Duration = Duration::from_secs(5);
     /// It publishes the use when the imbalance has changed by this, and otherwise this often.
     pub const EXPERTS_CHANGE: f64 = 0.05;
     pub const EXPERTS_INTERVAL: Duration = Duration::from_secs(60);
@@ -82,7 +82,7 @@ mod limits {
     /// ... plus this for resolving its host name.
     pub const PROBE_LATE: Duration = Duration::from_secs(1);
     /// Pause before probing a reachable peer again, and an unreachable one.
-    pub const PROBE_AGAIN: Duration = Duration::from_secs(10);
+    pub const PROBE_INTERVAL: Duration = Duration::from_secs(10);
     pub const PROBE_RETRY: Duration = Duration::from_secs(2);
     /// Character limit of a reported reason.
     pub const PROBE_WORDS: usize = 300;
@@ -234,7 +234,7 @@ pub async fn run(
     node.publish_record();
     node.publish_standing(false);
     let mut held = node.session.held();
-    let mut tick = interval(limits::TICK);
+    let mut tick = interval(limits::ENGINE_CHECK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut leaving: Option<Instant> = None;
     loop {

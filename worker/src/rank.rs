@@ -187,8 +187,8 @@ impl ModelLoader {
 
     /// Checks that the weights files look as they did when they were opened. It may hang without counting as a stalled
     /// read.
-    pub fn unwritten(&self) -> Result<(), LoadError> {
-        self.checkpoint.weights.unwritten()
+    pub fn check_unmodified(&self) -> Result<(), LoadError> {
+        self.checkpoint.weights.check_unmodified()
     }
 
     /// How many ranks of a group of `group_size` fit in this process's free memory; at least `here`, because loading

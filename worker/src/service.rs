@@ -35,7 +35,7 @@ use crate::metrics::EngineMetrics;
 use crate::request;
 use crate::scheduler::{EngineOptions, context_limit};
 use crate::seq::SeqId;
-use crate::trace;
+use crate::sequence_trace;
 
 /// A handle to an engine. The engine stops when the last handle and the last stream are dropped.
 #[derive(Debug, Clone)]
@@ -233,14 +233,14 @@ impl engine_server::Engine for EngineService {
 
     async fn generate(&self, request: Request<Streaming<ToEngine>>) -> Result<Response<Outputs>, Status> {
         let deadline = deadline(request.metadata())?;
-        let span = trace::sequence(request.metadata());
+        let span = sequence_trace::sequence(request.metadata());
         let mut inbound = request.into_inner();
         let opening = async {
             let first = inbound.message().await?;
             let Some(to_engine::Kind::Start(start)) = first.and_then(|message| message.kind) else {
                 return Err(Status::invalid_argument("the first message must be a start"));
             };
-            trace::describe(&span, &start);
+            sequence_trace::describe(&span, &start);
             understood(start.protocol, &start.version)?;
             if self.shared.draining.load(Ordering::SeqCst) {
                 return Err(rejected(Rejected::Draining));

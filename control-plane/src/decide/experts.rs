@@ -23,7 +23,7 @@ impl Controller {
         now: Duration,
     ) {
         let (Some(settings), Some(load)) = (self.settings.rebalance, &group.experts) else { return };
-        if !group.laid_out() || record.group_size < 2 {
+        if !group.uses_current_layout() || record.group_size < 2 {
             return;
         }
         let since = self.epochs.get(id).map_or(now, |(_, series, _)| series.since());

@@ -83,7 +83,11 @@ impl Controller {
         now: Duration,
     ) {
         let expired = view.workers.get(id).is_some_and(|worker| self.is_expired(worker, now));
-        let all = if expired { vec!["its certificate has expired".to_owned()] } else { connectivity.why(id) };
+        let all = if expired {
+            vec!["its certificate has expired".to_owned()]
+        } else {
+            connectivity.seat_refusal_reasons(id)
+        };
         let more = all.len().saturating_sub(1);
         match (told.get(id), all.into_iter().next()) {
             (None, None) => {}

@@ -20,7 +20,7 @@ use crate::{
     ClusterView, Keys, ModelShape, Placement, Snapshot,
     decide::{Controller, ControllerSettings},
     rebalance::Rebalance,
-    records::{ExpertLoad, GroupRecord, Load, Ready, Release, Seat, Trouble, WorkerRecord, WorkerState, encode},
+    records::{ExpertLoad, GroupRecord, Load, RankFailure, Ready, Release, Seat, WorkerRecord, WorkerState, encode},
     store::{Entry, KeyCondition, Transaction, Write},
 };
 
@@ -217,7 +217,7 @@ impl Cluster {
             let theirs = other.member.as_ref().filter(|theirs| theirs.over && theirs.linked)?;
             let same = (&theirs.group, theirs.record.epoch()) == (&member.group, member.record.epoch());
             let said = other.keys.get(&self.keys.trouble(&theirs.group, theirs.rank)).filter(|_| same)?;
-            let trouble: Trouble = serde_json::from_slice(said).expect("trouble");
+            let trouble: RankFailure = serde_json::from_slice(said).expect("trouble");
             Some(trouble.suspect)
         });
         let mut end: Option<Option<usize>> = None;
@@ -239,7 +239,7 @@ impl Cluster {
         if let Some(suspect) = end {
             member.over = true;
             me.keys.remove(&keys[0]);
-            let trouble = Trouble { epoch, suspect, reason: "silent".into() };
+            let trouble = RankFailure { epoch, suspect, reason: "silent".into() };
             me.keys.insert(keys[1].clone(), encode(&trouble).to_vec());
             self.put(&keys[0], None);
         } else if member.linked {
@@ -559,7 +559,7 @@ fn a_worker_that_cannot_load_is_replaced() {
     let mut cluster = Cluster::new(2, 1, 1);
     cluster.run(8.0);
     let (group, before) = cluster.placements().into_iter().next().expect("a group");
-    let trouble = Trouble { epoch: before.epoch(), suspect: Some(0), reason: "cannot load".into() };
+    let trouble = RankFailure { epoch: before.epoch(), suspect: Some(0), reason: "cannot load".into() };
     cluster.put(&cluster.keys.trouble(&group, 0), Some(encode(&trouble).to_vec()));
     cluster.run(2.0);
     let after = cluster.placements().remove(&group).expect("the group");

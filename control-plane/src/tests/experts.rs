@@ -3,7 +3,7 @@
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::traffic::{Drifting, Traffic};
-use crate::experts::{ExpertLayout, imbalance, moved, rank_loads, spread};
+use crate::experts::{ExpertLayout, compute_layout, imbalance, moved, rank_loads};
 use crate::rebalance::{relayout, worst};
 use crate::{ModelShape, limits, place};
 
@@ -32,11 +32,15 @@ fn every_expert_is_placed_for_any_load_and_room() {
                 .collect();
             let room: Vec<usize> = (0..ranks).map(|_| rng.random_range(0..2 + 2 * experts / ranks)).collect();
             let fits = room.iter().map(|&room| room.min(experts)).sum::<usize>() >= experts;
-            let layout = spread(&load, &room, before.as_ref());
+            let layout = compute_layout(&load, &room, before.as_ref());
             assert_eq!(layout.is_some(), fits, "case {case}");
             if let Some(layout) = layout {
                 check(&layout, experts, &room);
-                assert_eq!(spread(&load, &room, before.as_ref()), Some(layout.clone()), "a function of its arguments");
+                assert_eq!(
+                    compute_layout(&load, &room, before.as_ref()),
+                    Some(layout.clone()),
+                    "a function of its arguments"
+                );
                 before = Some(layout);
             }
         }
@@ -46,13 +50,13 @@ fn every_expert_is_placed_for_any_load_and_room() {
 #[test]
 fn even_loads_need_no_moves_and_hot_experts_get_copies() {
     let room = vec![2; 4];
-    let even = spread(&[1.0; 8], &room, None).expect("fits");
+    let even = compute_layout(&[1.0; 8], &room, None).expect("fits");
     assert_eq!(imbalance(&[1.0; 8], &even), 1.0);
     let noisy: Vec<f64> = (0..8).map(|e| 1.0 + 0.02 * f64::from(e % 3)).collect();
-    assert_eq!(moved(&even, &spread(&noisy, &room, Some(&even)).expect("fits")), [0; 4]);
+    assert_eq!(moved(&even, &compute_layout(&noisy, &room, Some(&even)).expect("fits")), [0; 4]);
     // Half of all tokens go to one expert: with a copy on every rank, all ranks have the same load.
     let hot = [6.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
-    let layout = spread(&hot, &[3; 4], None).expect("fits");
+    let layout = compute_layout(&hot, &[3; 4], None).expect("fits");
     assert!(layout.iter().all(|experts| experts.contains(&0)), "{layout:?}");
     assert!(imbalance(&hot, &layout) < 1.2, "{:?}", rank_loads(&hot, &layout));
 }
@@ -67,7 +71,7 @@ fn a_skewed_and_drifting_load_stays_balanced() {
         let mut layout = even;
         for window in 0..10 {
             let counted = traffic.counted(50_000);
-            let next = spread(&counted, &room, Some(&layout)).expect("fits");
+            let next = compute_layout(&counted, &room, Some(&layout)).expect("fits");
             check(&next, EXPERTS, &room);
             let all: usize = moved(&layout, &next).into_iter().sum();
             layout = next;

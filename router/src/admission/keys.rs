@@ -23,7 +23,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     admission::rate::TokenBucket,
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     hot_reload::{FileError, FileProblem, HotReloaded, WatchedFile},
     metrics::{NO_LABELS, Samples, on_scrape},
 };
@@ -382,7 +382,7 @@ pub fn key_hash(key: &str) -> String {
 
 impl Error {
     pub fn unauthenticated(message: &str) -> Self {
-        Error { code: Some("invalid_api_key"), ..Error::new(Kind::Unauthenticated, message) }
+        Error { code: Some("invalid_api_key"), ..Error::new(ErrorKind::Unauthenticated, message) }
     }
 }
 

@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     admission::keys::KeyPermit,
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     limits,
     metrics::{Durations, NO_LABELS, Samples, on_scrape},
 };
@@ -79,7 +79,7 @@ impl InFlightPermit {
     /// Sets `Retry-After` of an engine's refusal to the mean time that a request is in flight.
     pub fn with_retry_after(&self, error: Error) -> Error {
         match error.kind {
-            Kind::Full => {
+            ErrorKind::Full => {
                 Error { retry_after: Some(retry_after(self.slot.shared.state().queue.mean_time_in_flight())), ..error }
             }
             _ => error,

@@ -15,12 +15,12 @@ async fn a_full_router_refuses_and_a_draining_router_finishes_its_requests() {
     let first = admitted(&admission, 0).await.unwrap();
     let second = admitted(&admission, 0).await.unwrap();
     let full = admission.enter(None).err().unwrap();
-    assert_eq!((full.kind, full.retry_after.is_some()), (Kind::Full, true));
+    assert_eq!((full.kind, full.retry_after.is_some()), (ErrorKind::Full, true));
     drop(first);
     let third = admitted(&admission, 0).await.unwrap();
     let mut drain = Box::pin(admission.drain());
     assert!(futures::poll!(drain.as_mut()).is_pending());
-    assert_eq!(admission.enter(None).err().unwrap().kind, Kind::Unavailable);
+    assert_eq!(admission.enter(None).err().unwrap().kind, ErrorKind::Unavailable);
     drop(second);
     assert!(futures::poll!(drain.as_mut()).is_pending());
     drop(third);
@@ -58,7 +58,7 @@ async fn waiting_requests_are_drained_aborted_or_end_at_their_deadline() {
     let first = admitted(&admission, 0).await.unwrap();
     let impatient = admission.enter(None).unwrap();
     let error = impatient.admit(0, Instant::now() + Duration::from_secs(5)).await.err().unwrap();
-    assert_eq!(error.kind, Kind::Deadline);
+    assert_eq!(error.kind, ErrorKind::Deadline);
     let mut waiting = admitted(&admission, 0);
     assert!(futures::poll!(waiting.as_mut()).is_pending());
     let mut drain = Box::pin(admission.drain());
@@ -87,7 +87,7 @@ async fn a_request_that_would_miss_its_deadline_is_rejected_at_once() {
     let _second = admitted(&admission, 0).await.unwrap();
     let hurried = admission.enter(None).unwrap().admit(0, Instant::now() + Duration::from_secs(15)).await;
     let error = hurried.err().unwrap();
-    assert_eq!((error.kind, error.code), (Kind::Full, Some("deadline_unreachable")));
+    assert_eq!((error.kind, error.code), (ErrorKind::Full, Some("deadline_unreachable")));
     assert_eq!(error.retry_after, Some(Duration::from_secs(5)));
     let mut patient = admission.enter(None).unwrap().admit(0, Instant::now() + Duration::from_secs(25)).boxed();
     assert!(futures::poll!(patient.as_mut()).is_pending());

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     limits,
     request::memory::MemoryCharge,
 };
@@ -32,7 +32,7 @@ pub async fn read(
     };
     if body.is_empty() {
         let message = "the body must be a JSON object, got an empty body";
-        return Err(Error { code: Some("invalid_json"), ..Error::new(Kind::Invalid, message) });
+        return Err(Error { code: Some("invalid_json"), ..Error::new(ErrorKind::Invalid, message) });
     }
     Ok((body, charge))
 }
@@ -42,7 +42,7 @@ pub async fn collect(body: Body, limit: usize, charge: &mut MemoryCharge) -> Res
     let until = Instant::now() + limits::BODY_TIME;
     timeout_at(until, collect_frames(body, limit, charge, until)).await.unwrap_or_else(|_| {
         let message = format!("the body did not arrive within {} seconds", limits::BODY_TIME.as_secs());
-        Err(Error { code: Some("body_timeout"), ..Error::new(Kind::BodyTimeout, message) })
+        Err(Error { code: Some("body_timeout"), ..Error::new(ErrorKind::BodyTimeout, message) })
     })
 }
 
@@ -56,7 +56,7 @@ async fn collect_frames(
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             let message = format!("the body could not be read: {error}");
-            Error { code: Some("broken_body"), ..Error::new(Kind::Invalid, message) }
+            Error { code: Some("broken_body"), ..Error::new(ErrorKind::Invalid, message) }
         })?;
         let Ok(data) = frame.into_data() else { continue };
         if all.len() + data.len() > limit {
@@ -77,5 +77,5 @@ fn check_type(headers: &HeaderMap) -> Result<(), Error> {
         return Ok(());
     }
     let message = format!("the header 'content-type' must be application/json, got {value}");
-    Err(Error { code: Some("unsupported_content_type"), ..Error::new(Kind::UnsupportedMediaType, message) })
+    Err(Error { code: Some("unsupported_content_type"), ..Error::new(ErrorKind::UnsupportedMediaType, message) })
 }

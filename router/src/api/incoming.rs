@@ -9,8 +9,8 @@ use crate::{
     error::Error,
     fleet::route,
     request::{generate::RequestContext, job::Generation},
+    request_trace::Trace,
     state::RouterState,
-    trace::Trace,
 };
 
 /// A request that has not been admitted yet.

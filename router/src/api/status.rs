@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use crate::{
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     limits,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 pub fn http_response(error: &Error) -> Response {
     log_cause(error);
     let mut response = (http_code(error.kind), Json(body(error))).into_response();
-    if error.kind == Kind::Unauthenticated {
+    if error.kind == ErrorKind::Unauthenticated {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     if let Some(after) = error.retry_after {
@@ -58,49 +58,49 @@ fn log_cause(error: &Error) {
     }
 }
 
-fn http_code(kind: Kind) -> StatusCode {
+fn http_code(kind: ErrorKind) -> StatusCode {
     match kind {
-        Kind::Invalid => StatusCode::BAD_REQUEST,
-        Kind::Unauthenticated => StatusCode::UNAUTHORIZED,
-        Kind::NotFound => StatusCode::NOT_FOUND,
-        Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-        Kind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-        Kind::Full => StatusCode::TOO_MANY_REQUESTS,
-        Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Kind::Deadline => StatusCode::GATEWAY_TIMEOUT,
-        Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+        ErrorKind::Unauthenticated => StatusCode::UNAUTHORIZED,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        ErrorKind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        ErrorKind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+        ErrorKind::Full => StatusCode::TOO_MANY_REQUESTS,
+        ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Deadline => StatusCode::GATEWAY_TIMEOUT,
+        ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
-fn grpc_code(kind: Kind) -> Code {
+fn grpc_code(kind: ErrorKind) -> Code {
     match kind {
-        Kind::Invalid | Kind::UnsupportedMediaType => Code::InvalidArgument,
-        Kind::Unauthenticated => Code::Unauthenticated,
-        Kind::NotFound => Code::NotFound,
-        Kind::MethodNotAllowed => Code::Unimplemented,
-        Kind::TooLarge | Kind::Full => Code::ResourceExhausted,
-        Kind::Unavailable => Code::Unavailable,
-        Kind::BodyTimeout | Kind::Deadline => Code::DeadlineExceeded,
-        Kind::Internal => Code::Internal,
+        ErrorKind::Invalid | ErrorKind::UnsupportedMediaType => Code::InvalidArgument,
+        ErrorKind::Unauthenticated => Code::Unauthenticated,
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::MethodNotAllowed => Code::Unimplemented,
+        ErrorKind::TooLarge | ErrorKind::Full => Code::ResourceExhausted,
+        ErrorKind::Unavailable => Code::Unavailable,
+        ErrorKind::BodyTimeout | ErrorKind::Deadline => Code::DeadlineExceeded,
+        ErrorKind::Internal => Code::Internal,
     }
 }
 
 /// The `type` of the OpenAI error body.
-fn type_name(kind: Kind) -> &'static str {
+fn type_name(kind: ErrorKind) -> &'static str {
     match kind {
-        Kind::Invalid
-        | Kind::Unauthenticated
-        | Kind::NotFound
-        | Kind::MethodNotAllowed
-        | Kind::UnsupportedMediaType
-        | Kind::TooLarge
-        | Kind::BodyTimeout => "invalid_request_error",
-        Kind::Full => "rate_limit_error",
-        Kind::Unavailable => "service_unavailable_error",
-        Kind::Deadline => "timeout_error",
-        Kind::Internal => "server_error",
+        ErrorKind::Invalid
+        | ErrorKind::Unauthenticated
+        | ErrorKind::NotFound
+        | ErrorKind::MethodNotAllowed
+        | ErrorKind::UnsupportedMediaType
+        | ErrorKind::TooLarge
+        | ErrorKind::BodyTimeout => "invalid_request_error",
+        ErrorKind::Full => "rate_limit_error",
+        ErrorKind::Unavailable => "service_unavailable_error",
+        ErrorKind::Deadline => "timeout_error",
+        ErrorKind::Internal => "server_error",
     }
 }
 

@@ -1,7 +1,7 @@
 use std::{sync::mpsc, time::Duration};
 
 use super::*;
-use crate::error::Kind;
+use crate::error::ErrorKind;
 
 fn workers(threads: usize) -> BlockingPool {
     BlockingPool { all: Arc::new(Semaphore::new(threads)), large: Arc::new(Semaphore::new(threads / 2)) }
@@ -38,11 +38,11 @@ async fn a_deadline_ends_the_wait_for_a_thread_and_for_the_work() {
     let (end, ended) = mpsc::sync_channel::<()>(0);
     let late = || Instant::now() + Duration::from_millis(20);
     let at_work = workers.run(usize::MAX, late(), move || Ok(ended.recv().is_ok())).await;
-    assert_eq!(at_work.unwrap_err().kind, Kind::Deadline);
+    assert_eq!(at_work.unwrap_err().kind, ErrorKind::Deadline);
     let in_line = workers.run(usize::MAX, late(), || Ok(())).await;
-    assert_eq!(in_line.unwrap_err().kind, Kind::Deadline);
+    assert_eq!(in_line.unwrap_err().kind, ErrorKind::Deadline);
     drop(end);
     workers.run(usize::MAX, soon(), || Ok(())).await.unwrap();
     let panicked = workers.run(1, soon(), || -> Result<(), Error> { panic!("oh") }).await;
-    assert_eq!(panicked.unwrap_err().kind, Kind::Internal);
+    assert_eq!(panicked.unwrap_err().kind, ErrorKind::Internal);
 }

@@ -51,7 +51,7 @@ enum State {
 
 /// Permission to send one sequence. Its outcome is reported with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pass {
+pub struct BreakerPermit {
     /// The probe's number. None: the breaker was closed.
     probe: Option<u64>,
 }
@@ -67,7 +67,7 @@ pub enum Fault {
 
 /// The breaker's state at a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Condition {
+pub enum BreakerState {
     Closed,
     /// Closed with recent failures: other engines are preferred.
     Suspect,
@@ -88,13 +88,13 @@ impl CircuitBreaker {
         }
     }
 
-    pub fn condition(&self, now: Instant) -> Condition {
+    pub fn condition(&self, now: Instant) -> BreakerState {
         let lately = |failure: &Instant| now.saturating_duration_since(*failure) < WINDOW;
         match self.state {
-            State::Closed if self.failures.iter().any(lately) => Condition::Suspect,
-            State::Closed => Condition::Closed,
-            State::Open { until } if now < until => Condition::Open,
-            State::Open { .. } | State::HalfOpen { .. } => Condition::HalfOpen,
+            State::Closed if self.failures.iter().any(lately) => BreakerState::Suspect,
+            State::Closed => BreakerState::Closed,
+            State::Open { until } if now < until => BreakerState::Open,
+            State::Open { .. } | State::HalfOpen { .. } => BreakerState::HalfOpen,
         }
     }
 
@@ -118,19 +118,19 @@ impl CircuitBreaker {
 
     /// A pass for one sequence, if the engine may get one now. Every pass ends with `succeeded`, `abandoned` or
     /// `failed`.
-    pub fn begin(&mut self, now: Instant) -> Option<Pass> {
+    pub fn begin(&mut self, now: Instant) -> Option<BreakerPermit> {
         if !self.allows(now) {
             return None;
         }
         if self.state == State::Closed {
-            return Some(Pass { probe: None });
+            return Some(BreakerPermit { probe: None });
         }
         self.probes += 1;
         self.state = State::HalfOpen { probe: self.probes, since: now };
-        Some(Pass { probe: Some(self.probes) })
+        Some(BreakerPermit { probe: Some(self.probes) })
     }
 
-    pub fn succeeded(&mut self, pass: Pass) {
+    pub fn succeeded(&mut self, pass: BreakerPermit) {
         if self.is_current(pass) {
             self.state = State::Closed;
             self.failures.clear();
@@ -138,13 +138,13 @@ impl CircuitBreaker {
     }
 
     /// The sequence ended without an outcome, for example because the client left.
-    pub fn abandoned(&mut self, pass: Pass, now: Instant) {
+    pub fn abandoned(&mut self, pass: BreakerPermit, now: Instant) {
         if self.is_current(pass) {
             self.state = State::Open { until: now };
         }
     }
 
-    pub fn failed(&mut self, pass: Pass, fault: Fault, now: Instant) {
+    pub fn failed(&mut self, pass: BreakerPermit, fault: Fault, now: Instant) {
         let clean = self.last_failure.is_none_or(|last| now.saturating_duration_since(last) >= RESET_AFTER);
         self.last_failure = Some(now);
         match self.state {
@@ -166,7 +166,7 @@ impl CircuitBreaker {
     }
 
     /// Whether the pass is the current probe.
-    fn is_current(&self, pass: Pass) -> bool {
+    fn is_current(&self, pass: BreakerPermit) -> bool {
         matches!(self.state, State::HalfOpen { probe, .. } if pass.probe == Some(probe))
     }
 

@@ -1,6 +1,6 @@
 //! Maps gRPC statuses of engines to errors for the client.
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 
 impl Error {
     /// The client's error for a failed call to an engine.
@@ -8,7 +8,7 @@ impl Error {
         match status.code() {
             tonic::Code::ResourceExhausted => Error::full(format!("the engine is full: {}", status.message())),
             tonic::Code::InvalidArgument => {
-                Error { code: Some("invalid_request"), ..Error::new(Kind::Invalid, status.message()) }
+                Error { code: Some("invalid_request"), ..Error::new(ErrorKind::Invalid, status.message()) }
             }
             tonic::Code::DeadlineExceeded => Error::deadline(),
             // FailedPrecondition: the engine does not support this router's protocol version.

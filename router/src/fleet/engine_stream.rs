@@ -12,7 +12,7 @@ use hedge::{Hedge, HedgeEvent};
 use progress::SequenceProgress;
 use rein_proto::{
     internal::{Admitted, Finish, FinishReason, FromEngine, Start, ToEngine, TokenLogprob, from_engine, to_engine},
-    trace,
+    trace_context,
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -24,7 +24,7 @@ use tracing::{Instrument, Span};
 
 use crate::{
     client_state::{ClientState, wait_for_state},
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     fleet::{
         breaker::Fault,
         metrics::FleetMetrics,
@@ -176,7 +176,9 @@ impl Failure {
 /// full because others are gone, the cluster has lost capacity.
 fn to_capacity_lost(error: Error) -> Error {
     match error.kind {
-        Kind::Unavailable | Kind::Full => Error::capacity_lost(error.cause.as_deref().unwrap_or(&error.message)),
+        ErrorKind::Unavailable | ErrorKind::Full => {
+            Error::capacity_lost(error.cause.as_deref().unwrap_or(&error.message))
+        }
         _ => error,
     }
 }
@@ -196,7 +198,7 @@ impl Link {
             .map_err(|error| Failure::Final(Error::internal("the request could not be sent to the engine", error)))?;
         let mut request = tonic::Request::new(ReceiverStream::new(queue));
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-        trace::inject(span, request.metadata_mut());
+        trace_context::inject(span, request.metadata_mut());
         let mut client = lease.engine().client();
         let call = async move { client.generate(request).await }.boxed();
         match timeout_at(deadline, call).await {
@@ -443,7 +445,7 @@ impl EngineStream {
     /// Resumes after the accepted tokens, on any engine.
     async fn reopen(&mut self, reason: &str) -> Result<(), Error> {
         let accepted = self.progress.accepted.len();
-        let span = crate::trace::resume_span(&self.span, reason, accepted);
+        let span = crate::request_trace::resume_span(&self.span, reason, accepted);
         let (resumed, steering) = self.progress.resume(&self.start, self.admitted);
         // Without a drawn token, engines of other kinds are as good.
         let kind = (accepted > self.start.resume.len()).then(|| self.kind.clone());

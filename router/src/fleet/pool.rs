@@ -25,9 +25,9 @@ use tower::{Service, ServiceExt, util::BoxCloneSyncService};
 use crate::{
     error::Error,
     fleet::{
-        breaker::{CircuitBreaker, Condition, Fault, Pass},
+        breaker::{BreakerPermit, BreakerState, CircuitBreaker, Fault},
         route::{
-            self, EngineSlot, PromptHashes, RoutePolicy, Routing, Target,
+            self, EngineSlot, EngineState, PromptHashes, RoutePolicy, Routing,
             follow::{follow_events, interval},
         },
     },
@@ -228,7 +228,7 @@ impl Listed {
 
     /// Membership lists it, and it has not failed recently.
     fn is_healthy(&self, now: Instant) -> bool {
-        self.is_listed() && self.engine.breaker().condition(now) == Condition::Closed
+        self.is_listed() && self.engine.breaker().condition(now) == BreakerState::Closed
     }
 }
 
@@ -494,18 +494,18 @@ impl EnginePool {
                 Standing::Unlisted(_) => 2,
             };
             let breaker = listed.engine.breaker();
-            breaker.allows(now).then(|| (standing, breaker.condition(now) != Condition::Closed))
+            breaker.allows(now).then(|| (standing, breaker.condition(now) != BreakerState::Closed))
         };
         let pick = |engines: &[&'listed Arc<EngineHandle>]| {
             // An engine that has not reported its number is assumed to equal the others.
             let default = engines.iter().find_map(|engine| engine.max_sequences()).unwrap_or(limits::ENGINE_SLOTS);
-            let target = |engine: &&'listed Arc<EngineHandle>| Target {
+            let target = |engine: &&'listed Arc<EngineHandle>| EngineState {
                 key: engine.key,
                 index_slot: &engine.index_slot,
                 open: engine.open.load(Ordering::Relaxed) as u32,
                 max_sequences: engine.max_sequences().unwrap_or(default),
             };
-            let targets: Vec<Target> = engines.iter().map(target).collect();
+            let targets: Vec<EngineState> = engines.iter().map(target).collect();
             let chosen = self.routing.pick(&targets, prompt, session, self.began.elapsed())?;
             Some(engines[chosen])
         };
@@ -550,7 +550,7 @@ impl EnginePool {
 pub struct EngineLease {
     engine: Arc<EngineHandle>,
     /// None: the outcome has been reported.
-    pass: Option<Pass>,
+    pass: Option<BreakerPermit>,
 }
 
 impl EngineLease {

@@ -33,7 +33,7 @@ use crate::{
         outcomes::UnfinishedChoices,
         transcript::{Reader, TokenDetails, Transcript, TranscriptOptions},
     },
-    trace::Trace,
+    request_trace::Trace,
 };
 
 pub use plan::{Defaults, Plan, restrictions, truncate};

@@ -12,7 +12,7 @@ pub use decisions::{TokenDecision, TokenOrigin};
 pub use restrictions::Restrictions;
 
 use crate::{
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     fleet::engine_stream::Steering,
     limits,
 };
@@ -422,7 +422,7 @@ impl Error {
                 return Error { code: Some("grammar_failed"), ..failed };
             }
         };
-        Error { code: Some(code), ..Error::new(Kind::Invalid, error.to_string()) }
+        Error { code: Some(code), ..Error::new(ErrorKind::Invalid, error.to_string()) }
     }
 
     pub fn from_session(error: GrammarSessionError) -> Self {

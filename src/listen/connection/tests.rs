@@ -2,15 +2,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
 use super::*;
 
-fn stall(seconds: u64) -> Stall {
-    Stall { after: Duration::from_secs(seconds), cut: Counter::default() }
+fn timeout_after(seconds: u64) -> WriteTimeout {
+    WriteTimeout { after: Duration::from_secs(seconds), closed_connections: Counter::default() }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_write_ends_if_the_client_stops_reading_but_not_if_it_reads_slowly() {
     let (mut client, server) = duplex(100);
-    let stall = stall(60);
-    let mut server = Connection::new(server, stall.clone());
+    let timeout = timeout_after(60);
+    let mut server = Connection::new(server, timeout.clone());
     let slow = tokio::spawn(async move {
         let mut byte = [0; 10];
         for _ in 0..20 {
@@ -23,14 +23,14 @@ async fn a_write_ends_if_the_client_stops_reading_but_not_if_it_reads_slowly() {
     let _client = slow.await.unwrap().unwrap();
     let began = Instant::now();
     let error = server.write_all(&[7; 300]).await.unwrap_err();
-    assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, stall.after));
-    assert_eq!(stall.cut.get(), 1);
+    assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, timeout.after));
+    assert_eq!(timeout.closed_connections.get(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_close_reads_what_the_client_still_sends() {
     let (mut client, server) = duplex(100);
-    let mut server = Connection::new(server, stall(60));
+    let mut server = Connection::new(server, timeout_after(60));
     server.write_all(b"401").await.unwrap();
     let sending = tokio::spawn(async move {
         client.write_all(&[7; 100_000]).await?;
@@ -44,7 +44,7 @@ async fn a_close_reads_what_the_client_still_sends() {
     // A silent client delays the close only for the linger silence.
     let (_client, server) = duplex(100);
     let began = Instant::now();
-    Connection::new(server, stall(60)).shutdown().await.unwrap();
+    Connection::new(server, timeout_after(60)).shutdown().await.unwrap();
     assert_eq!(began.elapsed(), LINGER_SILENCE);
     // A client that sends forever delays the close only for the linger time.
     let (mut client, server) = duplex(100);
@@ -54,7 +54,7 @@ async fn a_close_reads_what_the_client_still_sends() {
         }
     });
     let began = Instant::now();
-    Connection::new(server, stall(60)).shutdown().await.unwrap();
+    Connection::new(server, timeout_after(60)).shutdown().await.unwrap();
     assert!(began.elapsed() <= LINGER_TIME + LINGER_SILENCE, "{:?}", began.elapsed());
     sending.await.unwrap();
 }

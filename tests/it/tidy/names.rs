@@ -1,13 +1,18 @@
-//! Public type names have one meaning in the whole workspace.
+//! Type names that a module shares with others have one meaning in the whole workspace. Generated protobuf types are
+//! not counted: their package qualifies them (`v1::Sampling`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{assert_none, files, is_test, read, without_tests};
 
-/// The type that a line declares for the whole crate, or for others.
+/// Names with two meanings that are still to be renamed, and why they are not yet.
+const ALLOWED: &[(&str, &str)] =
+    &[("Piece", "the grammar of the output and the parser's input: the former is being rewritten")];
+
+/// The type that a line declares for other modules: `pub`, `pub(crate)`, `pub(super)` or `pub(in ...)`.
 fn declared(line: &str) -> Option<&str> {
-    let line = line.trim_start();
-    let rest = line.strip_prefix("pub ").or_else(|| line.strip_prefix("pub(crate) "))?;
+    let rest = line.trim_start().strip_prefix("pub")?;
+    let rest = rest.strip_prefix(' ').or_else(|| rest.strip_prefix('(')?.split_once(") ").map(|(_, rest)| rest))?;
     let rest = rest.strip_prefix("unsafe ").unwrap_or(rest);
     let rest = ["struct ", "enum ", "trait ", "type "].iter().find_map(|kind| rest.strip_prefix(kind))?;
     let name = rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next()?;
@@ -15,7 +20,7 @@ fn declared(line: &str) -> Option<&str> {
 }
 
 #[test]
-fn public_type_names_are_unique() {
+fn shared_type_names_are_unique() {
     let mut places: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for path in files(&["rs"]).into_iter().filter(|path| !is_test(path)) {
         for (number, line) in without_tests(&read(&path)).lines().enumerate() {
@@ -25,8 +30,11 @@ fn public_type_names_are_unique() {
         }
     }
     assert!(places.len() > 300, "only {} types found", places.len());
-    let twice = places.into_iter().filter(|(_, places)| places.len() > 1);
-    let found =
-        twice.map(|(name, places)| format!("{name}: {}", places.into_iter().collect::<Vec<_>>().join(", "))).collect();
-    assert_none("public type names with several meanings", found);
+    for (name, reason) in ALLOWED {
+        assert!(places.get(*name).is_some_and(|places| places.len() > 1), "{name} needs no exception: {reason}");
+    }
+    places.retain(|name, _| ALLOWED.iter().all(|(allowed, _)| name != allowed));
+    let several = places.into_iter().filter(|(_, places)| places.len() > 1);
+    let found = several.map(|(name, places)| format!("{name}: {}", places.into_iter().collect::<Vec<_>>().join(", ")));
+    assert_none("type names with several meanings", found.collect());
 }

@@ -89,15 +89,15 @@ pub struct Shards {
     tensors: BTreeMap<String, TensorEntry>,
     reads: Arc<Reads>,
     /// There were reads since the last check that all files are unchanged.
-    unproven: AtomicBool,
+    unverified: AtomicBool,
 }
 
 impl Shards {
     pub fn open(dir: &Path, reads: &Arc<Reads>) -> Result<Self, LoadError> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
-        let unproven = AtomicBool::new(true);
-        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new(), reads: reads.clone(), unproven };
+        let unverified = AtomicBool::new(true);
+        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new(), reads: reads.clone(), unverified };
         // A dangling link counts as present; it is reported when it is opened.
         let is_there = |path: &Path| reads.during(path, || path.symlink_metadata().is_ok());
         if is_there(&single) {
@@ -166,7 +166,7 @@ impl Shards {
 
     /// Reads the bytes of `within`, a range inside the tensor, into `out`.
     pub fn read(&self, entry: &TensorEntry, within: Range<usize>, out: &mut Vec<u8>) -> Result<(), LoadError> {
-        self.unproven.store(true, Ordering::SeqCst);
+        self.unverified.store(true, Ordering::SeqCst);
         out.resize(within.len(), 0);
         self.files[entry.file].read((entry.range.start + within.start) as u64, out)
     }
@@ -180,16 +180,16 @@ impl Shards {
     }
 
     /// Checks that size and time of all files are unchanged.
-    pub fn unwritten(&self) -> Result<(), LoadError> {
-        self.files.iter().try_for_each(CheckpointFile::unwritten)
+    pub fn check_unmodified(&self) -> Result<(), LoadError> {
+        self.files.iter().try_for_each(CheckpointFile::check_unmodified)
     }
 
     /// Checks that everything read so far came from files that were not written to since they were opened: size and
     /// time of each file, and the samples that identify it.
-    pub fn prove(&self) -> Result<(), LoadError> {
-        if self.unproven.swap(false, Ordering::SeqCst) {
-            let proven = self.files.iter().try_for_each(|source| source.sample(false).map(drop));
-            proven.inspect_err(|_| self.unproven.store(true, Ordering::SeqCst))?;
+    pub fn verify_reads(&self) -> Result<(), LoadError> {
+        if self.unverified.swap(false, Ordering::SeqCst) {
+            let verified = self.files.iter().try_for_each(|source| source.sample(false).map(drop));
+            verified.inspect_err(|_| self.unverified.store(true, Ordering::SeqCst))?;
         }
         Ok(())
     }

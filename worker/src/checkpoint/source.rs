@@ -88,7 +88,7 @@ impl CheckpointFile {
                 pos += n;
             }
         }
-        self.reads.during(&self.path, || self.unwritten())
+        self.reads.during(&self.path, || self.check_unmodified())
     }
 
     /// Reads whole chunks, starting at a chunk boundary.
@@ -112,7 +112,7 @@ impl CheckpointFile {
 
     /// Checks that size and time are unchanged. A write changes the time before it changes bytes, so everything read
     /// before this call precedes any write.
-    pub fn unwritten(&self) -> Result<(), LoadError> {
+    pub fn check_unmodified(&self) -> Result<(), LoadError> {
         let now = Stamp::of(&self.file.metadata().map_err(|error| self.failed(error))?);
         match (now == self.stamp, self.changed.get()) {
             (true, None) => Ok(()),

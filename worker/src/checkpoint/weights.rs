@@ -40,14 +40,14 @@ impl CheckpointWeights {
         self.shards.hashes()
     }
 
-    /// [`Shards::unwritten`].
-    pub fn unwritten(&self) -> Result<(), LoadError> {
-        self.shards.unwritten()
+    /// [`Shards::check_unmodified`].
+    pub fn check_unmodified(&self) -> Result<(), LoadError> {
+        self.shards.check_unmodified()
     }
 
-    /// [`Shards::prove`]. Whatever is read must be checked with it before use.
-    pub fn prove(&self) -> Result<(), LoadError> {
-        self.shards.prove()
+    /// [`Shards::verify_reads`]. Whatever is read must be checked with it before use.
+    pub fn verify_reads(&self) -> Result<(), LoadError> {
+        self.shards.verify_reads()
     }
 
     pub fn has(&self, tensor: &str) -> bool {

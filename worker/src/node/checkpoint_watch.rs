@@ -40,7 +40,7 @@ impl Node {
         {
             checkpoint_watch.looked = Some(Instant::now());
             let model = model.clone();
-            checkpoint_watch.looking = Some(tokio::task::spawn_blocking(move || model.unwritten()));
+            checkpoint_watch.looking = Some(tokio::task::spawn_blocking(move || model.check_unmodified()));
         }
     }
 }

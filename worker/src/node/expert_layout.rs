@@ -10,8 +10,8 @@ use rein_control_plane::{Placement, Revision, Snapshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::limits::{EXPERTS_CHANGE, EXPERTS_HALF_LIFE, EXPERTS_INTERVAL, EXPERTS_LOOK, LAYOUT_RETRY};
-use super::readiness::said;
+use super::limits::{EXPERTS_CHANGE, EXPERTS_CHECK_INTERVAL, EXPERTS_HALF_LIFE, EXPERTS_INTERVAL, LAYOUT_RETRY};
+use super::readiness::member_readiness;
 use crate::checkpoint::LoadError;
 use crate::rank::Layouts;
 
@@ -101,7 +101,7 @@ impl ExpertMigration {
     /// For the leader: switches to the record's layout once all members have loaded it.
     pub fn lead(&self, view: &Snapshot, keys: &Keys, group: &str, record: &GroupRecord) {
         let layout = record.placement.layout;
-        if layout == self.layout && record.is_ready(Some(layout), said(keys, group, view)) {
+        if layout == self.layout && record.is_ready(Some(layout), member_readiness(keys, group, view)) {
             self.layouts.switch(layout);
         }
     }
@@ -145,7 +145,7 @@ impl Usage {
 
     fn add(&mut self, now: Instant, counts: impl FnOnce() -> Option<Vec<Vec<u64>>>) -> Option<Vec<Vec<u32>>> {
         let passed = now.duration_since(self.at);
-        if passed < EXPERTS_LOOK {
+        if passed < EXPERTS_CHECK_INTERVAL {
             return None;
         }
         let counts = counts()?;

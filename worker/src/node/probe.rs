@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::limits::{PROBE_AGAIN, PROBE_LATE, PROBE_RETRY, PROBE_TIME, PROBE_WORDS};
+use super::limits::{PROBE_INTERVAL, PROBE_LATE, PROBE_RETRY, PROBE_TIME, PROBE_WORDS};
 
 /// Probes until it is dropped.
 pub struct Probing {
@@ -91,7 +91,7 @@ impl Prober {
                 ));
             }
             let waiting = self.known.values().filter(|peer| !peer.trying);
-            let due = waiting.map(|peer| peer.due).min().unwrap_or(now + PROBE_AGAIN);
+            let due = waiting.map(|peer| peer.due).min().unwrap_or(now + PROBE_INTERVAL);
             tokio::select! {
                 _ = workers.changed() => {
                     // Handles a burst of changes as one.
@@ -138,7 +138,7 @@ impl Prober {
             (Some(Err(_)), Ok(())) => tracing::info!(peer = id, "can link with peer again"),
             _ => {}
         }
-        peer.due = Instant::now() + if found.is_ok() { PROBE_AGAIN } else { PROBE_RETRY };
+        peer.due = Instant::now() + if found.is_ok() { PROBE_INTERVAL } else { PROBE_RETRY };
         (peer.trying, peer.found) = (false, Some(found));
     }
 

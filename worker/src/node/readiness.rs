@@ -21,7 +21,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 use super::{EngineSwitch, Membership, Node};
 
 /// How often the listeners of the engine are checked: no event announces them.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// A worker without a seat counts as a ready spare after this time: a new controller assigns seats after `LEASE` and
 /// `MEMBER_SETTLE_TIME`, and a worker that is about to load must not look ready.
 const SPARE_WAIT: Duration = Duration::from_secs(10);
@@ -157,7 +157,11 @@ fn routers(snapshot: &Snapshot) -> Option<usize> {
 }
 
 /// The readiness that a group's members report under their first ranks.
-pub(super) fn said<'a>(keys: &'a Keys, group: &'a str, snapshot: &'a Snapshot) -> impl Fn(usize) -> Option<Ready> + 'a {
+pub(super) fn member_readiness<'a>(
+    keys: &'a Keys,
+    group: &'a str,
+    snapshot: &'a Snapshot,
+) -> impl Fn(usize) -> Option<Ready> + 'a {
     move |rank| decode(&snapshot.entries.get(&keys.ready(group, rank))?.value).ok()
 }
 
@@ -226,9 +230,9 @@ struct ReadinessCheck {
 
 impl ReadinessCheck {
     async fn run(mut self, says: watch::Sender<ReadinessVerdict>, reporter: HealthReporter) {
-        let mut standing_sender = self.switch.standing_sender();
+        let mut standing_updates = self.switch.standing_updates();
         loop {
-            let now = standing_sender.borrow_and_update().clone();
+            let now = standing_updates.borrow_and_update().clone();
             self.follow(&now.standing);
             let verdict = assess(&now.standing, self.look(&now));
             let before = says.send_replace(verdict);
@@ -237,10 +241,10 @@ impl ReadinessCheck {
                 tracing::info!(ready = verdict.ready, "{}", verdict.why);
             }
             tokio::select! {
-                _ = standing_sender.changed() => {}
+                _ = standing_updates.changed() => {}
                 _ = self.routers.changed() => {}
                 () = group_changed(&mut self.group) => {}
-                () = sleep(LOOK) => {}
+                () = sleep(CHECK_INTERVAL) => {}
             }
         }
     }
@@ -260,7 +264,7 @@ impl ReadinessCheck {
     fn look(&self, now: &CurrentStanding) -> ReadinessInputs {
         let whole = match (&now.standing, &self.group) {
             (WorkerStanding::Follows { group, record }, Some((_, mirror))) => {
-                record.is_ready(None, said(&self.keys, group, &mirror.view()))
+                record.is_ready(None, member_readiness(&self.keys, group, &mirror.view()))
             }
             _ => false,
         };

@@ -13,7 +13,7 @@ use rein_proto::protocol;
 use tokio::sync::oneshot;
 
 use super::NodeError;
-use super::limits::{JOIN_TIME, LOOK};
+use super::limits::{JOIN_TIME, STOP_CHECK_INTERVAL};
 use crate::executor::Executor;
 use crate::load_log::LoadLog;
 use crate::rank::{Layouts, ModelLoader, Resident, Seated};
@@ -92,7 +92,7 @@ impl GroupLinks {
         let (tell, told) = oneshot::channel();
         let watch = move || {
             while !tell.is_closed() {
-                if let Some(abort) = group_end.wait(LOOK) {
+                if let Some(abort) = group_end.wait(STOP_CHECK_INTERVAL) {
                     // The caller may have given up.
                     let _ = tell.send(abort);
                     return;

@@ -16,7 +16,7 @@ use crate::service::{EngineService, Outputs};
 #[derive(Debug, Clone, Default)]
 pub struct EngineSwitch {
     engine: Arc<RwLock<Option<EngineService>>>,
-    standing_sender: Arc<watch::Sender<CurrentStanding>>,
+    standing: Arc<watch::Sender<CurrentStanding>>,
 }
 
 /// The state of a worker for metrics.
@@ -51,19 +51,19 @@ impl EngineSwitch {
     }
 
     pub(super) fn publish_standing(&self, standing: WorkerStanding, epoch: u64) {
-        self.standing_sender.send_modify(|standing_sender| standing_sender.becomes(standing, epoch));
+        self.standing.send_modify(|current| current.becomes(standing, epoch));
     }
 
-    pub(super) fn standing_sender(&self) -> watch::Receiver<CurrentStanding> {
-        self.standing_sender.subscribe()
+    pub(super) fn standing_updates(&self) -> watch::Receiver<CurrentStanding> {
+        self.standing.subscribe()
     }
 
     pub fn report(&self) -> WorkerReport {
         let engine = self.current();
-        let standing_sender = self.standing_sender.borrow();
+        let current = self.standing.borrow();
         WorkerReport {
-            standing: standing_sender.standing.name(),
-            epoch: standing_sender.epoch,
+            standing: current.standing.name(),
+            epoch: current.epoch,
             routers: engine.as_ref().map_or(0, EngineService::listeners),
             engine: engine.map(|engine| (engine.engine_stats(), engine.step_times())),
         }

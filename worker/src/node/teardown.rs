@@ -2,7 +2,7 @@
 //! threads and weights, so the process must then end. This module does not decide when a membership ends.
 
 use rein_control_plane::epoch;
-use rein_control_plane::records::{Trouble, encode};
+use rein_control_plane::records::{RankFailure, encode};
 use tokio::time::{sleep, timeout};
 
 use super::limits::ENGINE_END;
@@ -19,7 +19,7 @@ impl Node {
         self.session.remove(&keys.ready(&group, rank));
         self.session.put(
             keys.trouble(&group, rank),
-            encode(&Trouble { epoch: now.record.epoch(), suspect, reason: reason.clone() }),
+            encode(&RankFailure { epoch: now.record.epoch(), suspect, reason: reason.clone() }),
         );
         self.end(&reason).await;
         self.publish_record();

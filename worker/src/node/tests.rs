@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::{Condvar, Mutex};
 
-use rein_control_plane::records::{GroupMember, Release, Trouble};
+use rein_control_plane::records::{GroupMember, RankFailure, Release};
 use rein_control_plane::{Memory, ModelShape, place};
 use rein_kernels::collective::ControlLink;
 use rein_kernels::collective::tcp::{self, Tcp};
@@ -189,7 +189,7 @@ impl Worker {
         timeout(PATIENCE, wait).await.expect(key)
     }
 
-    async fn trouble(&self, rank: usize) -> Trouble {
+    async fn trouble(&self, rank: usize) -> RankFailure {
         self.said(&self.keys.trouble(GROUP, rank), |_| true).await
     }
 

@@ -86,7 +86,7 @@ impl<D: Devices> LoadLayout for Inboxes<D> {
         };
         let swaps: Result<Vec<_>, LoadError> = self.ranks.iter().map(|to| Ok((&to.inbox, fetch(to)?))).collect();
         // Also if they could not be read: a changed file may be the reason.
-        checkpoint.weights.prove()?;
+        checkpoint.weights.verify_reads()?;
         let swaps = swaps?;
         if stop.load(Ordering::Relaxed) {
             return Ok(false);

@@ -94,7 +94,7 @@ impl<D: Devices> RankJob<D> {
     ) -> Result<(Network<D::Backend>, usize), LoadError> {
         let network = self.read(resident, link);
         // Also if it could not be read: a changed file may be the reason.
-        self.checkpoint.weights.prove()?;
+        self.checkpoint.weights.verify_reads()?;
         let mut network = network?;
         if let Some(desk) = &self.leads {
             desk.counts.get_or_init(|| network.expert_counts());

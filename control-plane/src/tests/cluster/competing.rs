@@ -30,7 +30,7 @@ impl Cluster {
 
     fn in_trouble(&mut self) {
         let (group, record) = self.placements().into_iter().next().expect("a group");
-        let trouble = Trouble { epoch: record.epoch(), suspect: Some(0), reason: "cannot load".into() };
+        let trouble = RankFailure { epoch: record.epoch(), suspect: Some(0), reason: "cannot load".into() };
         self.put(&self.keys.trouble(&group, 0), Some(encode(&trouble).to_vec()));
     }
 

@@ -280,7 +280,7 @@ fn bad_members_stop_nobody(seed: u64) {
     cluster.run(240.0);
     let view = ClusterView::read(&cluster.keys, &cluster.store);
     let connectivity = Connectivity::new(&view);
-    let state = || ids.iter().map(|id| (id, connectivity.why(id))).collect::<Vec<_>>();
+    let state = || ids.iter().map(|id| (id, connectivity.seat_refusal_reasons(id))).collect::<Vec<_>>();
     let groups = cluster.full();
     assert!(groups >= 1, "no whole group of {size} among {good} good workers: {:?} {view:#?}", state());
     let before = cluster.decisions;

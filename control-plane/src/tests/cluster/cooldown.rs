@@ -17,7 +17,7 @@ fn epochs(cluster: &mut Cluster, time: Duration, mut spoil: impl FnMut(&mut Clus
 }
 
 fn trouble(cluster: &mut Cluster, group: &str, record: &GroupRecord, by: usize, suspect: Option<usize>) {
-    let trouble = Trouble { epoch: record.epoch(), suspect, reason: "it broke".into() };
+    let trouble = RankFailure { epoch: record.epoch(), suspect, reason: "it broke".into() };
     let (key, value) = (cluster.keys.trouble(group, by), encode(&trouble).to_vec());
     cluster.put(&key, Some(value));
 }

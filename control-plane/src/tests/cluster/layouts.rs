@@ -69,7 +69,7 @@ fn a_skewed_load_gets_a_new_layout_which_survives_a_replaced_rank() {
     assert!(before > 1.2 && after < 1.1, "{before} -> {after}");
     let record = |group: &crate::view::GroupState| group.record().expect("a record").clone();
     assert_eq!(record(&first).epoch(), record(&second).epoch());
-    assert!(second.laid_out());
+    assert!(second.uses_current_layout());
     cluster.workers.get_mut("w1").expect("known").alive = false;
     cluster.run(3.0);
     let (_, third) = worst(&cluster);

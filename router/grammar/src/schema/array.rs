@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::constants::{same, values};
-use super::members::{Layout, Mark, Member, times};
+use super::members::{Layout, MemberRule, Punctuation, times};
 use super::{Compiler, Schema};
 use crate::json_schema::count;
 use crate::lark::either;
@@ -16,7 +16,7 @@ impl Compiler<'_, '_, '_> {
         if min > max {
             return Ok(None);
         }
-        let (start, end) = (self.punctuation(Mark::ArrayStart), self.punctuation(Mark::ArrayEnd));
+        let (start, end) = (self.punctuation(Punctuation::ArrayStart), self.punctuation(Punctuation::ArrayEnd));
         let comma = self.comma();
         let prefix = flat.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let any = Value::Bool(self.is_open() || prefix.is_empty());
@@ -95,9 +95,9 @@ impl Compiler<'_, '_, '_> {
         let mut members = Vec::new();
         for value in &distinct {
             let rules = self.constants(std::slice::from_ref(value), path)?;
-            members.push(Member { rule: either(&rules), required: false });
+            members.push(MemberRule { rule: either(&rules), required: false });
         }
-        let (comma, close) = (self.comma(), self.punctuation(Mark::ArrayEnd));
+        let (comma, close) = (self.comma(), self.punctuation(Punctuation::ArrayEnd));
         Ok(Some(self.sequence(members, Layout { comma, close, min, max, other: None })))
     }
 }

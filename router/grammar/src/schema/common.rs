@@ -1,15 +1,15 @@
 //! Regular expressions that most schemas need, for a lexer in which they are parsed once.
 
-use super::formats::{Format, format};
-use super::members::Mark;
+use super::formats::{StringFormat, format};
+use super::members::Punctuation;
 use super::scalar;
 use super::spelled::Quotes;
 
 /// Regular expressions that the grammars of most schemas have.
 pub(crate) fn common_regexes() -> Vec<String> {
-    let marks = Mark::ALL.map(|mark| mark.regex().to_owned());
+    let marks = Punctuation::ALL.map(|mark| mark.regex().to_owned());
     let spelled = |name| match format(name) {
-        Format::Known(format) => Some(format.spelled(Quotes::Json).to_owned()),
+        StringFormat::Known(format) => Some(format.spelled(Quotes::Json).to_owned()),
         _ => None,
     };
     let formats = ["date", "time", "date-time"].into_iter().filter_map(spelled);

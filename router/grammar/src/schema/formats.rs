@@ -8,7 +8,7 @@ use super::pattern::whole;
 use super::spelled::{Quotes, spelled};
 
 /// What a format requires.
-pub(super) enum Format {
+pub(super) enum StringFormat {
     /// The texts that satisfy it.
     Known(&'static FormatTexts),
     /// A format of JSON Schema for which there is no regular expression here.
@@ -51,15 +51,15 @@ const KNOWN: [&str; 13] = [
     "relative-json-pointer",
 ];
 
-pub(super) fn format(name: &str) -> Format {
+pub(super) fn format(name: &str) -> StringFormat {
     static TEXTS: [OnceLock<Option<FormatTexts>>; KNOWN.len()] = [const { OnceLock::new() }; KNOWN.len()];
     match KNOWN.iter().position(|known| *known == name) {
         Some(at) => {
             let parsed = || whole(&regex(name)?).map(|texts| FormatTexts { texts, spelled: Default::default() });
-            TEXTS[at].get_or_init(parsed).as_ref().map_or(Format::NotExpressible, Format::Known)
+            TEXTS[at].get_or_init(parsed).as_ref().map_or(StringFormat::NotExpressible, StringFormat::Known)
         }
-        None if NOT_EXPRESSIBLE.contains(&name) => Format::NotExpressible,
-        None => Format::Unknown,
+        None if NOT_EXPRESSIBLE.contains(&name) => StringFormat::NotExpressible,
+        None => StringFormat::Unknown,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Grammars of values without a schema.
 
 use super::Compiler;
-use super::members::Mark;
+use super::members::Punctuation;
 use crate::limits::MAX_FREE_DEPTH;
 
 impl Compiler<'_, '_, '_> {
@@ -21,7 +21,7 @@ impl Compiler<'_, '_, '_> {
     /// Any array of bounded depth.
     pub(super) fn any_array(&mut self) -> String {
         let (value, ..) = self.free();
-        let (start, end) = (self.punctuation(Mark::ArrayStart), self.punctuation(Mark::ArrayEnd));
+        let (start, end) = (self.punctuation(Punctuation::ArrayStart), self.punctuation(Punctuation::ArrayEnd));
         let comma = self.comma();
         self.w().rule(&format!("{start} ({value}::0x0 ({comma} {value}::0x0)*)? {end}"))
     }
@@ -34,7 +34,7 @@ impl Compiler<'_, '_, '_> {
         let words = format!("{}|{}|{}", self.word("true"), self.word("false"), self.word("null"));
         let words = self.w().regex(&words);
         let (open, close) = (self.open(), self.close());
-        let (start, end) = (self.punctuation(Mark::ArrayStart), self.punctuation(Mark::ArrayEnd));
+        let (start, end) = (self.punctuation(Punctuation::ArrayStart), self.punctuation(Punctuation::ArrayEnd));
         let w = self.w();
         let key = format!("any of {string} {words}");
         if let Some(names) = w.shared(&key) {

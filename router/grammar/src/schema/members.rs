@@ -8,14 +8,14 @@ use crate::lark::{Writer, blanks};
 use crate::limits::MAX_ANY_ORDER;
 
 /// A member that may occur once.
-pub(super) struct Member {
+pub(super) struct MemberRule {
     pub rule: String,
     pub required: bool,
 }
 
 /// Punctuation of JSON, with the blanks around it.
 #[derive(Clone, Copy)]
-pub(super) enum Mark {
+pub(super) enum Punctuation {
     Comma,
     Colon,
     ObjectStart,
@@ -24,19 +24,19 @@ pub(super) enum Mark {
     ArrayEnd,
 }
 
-impl Mark {
+impl Punctuation {
     pub const ALL: [Self; 6] =
         [Self::Comma, Self::Colon, Self::ObjectStart, Self::ObjectEnd, Self::ArrayStart, Self::ArrayEnd];
 
     pub fn regex(self) -> &'static str {
-        static REGEXES: LazyLock<[String; Mark::ALL.len()]> = LazyLock::new(|| {
-            Mark::ALL.map(|mark| match mark {
-                Mark::Comma => format!("{0},{0}", blanks()),
-                Mark::Colon => format!("{0}:{0}", blanks()),
-                Mark::ObjectStart => format!(r"\{{{}", blanks()),
-                Mark::ObjectEnd => format!(r"{}\}}", blanks()),
-                Mark::ArrayStart => format!(r"\[{}", blanks()),
-                Mark::ArrayEnd => format!(r"{}\]", blanks()),
+        static REGEXES: LazyLock<[String; Punctuation::ALL.len()]> = LazyLock::new(|| {
+            Punctuation::ALL.map(|mark| match mark {
+                Punctuation::Comma => format!("{0},{0}", blanks()),
+                Punctuation::Colon => format!("{0}:{0}", blanks()),
+                Punctuation::ObjectStart => format!(r"\{{{}", blanks()),
+                Punctuation::ObjectEnd => format!(r"{}\}}", blanks()),
+                Punctuation::ArrayStart => format!(r"\[{}", blanks()),
+                Punctuation::ArrayEnd => format!(r"{}\]", blanks()),
             })
         });
         &REGEXES[self as usize]
@@ -55,24 +55,24 @@ pub(super) struct Layout {
 }
 
 impl Compiler<'_, '_, '_> {
-    pub(super) fn punctuation(&mut self, mark: Mark) -> String {
+    pub(super) fn punctuation(&mut self, mark: Punctuation) -> String {
         self.w().regex(mark.regex())
     }
 
     pub(super) fn comma(&mut self) -> String {
-        self.punctuation(Mark::Comma)
+        self.punctuation(Punctuation::Comma)
     }
 
     pub(super) fn colon(&mut self) -> String {
-        self.punctuation(Mark::Colon)
+        self.punctuation(Punctuation::Colon)
     }
 
     pub(super) fn open(&mut self) -> String {
-        self.punctuation(Mark::ObjectStart)
+        self.punctuation(Punctuation::ObjectStart)
     }
 
     pub(super) fn close(&mut self) -> String {
-        self.punctuation(Mark::ObjectEnd)
+        self.punctuation(Punctuation::ObjectEnd)
     }
 
     pub(super) fn closed_empty(&mut self) -> String {
@@ -81,7 +81,7 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// Members in any order, each at most once, then `layout.close`.
-    pub(super) fn sequence(&mut self, mut members: Vec<Member>, layout: Layout) -> String {
+    pub(super) fn sequence(&mut self, mut members: Vec<MemberRule>, layout: Layout) -> String {
         let Layout { comma, close, min, max, other } = layout;
         if members.is_empty() {
             return match other {
@@ -154,7 +154,7 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// Members in the order of the schema, if they are too many for a rule's parameter.
-    fn in_order(&mut self, members: &[Member], comma: &str, close: &str, other: Option<&str>) -> String {
+    fn in_order(&mut self, members: &[MemberRule], comma: &str, close: &str, other: Option<&str>) -> String {
         let end = if close.is_empty() { "\"\"" } else { close };
         // After a member, and before the first.
         let mut tail = match other {

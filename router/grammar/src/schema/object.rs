@@ -2,14 +2,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::members::{Layout, Member};
+use super::members::{Layout, MemberRule};
 use super::{Compiler, Schema};
 use crate::json_schema::{count, matches, steps};
 use crate::limits::{MAX_COMPILE_WORK, MAX_ORDERED_PROPERTIES, MAX_PATTERNS};
 use crate::rules::RuleError;
 
 /// The members of an object that its schema names, and all names that it uses.
-type Declared = (Vec<Member>, Vec<String>);
+type Declared = (Vec<MemberRule>, Vec<String>);
 
 impl Compiler<'_, '_, '_> {
     pub(super) fn object(&mut self, flat: &Schema, path: &str) -> Result<Option<String>, RuleError> {
@@ -93,7 +93,7 @@ impl Compiler<'_, '_, '_> {
             match value {
                 Some(value) => {
                     let key = self.key(&name);
-                    members.push(Member { rule: format!("{key} {colon} {value}"), required });
+                    members.push(MemberRule { rule: format!("{key} {colon} {value}"), required });
                 }
                 None if required => return Ok(None),
                 None => {}

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::constants::{excluded, values};
-use super::members::{Layout, Member};
+use super::members::{Layout, MemberRule};
 use super::object::declared;
 use super::spelled::Quotes;
 use super::text::TextConstraints;
@@ -73,7 +73,7 @@ impl Compiler<'_, '_, '_> {
                     continue;
                 }
                 match this.argument(Some(&name), schema, pattern)? {
-                    Some(rule) => members.push(Member { rule, required }),
+                    Some(rule) => members.push(MemberRule { rule, required }),
                     None if required => return Ok(None),
                     None => {}
                 }
@@ -112,7 +112,7 @@ impl Compiler<'_, '_, '_> {
                 match (this.value(schema, &path)?, spell(&name)) {
                     (Some(value), Some(key)) => {
                         let key = literal(&format!("{key}="));
-                        members.push(Member { rule: format!("{key} {value}"), required });
+                        members.push(MemberRule { rule: format!("{key} {value}"), required });
                     }
                     (Some(_), None) if required => {
                         return Err(this.refuse(&path, "properties", "the name cannot be a Python keyword argument"));
@@ -139,7 +139,7 @@ impl Compiler<'_, '_, '_> {
     #[allow(clippy::type_complexity)]
     fn each_object(
         &mut self,
-        members: &mut dyn FnMut(&mut Self, &Schema) -> Result<Option<(Vec<Member>, Option<String>)>, RuleError>,
+        members: &mut dyn FnMut(&mut Self, &Schema) -> Result<Option<(Vec<MemberRule>, Option<String>)>, RuleError>,
     ) -> Result<String, RuleError> {
         let nothing = Schema::new();
         let root = self.root.as_object().unwrap_or(&nothing);

@@ -94,7 +94,7 @@ enum Side {
 
 /// The numbers between two bounds.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Range {
+pub(super) enum NumberRange {
     /// Only numbers with more digits than can be written.
     Beyond,
     Nothing,
@@ -103,11 +103,11 @@ pub(super) enum Range {
 }
 
 /// Numbers from `low` to `high`. Near an excluded bound, digits that floating point would round to it are left out.
-pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> Range {
+pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> NumberRange {
     if low.as_ref().is_some_and(|b| b.is_beyond() && !b.negative)
         || high.as_ref().is_some_and(|b| b.is_beyond() && b.negative)
     {
-        return Range::Beyond;
+        return NumberRange::Beyond;
     }
     // The largest double, which some schemas use for no bound, would become an expression of its 309 digits.
     let (low, high) = (low.filter(|b| !b.is_beyond()), high.filter(|b| !b.is_beyond()));
@@ -130,7 +130,7 @@ pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> R
         };
         let (low, high) = (near(&low, edge(true), Ordering::Greater), near(&high, edge(false), Ordering::Less));
         if low.compare(&high).is_lt()
-            && let Range::Numbers(near) = between(Some(low), Some(high), false)
+            && let NumberRange::Numbers(near) = between(Some(low), Some(high), false)
         {
             parts.push(near);
         }
@@ -145,7 +145,7 @@ pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> R
         let from = low.filter(|b| !b.negative).unwrap_or(Bound::zero(true));
         parts.extend(positive(from, high, digits));
     }
-    if parts.is_empty() { Range::Nothing } else { Range::Numbers(either(&parts)) }
+    if parts.is_empty() { NumberRange::Nothing } else { NumberRange::Numbers(either(&parts)) }
 }
 
 /// Neither bound is negative.

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde_json::{Value, json};
 
-use super::range::{Bound, EXACT_INTEGERS, Range, between};
+use super::range::{Bound, EXACT_INTEGERS, NumberRange, between};
 use super::{Compiler, Dialect, Schema};
 use crate::lark::{literal, some_blanks};
 use crate::rules::RuleError;
@@ -70,9 +70,9 @@ impl Compiler<'_, '_, '_> {
             given.iter().for_each(|key| self.relax(path, key));
         } else if !given.is_empty() {
             match between(low, high, whole) {
-                Range::Numbers(range) => body = range,
-                Range::Nothing => return None,
-                Range::Beyond => given.iter().for_each(|key| self.relax(path, key)),
+                NumberRange::Numbers(range) => body = range,
+                NumberRange::Nothing => return None,
+                NumberRange::Beyond => given.iter().for_each(|key| self.relax(path, key)),
             }
         }
         if let Some(of) = flat.get("multipleOf") {

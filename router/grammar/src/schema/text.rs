@@ -2,7 +2,7 @@
 
 use regex_syntax::hir::Hir;
 
-use super::formats::{Format, FormatTexts, format};
+use super::formats::{FormatTexts, StringFormat, format};
 use super::pattern::{Reading, found_in, literal, of_length};
 use super::spelled::{Quotes, spelled};
 use super::{Compiler, Dialect, Schema};
@@ -111,9 +111,9 @@ impl Compiler<'_, '_, '_> {
                     "maxLength" => count(flat, keyword).map(|max| Texts::Own(of_length(0, Some(max)))),
                     "pattern" => value.as_str().and_then(|one| found_in(one, Reading::Narrow)).map(Texts::Own),
                     _ => match value.as_str().map(format) {
-                        Some(Format::Known(texts)) => Some(Texts::Format(texts)),
-                        Some(Format::NotExpressible) => None,
-                        Some(Format::Unknown) | None => continue,
+                        Some(StringFormat::Known(texts)) => Some(Texts::Format(texts)),
+                        Some(StringFormat::NotExpressible) => None,
+                        Some(StringFormat::Unknown) | None => continue,
                     },
                 };
                 match texts.filter(|_| !self.work.loose) {

@@ -52,7 +52,7 @@ fn usage_survives_a_reload_of_the_file() {
     let error = second.begin(now).expect_err("two were allowed");
     assert_eq!((error.code, error.retry_after), (Some("rate_limit_exceeded"), Some(Duration::from_secs(30))));
     assert!(error.message.contains("'a'") && error.message.contains("2 requests per minute"), "{error}");
-    assert!(second.enter().is_err_and(|error| error.kind == Kind::Full));
+    assert!(second.enter().is_err_and(|error| error.kind == ErrorKind::Full));
     drop(open);
     drop(second.enter().unwrap());
     assert_eq!(second.0.usage.in_flight.load(Ordering::Relaxed), 0);

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::{
     api::{body::collect, status::grpc_status},
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     limits,
     request::memory::MemoryCharge,
     state::RouterState,
@@ -63,7 +63,7 @@ async fn read_message(state: &RouterState, body: Body, shape: usize) -> Result<(
     let until = Instant::now() + limits::BODY_TIME;
     let limit = state.config.body_bytes;
     let body = collect(body, limit + FRAME, &mut charge).await.map_err(|error| match error.kind {
-        Kind::TooLarge => Error::body_too_large(None, limit),
+        ErrorKind::TooLarge => Error::body_too_large(None, limit),
         _ => error,
     })?;
     let (bytes, message) = (body.len(), body.clone());
@@ -134,7 +134,7 @@ impl Shapes {
         }
         let text =
             format!("the message has too many values: decoded, a message of this size may take at most {limit} bytes");
-        Err(Error { code: Some("too_many_values"), ..Error::new(Kind::Invalid, text) })
+        Err(Error { code: Some("too_many_values"), ..Error::new(ErrorKind::Invalid, text) })
     }
 
     fn add(&self, shape: usize, mut bytes: &[u8], depth: usize, limit: usize, used: &mut usize) {

@@ -14,13 +14,13 @@ use crate::{
         status::grpc_status,
         unread,
     },
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     limits,
     request::{
         chat, completion, delivery::ClientWatch, generate::RequestContext, memory::MemoryCharge, model::ServedModel,
     },
+    request_trace::Trace,
     state::RouterState,
-    trace::Trace,
 };
 use axum::{
     body::Body,
@@ -87,7 +87,7 @@ async fn map_decode_errors(response: http::Response<Body>, limit: usize) -> http
             grpc_status(&Error::body_too_large(None, limit)).into_http()
         }
         Some(refused) if refused.code() == Code::Internal && refused.message().starts_with(NOT_DECODED) => {
-            let error = Error { code: Some("invalid_protobuf"), ..Error::new(Kind::Invalid, refused.message()) };
+            let error = Error { code: Some("invalid_protobuf"), ..Error::new(ErrorKind::Invalid, refused.message()) };
             grpc_status(&error).into_http()
         }
         _ => response,

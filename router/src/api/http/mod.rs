@@ -27,19 +27,19 @@ use crate::{
         authenticate, body,
         headers::{IGNORED_FIELDS, RELAXED, SESSION, listed},
         incoming::IncomingRequest,
-        openai::{self, Chunks, Read, TokenizeInput},
+        openai::{self, Chunks, ParsedBody, TokenizeInput},
         openapi,
         status::http_response,
         unread,
     },
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     metrics::CONTENT_TYPE,
     request::{
         chat, completion, delivery::ChatEvents, generate::RequestContext, job::ChatJob, memory::MemoryCharge,
         model::ServedModel,
     },
+    request_trace::{REQUEST_ID, Trace, is_request_id},
     state::RouterState,
-    trace::{REQUEST_ID, Trace, is_request_id},
 };
 
 /// Header with the request's timeout in seconds.
@@ -82,7 +82,7 @@ type Shared = State<Arc<RouterState>>;
 async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
-        let (Read { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, charge) =
+        let (ParsedBody { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, charge) =
             read(&state, request, incoming.deadline(), openai::chat).await?;
         job.bytes = bytes;
         let context = RequestContext {
@@ -111,7 +111,7 @@ async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trac
 async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
-        let (Read { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, charge) =
+        let (ParsedBody { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, charge) =
             read(&state, request, incoming.deadline(), openai::completion).await?;
         let context = RequestContext {
             memory_charge: Some(Arc::new(charge)),
@@ -139,7 +139,7 @@ async fn render(State(state): Shared, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
         let deadline = incoming.deadline();
-        let (Read { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
+        let (ParsedBody { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
             read(&state, request, deadline, openai::chat).await?;
         let permit = incoming.admit().await?;
         job.bytes = bytes;
@@ -157,7 +157,7 @@ async fn tokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
         let deadline = incoming.deadline();
-        let (Read { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
+        let (ParsedBody { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
             read(&state, request, deadline, openai::tokenize).await?;
         let permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
@@ -182,7 +182,7 @@ async fn detokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
         let deadline = incoming.deadline();
-        let (Read { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
+        let (ParsedBody { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
             read(&state, request, deadline, openai::detokenize).await?;
         let permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
@@ -198,8 +198,8 @@ async fn read<T: Send + 'static>(
     state: &RouterState,
     request: Request,
     deadline: Instant,
-    parse: fn(&[u8]) -> Result<Read<T>, Error>,
-) -> Result<(Read<T>, MemoryCharge), Error> {
+    parse: fn(&[u8]) -> Result<ParsedBody<T>, Error>,
+) -> Result<(ParsedBody<T>, MemoryCharge), Error> {
     let (body, mut charge) = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline).await?;
     let read = state.memory.parse(body.len(), deadline, move || parse(&body)).await?;
     charge.resize(read.bytes, deadline).await?;
@@ -254,12 +254,12 @@ async fn openapi_json() -> Response {
 
 async fn no_route(State(state): Shared, uri: Uri) -> Response {
     let message = format!("the path {} does not exist; GET /openapi.json lists all paths", uri.path());
-    finish(&state, "none", Err(Error { code: Some("unknown_url"), ..Error::new(Kind::NotFound, message) }))
+    finish(&state, "none", Err(Error { code: Some("unknown_url"), ..Error::new(ErrorKind::NotFound, message) }))
 }
 
 async fn no_method(State(state): Shared, method: Method, uri: Uri) -> Response {
     let message = format!("{method} is not allowed for {}; the header 'allow' lists the allowed methods", uri.path());
-    let error = Error { code: Some("method_not_allowed"), ..Error::new(Kind::MethodNotAllowed, message) };
+    let error = Error { code: Some("method_not_allowed"), ..Error::new(ErrorKind::MethodNotAllowed, message) };
     finish(&state, "none", Err(error))
 }
 

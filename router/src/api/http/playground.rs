@@ -7,7 +7,7 @@ use axum::{
 use http::{HeaderName, header};
 
 use super::{Shared, finish};
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 
 /// Allows these files and this server's API only. With trusted types, no script can turn text into markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -44,7 +44,9 @@ pub async fn page() -> Response {
 pub async fn file(State(state): Shared, Path(name): Path<String>) -> Response {
     match FILES.iter().find(|(file, _)| *file == name) {
         Some((name, text)) => served(name, text),
-        None => finish(&state, "none", Err(Error::new(Kind::NotFound, format!("the playground has no file '{name}'")))),
+        None => {
+            finish(&state, "none", Err(Error::new(ErrorKind::NotFound, format!("the playground has no file '{name}'"))))
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use rein_grammar::ToolChoice;
 use rein_proto::v1::{self, chat_event::Event};
-use rein_text::fields::{Fields, Read, constraints};
+use rein_text::fields::{Fields, ParsedBody, constraints};
 use serde_json::Value;
 
 use super::{
@@ -27,7 +27,7 @@ pub struct ChatRequest {
     pub delivery: DeliveryOptions,
 }
 
-pub fn chat(body: &[u8]) -> Result<Read<ChatRequest>, Error> {
+pub fn chat(body: &[u8]) -> Result<ParsedBody<ChatRequest>, Error> {
     super::body(body)?.read(|fields| {
         let (mut job, delivery) = read(fields)?;
         job.exact = super::exact(fields);

@@ -1,7 +1,7 @@
 //! `/v1/completions`: decodes the request and encodes the chunks of a streamed answer.
 
 use rein_proto::v1::{self, chat_event::Event};
-use rein_text::fields::{self, Fields, Read, constraints};
+use rein_text::fields::{self, Fields, ParsedBody, constraints};
 use serde_json::Value;
 
 use super::{
@@ -21,7 +21,7 @@ pub struct CompletionRequest {
     pub delivery: DeliveryOptions,
 }
 
-pub fn completion(body: &[u8]) -> Result<Read<CompletionRequest>, Error> {
+pub fn completion(body: &[u8]) -> Result<ParsedBody<CompletionRequest>, Error> {
     super::body(body)?.read(|fields| {
         let (job, delivery) = read(fields)?;
         Ok(CompletionRequest { job, delivery })

@@ -10,7 +10,7 @@ mod text;
 mod wire;
 
 use rein_proto::v1;
-pub use rein_text::fields::Read;
+pub use rein_text::fields::ParsedBody;
 use rein_text::{
     InvalidRequest,
     fields::{self, Fields},

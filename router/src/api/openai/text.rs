@@ -1,6 +1,6 @@
 //! `/tokenize`, `/detokenize` and render: decodes the requests and encodes the answers, in vLLM's format.
 
-use rein_text::fields::Read;
+use rein_text::fields::ParsedBody;
 use rein_text::model_text::RenderedPrompt;
 use serde::Serialize;
 use serde_json::Value;
@@ -29,7 +29,7 @@ pub struct Detokenize {
 }
 
 /// Decodes a `prompt`, or `messages` with the other fields from which a chat is rendered.
-pub fn tokenize(body: &[u8]) -> Result<Read<Tokenize>, Error> {
+pub fn tokenize(body: &[u8]) -> Result<ParsedBody<Tokenize>, Error> {
     super::body(body)?.read(|fields| {
         let return_token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
         let (model, input) = match fields.string("prompt")? {
@@ -57,7 +57,7 @@ pub fn tokenize(body: &[u8]) -> Result<Read<Tokenize>, Error> {
     })
 }
 
-pub fn detokenize(body: &[u8]) -> Result<Read<Detokenize>, Error> {
+pub fn detokenize(body: &[u8]) -> Result<ParsedBody<Detokenize>, Error> {
     super::body(body)?.read(|fields| {
         let model = fields.string("model")?;
         let tokens = fields.ids("tokens")?.ok_or_else(|| Error::missing("tokens", "an array of token ids"))?;

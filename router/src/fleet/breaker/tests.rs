@@ -12,19 +12,19 @@ fn one_loss_opens_the_breaker_and_one_successful_probe_closes_it() {
     let mut breaker = CircuitBreaker::new("a");
     let (pass, late) = (breaker.begin(now).unwrap(), breaker.begin(now).unwrap());
     breaker.failed(pass, Fault::Gone, now);
-    assert_eq!((breaker.condition(now), breaker.begin(now)), (Condition::Open, None));
+    assert_eq!((breaker.condition(now), breaker.begin(now)), (BreakerState::Open, None));
     // A second sequence that was open fails too, which does not extend the time.
     let until = breaker.opens_at();
     breaker.failed(late, Fault::Gone, now);
     assert_eq!(breaker.opens_at(), until);
     now = until.unwrap();
     let probe = breaker.begin(now).unwrap();
-    assert_eq!((breaker.condition(now), breaker.begin(now)), (Condition::HalfOpen, None));
+    assert_eq!((breaker.condition(now), breaker.begin(now)), (BreakerState::HalfOpen, None));
     // A pass from before the breaker opened does not close it.
     breaker.succeeded(late);
-    assert_eq!(breaker.condition(now), Condition::HalfOpen);
+    assert_eq!(breaker.condition(now), BreakerState::HalfOpen);
     breaker.succeeded(probe);
-    assert_eq!(breaker.condition(now), Condition::Closed);
+    assert_eq!(breaker.condition(now), BreakerState::Closed);
 }
 
 #[test]
@@ -37,12 +37,12 @@ fn several_failures_within_the_window_open_the_breaker() {
         breaker.failed(pass, Fault::Failed, now);
         breaker.condition(now)
     };
-    assert_eq!(err(&mut breaker, 0), Condition::Suspect);
-    assert_eq!(err(&mut breaker, 20), Condition::Suspect);
+    assert_eq!(err(&mut breaker, 0), BreakerState::Suspect);
+    assert_eq!(err(&mut breaker, 20), BreakerState::Suspect);
     // The first failure is outside the window.
-    assert_eq!(err(&mut breaker, 40), Condition::Suspect);
-    assert_eq!(breaker.condition(start + Duration::from_secs(71)), Condition::Closed);
-    assert_eq!(err(&mut breaker, 45), Condition::Open);
+    assert_eq!(err(&mut breaker, 40), BreakerState::Suspect);
+    assert_eq!(breaker.condition(start + Duration::from_secs(71)), BreakerState::Closed);
+    assert_eq!(err(&mut breaker, 45), BreakerState::Open);
 }
 
 #[test]
@@ -86,9 +86,9 @@ fn a_lost_or_abandoned_probe_does_not_block_the_next() {
     let third = breaker.begin(now).unwrap();
     // The lost probe's outcome arrives late and is ignored.
     breaker.failed(lost, Fault::Gone, now);
-    assert_eq!(breaker.condition(now), Condition::HalfOpen);
+    assert_eq!(breaker.condition(now), BreakerState::HalfOpen);
     breaker.succeeded(third);
-    assert_eq!(breaker.condition(now), Condition::Closed);
+    assert_eq!(breaker.condition(now), BreakerState::Closed);
 }
 
 #[test]
@@ -114,12 +114,12 @@ fn invariants_hold_for_random_histories() {
         let mut random = StdRng::seed_from_u64(seed);
         let mut now = Instant::now();
         let mut breaker = CircuitBreaker::new(&seed.to_string());
-        let mut passes: Vec<(Pass, Instant)> = Vec::new();
+        let mut passes: Vec<(BreakerPermit, Instant)> = Vec::new();
         for _ in 0..300 {
             now += Duration::from_millis(random.random_range(0..3_000));
             if random.random_bool(0.5) {
                 let allowed = breaker.allows(now);
-                let open = breaker.condition(now) == Condition::Open;
+                let open = breaker.condition(now) == BreakerState::Open;
                 let pass = breaker.begin(now);
                 assert_eq!((pass.is_some(), allowed && open), (allowed, false), "seed {seed}");
                 passes.extend(pass.map(|pass| (pass, now)));

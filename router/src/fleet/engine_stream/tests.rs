@@ -41,7 +41,7 @@ async fn a_failed_connection_is_distinguished_from_a_closed_one() {
     // Closes the connection after the first byte.
     let hanging_up = std::thread::spawn(move || listener.accept().unwrap().0.read_exact(&mut [0]).unwrap());
     let Failure::Lost(Some(Fault::Gone), error) = failure_of(taken).await else { panic!("it hung up") };
-    assert_eq!((error.kind, error.code), (Kind::Unavailable, Some("capacity_lost")));
+    assert_eq!((error.kind, error.code), (ErrorKind::Unavailable, Some("capacity_lost")));
     hanging_up.join().unwrap();
     assert!(matches!(failure_of(taken).await, Failure::NotConnected(_)));
 }
@@ -154,7 +154,7 @@ mod budget {
             let ends = Fake::ending(ending);
             let engines = vec![&ends; 2 * limits::RESUMES as usize];
             let error = sequence(&context(&engines, true)).await.unwrap_err();
-            assert_eq!((error.kind, error.code), (Kind::Unavailable, Some("capacity_lost")), "{ending:?}");
+            assert_eq!((error.kind, error.code), (ErrorKind::Unavailable, Some("capacity_lost")), "{ending:?}");
             assert_eq!(ends.starts().len(), limits::RESUMES as usize + 1);
         }
     }
@@ -171,7 +171,7 @@ mod budget {
                 lost.extend(sequence(&context).await.err());
             }
             let told = lost.iter().filter(|error| error.code == Some("capacity_lost")).count();
-            assert!(lost.iter().all(|error| error.kind != Kind::Internal), "{lost:?}");
+            assert!(lost.iter().all(|error| error.kind != ErrorKind::Internal), "{lost:?}");
             assert!(told > 0, "{refuse:?}, {credit}: {lost:?}");
         }
     }
@@ -180,7 +180,7 @@ mod budget {
     async fn an_engine_error_is_not_reported_as_lost_capacity() {
         let errs = Fake { refuse: Some(Code::Internal), ..Fake::default() };
         let error = sequence(&context(&[&errs, &errs], true)).await.unwrap_err();
-        assert_eq!((error.kind, error.code), (Kind::Internal, Some("internal_error")));
+        assert_eq!((error.kind, error.code), (ErrorKind::Internal, Some("internal_error")));
     }
 
     #[tokio::test(start_paused = true)]

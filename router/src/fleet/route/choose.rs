@@ -6,7 +6,7 @@ use super::RoutePolicy;
 
 /// An engine that could take a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
+pub struct ScoredEngine {
     /// Its key, which is the same in every router.
     pub key: u64,
     /// Open sequences of all routers.
@@ -31,7 +31,7 @@ const ADVANTAGE: f64 = 1.0 / 16.0;
 /// The index of the engine for a sequence of `prompt` tokens; None if there is none.
 pub fn choose(
     policy: RoutePolicy,
-    candidates: &[Candidate],
+    candidates: &[ScoredEngine],
     prompt: u32,
     session: Option<u64>,
     turn: u64,
@@ -58,7 +58,7 @@ pub fn choose(
     }
 }
 
-impl Candidate {
+impl ScoredEngine {
     fn slots(&self) -> f64 {
         f64::from(self.max_sequences.max(1))
     }
@@ -68,14 +68,14 @@ impl Candidate {
     }
 }
 
-fn cache_aware(candidates: &[Candidate], prompt: u32, session: Option<u64>, turn: u64) -> usize {
+fn cache_aware(candidates: &[ScoredEngine], prompt: u32, session: Option<u64>, turn: u64) -> usize {
     let any_not_full = candidates.iter().any(|candidate| !candidate.full);
-    let considered = |candidate: &&Candidate| !(candidate.full && any_not_full);
+    let considered = |candidate: &&ScoredEngine| !(candidate.full && any_not_full);
     let open: f64 = candidates.iter().filter(considered).map(|candidate| f64::from(candidate.open)).sum();
-    let slots: f64 = candidates.iter().filter(considered).map(Candidate::slots).sum();
+    let slots: f64 = candidates.iter().filter(considered).map(ScoredEngine::slots).sum();
     // Open sequences of each engine if all, including this one, were spread evenly.
-    let share = |candidate: &Candidate| (open + 1.0) * candidate.slots() / slots;
-    let bound = |candidate: &Candidate| (share(candidate) * BOUND).max(candidate.slots() * IDLE).ceil();
+    let share = |candidate: &ScoredEngine| (open + 1.0) * candidate.slots() / slots;
+    let bound = |candidate: &ScoredEngine| (share(candidate) * BOUND).max(candidate.slots() * IDLE).ceil();
     let within: Vec<usize> = (0..candidates.len())
         .filter(|&i| considered(&&candidates[i]) && f64::from(candidates[i].open) < bound(&candidates[i]))
         .collect();
@@ -100,12 +100,12 @@ fn cache_aware(candidates: &[Candidate], prompt: u32, session: Option<u64>, turn
 }
 
 /// Rendezvous hashing: when an engine joins or leaves, only its own sessions move.
-fn preferred(candidates: &[Candidate], among: &[usize], session: u64) -> usize {
+fn preferred(candidates: &[ScoredEngine], among: &[usize], session: u64) -> usize {
     among.iter().copied().max_by_key(|&i| mix(session ^ mix(candidates[i].key))).unwrap_or(0)
 }
 
 /// The less loaded of two random engines.
-fn less_loaded(candidates: &[Candidate], among: Vec<usize>, turn: u64) -> usize {
+fn less_loaded(candidates: &[ScoredEngine], among: Vec<usize>, turn: u64) -> usize {
     let Some(others) = among.len().checked_sub(1) else { return 0 };
     let draw = mix(turn);
     let first = below(draw, among.len());

@@ -13,7 +13,7 @@ use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad};
 
 use super::PromptHashes;
-use super::layer::{Layer, set};
+use super::layer::{GenerationalBlockMap, set};
 use crate::limits;
 
 const SHARDS: usize = 256;
@@ -24,8 +24,8 @@ const NO_SLOT: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Shard {
-    held: Layer,
-    expected: Layer,
+    held: GenerationalBlockMap,
+    expected: GenerationalBlockMap,
 }
 
 #[derive(Debug, Default)]
@@ -56,7 +56,10 @@ impl BlockIndex {
         let each = bytes / SHARDS;
         let shard = || {
             let expected = each / EXPECTED_PART;
-            Mutex::new(Shard { held: Layer::new(each - expected), expected: Layer::new(expected) })
+            Mutex::new(Shard {
+                held: GenerationalBlockMap::new(each - expected),
+                expected: GenerationalBlockMap::new(expected),
+            })
         };
         BlockIndex { shards: (0..SHARDS).map(|_| shard()).collect(), table: Mutex::default() }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// A set of engines, by their slots in the index. Most blocks are on one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Slots {
+pub(super) enum BlockHolders {
     One(u32),
     /// A bit per slot.
     Many(Box<[u64]>),
@@ -24,13 +24,13 @@ pub(super) fn set(words: &mut Vec<u64>, slot: u32) {
     words[word] |= bit;
 }
 
-impl Slots {
+impl BlockHolders {
     fn insert(&mut self, slot: u32) {
-        if *self == Slots::One(slot) {
+        if *self == BlockHolders::One(slot) {
             return;
         }
         let (word, bit) = word_and_bit(slot);
-        if let Slots::Many(words) = self
+        if let BlockHolders::Many(words) = self
             && let Some(word) = words.get_mut(word)
         {
             *word |= bit;
@@ -39,17 +39,17 @@ impl Slots {
         let mut words = Vec::new();
         self.add_to(&mut words);
         set(&mut words, slot);
-        *self = Slots::Many(words.into());
+        *self = BlockHolders::Many(words.into());
     }
 
     /// Removes slots. True: the set is empty.
     fn remove(&mut self, slots: &[u64]) -> bool {
         match self {
-            Slots::One(slot) => {
+            BlockHolders::One(slot) => {
                 let (word, bit) = word_and_bit(*slot);
                 slots.get(word).is_some_and(|word| word & bit != 0)
             }
-            Slots::Many(words) => {
+            BlockHolders::Many(words) => {
                 words.iter_mut().zip(slots).for_each(|(word, gone)| *word &= !gone);
                 words.iter().all(|word| *word == 0)
             }
@@ -58,8 +58,8 @@ impl Slots {
 
     pub fn add_to(&self, words: &mut Vec<u64>) {
         match self {
-            Slots::One(slot) => set(words, *slot),
-            Slots::Many(more) => {
+            BlockHolders::One(slot) => set(words, *slot),
+            BlockHolders::Many(more) => {
                 if words.len() < more.len() {
                     words.resize(more.len(), 0);
                 }
@@ -70,8 +70,8 @@ impl Slots {
 
     fn bytes(&self) -> usize {
         match self {
-            Slots::One(_) => ENTRY_BYTES,
-            Slots::Many(words) => ENTRY_BYTES + words.len() * 8 + ALLOCATION_BYTES,
+            BlockHolders::One(_) => ENTRY_BYTES,
+            BlockHolders::Many(words) => ENTRY_BYTES + words.len() * 8 + ALLOCATION_BYTES,
         }
     }
 }
@@ -82,18 +82,18 @@ const ALLOCATION_BYTES: usize = 16;
 
 #[derive(Debug, Default)]
 struct Generation {
-    entries: HashMap<u64, Slots>,
+    entries: HashMap<u64, BlockHolders>,
     bytes: usize,
 }
 
 impl Generation {
-    fn take(&mut self, hash: u64) -> Option<Slots> {
+    fn take(&mut self, hash: u64) -> Option<BlockHolders> {
         let slots = self.entries.remove(&hash)?;
         self.bytes -= slots.bytes();
         Some(slots)
     }
 
-    fn put(&mut self, hash: u64, slots: Slots) {
+    fn put(&mut self, hash: u64, slots: BlockHolders) {
         self.bytes += slots.bytes();
         self.entries.insert(hash, slots);
     }
@@ -121,7 +121,7 @@ impl Generation {
 /// time, it becomes the old one, and the previous old one is dropped. This bounds the memory, and drops the entries
 /// that were not used for the longest time.
 #[derive(Debug, Default)]
-pub(super) struct Layer {
+pub(super) struct GenerationalBlockMap {
     young: Generation,
     old: Generation,
     /// Most bytes of one generation.
@@ -129,10 +129,10 @@ pub(super) struct Layer {
     advanced: Duration,
 }
 
-impl Layer {
+impl GenerationalBlockMap {
     /// A layer of at most `bytes` bytes, but at least one entry.
     pub fn new(bytes: usize) -> Self {
-        Layer { room: bytes / 2, ..Layer::default() }
+        GenerationalBlockMap { room: bytes / 2, ..GenerationalBlockMap::default() }
     }
 
     fn advance(&mut self) {
@@ -154,7 +154,7 @@ impl Layer {
 
     pub fn insert(&mut self, hash: u64, slot: u32) {
         let held = self.young.take(hash).or_else(|| self.old.take(hash));
-        let mut slots = held.unwrap_or(Slots::One(slot));
+        let mut slots = held.unwrap_or(BlockHolders::One(slot));
         slots.insert(slot);
         if !self.young.entries.is_empty() && self.young.bytes + slots.bytes() > self.room {
             self.advance();

@@ -19,7 +19,7 @@ use std::time::Duration;
 use rein_proto::block_hash;
 
 use crate::limits;
-use choose::{Candidate, choose};
+use choose::{ScoredEngine, choose};
 use index::BlockIndex;
 pub use index::EngineSlot;
 
@@ -93,7 +93,7 @@ pub fn key(name: &str) -> u64 {
 
 /// An engine that could take a sequence.
 #[derive(Clone, Copy)]
-pub struct Target<'a> {
+pub struct EngineState<'a> {
     /// The engine's [`key`].
     pub key: u64,
     pub index_slot: &'a EngineSlot,
@@ -136,15 +136,15 @@ impl Routing {
     /// time since a moment that is the same for all calls.
     pub fn pick(
         &self,
-        engines: &[Target<'_>],
+        engines: &[EngineState<'_>],
         prompt: &PromptHashes,
         session: Option<u64>,
         now: Duration,
     ) -> Option<usize> {
         let matches = self.index.matches(prompt, now);
-        let candidates: Vec<Candidate> = engines
+        let candidates: Vec<ScoredEngine> = engines
             .iter()
-            .map(|engine| Candidate {
+            .map(|engine| ScoredEngine {
                 key: engine.key,
                 open: engine.index_slot.load(engine.open),
                 max_sequences: engine.max_sequences,

@@ -195,15 +195,15 @@ fn the_index_equals_a_simple_one_for_random_engines() {
     }
 }
 
-fn candidate(engine: u64, open: u32, matched: u32) -> Candidate {
-    Candidate { key: mix(engine), open, max_sequences: 64, full: false, matched }
+fn candidate(engine: u64, open: u32, matched: u32) -> ScoredEngine {
+    ScoredEngine { key: mix(engine), open, max_sequences: 64, full: false, matched }
 }
 
 fn mix(engine: u64) -> u64 {
     key(&format!("worker-{engine}"))
 }
 
-fn pick(candidates: &[Candidate], session: Option<u64>, turn: u64) -> usize {
+fn pick(candidates: &[ScoredEngine], session: Option<u64>, turn: u64) -> usize {
     choose(RoutePolicy::CacheAware, candidates, 1000, session, turn).expect("one")
 }
 
@@ -218,13 +218,13 @@ fn the_longest_match_wins_unless_its_engine_is_too_busy() {
         assert_eq!(pick(&with(24, 20), None, turn), 1);
         assert_eq!(pick(&with(30, 20), None, turn), 2, "over 1.25 of an even share, so the second best");
         assert_eq!(pick(&with(3, 0), None, turn), 1, "nobody is busy");
-        let full = [Candidate { full: true, ..candidate(0, 5, 900) }, candidate(1, 5, 0)];
+        let full = [ScoredEngine { full: true, ..candidate(0, 5, 900) }, candidate(1, 5, 0)];
         assert_eq!(pick(&full, None, turn), 1);
-        let all_full = full.map(|candidate| Candidate { full: true, ..candidate });
+        let all_full = full.map(|candidate| ScoredEngine { full: true, ..candidate });
         assert_eq!(pick(&all_full, None, turn), 0);
     }
     // A larger engine gets more sequences.
-    let sizes = [Candidate { max_sequences: 256, ..candidate(0, 60, 900) }, candidate(1, 20, 0)];
+    let sizes = [ScoredEngine { max_sequences: 256, ..candidate(0, 60, 900) }, candidate(1, 20, 0)];
     assert_eq!(pick(&sizes, None, 0), 0);
 }
 
@@ -244,7 +244,7 @@ fn equal_matches_go_to_the_less_loaded_engine_and_small_ones_are_ignored() {
 #[test]
 fn sessions_keep_their_engine_and_few_move_when_engines_join_or_leave() {
     let engines = |range: std::ops::Range<u64>| range.map(|engine| candidate(engine, 5, 0)).collect::<Vec<_>>();
-    let homes = |candidates: &[Candidate]| -> Vec<u64> {
+    let homes = |candidates: &[ScoredEngine]| -> Vec<u64> {
         (0..10_000).map(|session| candidates[pick(candidates, Some(key(&session.to_string())), session)].key).collect()
     };
     let before = homes(&engines(0..10));
@@ -272,8 +272,8 @@ fn no_choice_exceeds_an_engines_load_bound() {
     for seed in 0..2000 {
         let mut rng = StdRng::seed_from_u64(seed);
         let count = rng.random_range(1..12);
-        let mut candidates: Vec<Candidate> = (0..count)
-            .map(|engine| Candidate {
+        let mut candidates: Vec<ScoredEngine> = (0..count)
+            .map(|engine| ScoredEngine {
                 open: rng.random_range(0..100),
                 max_sequences: [1, 8, 64, 256][rng.random_range(0..4)],
                 full: rng.random_bool(0.1),
@@ -337,9 +337,9 @@ fn load_is_the_reported_load_of_others_plus_our_own() {
 fn a_conversation_stays_on_its_engine_and_others_are_spread() {
     let routing = Routing::new(RoutePolicy::CacheAware);
     let index_slots: Vec<EngineSlot> = (0..4).map(|_| slot_with(routing.index(), &[])).collect();
-    let target = |open: [u32; 4]| -> Vec<Target<'_>> {
+    let target = |open: [u32; 4]| -> Vec<EngineState<'_>> {
         (0..4)
-            .map(|i| Target { key: mix(i as u64), index_slot: &index_slots[i], open: open[i], max_sequences: 64 })
+            .map(|i| EngineState { key: mix(i as u64), index_slot: &index_slots[i], open: open[i], max_sequences: 64 })
             .collect()
     };
     let mut conversation = tokens(100);

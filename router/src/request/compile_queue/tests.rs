@@ -3,7 +3,7 @@ use serde_json::json;
 use tokio::time::Duration;
 
 use super::*;
-use crate::error::Kind;
+use crate::error::ErrorKind;
 
 fn grammars() -> Arc<Grammars> {
     let bytes = (0..=255).map(|byte| (vec![byte], false)).chain([(b"<|im_end|>".to_vec(), true)]);
@@ -49,7 +49,7 @@ async fn waiting_for_a_permit_ends_at_the_deadline() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
     let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_COMPILES as u32).await.unwrap();
     let error = queue.compile(&grammars, costly(), None, Instant::now() + Duration::from_secs(2)).await;
-    assert_eq!(error.unwrap_err().kind, Kind::Deadline);
+    assert_eq!(error.unwrap_err().kind, ErrorKind::Deadline);
 }
 
 #[tokio::test]

@@ -351,15 +351,15 @@ fn consecutive_refusals_are_bounded() {
 
 #[test]
 fn dead_ends_and_limits_are_the_clients_errors_and_defects_are_internal() {
-    use crate::error::{Error, Kind};
+    use crate::error::{Error, ErrorKind};
     let seen = |error| {
         let error = Error::from_matcher(error);
         (error.kind, error.code)
     };
-    assert_eq!(seen(MatcherError::DeadEnd), (Kind::Invalid, Some("grammar_dead_end")));
-    assert_eq!(seen(MatcherError::Limit("x".into())), (Kind::Invalid, Some("grammar_limit_exceeded")));
-    assert_eq!(seen(MatcherError::Internal("x".into())), (Kind::Internal, Some("grammar_failed")));
-    assert_eq!(seen(MatcherError::NoProgress(8)), (Kind::Internal, Some("grammar_failed")));
+    assert_eq!(seen(MatcherError::DeadEnd), (ErrorKind::Invalid, Some("grammar_dead_end")));
+    assert_eq!(seen(MatcherError::Limit("x".into())), (ErrorKind::Invalid, Some("grammar_limit_exceeded")));
+    assert_eq!(seen(MatcherError::Internal("x".into())), (ErrorKind::Internal, Some("grammar_failed")));
+    assert_eq!(seen(MatcherError::NoProgress(8)), (ErrorKind::Internal, Some("grammar_failed")));
 }
 
 fn byte(c: char) -> u32 {

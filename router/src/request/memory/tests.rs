@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::error::Kind;
+use crate::error::ErrorKind;
 
 #[tokio::test(start_paused = true)]
 async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
@@ -11,7 +11,7 @@ async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
     first.resize(limits::BODY_MEMORY_BYTES - UNIT, until).await.unwrap();
     let began = Instant::now();
     let error = second.resize(limits::BODY_MEMORY_BYTES / 2, until).await.unwrap_err();
-    assert_eq!((error.kind, began.elapsed()), (Kind::Full, limits::BODY_MEMORY_WAIT));
+    assert_eq!((error.kind, began.elapsed()), (ErrorKind::Full, limits::BODY_MEMORY_WAIT));
     small.resize(limits::UNCOUNTED_BODY_BYTES, until).await.unwrap();
     first.resize(limits::BODY_MEMORY_BYTES / 4, until).await.unwrap();
     second.resize(limits::BODY_MEMORY_BYTES / 2, until).await.unwrap();

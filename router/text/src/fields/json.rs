@@ -1,5 +1,5 @@
 //! Parses JSON within a memory budget: the body is validated without building values, values are built only for the
-//! fields that are read, and their bytes are charged to an allowance.
+//! fields that are read, and their bytes are charged to a budget.
 
 use std::{borrow::Cow, cell::Cell, fmt};
 
@@ -10,15 +10,15 @@ use crate::{InvalidRequest, limits};
 
 /// Budget for the memory of a request's values.
 #[derive(Debug)]
-pub struct Allowance {
+pub struct ValueMemoryBudget {
     limit: usize,
     used: Cell<usize>,
 }
 
-impl Allowance {
-    /// The allowance for a document of this many bytes.
+impl ValueMemoryBudget {
+    /// The budget for a document of this many bytes.
     pub fn of(bytes: usize) -> Self {
-        Allowance { limit: bytes + limits::VALUE_BYTES, used: Cell::new(0) }
+        ValueMemoryBudget { limit: bytes + limits::VALUE_BYTES, used: Cell::new(0) }
     }
 
     pub fn used(&self) -> usize {
@@ -115,19 +115,19 @@ fn text_of(literal: &str) -> serde_json::Result<Cow<'_, str>> {
     }
 }
 
-/// Builds the value of the field `at`, within the allowance.
-pub fn value(at: &str, text: &str, allowance: &Allowance) -> Result<Value, InvalidRequest> {
+/// Builds the value of the field `at`, within the budget.
+pub fn value(at: &str, text: &str, budget: &ValueMemoryBudget) -> Result<Value, InvalidRequest> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    Build(allowance).deserialize(&mut reader).map_err(|error| build_error(at, allowance, &error))
+    Build(budget).deserialize(&mut reader).map_err(|error| build_error(at, budget, &error))
 }
 
-/// Builds the document that the string field `at` contains, within its own allowance.
+/// Builds the document that the string field `at` contains, within its own budget.
 pub fn document(at: &str, text: &str) -> Result<Value, InvalidRequest> {
-    let allowance = Allowance::of(text.len());
+    let budget = ValueMemoryBudget::of(text.len());
     let mut reader = serde_json::Deserializer::from_str(text);
-    let built = Build(&allowance).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
-    built.map_err(|error| match allowance.is_spent() {
-        true => build_error(at, &allowance, &error),
+    let built = Build(&budget).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    built.map_err(|error| match budget.is_spent() {
+        true => build_error(at, &budget, &error),
         false => InvalidRequest {
             code: Some("invalid_json"),
             ..InvalidRequest::invalid(at, format!("'{at}' is not valid JSON: {error}"))
@@ -136,21 +136,21 @@ pub fn document(at: &str, text: &str) -> Result<Value, InvalidRequest> {
 }
 
 /// Parses a list of token ids without building a value for each. `None` if the text is anything else.
-pub fn ids(at: &str, text: &str, allowance: &Allowance) -> Result<Option<Vec<u32>>, InvalidRequest> {
+pub fn ids(at: &str, text: &str, budget: &ValueMemoryBudget) -> Result<Option<Vec<u32>>, InvalidRequest> {
     if !text.starts_with('[') {
         return Ok(None);
     }
     let mut reader = serde_json::Deserializer::from_str(text);
-    match Ids(allowance).deserialize(&mut reader) {
+    match Ids(budget).deserialize(&mut reader) {
         Ok(ids) => Ok(Some(ids)),
-        Err(error) if allowance.is_spent() => Err(build_error(at, allowance, &error)),
+        Err(error) if budget.is_spent() => Err(build_error(at, budget, &error)),
         Err(_) => Ok(None),
     }
 }
 
-fn build_error(at: &str, allowance: &Allowance, error: &serde_json::Error) -> InvalidRequest {
-    if allowance.is_spent() {
-        let limit = allowance.limit;
+fn build_error(at: &str, budget: &ValueMemoryBudget, error: &serde_json::Error) -> InvalidRequest {
+    if budget.is_spent() {
+        let limit = budget.limit;
         let message = format!(
             "'{at}' has too many values: a request of this size may use {limit} bytes of memory for its values"
         );
@@ -214,7 +214,7 @@ impl<'de> Visitor<'de> for Checked {
 }
 
 #[derive(Clone, Copy)]
-struct Build<'a>(&'a Allowance);
+struct Build<'a>(&'a ValueMemoryBudget);
 
 impl<'de> DeserializeSeed<'de> for Build<'_> {
     type Value = Value;
@@ -277,7 +277,7 @@ impl<'de> Visitor<'de> for Build<'_> {
     }
 }
 
-struct Ids<'a>(&'a Allowance);
+struct Ids<'a>(&'a ValueMemoryBudget);
 
 impl<'de> DeserializeSeed<'de> for Ids<'_> {
     type Value = Vec<u32>;

@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 use serde_json::{Map, Value};
 
 use crate::{InvalidRequest, limits, template::lossless};
-use json::{Allowance, RawFields};
+use json::{RawFields, ValueMemoryBudget};
 
 pub use neutral::{NeutralValues, Refused};
 pub use range::Range;
@@ -22,7 +22,7 @@ pub struct Fields<'a> {
     map: Map<String, Value>,
     /// The fields of the body, whose values are built when they are read.
     raw: RawFields<'a>,
-    allowance: Allowance,
+    budget: ValueMemoryBudget,
     /// The first error of building a value.
     failed: Option<InvalidRequest>,
     read_names: Vec<&'static str>,
@@ -33,8 +33,8 @@ pub struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// The fields of a body.
     pub fn of(text: &'a str) -> Result<Self, InvalidRequest> {
-        let (raw, allowance) = (json::fields(text)?, Allowance::of(text.len()));
-        Ok(Fields { raw, allowance, ..Fields::within("", Map::new()) })
+        let (raw, budget) = (json::fields(text)?, ValueMemoryBudget::of(text.len()));
+        Ok(Fields { raw, budget, ..Fields::within("", Map::new()) })
     }
 
     /// An object at this path, which ends in a dot.
@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
             path: path.into(),
             map,
             raw: Vec::new(),
-            allowance: Allowance::of(0),
+            budget: ValueMemoryBudget::of(0),
             failed: None,
             read_names: Vec::new(),
             ignored_below: Vec::new(),
@@ -54,11 +54,11 @@ impl<'a> Fields<'a> {
     pub fn read<T, E: From<InvalidRequest>>(
         mut self,
         read: impl FnOnce(&mut Self) -> Result<T, E>,
-    ) -> Result<Read<T>, E> {
+    ) -> Result<ParsedBody<T>, E> {
         let value = read(&mut self);
         match self.failed.take() {
             Some(error) => Err(error.into()),
-            None => Ok(Read { value: value?, bytes: self.allowance.used(), ignored: self.ignored() }),
+            None => Ok(ParsedBody { value: value?, bytes: self.budget.used(), ignored: self.ignored() }),
         }
     }
 
@@ -71,16 +71,16 @@ impl<'a> Fields<'a> {
     fn build<T>(
         &mut self,
         name: &str,
-        build: impl FnOnce(&str, &str, &Allowance) -> Result<T, InvalidRequest>,
+        build: impl FnOnce(&str, &str, &ValueMemoryBudget) -> Result<T, InvalidRequest>,
     ) -> Option<T> {
         let text = self.raw(name)?;
-        build(name, text, &self.allowance).map_err(|error| self.failed.get_or_insert(error)).ok()
+        build(name, text, &self.budget).map_err(|error| self.failed.get_or_insert(error)).ok()
     }
 
     /// The value that `take` returns, but with numbers as the client wrote them. `None` if there is no difference.
     pub fn exact(&mut self, name: &str) -> Option<Value> {
-        self.build(name, |at, text, allowance| match lossless::marked(text) {
-            Some(marked) => json::value(at, &marked, allowance).map(Some),
+        self.build(name, |at, text, budget| match lossless::marked(text) {
+            Some(marked) => json::value(at, &marked, budget).map(Some),
             None => Ok(None),
         })?
     }
@@ -271,7 +271,7 @@ impl<'a> Fields<'a> {
 }
 
 /// The result of reading a body.
-pub struct Read<T> {
+pub struct ParsedBody<T> {
     pub value: T,
     /// Memory of its values, bytes.
     pub bytes: usize,

@@ -23,24 +23,24 @@ const MAX_DEPTH: usize = 100;
 
 /// Properties of the whole template that affect its expressions.
 #[derive(Debug, Default)]
-pub(super) struct Context {
+pub(super) struct FilterContext {
     /// The template marks text as safe or escapes it.
     pub markup: bool,
 }
 
-impl Context {
+impl FilterContext {
     pub fn of(source: &str) -> Self {
         let filter = |rest: &str| {
             let rest = rest.trim_start();
             let word = &rest[..rest.find(|c| !is_word(c)).unwrap_or(rest.len())];
             matches!(word, "safe" | "e" | "escape" | "forceescape")
         };
-        Context { markup: source.split('|').skip(1).any(filter) }
+        FilterContext { markup: source.split('|').skip(1).any(filter) }
     }
 }
 
 /// Rewrites the code of a tag, without the signs for whitespace control. `printed`: it is the content of a `{{ }}`.
-pub(super) fn rewrite(code: &str, context: &Context, printed: bool) -> String {
+pub(super) fn rewrite(code: &str, context: &FilterContext, printed: bool) -> String {
     let mut rewriter = Rewriter { code, at: 0, out: String::with_capacity(code.len() + 32), context, depth: 0 };
     let separators = rewriter.until_closing_bracket();
     let Rewriter { at, mut out, .. } = rewriter;
@@ -74,7 +74,7 @@ struct Rewriter<'a> {
     code: &'a str,
     at: usize,
     out: String,
-    context: &'a Context,
+    context: &'a FilterContext,
     depth: usize,
 }
 

@@ -9,7 +9,7 @@ use super::expression::{ADD, ATTRIBUTE, ITEM, MODULO, REPEAT, SLICE};
 use super::methods::{capitalize, split_lines};
 use super::operators;
 use super::printf;
-use super::python::{self, Dumps};
+use super::python::{self, JsonDumpsOptions};
 use super::rewrite::{ITERATE, VARIADIC};
 use super::variadic::Variadic;
 use super::views::{self, Generator};
@@ -71,16 +71,16 @@ pub(super) fn register(env: &mut Environment<'static>) {
 }
 
 /// Arguments of a filter, by position or by name.
-pub(super) struct Call<'a> {
+pub(super) struct FilterArguments<'a> {
     name: &'static str,
     positional: &'a [Value],
     kwargs: Kwargs,
 }
 
-impl<'a> Call<'a> {
+impl<'a> FilterArguments<'a> {
     pub fn parse(name: &'static str, args: &'a [Value]) -> Result<Self, Error> {
         let (positional, kwargs): (&[Value], Kwargs) = from_args(args)?;
-        Ok(Call { name, positional, kwargs })
+        Ok(FilterArguments { name, positional, kwargs })
     }
 
     pub fn get(&self, index: usize, name: &str) -> Result<Option<Value>, Error> {
@@ -175,7 +175,7 @@ fn register_generators(env: &mut Environment<'static>) {
 
 /// Converts positional arguments for a filter of the engine that takes them only by name.
 fn named(filter: &'static str, args: &[Value], names: &[&'static str]) -> Result<Kwargs, Error> {
-    let call = Call::parse(filter, args)?;
+    let call = FilterArguments::parse(filter, args)?;
     let mut found = Vec::new();
     for (i, name) in names.iter().enumerate() {
         found.extend(call.get(i, name)?.map(|value| (*name, value)));
@@ -238,7 +238,7 @@ fn pretty(value: &Value) -> Result<String, Error> {
 /// Breaks lines only at spaces; text in which Python would break elsewhere is rejected.
 fn word_wrap(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
-    let call = Call::parse("wordwrap", &args)?;
+    let call = FilterArguments::parse("wordwrap", &args)?;
     let width = usize::try_from(call.integer(0, "width")?.unwrap_or(79)).unwrap_or(1).max(1);
     let break_long = call.get(1, "break_long_words")?.is_none_or(|v| v.is_true());
     let wrap = call.get(2, "wrapstring")?.map_or_else(|| "\n".to_owned(), |v| python::str_of(&v));
@@ -275,8 +275,8 @@ fn chars(text: &Value) -> Value {
 /// The `tojson` of transformers: `json.dumps` with its arguments, but `ensure_ascii` is false by default.
 fn to_json(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
-    let call = Call::parse("tojson", &args)?;
-    let mut dumps = Dumps {
+    let call = FilterArguments::parse("tojson", &args)?;
+    let mut dumps = JsonDumpsOptions {
         ensure_ascii: call.truth(0, "ensure_ascii")?,
         sort_keys: call.truth(3, "sort_keys")?,
         indent: match call.get(1, "indent")? {
@@ -287,7 +287,7 @@ fn to_json(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
                 None => Some(" ".repeat(usize::try_from(i64::try_from(v)?).unwrap_or(0).min(64))),
             },
         },
-        ..Dumps::default()
+        ..JsonDumpsOptions::default()
     };
     if dumps.indent.is_some() {
         dumps.item_separator = ",".into();
@@ -306,7 +306,7 @@ fn to_json(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
 
 fn trim(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
-    let call = Call::parse("trim", &args)?;
+    let call = FilterArguments::parse("trim", &args)?;
     let chars = call.get(0, "chars")?.filter(|v| !v.is_none()).map(|v| python::str_of(&v));
     call.end(1)?;
     let text = python::str_of(value);
@@ -334,7 +334,7 @@ fn length(value: &Value) -> Result<usize, Error> {
 /// Jinja2 appends a newline before splitting, so one trailing newline is kept.
 fn indent(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
-    let call = Call::parse("indent", &args)?;
+    let call = FilterArguments::parse("indent", &args)?;
     let unit = match call.get(0, "width")? {
         None => "    ".to_owned(),
         Some(v) => match v.as_str() {
@@ -368,7 +368,7 @@ fn items(value: &Value) -> Result<Value, Error> {
 
 fn default(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
-    let call = Call::parse("default", &args)?;
+    let call = FilterArguments::parse("default", &args)?;
     let other = call.get(0, "default_value")?.unwrap_or_else(|| Value::from(""));
     let boolean = call.truth(1, "boolean")?;
     call.end(2)?;
@@ -377,7 +377,7 @@ fn default(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
 
 fn replace(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
-    let call = Call::parse("replace", &args)?;
+    let call = FilterArguments::parse("replace", &args)?;
     let (old, new, count) = (call.text(0, "old")?, call.text(1, "new")?, call.integer(2, "count")?);
     call.end(3)?;
     let text = python::str_of(value);
@@ -389,7 +389,7 @@ fn replace(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
 
 fn join(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
-    let call = Call::parse("join", &args)?;
+    let call = FilterArguments::parse("join", &args)?;
     let separator = call.get(0, "d")?.map(|v| python::str_of(&v)).unwrap_or_default();
     let attribute = call.get(1, "attribute")?.filter(|v| !v.is_none());
     call.end(2)?;
@@ -416,7 +416,7 @@ fn list(value: Value) -> Result<Value, Error> {
 
 fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
-    let call = Call::parse("int", &args)?;
+    let call = FilterArguments::parse("int", &args)?;
     let default = call.get(0, "default")?.unwrap_or_else(|| Value::from(0));
     let base = u32::try_from(call.integer(1, "base")?.unwrap_or(10)).unwrap_or(10);
     call.end(2)?;
@@ -455,7 +455,7 @@ fn radix(base: u32, digits: &str) -> (u32, &str) {
 
 fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
-    let call = Call::parse("float", &args)?;
+    let call = FilterArguments::parse("float", &args)?;
     let default = call.get(0, "default")?.unwrap_or_else(|| Value::from(0.0));
     call.end(1)?;
     let parsed = match value.as_str() {
@@ -487,7 +487,7 @@ fn title(value: &Value) -> String {
 fn truncate(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     const LEEWAY: i64 = 5;
     let args = args.into_values();
-    let call = Call::parse("truncate", &args)?;
+    let call = FilterArguments::parse("truncate", &args)?;
     let length = call.integer(0, "length")?.unwrap_or(255);
     let kill_words = call.truth(1, "killwords")?;
     let end = call.get(2, "end")?.map_or_else(|| "...".to_owned(), |v| python::str_of(&v));

@@ -4,7 +4,7 @@ use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::filters::{Call, invalid};
+use super::filters::{FilterArguments, invalid};
 use super::python::{self, is_space};
 use super::views::View;
 
@@ -60,7 +60,7 @@ fn string(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error>
             })
         }
         "split" | "rsplit" => {
-            let call = Call::parse("split", args)?;
+            let call = FilterArguments::parse("split", args)?;
             let separator = call.get(0, "sep")?.filter(|v| !v.is_none());
             let most = call.integer(1, "maxsplit")?.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
             call.end(2)?;
@@ -78,7 +78,7 @@ fn string(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error>
             Ok(Some(Value::from(parts.into_iter().map(Value::from).collect::<Vec<_>>())))
         }
         "splitlines" => {
-            let call = Call::parse("splitlines", args)?;
+            let call = FilterArguments::parse("splitlines", args)?;
             let keep = call.truth(0, "keepends")?;
             call.end(1)?;
             Ok(Some(Value::from(split_lines(s, keep).into_iter().map(Value::from).collect::<Vec<_>>())))

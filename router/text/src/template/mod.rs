@@ -35,7 +35,7 @@ pub use error::{Reason, TemplateError};
 pub use source::Sources;
 
 use engine::Engine;
-use normalize::Traits;
+use normalize::TemplateCapabilities;
 
 use crate::tokenize::NAMED_SPECIAL_TOKENS;
 use continuation::Continuation;
@@ -157,7 +157,7 @@ pub struct ChatTemplate {
 #[derive(Debug)]
 struct Compiled {
     source: String,
-    traits: Traits,
+    traits: TemplateCapabilities,
     /// The variables that the template reads; `None` if they cannot be determined.
     reads: Option<HashSet<String>>,
 }
@@ -332,7 +332,7 @@ pub(crate) struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    fn normalize(&mut self, traits: &Traits) {
+    fn normalize(&mut self, traits: &TemplateCapabilities) {
         if !traits.message_tools {
             let declared = normalize::take_message_tools(&mut self.messages);
             if !declared.is_empty() {

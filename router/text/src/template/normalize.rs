@@ -7,7 +7,7 @@ use super::{RenderInput, lossless};
 
 /// The inputs that a template supports, as found by `probe`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Traits {
+pub(super) struct TemplateCapabilities {
     /// Renders tool-call arguments correctly if they are a JSON string.
     pub string_arguments: bool,
     /// Roles whose content may be a list of parts.
@@ -17,31 +17,31 @@ pub(super) struct Traits {
     /// Shows the tools of a request in every probed conversation.
     pub tools: bool,
     /// How absent content is passed to the template.
-    pub no_content: NoContent,
+    pub no_content: NullContentForms,
 }
 
 /// How absent content is passed to the template, by what else the message has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct NoContent {
+pub(super) struct NullContentForms {
     /// Messages with tool calls.
-    pub calls: Absent,
+    pub calls: NullContentForm,
     /// System messages that declare tools.
-    pub declarations: Absent,
+    pub declarations: NullContentForm,
     /// All others.
-    pub other: Absent,
+    pub other: NullContentForm,
 }
 
 /// What the template gets for content that is null or absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Absent {
+pub(super) enum NullContentForm {
     Null,
     #[default]
     EmptyText,
     NoField,
 }
 
-impl NoContent {
-    fn of(self, message: &Map<String, Json>) -> Absent {
+impl NullContentForms {
+    fn of(self, message: &Map<String, Json>) -> NullContentForm {
         let lists = |field: &str| message.get(field).and_then(Json::as_array).is_some_and(|items| !items.is_empty());
         match (lists("tool_calls"), lists("tools")) {
             (true, _) => self.calls,
@@ -190,17 +190,17 @@ fn wrong(at: &str, expected: &str, got: &Json) -> TemplateError {
 
 /// Converts messages for a template with these traits: parses string arguments, joins text parts, removes null fields
 /// and replaces absent content.
-pub(super) fn normalize(messages: &[Json], traits: &Traits) -> Vec<Json> {
+pub(super) fn normalize(messages: &[Json], traits: &TemplateCapabilities) -> Vec<Json> {
     messages.iter().map(|message| message.as_object().map_or(Json::Null, |m| normalize_message(m, traits))).collect()
 }
 
-fn normalize_message(message: &Map<String, Json>, traits: &Traits) -> Json {
+fn normalize_message(message: &Map<String, Json>, traits: &TemplateCapabilities) -> Json {
     let mut out = Map::with_capacity(message.len() + 2);
     let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
     let absent = match traits.no_content.of(message) {
-        Absent::Null => Some(Json::Null),
-        Absent::EmptyText => Some(Json::String(String::new())),
-        Absent::NoField => None,
+        NullContentForm::Null => Some(Json::Null),
+        NullContentForm::EmptyText => Some(Json::String(String::new())),
+        NullContentForm::NoField => None,
     };
     for (key, value) in message.iter().filter(|(key, value)| !value.is_null() || *key == "content") {
         let value = match (key.as_str(), value) {

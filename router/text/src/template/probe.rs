@@ -4,13 +4,13 @@ use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
 
 use super::engine::Engine;
-use super::normalize::{Absent, NoContent, PartLists, Traits};
+use super::normalize::{NullContentForm, NullContentForms, PartLists, TemplateCapabilities};
 use super::python;
 
 const TEXT: &str = "xqzprobe";
 const ARGUMENTS: &str = r#"{"xqzkey": "xqzvalue"}"#;
 
-pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
+pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> TemplateCapabilities {
     let render = |messages: Vec<Json>| render(engine, name, source, &messages, Json::Null);
     let lists = |conversation: &dyn Fn(Json) -> Vec<Json>| {
         let text = render(conversation(json!(TEXT)))?;
@@ -63,10 +63,14 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
     let with_tools = tried.iter().filter_map(|messages| self::render(engine, name, source, messages, json!([tool])));
     let shown: Vec<bool> = with_tools.map(|prompt| prompt.contains(TEXT)).collect();
     let tools = !shown.is_empty() && shown.iter().all(|shown| *shown);
-    Traits { string_arguments, part_lists, message_tools, tools, no_content }
+    TemplateCapabilities { string_arguments, part_lists, message_tools, tools, no_content }
 }
 
-fn probe_no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, message_tools: bool) -> NoContent {
+fn probe_no_content(
+    render: &dyn Fn(Vec<Json>) -> Option<String>,
+    arguments: &Json,
+    message_tools: bool,
+) -> NullContentForms {
     let user = json!({"role": "user", "content": "Hi"});
     let answer = json!({"role": "assistant", "content": "Yo"});
     let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
@@ -99,16 +103,16 @@ fn probe_no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Js
     ];
     let tool = json!({"type": "function", "function": {"name": "f", "description": "", "parameters": {}}});
     let declarations = [vec![json!({"role": "system", "tools": [tool]}), user]];
-    NoContent {
+    NullContentForms {
         calls: probe_absent(render, &calls),
         other: probe_absent(render, &other),
-        declarations: if message_tools { probe_absent(render, &declarations) } else { Absent::default() },
+        declarations: if message_tools { probe_absent(render, &declarations) } else { NullContentForm::default() },
     }
 }
 
 /// How to pass absent content in these conversations: the form with which the template renders most of them. When null
 /// and an empty text are equally good but give different prompts, null: the template tests for it.
-fn probe_absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[Vec<Json>]) -> Absent {
+fn probe_absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[Vec<Json>]) -> NullContentForm {
     let prompts = |content: Option<Json>| -> Vec<Option<String>> {
         let filled = |message: &Json| match (&content, message.get("content")) {
             (Some(content), None) => with_field(message.clone(), "content", content.clone()),
@@ -117,9 +121,9 @@ fn probe_absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[V
         conversations.iter().map(|messages| render(messages.iter().map(filled).collect())).collect()
     };
     let candidates = [
-        (Absent::Null, prompts(Some(Json::Null))),
-        (Absent::EmptyText, prompts(Some(json!("")))),
-        (Absent::NoField, prompts(None)),
+        (NullContentForm::Null, prompts(Some(Json::Null))),
+        (NullContentForm::EmptyText, prompts(Some(json!("")))),
+        (NullContentForm::NoField, prompts(None)),
     ];
     // A prompt that prints the null counts as failed.
     let spelled = |prompt: &Option<String>| {
@@ -132,11 +136,11 @@ fn probe_absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[V
     };
     let [null, empty, none] = [0, 1, 2].map(|i| good(&candidates[i].1));
     if none > null.max(empty) {
-        Absent::NoField
+        NullContentForm::NoField
     } else if null > empty || (null == empty && candidates[0].1 != candidates[1].1) {
-        Absent::Null
+        NullContentForm::Null
     } else {
-        Absent::EmptyText
+        NullContentForm::EmptyText
     }
 }
 

@@ -14,12 +14,12 @@ use super::views::is_view;
 /// A number that the template engine cannot hold or would print differently: an integer beyond 128 bits, or a float
 /// whose Python form has an exponent.
 #[derive(Debug)]
-pub(super) struct Number {
+pub(super) struct ExactNumber {
     pub(super) text: String,
     pub(super) float: Option<f64>,
 }
 
-impl Object for Number {
+impl Object for ExactNumber {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
@@ -30,7 +30,7 @@ impl Object for Number {
 
     fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
         let other = other.downcast_ref::<Self>()?;
-        let value = |n: &Number| n.float.or_else(|| n.text.parse().ok()).unwrap_or(f64::NAN);
+        let value = |n: &ExactNumber| n.float.or_else(|| n.text.parse().ok()).unwrap_or(f64::NAN);
         if self.text == other.text {
             return Some(Ordering::Equal);
         }
@@ -38,9 +38,9 @@ impl Object for Number {
     }
 }
 
-/// The `Number` behind a value, if it is one.
-pub(super) fn number(value: &Value) -> Option<&Number> {
-    value.downcast_object_ref::<Number>()
+/// The `ExactNumber` behind a value, if it is one.
+pub(super) fn number(value: &Value) -> Option<&ExactNumber> {
+    value.downcast_object_ref::<ExactNumber>()
 }
 
 /// Converts JSON as Python's `json.loads` would, keeping the order of keys.
@@ -71,14 +71,14 @@ fn from_literal(literal: &str) -> Value {
             Ok(i) => Value::from(i),
             Err(_) => Value::from(i),
         },
-        Err(_) => Value::from_object(Number { text: literal.to_owned(), float: None }),
+        Err(_) => Value::from_object(ExactNumber { text: literal.to_owned(), float: None }),
     }
 }
 
 pub(super) fn from_float(x: f64) -> Value {
     let text = float_repr(x);
     match text.contains('e') {
-        true => Value::from_object(Number { text, float: Some(x) }),
+        true => Value::from_object(ExactNumber { text, float: Some(x) }),
         false => Value::from(x),
     }
 }
@@ -219,7 +219,7 @@ pub(super) fn is_space(c: char) -> bool {
 }
 
 /// Arguments of Python's `json.dumps`.
-pub(super) struct Dumps {
+pub(super) struct JsonDumpsOptions {
     pub ensure_ascii: bool,
     /// Indentation of one level; `None` writes one line.
     pub indent: Option<String>,
@@ -228,9 +228,9 @@ pub(super) struct Dumps {
     pub sort_keys: bool,
 }
 
-impl Default for Dumps {
+impl Default for JsonDumpsOptions {
     fn default() -> Self {
-        Dumps {
+        JsonDumpsOptions {
             ensure_ascii: false,
             indent: None,
             item_separator: ", ".into(),
@@ -240,7 +240,7 @@ impl Default for Dumps {
     }
 }
 
-impl Dumps {
+impl JsonDumpsOptions {
     pub fn dump(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.write(&mut out, value, 0)?;

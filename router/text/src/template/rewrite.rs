@@ -12,7 +12,7 @@
 //! - The newline after `{% raw %}` is kept.
 //! - A macro that reads `varargs` or `kwargs` gets them as parameters, and a wrapper that fills them.
 
-use super::expression::{self, Context, is_word};
+use super::expression::{self, FilterContext, is_word};
 
 /// Name of the filter that wraps every loop's iterable.
 pub(super) const ITERATE: &str = "__iterate";
@@ -31,7 +31,7 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
     let mut out = String::with_capacity(source.len() + 256);
     let mut rest = source.as_str();
     let mut macros = Vec::new();
-    let context = Context::of(rest);
+    let context = FilterContext::of(rest);
     // Number of open call blocks; `macros` has the open macros.
     let mut call_blocks = 0_usize;
     let mut elifs = 0;
@@ -167,7 +167,7 @@ fn whitespace_signs(body: &str) -> (&str, &str, &str) {
 }
 
 /// Rewrites the code of a statement tag. `captured`: the tag is inside a macro or a call block.
-fn rewrite_statement(code: &str, context: &Context, captured: bool) -> String {
+fn rewrite_statement(code: &str, context: &FilterContext, captured: bool) -> String {
     let lead = code.len() - code.trim_start().len();
     let end = code[lead..].find(|c| !is_word(c)).map_or(code.len(), |len| lead + len);
     let (before, word, tail) = (&code[..lead], &code[lead..end], &code[end..]);

@@ -16,9 +16,9 @@ const INDENT: &str = "  ";
 /// A schema that cannot be declared; the template then falls back to JSON.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Undeclarable(String);
+pub(super) struct UnsupportedSchema(String);
 
-type Result<T> = std::result::Result<T, Undeclarable>;
+type Result<T> = std::result::Result<T, UnsupportedSchema>;
 
 /// Sorts the keys of all objects.
 pub(super) fn sorted(json: &Json) -> Json {
@@ -195,7 +195,7 @@ fn object<'a>(schema: &'a Map<String, Json>, names: &mut Definitions<'a>) -> Res
 }
 
 fn resolve(reference: &Json, names: &mut Definitions<'_>) -> Result<String> {
-    let wrong = |what: &str| Err(Undeclarable(format!("{what}: {}", text(reference))));
+    let wrong = |what: &str| Err(UnsupportedSchema(format!("{what}: {}", text(reference))));
     match reference.as_str() {
         Some("#") => {
             names.refers_to_root = true;
@@ -232,7 +232,12 @@ fn enumerated<'a>(values: &'a Json, kind: Option<&Json>) -> Result<&'a [Json]> {
         Some(Json::Array(kinds)) => match kinds.as_slice() {
             [one] => one.as_str(),
             [null, other] | [other, null] if null == "null" => other.as_str(),
-            _ => return Err(Undeclarable(format!("Enum type {} is not supported", text(&Json::from(kinds.clone()))))),
+            _ => {
+                return Err(UnsupportedSchema(format!(
+                    "Enum type {} is not supported",
+                    text(&Json::from(kinds.clone()))
+                )));
+            }
         },
         Some(kind) => kind.as_str(),
         None => None,
@@ -248,7 +253,7 @@ fn enumerated<'a>(values: &'a Json, kind: Option<&Json>) -> Result<&'a [Json]> {
             _ => (true, ""),
         };
         if !fits {
-            return Err(Undeclarable(format!("Enum value {} is not {what}", text(value))));
+            return Err(UnsupportedSchema(format!("Enum value {} is not {what}", text(value))));
         }
     }
     Ok(list)
@@ -369,7 +374,7 @@ fn number(value: &Json) -> Option<bool> {
 
 /// Like Python's `json.dumps`.
 fn json(value: &Json) -> String {
-    python::Dumps::default().dump(&python::from_json(value)).unwrap_or_default()
+    python::JsonDumpsOptions::default().dump(&python::from_json(value)).unwrap_or_default()
 }
 
 /// Like Python's `bool`.
@@ -384,8 +389,8 @@ fn is_true(value: &Json) -> bool {
     }
 }
 
-fn undeclarable(schema: &Json) -> Undeclarable {
-    Undeclarable(format!("Invalid JSON Schema object: {}", text(schema)))
+fn undeclarable(schema: &Json) -> UnsupportedSchema {
+    UnsupportedSchema(format!("Invalid JSON Schema object: {}", text(schema)))
 }
 
 #[cfg(test)]

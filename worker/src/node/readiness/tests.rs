@@ -87,7 +87,7 @@ async fn a_spare_is_ready_after_the_controller_could_have_assigned_a_seat() {
     // Setting the same state again does not restart the wait.
     tokio::time::advance(SPARE_WAIT / 2).await;
     worker.switch.publish_standing(WorkerStanding::Spare, 0);
-    tokio::time::advance(SPARE_WAIT / 2 + LOOK).await;
+    tokio::time::advance(SPARE_WAIT / 2 + CHECK_INTERVAL).await;
     worker.becomes(true, "a spare").await;
     worker.switch.publish_standing(WorkerStanding::Seating, 1);
     worker.becomes(false, "taking a seat, or waiting for the controller after its group ended").await;

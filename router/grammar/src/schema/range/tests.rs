@@ -15,9 +15,9 @@ fn bounds_that_no_number_reaches_are_ignored() {
     let of = |value| bound(value, true);
     assert_eq!(between(of(json!(f64::MIN)), of(json!(f64::MAX)), false), between(None, None, false));
     assert_eq!(between(of(json!(0)), of(json!(f64::MAX)), false), between(of(json!(0)), None, false));
-    assert_eq!(between(of(json!(1e300)), None, false), Range::Beyond);
-    assert_eq!(between(of(json!(4.2)), of(json!(4.8)), true), Range::Nothing);
-    assert_eq!(between(of(json!(5)), bound(json!(5), false), false), Range::Nothing);
+    assert_eq!(between(of(json!(1e300)), None, false), NumberRange::Beyond);
+    assert_eq!(between(of(json!(4.2)), of(json!(4.8)), true), NumberRange::Nothing);
+    assert_eq!(between(of(json!(5)), bound(json!(5), false), false), NumberRange::Nothing);
 }
 
 /// Whether a response's schema accepts each text.

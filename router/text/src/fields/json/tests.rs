@@ -14,7 +14,7 @@ fn fields_equal_those_of_the_json_parser() {
         let Value::Object(expected) = serde_json::from_str(text).unwrap() else { panic!("{text}") };
         let mut found = Map::new();
         for (name, raw) in fields(text).unwrap() {
-            found.insert(name.into_owned(), value("x", raw, &Allowance::of(text.len())).unwrap());
+            found.insert(name.into_owned(), value("x", raw, &ValueMemoryBudget::of(text.len())).unwrap());
         }
         assert_eq!(found, expected, "{text}");
     }
@@ -22,7 +22,7 @@ fn fields_equal_those_of_the_json_parser() {
 
 #[test]
 fn values_of_every_type_are_bounded() {
-    let allowance = || Allowance { limit: 100_000, used: Cell::new(0) };
+    let budget = || ValueMemoryBudget { limit: 100_000, used: Cell::new(0) };
     for text in [
         format!("[{}]", "[],".repeat(10_000) + "[]"),
         format!("[{}]", "1,".repeat(10_000) + "1"),
@@ -30,24 +30,24 @@ fn values_of_every_type_are_bounded() {
         format!("[\"{}\"]", "x".repeat(100_001)),
         format!("{{\"{}\":0}}", "x".repeat(100_001)),
     ] {
-        let error = value("messages", &text, &allowance()).unwrap_err();
+        let error = value("messages", &text, &budget()).unwrap_err();
         assert_eq!(error.code, Some("too_many_values"), "{}", &text[..20]);
         assert_eq!(error.param.as_deref(), Some("messages"));
     }
-    assert_eq!(value("x", "[1, \"a\", {\"b\": null}]", &allowance()).unwrap(), json!([1, "a", {"b": null}]));
+    assert_eq!(value("x", "[1, \"a\", {\"b\": null}]", &budget()).unwrap(), json!([1, "a", {"b": null}]));
 }
 
 #[test]
 fn ids_take_four_bytes_each_and_other_lists_are_values() {
-    let allowance = Allowance { limit: 100_000, used: Cell::new(0) };
+    let budget = ValueMemoryBudget { limit: 100_000, used: Cell::new(0) };
     let text = format!("[{}]", "7,".repeat(20_000) + "7");
-    assert_eq!(ids("prompt", &text, &allowance).unwrap().map(|ids| ids.len()), Some(20_001));
+    assert_eq!(ids("prompt", &text, &budget).unwrap().map(|ids| ids.len()), Some(20_001));
     for text in ["[]", "\"a\"", "[\"a\"]", "[1, -1]", "[1.0]", "[[1]]"] {
-        assert_eq!(ids("prompt", text, &Allowance::of(10)).unwrap(), None, "{text}");
+        assert_eq!(ids("prompt", text, &ValueMemoryBudget::of(10)).unwrap(), None, "{text}");
     }
     let text = format!("[{}]", "7,".repeat(30_000) + "7");
-    let allowance = Allowance { limit: 100_000, used: Cell::new(0) };
-    assert_eq!(ids("prompt", &text, &allowance).unwrap_err().code, Some("too_many_values"));
+    let budget = ValueMemoryBudget { limit: 100_000, used: Cell::new(0) };
+    assert_eq!(ids("prompt", &text, &budget).unwrap_err().code, Some("too_many_values"));
 }
 
 #[test]

@@ -48,18 +48,19 @@ fn big_numbers_are_not_rounded() {
     let text = "[18446744073709551616, 1000000000000000000000000000000, 9007199254740993, \
                     170141183460469231731687303715884105728, 1e+20, 1.0]";
     assert_eq!(str_of(&value), text);
-    assert_eq!(Dumps::default().dump(&value).unwrap(), text);
+    assert_eq!(JsonDumpsOptions::default().dump(&value).unwrap(), text);
 }
 
 #[test]
 fn json_dumps_has_the_arguments_of_python() {
     let value = from_json(&serde_json::json!({"b": [1, {"x": "é\u{7f}🎉\u{1}"}], "a": {}, "c": []}));
-    let ascii = Dumps { ensure_ascii: true, sort_keys: true, ..Dumps::default() };
+    let ascii = JsonDumpsOptions { ensure_ascii: true, sort_keys: true, ..JsonDumpsOptions::default() };
     assert_eq!(ascii.dump(&value).unwrap(), r#"{"a": {}, "b": [1, {"x": "\u00e9\u007f\ud83c\udf89\u0001"}], "c": []}"#);
-    let indented = Dumps { indent: Some("  ".into()), item_separator: ",".into(), ..Dumps::default() };
+    let indented =
+        JsonDumpsOptions { indent: Some("  ".into()), item_separator: ",".into(), ..JsonDumpsOptions::default() };
     assert_eq!(
         indented.dump(&value).unwrap(),
         "{\n  \"b\": [\n    1,\n    {\n      \"x\": \"é\u{7f}🎉\\u0001\"\n    }\n  ],\n  \"a\": {},\n  \"c\": []\n}"
     );
-    assert!(Dumps::default().dump(&Value::UNDEFINED).is_err());
+    assert!(JsonDumpsOptions::default().dump(&Value::UNDEFINED).is_err());
 }

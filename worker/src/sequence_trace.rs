@@ -2,7 +2,7 @@
 //! opens and closes them at events that it handles anyway; tokens cost nothing. It does not know the scheduler.
 
 use rein_proto::internal::{FinishReason, FromEngine, Start, from_engine};
-use rein_proto::trace;
+use rein_proto::trace_context;
 use tonic::metadata::MetadataMap;
 use tracing::{Span, field::Empty, info_span};
 
@@ -21,7 +21,7 @@ pub fn sequence(metadata: &MetadataMap) -> Span {
         generated_tokens = Empty,
         finish_reason = Empty,
     );
-    trace::adopt_call(&span, metadata);
+    trace_context::adopt_call(&span, metadata);
     span
 }
 
@@ -51,7 +51,7 @@ impl Stages {
     }
 
     /// The sequence has a slot, and its prompt is being computed.
-    pub fn begins(&mut self) {
+    pub fn begin_prefill(&mut self) {
         self.turn(|sequence| info_span!(parent: sequence, "prefill"));
     }
 
@@ -61,7 +61,7 @@ impl Stages {
         self.stage = next(&self.sequence);
     }
 
-    pub fn tells(&mut self, message: &FromEngine) {
+    pub fn record_message(&mut self, message: &FromEngine) {
         match &message.kind {
             Some(from_engine::Kind::Admitted(admitted)) => {
                 self.sequence.record("cached_tokens", admitted.cached_tokens);

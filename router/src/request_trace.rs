@@ -1,7 +1,7 @@
 //! Traces a request: one span from its arrival to its last event, with a child span for each stage. Nothing here runs
 //! per token.
 
-use rein_proto::{trace, v1};
+use rein_proto::{trace_context, v1};
 use tracing::{Span, field::Empty, info_span};
 use uuid::Uuid;
 
@@ -44,7 +44,7 @@ impl Trace {
             cached_tokens = Empty,
             completion_tokens = Empty,
         );
-        trace::adopt(&span, header);
+        trace_context::adopt(&span, header);
         if let Some(own) = header(REQUEST_ID).filter(|own| is_request_id(own)) {
             span.record("client_request_id", own);
         }
