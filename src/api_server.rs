@@ -123,7 +123,7 @@ impl Listeners {
                 http??;
                 grpc??;
             }
-            Err(_) => tracing::warn!("open connections are closed"),
+            Err(_) => tracing::warn!("closing connections that are still open"),
         }
         terminal::out("rein: stopped");
         Ok(())

@@ -74,7 +74,7 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
 fn store_error(args: &ClusterArgs, error: StoreError) -> String {
     match error {
         StoreError::Unavailable(reason) => {
-            tracing::debug!(reason, "etcd");
+            tracing::debug!(reason, "etcd cannot be reached");
             let endpoints = args.etcd.join(", ");
             if reason.to_lowercase().contains("certificate") {
                 let advice = "check --etcd-ca, --etcd-cert and --etcd-name";

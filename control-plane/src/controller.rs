@@ -94,7 +94,10 @@ async fn run_elected(
                                 written = revision;
                                 backoff.reset();
                             }
-                            Ok(None) => tracing::debug!(decision.why, "overtaken"),
+                            Ok(None) => tracing::debug!(
+                                decision.why,
+                                "the decision was not written: a key that it depends on has changed"
+                            ),
                             Err(error) => {
                                 tracing::warn!(decision.why, %error, "cannot write the decision; trying again");
                                 if let StoreError::Unavailable(_) = error {

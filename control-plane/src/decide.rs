@@ -196,7 +196,8 @@ impl Controller {
         let record = |id: &String| view.groups.get(id).and_then(GroupState::record);
         self.names.observe(view);
         self.ended.retain(|_, ended| now < ended.expires());
-        // A group that ends after a calm time does not break again and again. A thousand of them may end at once.
+        // A group whose cooldown has expired was stable, so its end does not delay new groups of its class, not even
+        // when many groups end at once.
         let ended = |(id, (_, cooldown, _)): &(&String, &(u64, Cooldown, WorkerClass))| {
             record(id).is_none() && now < cooldown.expires()
         };
@@ -342,7 +343,8 @@ impl Controller {
             members.map(|(_, member)| member.clone()).collect()
         };
         if change {
-            // These members leave now too: they want to, or could not link again with an expired certificate.
+            // Draining members and those with an expired certificate leave in the same epoch. The former asked to, the
+            // latter could not link again.
             lost.extend(&leaving);
             lost.extend(&expired);
         } else if !leaving.is_empty() {

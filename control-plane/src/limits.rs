@@ -24,7 +24,8 @@ pub const SHARED_STORE_HISTORY: usize = 1024;
 /// Queued transactions of a shared store.
 pub const SHARED_STORE_WRITES: usize = 1024;
 
-/// Two checks of a name that another process holds that are further apart than this: the store was away.
+/// If two checks of a name that another process holds are further apart than this, the store was unreachable between
+/// them.
 pub const NAME_CHECK_GAP: Duration = Duration::from_secs(2);
 
 /// TTL of the keys of a process: a silent process is considered lost after this time.

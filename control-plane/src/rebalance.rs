@@ -1,4 +1,4 @@
-//! Decides which layers of a group get a new expert layout. Pure.
+//! Decides which layers of a group get a new expert layout, from measured loads alone: without I/O and without a clock.
 //!
 //! This module does not know workers or the store.
 

@@ -61,7 +61,7 @@ pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
             Some((name, model)) = loaded_models.recv() => {
                 loading.remove(&name);
                 if let Some((model, text)) = model {
-                    tracing::info!(model = name, text, "a new model");
+                    tracing::info!(model = name, text, "serving a new model");
                     state.add(Arc::new(model));
                     texts.insert(name, text);
                 }

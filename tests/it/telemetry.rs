@@ -247,7 +247,7 @@ fn logs_name_the_request() {
         let found = lines.iter().find(|line| line["fields"]["message"] == message);
         found.unwrap_or_else(|| panic!("no line {message:?}: {lines:#?}"))
     };
-    let over = line("generation over");
+    let over = line("the request ended");
     assert_eq!((&over["span"]["request_id"], &over["span"]["completion_tokens"]), (&json!(id), &json!(4)), "{over}");
     let admitted = line("admitted");
     assert_eq!(admitted["span"]["request_id"], json!(format!("{id}-0")));
@@ -407,7 +407,7 @@ fn a_trace_spans_processes_and_shows_a_lost_worker() {
 
     let id = &request.attributes["request_id"];
     let lines = log.lines();
-    for message in ["lost the engine; resuming", "generation over"] {
+    for message in ["lost the engine; resuming", "the request ended"] {
         let line = lines.iter().find(|line| line["fields"]["message"] == message);
         assert_eq!(line.map(|line| &line["span"]["request_id"]), Some(&json!(id)), "{message}: {lines:#?}");
     }

@@ -156,7 +156,7 @@ def test_the_clients_trace_is_forwarded_without_a_collector(tmp_path):
         headers = {"content-type": "application/json", "traceparent": f"00-{trace}-{parent}-01"}
         connection.request("POST", "/v1/chat/completions", json.dumps({**request(1), "stream": False}), headers)
         assert connection.getresponse().status == 200
-        for process, message in [("r0", "generation over"), ("w0", "admitted")]:
+        for process, message in [("r0", "the request ended"), ("w0", "admitted")]:
             lines = [json.loads(line) for line in fleet.log(process).splitlines() if line.startswith("{")]
             [line] = [line for line in lines if line["fields"].get("message") == message]
             assert line["span"]["trace_id"] == trace

@@ -2,7 +2,7 @@
 
 /// A Start, or another request, that no engine of this shape can serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {problem}")]
+#[error("{field} {problem}")]
 pub struct InvalidStart {
     pub field: &'static str,
     pub problem: String,

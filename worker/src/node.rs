@@ -483,7 +483,7 @@ impl Node {
                     self.fatal = fatal;
                 } else if suspect == Some(now.rank) {
                     // The controller would assign the same seat again and again.
-                    tracing::warn!(wait = ?self.load_retry, "cannot load; unavailable for a while");
+                    tracing::warn!(wait = ?self.load_retry, "loading failed; the worker takes no seat for a while");
                     self.unavailable_until = Some(Instant::now() + self.load_retry);
                     self.load_retry = (self.load_retry * 2).min(limits::LOAD_RETRY_LONGEST);
                 }

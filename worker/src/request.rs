@@ -17,9 +17,9 @@ pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
     // A held prompt may be scored without drawing a token after it.
     let drawn = if start.hold { "" } else { ", including at least one generated token" };
     require("prompt", start.prompt.len() < context + usize::from(start.hold), || {
-        format!("{} tokens; the limit is {context} tokens{drawn}", start.prompt.len())
+        format!("must fit the context of {context} tokens{drawn}, got {} tokens", start.prompt.len())
     })?;
-    require("resume", len <= context, || format!("{len} tokens including the prompt; the limit is {context} tokens"))?;
+    require("resume", len <= context, || format!("and prompt together must have at most {context} tokens, got {len}"))?;
     vocabulary("prompt", &start.prompt, shape)?;
     vocabulary("resume", &start.resume, shape)?;
     let sampling = start.sampling.as_ref().ok_or_else(|| missing("sampling"))?;
@@ -29,12 +29,14 @@ pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
     short("cache_salt", &start.cache_salt, limits::MAX_CACHE_SALT_BYTES)?;
     for (field, count) in [("logprobs", start.logprobs), ("prompt_logprobs", start.prompt_logprobs)] {
         let max = limits::MAX_LOGPROBS;
-        require(field, (-1..=max).contains(&count), || format!("{count}; must be -1 (none) or 0 to {max}"))?;
+        require(field, (-1..=max).contains(&count), || format!("must be -1 (none) or from 0 to {max}, got {count}"))?;
     }
     require("script", start.script.is_empty() || shape.kind == "sim", || {
-        "only the sim engine supports a script".into()
+        "must be empty: only the sim engine supports it".into()
     })?;
-    require("script", start.script.len() <= context, || format!("longer than the context of {context} tokens"))?;
+    require("script", start.script.len() <= context, || {
+        format!("must have at most {context} tokens, got {}", start.script.len())
+    })?;
     vocabulary("script", &start.script, shape)
 }
 
@@ -43,14 +45,14 @@ pub fn interval(request: &EventsRequest) -> Result<Duration, InvalidStart> {
     let interval = Duration::from_millis(request.interval_ms.into());
     let (least, most) = (limits::EVENT_INTERVAL, limits::EVENT_SILENCE);
     require("interval_ms", (least..=most).contains(&interval), || {
-        format!("{}; must be from {} to {}", request.interval_ms, least.as_millis(), most.as_millis())
+        format!("must be from {} to {}, got {}", least.as_millis(), most.as_millis(), request.interval_ms)
     })?;
     Ok(interval)
 }
 
 fn check_sampling(sampling: &Sampling, shape: &ExecutorShape) -> Result<(), InvalidStart> {
     let number = |field, value: f32, ok: bool, range: &str| {
-        require(field, value.is_finite() && ok, || format!("{value}; must be {range}"))
+        require(field, value.is_finite() && ok, || format!("must be {range}, got {value}"))
     };
     number("sampling.temperature", sampling.temperature, sampling.temperature >= 0.0, "at least 0")?;
     number("sampling.top_p", sampling.top_p, sampling.top_p > 0.0 && sampling.top_p <= 1.0, "above 0 and at most 1")?;
@@ -60,7 +62,7 @@ fn check_sampling(sampling: &Sampling, shape: &ExecutorShape) -> Result<(), Inva
     number("sampling.presence_penalty", sampling.presence_penalty, true, "finite")?;
     number("sampling.frequency_penalty", sampling.frequency_penalty, true, "finite")?;
     let (count, max) = (sampling.logit_bias.len(), limits::MAX_LOGIT_BIAS);
-    require("sampling.logit_bias", count <= max, || format!("{count} entries; at most {max}"))?;
+    require("sampling.logit_bias", count <= max, || format!("must have at most {max} entries, got {count}"))?;
     for bias in &sampling.logit_bias {
         vocabulary("sampling.logit_bias", &[bias.token], shape)?;
         number("sampling.logit_bias", bias.bias, true, "finite")?;
@@ -69,15 +71,15 @@ fn check_sampling(sampling: &Sampling, shape: &ExecutorShape) -> Result<(), Inva
 }
 
 fn check_limits(bounds: &Limits, start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
-    require("limits.max_tokens", bounds.max_tokens >= 1, || "0; must be at least 1".into())?;
+    require("limits.max_tokens", bounds.max_tokens >= 1, || "must be at least 1, got 0".into())?;
     require("resume", start.resume.len() <= bounds.max_tokens as usize, || {
-        format!("{} tokens; limits.max_tokens is {}", start.resume.len(), bounds.max_tokens)
+        format!("must have at most limits.max_tokens = {} tokens, got {}", bounds.max_tokens, start.resume.len())
     })?;
     require("limits.min_tokens", bounds.min_tokens <= bounds.max_tokens, || {
-        format!("{}; limits.max_tokens is {}", bounds.min_tokens, bounds.max_tokens)
+        format!("must be at most limits.max_tokens = {}, got {}", bounds.max_tokens, bounds.min_tokens)
     })?;
     let (count, max) = (bounds.stop_token_ids.len(), limits::MAX_STOP_TOKENS);
-    require("limits.stop_token_ids", count <= max, || format!("{count} tokens; at most {max}"))?;
+    require("limits.stop_token_ids", count <= max, || format!("must have at most {max} tokens, got {count}"))?;
     vocabulary("limits.stop_token_ids", &bounds.stop_token_ids, shape)
 }
 
@@ -86,19 +88,20 @@ fn require(field: &'static str, ok: bool, problem: impl FnOnce() -> String) -> R
 }
 
 fn missing(field: &'static str) -> InvalidStart {
-    InvalidStart { field, problem: "missing; every field must be set".into() }
+    InvalidStart { field, problem: "must be set".into() }
 }
 
 fn short(field: &'static str, value: &str, max: usize) -> Result<(), InvalidStart> {
-    require(field, value.len() <= max, || format!("{} bytes; at most {max}", value.len()))
+    require(field, value.len() <= max, || format!("must have at most {max} bytes, got {}", value.len()))
 }
 
 fn vocabulary(field: &'static str, tokens: &[u32], shape: &ExecutorShape) -> Result<(), InvalidStart> {
     let size = shape.vocab_size;
     match tokens.iter().find(|&&token| token as usize >= size) {
         None => Ok(()),
-        Some(token) => {
-            Err(InvalidStart { field, problem: format!("token {token} is outside the vocabulary of {size}") })
-        }
+        Some(token) => Err(InvalidStart {
+            field,
+            problem: format!("must have token ids below {size}, the size of the vocabulary, got {token}"),
+        }),
     }
 }

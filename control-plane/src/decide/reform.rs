@@ -19,7 +19,7 @@ enum Members {
     Complete(Vec<GroupMember>),
     /// Too few workers can link with each other.
     Insufficient,
-    /// New workers may do, once their probes are reported.
+    /// Workers that registered recently may fit; their probes are not reported yet.
     AwaitingProbes,
 }
 
@@ -73,7 +73,7 @@ impl Controller {
                 for member in &members {
                     let at = self.keys.seat(&member.worker);
                     if record.member(&member.worker, member.incarnation).is_none() {
-                        // As in `form_groups`: the seat must be as this view has it.
+                        // As in `form_groups`: the write fails if the worker's seat has changed since this view.
                         transaction = transaction.when(view.unchanged(at.clone()));
                     }
                     transaction = transaction.put(at, seat.clone(), None);

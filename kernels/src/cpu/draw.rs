@@ -66,7 +66,8 @@ impl Cpu {
         if rows.is_empty() {
             return Ok(None);
         }
-        let hidden = hidden.ok_or_else(|| shape("draw", "a row of a step without rows".into()))?;
+        let hidden = hidden
+            .ok_or_else(|| shape("draw", "the rows to draw are not empty, but the step computed no rows".into()))?;
         let normed = self.rms_norm(&self.gather_rows(hidden, rows), head.norm, head.eps);
         let mut logits = self.gather_cols(self.linear(&normed, head.weight, None))?;
         if head.scale != 1.0 {

@@ -24,9 +24,21 @@ impl Cpu {
         };
         let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale } = *spec;
         let (rows, q_dim) = (q.rows, nope_dim + rope_dim);
-        assert_eq!((q.cols, to_latent.len()), (heads * q_dim, heads), "mla_attention: heads");
-        assert_eq!((latent.cols, k_rope.cols), (kv_rank, rope_dim), "mla_attention: latent and rotary key");
-        assert_eq!((cache.width_k, cache.width_v), (kv_rank, rope_dim), "mla_attention: cache widths");
+        assert_eq!(
+            (q.cols, to_latent.len()),
+            (heads * q_dim, heads),
+            "mla_attention: q must have heads * (nope_dim + rope_dim) columns, and to_latent one matrix per head"
+        );
+        assert_eq!(
+            (latent.cols, k_rope.cols),
+            (kv_rank, rope_dim),
+            "mla_attention: the latent must have kv_rank columns, and the rotary key rope_dim"
+        );
+        assert_eq!(
+            (cache.width_k, cache.width_v),
+            (kv_rank, rope_dim),
+            "mla_attention: the cache must have kv_rank and rope_dim columns"
+        );
         let mut out = stale(rows, heads * v_dim);
         if rows == 0 {
             return out;

@@ -298,7 +298,7 @@ impl Backend for Cpu {
     }
 
     fn slice_cols(&self, x: &Tensor, from: usize, len: usize) -> Tensor {
-        assert!(from + len <= x.cols, "columns {from}..{} of {}", from + len, x.cols);
+        assert!(from + len <= x.cols, "slice_cols: columns {from}..{} must be within {}", from + len, x.cols);
         let mut out = stale(x.rows, len);
         for r in 0..x.rows {
             out.data[r * len..][..len].copy_from_slice(&x.data[r * x.cols + from..][..len]);
@@ -322,7 +322,7 @@ impl Backend for Cpu {
     }
 
     fn add_scaled(&self, x: &mut Tensor, y: &Tensor, factor: f32) {
-        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_scaled");
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_scaled: x and y must have the same shape");
         let cols = x.cols;
         self.by_rows(&mut x.data, cols, &|from, part| {
             part.iter_mut().zip(&y.data[from * cols..]).for_each(|(x, y)| *x += factor * y);
@@ -335,7 +335,7 @@ impl Backend for Cpu {
     }
 
     fn silu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "silu_mul");
+        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "silu_mul: gate and up must have the same shape");
         let (mut out, isa) = (gate.clone(), self.isa);
         let cols = out.cols;
         self.by_rows(&mut out.data, cols, &|from, part| {
@@ -348,7 +348,7 @@ impl Backend for Cpu {
     fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
         assert!(
             !weight.is_empty() && x.cols.is_multiple_of(weight.len()),
-            "rms_norm of {} by {}",
+            "rms_norm: {} columns must be a multiple of the weight's {}",
             x.cols,
             weight.len()
         );
@@ -364,9 +364,12 @@ impl Backend for Cpu {
     }
 
     fn add_norm(&self, x: &mut Tensor, y: &Tensor, factor: f32, weight: &Vec<f32>, eps: f32) -> Tensor {
-        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm");
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm: x and y must have the same shape");
         let (cols, width, isa) = (x.cols, weight.len(), self.isa);
-        assert!(width > 0 && cols.is_multiple_of(width), "add_norm of {cols} by {width}");
+        assert!(
+            width > 0 && cols.is_multiple_of(width),
+            "add_norm: {cols} columns must be a multiple of the weight's {width}"
+        );
         let mut out = stale(x.rows, cols);
         let base = SharedPtr(out.data.as_mut_ptr());
         self.by_rows(&mut x.data, cols, &|from, part| {

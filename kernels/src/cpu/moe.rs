@@ -52,7 +52,10 @@ impl Experts {
             self.place.resize(at + 1, ABSENT);
         }
         if self.place[at] != ABSENT {
-            return Err(KernelError::Shape { op: "experts", what: format!("expert {at} given twice") });
+            return Err(KernelError::Shape {
+                op: "experts",
+                what: format!("expert {at} is added twice; a rank holds each expert once"),
+            });
         }
         self.place[at] = self.held.len() as u32;
         self.held.push(expert);
@@ -91,8 +94,11 @@ struct Group<'a> {
 
 impl Cpu {
     fn through_experts(&self, x: &Tensor, routes: &Routes, picks: Option<&[u32]>, experts: &Experts) -> Tensor {
-        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe: routes for each row");
-        assert!(experts.shape().is_none_or(|(_, hidden)| hidden == x.cols), "moe: inputs");
+        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe: each row must have top_k routes");
+        assert!(
+            experts.shape().is_none_or(|(_, hidden)| hidden == x.cols),
+            "moe: x must have as many columns as the experts have inputs"
+        );
         let mut out = zeros(picks.map_or(x.rows, <[u32]>::len), x.cols);
         experts_into(&self.pool, self.isa, &x.data, routes, picks, experts, &mut out.data);
         out

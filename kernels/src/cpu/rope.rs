@@ -43,7 +43,7 @@ impl AngleTables {
         if let Some(table) = made.iter().find(fits) {
             return Arc::clone(table);
         }
-        assert_eq!(spec.inv_freq.len(), spec.dims / 2, "rope: dims / 2 frequencies");
+        assert_eq!(spec.inv_freq.len(), spec.dims / 2, "rope: the number of frequencies must be dims / 2");
         let mut values = Vec::with_capacity(self.positions.len() * spec.dims);
         for &position in &self.positions {
             // The angle is rounded to f32 as in transformers, where frequencies and positions are f32 tensors.

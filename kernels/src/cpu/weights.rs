@@ -161,7 +161,7 @@ impl Panels {
         let (outs, ins) = (sources[0].rows, sources[0].cols);
         for source in sources {
             source.check()?;
-            assert_eq!((source.rows, source.cols), (outs, ins), "matrices side by side");
+            assert_eq!((source.rows, source.cols), (outs, ins), "stacked matrices must have the same shape");
         }
         let padded = ins.next_multiple_of(GROUP);
         let steps = steps_of(ins, precision);

@@ -21,11 +21,11 @@ pub const MAX_FIRST_WORK: u64 = 200_000;
 pub const MAX_PART_WORK: u64 = 200_000;
 /// Steps for deciding whether schemas exclude each other, or for negating one.
 pub const MAX_COMPARISON_STEPS: u64 = 200_000;
-/// Members that objects with distinguishing members may have together.
+/// Maximum number of members, summed over the objects of a union that is told apart by the value of one member.
 pub const MAX_ROW_MEMBERS: usize = 4_500;
 /// Properties in the order of the schema; objects with more are not constrained.
 pub const MAX_ORDERED_PROPERTIES: usize = 2_200;
-/// Distinguished patterns of properties; with more, a key is not constrained.
+/// Maximum number of `patternProperties` for which keys are constrained.
 pub const MAX_PATTERNS: usize = 16;
 /// Product of the numbers of ways in which the conjuncts of an expression can continue at one place, without the most
 /// ambiguous one. llguidance tries all combinations at once.
@@ -59,11 +59,11 @@ pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
 pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
 /// Bytes of a compiled regular expression that validates responses. A larger one is left to the grammar.
 pub const MAX_JUDGED_REGEX_BYTES: usize = 16 << 20;
-/// Bytes of the expressions of one validation times bytes of the texts that they match state by state, about 100 ms of
-/// a core. Only expressions with too many states for an automaton built on demand are matched so. What is beyond is
-/// left to the grammar.
+/// Maximum work of one validation for expressions with too many states for an automaton that is built on demand: bytes
+/// of the expressions times bytes of the texts that they match. About 100 ms of a core. Expressions beyond it are not
+/// validated; the grammar alone enforces them.
 pub const MAX_JUDGED_REGEX_WORK: usize = 1 << 30;
-/// The same of a validation that may run on an async thread, and of values and names within a schema: about 1 ms.
+/// The same limit for a validation on an async thread, and for values and names within a schema: about 1 ms.
 pub const MAX_QUICK_REGEX_WORK: usize = 10 << 20;
 /// Steps that the engine for patterns with lookaround or back references backtracks in one text.
 pub const MAX_BACKTRACKS: usize = 2_000;

@@ -93,8 +93,8 @@ impl Matcher {
             }
             let back = parser.consume_token(id)?;
             anyhow::ensure!(back == 0, "the grammar withdrew accepted bytes");
-            // A parser that can continue is not at an end, and asking whether it may stop costs more than the token
-            // itself.
+            // A parser that can continue has not stopped. The check is skipped then, because it costs more than consuming
+            // the token.
             if stop || !parser.parser.can_advance() {
                 parser.check_stop()?;
             }
@@ -284,9 +284,12 @@ impl Matcher {
     pub(crate) fn check(&mut self) {
         let stopped = self.is_stopped();
         self.ask(TokenParser::check_stop).expect("no error");
-        assert_eq!(stopped, self.is_stopped(), "an end that was not looked for");
+        assert_eq!(stopped, self.is_stopped(), "the matcher has stopped, which no method had reported");
         let choice = self.has_choice();
-        assert!(stopped || !choice || self.forced_bytes().is_empty(), "no choice");
+        assert!(
+            stopped || !choice || self.forced_bytes().is_empty(),
+            "one continuation is forced, but the matcher reports a choice"
+        );
     }
 }
 

@@ -430,7 +430,7 @@ impl EngineStream {
         (self.hedge, self.answer) = (Hedge::Settled, None);
         if self.link.take().is_some() {
             let accepted = self.progress.accepted.len();
-            tracing::info!(parent: &self.span, sequence = self.start.request_id, accepted, "parked: its client does not read");
+            tracing::info!(parent: &self.span, sequence = self.start.request_id, accepted, "the client does not read; the sequence gives up its engine slot");
             self.context.metrics.parked.inc();
         }
     }

@@ -25,7 +25,7 @@ pub(crate) const SOME_TEXT: &str = "(?s:.+)";
 pub(crate) struct Writer {
     text: String,
     names: HashMap<String, String>,
-    /// Groups of parametric rules, by what they are made of.
+    /// The rules written for a group of parametric rules, by the group's text.
     groups: HashMap<String, (String, String, String)>,
     count: usize,
     /// Grammars that clients sent, by name.

@@ -126,7 +126,7 @@ impl<'a> Reader<'a> {
         let Definition { parametric, lazy, body } = *self.definitions.get(name)?;
         let symbol = if lazy {
             let regex = self.terminal(body)?;
-            // A lazy lexeme ends with what follows it: nothing.
+            // A lazy lexeme ends at the first match of its stop expression, which is empty here.
             let end = self.spec.regex_builder.mk_regex("").ok()?;
             let (body, end) = (RegexAst::ExprRef(regex), RegexAst::ExprRef(end));
             let lexeme = self.spec.add_rx_and_stop(name.to_owned(), body, end, true, usize::MAX, true).ok()?;

@@ -33,7 +33,7 @@ impl Compiler<'_, '_, '_> {
                 Err(error) => return Err(error),
             }
             self.depth = depth;
-            // Of ways that are not used.
+            // Forgets the relaxations of the alternative that was too costly.
             self.work.relaxations.truncate(before);
         }
         self.work.relaxations.truncate(known);

@@ -73,7 +73,7 @@ impl Hedge {
         let wanted = EngineRequest { salt: &start.cache_salt, tokens: &tokens, session, kind, refused: &[] };
         let Some(lease) = context.pool.lease_elsewhere(&wanted, &engine.group) else { return Hedge::Settled };
         context.retry_budget.count_hedge();
-        tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "hedging");
+        tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "the engine is silent; also starting the sequence on a second engine");
         let steer = steering.map(|steering| ToEngine { kind: Some(to_engine::Kind::Steer(progress.steer(steering))) });
         let (deadline, span) = (context.deadline, span.clone());
         let attempt = async move { Link::open(lease, start, deadline, &span).await }.boxed();

@@ -13,7 +13,7 @@ use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad};
 
 use super::PromptHashes;
-use super::layer::{GenerationalBlockMap, set};
+use super::block_map::{GenerationalBlockMap, set};
 use crate::limits;
 
 const SHARDS: usize = 256;

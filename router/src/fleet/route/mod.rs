@@ -3,10 +3,10 @@
 //! Engines report the contents of their prefix caches ([`follow`]), one [`index`] stores them for all engines, and
 //! [`choose`] weighs the cached prefix against load. Except for [`follow`], this has no clock and no I/O.
 
+mod block_map;
 pub mod choose;
 pub mod follow;
 pub mod index;
-mod layer;
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 
 use serde_json::Value as Json;
 
-use super::Prepared;
+use super::PreparedInput;
 use super::error::{Reason, TemplateError};
 use super::normalize::REASONING;
 use super::python;
@@ -39,7 +39,7 @@ impl Continuation {
         TemplateError::input(&format!("messages[{index}].content"), why)
     }
 
-    pub fn render(self, chat: &Prepared<'_>) -> Result<String, TemplateError> {
+    pub fn render(self, chat: &PreparedInput<'_>) -> Result<String, TemplateError> {
         let mut messages = chat.messages.clone();
         let index = messages.len().saturating_sub(1);
         let tagged = messages.last_mut().and_then(|last| self.append_tag(last));
@@ -96,7 +96,11 @@ impl Continuation {
 }
 
 /// For a template that does not show unfinished reasoning: renders the generation prompt and appends the reasoning.
-fn append_reasoning(chat: &Prepared<'_>, before: &[Json], reasoning: &str) -> Result<Option<String>, TemplateError> {
+fn append_reasoning(
+    chat: &PreparedInput<'_>,
+    before: &[Json],
+    reasoning: &str,
+) -> Result<Option<String>, TemplateError> {
     let Some(open) = chat.reasoning_open.as_deref().filter(|_| !before.is_empty()) else { return Ok(None) };
     let mut prompt = chat.run(before, true)?;
     if !prompt.trim_end().ends_with(open.trim_end()) {

@@ -255,7 +255,7 @@ impl ChatTemplate {
     }
 
     /// Validates the input and, unless it is raw, converts it to what the template supports.
-    pub(crate) fn prepare(&self, name: Option<&str>, input: &RenderInput) -> Result<Prepared<'_>, TemplateError> {
+    pub(crate) fn prepare(&self, name: Option<&str>, input: &RenderInput) -> Result<PreparedInput<'_>, TemplateError> {
         let declares = |message: &Json| message.get("tools").is_some_and(|tools| !tools.is_null());
         let with_tools = match &input.tools {
             Some(tools) if input.raw || !tools.is_empty() => true,
@@ -277,7 +277,7 @@ impl ChatTemplate {
         normalize::check(input)?;
         let reserved = ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"];
         let free = input.kwargs.iter().filter(|(key, _)| !reserved.contains(&key.as_str()));
-        let mut chat = Prepared {
+        let mut chat = PreparedInput {
             engine: &self.engine,
             name,
             source: &compiled.source,
@@ -318,7 +318,7 @@ fn tool_names(input: &RenderInput) -> impl Iterator<Item = &str> {
 
 /// A conversation in the form in which the template gets it.
 #[derive(Debug, Clone)]
-pub(crate) struct Prepared<'a> {
+pub(crate) struct PreparedInput<'a> {
     engine: &'a Engine,
     name: &'a str,
     source: &'a str,
@@ -331,7 +331,7 @@ pub(crate) struct Prepared<'a> {
     reasoning_open: Option<String>,
 }
 
-impl Prepared<'_> {
+impl PreparedInput<'_> {
     fn normalize(&mut self, traits: &TemplateCapabilities) {
         if !traits.message_tools {
             let declared = normalize::take_message_tools(&mut self.messages);

@@ -1,6 +1,6 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use rein_control_plane::experts::spread;
+use rein_control_plane::experts::compute_layout;
 use rein_control_plane::{ModelShape, place};
 
 use super::*;
@@ -62,7 +62,7 @@ fn a_copy_is_chosen_by_its_row_alone_and_the_ranks_stay_even() {
     let mut popularity = Popularity::new(EXPERTS);
     let mut load = vec![0.0; EXPERTS];
     (0..25_000).for_each(|_| popularity.row(TOP_K).into_iter().for_each(|expert| load[expert as usize] += 1.0));
-    let layout = spread(&load, &[EXPERTS / RANKS + 4; RANKS], None).expect("room for all");
+    let layout = compute_layout(&load, &[EXPERTS / RANKS + 4; RANKS], None).expect("room for all");
     let mut table = ExpertTable { layer: 0, holders: vec![Vec::new(); EXPERTS] };
     for (rank, held) in layout.iter().enumerate() {
         held.iter().for_each(|&expert| table.holders[expert as usize].push(rank as u32));

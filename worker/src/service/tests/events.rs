@@ -145,7 +145,7 @@ async fn the_stream_ends_with_the_engine_and_rejects_invalid_intervals() {
     for interval_ms in [0, 49, 1001] {
         let status = listen(&gate.service, interval_ms).await.expect_err("refused");
         assert_eq!(status.code(), Code::InvalidArgument);
-        assert_eq!(status.message(), format!("interval_ms: {interval_ms}; must be from 50 to 1000"));
+        assert_eq!(status.message(), format!("interval_ms must be from 50 to 1000, got {interval_ms}"));
     }
     // Handles alone keep an engine alive; a listener does not.
     let service = engine(EngineOptions::default());
