@@ -64,8 +64,8 @@ CONTROL
     dpkg-deb --root-owner-group --build "$dir" "$out/rein_${version}_$(dpkg --print-architecture).deb" >/dev/null
 }
 
-# The wheel has the binary and typed Python stubs of the public protos. maturin packages what cargo built above. It would
-# compile `rein` again to strip it, so the shared binary replaces the unstripped one.
+# The wheel has the binary and typed Python stubs of the public protos. maturin packages what cargo built above. It
+# would compile `rein` again to strip it, so the shared binary replaces the unstripped one.
 wheel() {
     local dir=$work/wheel tools=$PWD/.tools/wheel/bin stubs grpcio protobuf
     stubs=$dir/python/rein
@@ -73,7 +73,8 @@ wheel() {
     touch "$stubs/__init__.py" "$stubs/v1/__init__.py" "$stubs/py.typed"
     PATH=$tools:$PATH python -m grpc_tools.protoc -I proto/proto --python_out="$dir/python" --grpc_python_out="$dir/python" \
         --mypy_out=quiet:"$dir/python" --mypy_grpc_out=quiet:"$dir/python" proto/proto/rein/v1/*.proto
-    # The generated code refuses older versions. protobuf supports the code of its own and of the previous major version.
+    # The generated code refuses older versions. protobuf supports the code of its own and of the previous major
+    # version.
     grpcio=$(sed -n "s/^GRPC_GENERATED_VERSION = '\(.*\)'/\1/p" "$stubs"/v1/*_pb2_grpc.py | sort -u)
     protobuf=$(sed -n 's/^# Protobuf Python Version: //p' "$stubs"/v1/*_pb2.py | sort -u)
     cp LICENSE "$share/THIRD-PARTY-LICENSES" "$dir/"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the protos: `proto.sh check` runs buf's lint rules, and compares the public API with the last release's. At a release,
-# `proto.sh baseline` makes the present API the one to compare with (proto/baseline.binpb).
+# Checks the protos: `proto.sh check` runs buf's lint rules, and compares the public API with the last release's. At a
+# release, `proto.sh baseline` makes the present API the one to compare with (proto/baseline.binpb).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 buf=.tools/node_modules/.bin/buf baseline=proto/baseline.binpb

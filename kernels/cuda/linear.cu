@@ -146,8 +146,8 @@ DEVICE void bring_chunks(bf16 *tile, int rows, int from, int k, Row row) {
   }
 }
 
-// The forms of x and w. `bring` fills a stage; `scale` is the factor of a group's sum for row r of the tile and column
-// c.
+// The forms of x and w. `bring` fills a stage; `scale` is the factor of a group's sum for row r of the tile and
+// column c.
 struct Plain {
   typedef bf16 X;
   static constexpr bool SCALED = false;

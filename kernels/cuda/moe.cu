@@ -1,17 +1,15 @@
 // The experts of a rank, from routes: count, align, two grouped products (linear.cu) with silu_mul between, combine.
 //
 // moe_count: counts [held] = routes of each held expert. Grid: held.
-// moe_align: starts [held + 1] = running sums of counts; order [routes] = the routes of expert 0, those of expert 1,
-// and
+// moe_align: starts [held + 1] = running sums of counts; order [routes] = the routes of expert 0, those of expert 1 and
 //   so on, each in ascending order. Route r is choice r % top_k of row r / top_k. Routes to experts that are not held
 //   are left out. Grid: held + 1; block held writes the end of starts.
 //   held_ids [held] are the global ids of the held experts; ids [routes] are those that `route` chose.
 //   Rows whose token (tokens [rows]; null: all have one) is NONE have no routes.
 // moe_combine: out [rows, n] f32 = the sum of weights[r] * parts[r] over the row's routes r, in ascending order of
-// their
-//   expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T. Routes whose expert is not held are left
-//   out (held [experts] is 0; null: all are held). So the order of sums does not depend on which rank has which expert.
-//   Rows without a token get zeros. Grid: (ceil(n / 256), rows). top_k <= 64.
+//   their expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T. Routes whose expert is not held are
+//   left out (held [experts] is 0; null: all are held). So the order of sums does not depend on which rank has which
+//   expert. Rows without a token get zeros. Grid: (ceil(n / 256), rows). top_k <= 64.
 //
 // Any sizes. Exact, but for moe_combine: f32 sums.
 #include "common.cuh"

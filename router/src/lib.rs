@@ -2,11 +2,13 @@
 //!
 //! Modules import only from the layers below theirs. From top to bottom:
 //!
-//! 1. [`api`]: HTTP and gRPC, status codes.
-//! 2. This file, `state`, `discovery` and `report`: the composition of one process.
-//! 3. [`request`]: one request, from the prompt to the answer.
-//! 4. [`admission`] and [`fleet`]: queue and API keys; engines.
-//! 5. The other files of this folder (`error`, `limits`, `metrics`, `trace` and more), which know none of the above.
+//! 1. This file and `discovery`: build the router of one process.
+//! 2. [`api`]: HTTP and gRPC, status codes.
+//! 3. `state`, `config`, `report` and `surface_metrics`: what all requests share, and what an operator sets and sees.
+//! 4. [`request`]: one request, from the prompt to the answer.
+//! 5. [`admission`] and [`fleet`]: queue and API keys; engines.
+//! 6. The other files of this folder (`error`, `limits`, `metrics`, `request_trace` and more), which know none of the
+//!    above.
 //!
 //! docs/architecture.md walks a request through them.
 

@@ -39,12 +39,13 @@ const BANNED: &[(&str, &str)] = &[
 ];
 
 /// Every place where prose may stand, by extension.
-const PROSE: &[&str] = &["rs", "md", "proto", "html", "py"];
+const PROSE: &[&str] =
+    &["rs", "md", "proto", "html", "py", "js", "css", "sh", "toml", "yaml", "service", "cu", "cuh", "h"];
 
 /// Files that are not prose of this project, or are a part of a page.
 fn quotes(path: &Path) -> bool {
     let quoting = ["tests/it/tidy", "tests/fixtures", "models", "router/grammar/src/formats.md"];
-    quoting.iter().any(|quoting| path.starts_with(quoting))
+    path != Path::new("models/demo/README.md") && quoting.iter().any(|quoting| path.starts_with(quoting))
 }
 
 #[test]
@@ -64,7 +65,8 @@ fn every_module_says_what_it_does() {
 fn flat(text: &str) -> String {
     let strip = |line: &str| {
         let line = line.trim();
-        let line = ["///", "//!", "//", "#"].iter().find_map(|marker| line.strip_prefix(marker)).unwrap_or(line);
+        let markers = ["///", "//!", "//", "#", "/*", "*"];
+        let line = markers.iter().find_map(|marker| line.strip_prefix(marker)).unwrap_or(line);
         line.trim().to_lowercase()
     };
     text.lines().map(strip).collect::<Vec<_>>().join(" ")
@@ -88,9 +90,19 @@ fn prose_is_plain() {
     assert_none("riddling phrases", found);
 }
 
-/// Lines of prose: of Markdown outside tables, code and links, of Rust comments and of comments in protos.
+/// How a line of comment begins in a file of this type, in a page or in code.
+fn comment_markers(path: &Path) -> &'static [&'static str] {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("sh" | "toml" | "yaml" | "service") => &["#"],
+        Some("css") => &["/*", "*"],
+        _ => &["//"],
+    }
+}
+
+/// Lines of prose with their columns: of Markdown outside of tables, code and links, and of comments.
 fn prose_lines(path: &Path, text: &str) -> Vec<(usize, usize)> {
     let markdown = path.extension().is_some_and(|extension| extension == "md");
+    let markers = comment_markers(path);
     let mut code = false;
     let mut lines = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -101,7 +113,7 @@ fn prose_lines(path: &Path, text: &str) -> Vec<(usize, usize)> {
             }
             !code && !trimmed.starts_with('|') && !trimmed.starts_with('<') && !line.starts_with("    ")
         } else {
-            trimmed.starts_with("//")
+            markers.iter().any(|marker| trimmed.starts_with(marker))
         };
         // A link or a path cannot be broken.
         let breakable = trimmed.split(' ').filter(|word| !word.is_empty()).count() > 2;
@@ -115,7 +127,9 @@ fn prose_lines(path: &Path, text: &str) -> Vec<(usize, usize)> {
 #[test]
 fn prose_fits_in_120_columns() {
     let mut found = Vec::new();
-    for path in files(&["md", "rs", "proto"]).into_iter().filter(|path| !quotes(path)) {
+    // Lines of Python and HTML mix prose with code.
+    let checked = |path: &PathBuf| !quotes(path) && path.extension().is_none_or(|kind| kind != "py" && kind != "html");
+    for path in files(PROSE).into_iter().filter(checked) {
         for (number, columns) in prose_lines(&path, &read(&path)) {
             if columns > COLUMNS {
                 found.push(format!("{}:{number}: {columns} columns", path.display()));

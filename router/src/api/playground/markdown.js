@@ -1,6 +1,6 @@
-// Renders a model's Markdown as elements. The text is untrusted: elements are created one by one and text is set as text,
-// HTML stays text, links lead to http, https and mailto only, and images become links. Nested blocks and spans are limited
-// in depth, and no input takes more than about linear time.
+// Renders a model's Markdown as elements. The text is untrusted: elements are created one by one and text is set as
+// text, HTML stays text, links lead to http, https and mailto only, and images become links. Nested blocks and spans
+// are limited in depth, and no input takes more than about linear time.
 
 import { copyButton, el } from "./dom.js";
 

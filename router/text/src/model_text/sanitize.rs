@@ -16,7 +16,7 @@ use serde_json::{Map, Value as Json};
 use tracing::info_span;
 
 use super::{ModelText, RenderedPrompt, TextError};
-use crate::template::{MARK_END as CLOSE, MARK_START as OPEN, Prepared, Reason, RenderInput, TemplateError};
+use crate::template::{MARK_END as CLOSE, MARK_START as OPEN, PreparedInput, Reason, RenderInput, TemplateError};
 use crate::tokenize::{Encode, EncodeLimit, TokenizeError};
 
 /// The tokens that begin and end the reasoning of a model.
@@ -64,7 +64,7 @@ impl ControlTokens {
     }
 
     /// The conversation with its control tokens marked; `None` if it has none.
-    fn mark<'a>(&self, chat: &Prepared<'a>) -> Option<Prepared<'a>> {
+    fn mark<'a>(&self, chat: &PreparedInput<'a>) -> Option<PreparedInput<'a>> {
         let mut marking = Marking { controls: self, marked: false };
         let mut out = chat.clone();
         for message in &mut out.messages {
