@@ -179,7 +179,7 @@ async fn failures_are_counted_by_kind() {
 }
 
 #[tokio::test]
-async fn other_interfaces() {
+async fn whole_answers_prompt_ids_tools_and_durations_are_measured() {
     let (result, report, _) =
         bench(Mode::Usage, &["--stream", "false", "--requests", "2", "--output-tokens", "3"]).await;
     assert!(result.is_ok(), "{result:?}");

@@ -58,7 +58,7 @@ def test_all_routers_give_the_same_answers(fleet, undisturbed):
 
 
 @pytest.mark.parametrize("leader", [False, True])
-def test_a_killed_worker(fleet, undisturbed, record_property, leader):
+def test_sequences_resume_when_a_worker_is_killed(fleet, undisturbed, record_property, leader):
     status = fleet.whole(2)
     victim = next(w for w in status["workers"] if leads(status, w) == leader)
     before = resumed(fleet)

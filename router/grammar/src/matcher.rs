@@ -93,8 +93,8 @@ impl Matcher {
             }
             let back = parser.consume_token(id)?;
             anyhow::ensure!(back == 0, "the grammar withdrew accepted bytes");
-            // A parser that can continue has not stopped. The check is skipped then, because it costs more than consuming
-            // the token.
+            // A parser that can continue has not stopped. The check is skipped then, because it costs more than
+            // consuming the token.
             if stop || !parser.parser.can_advance() {
                 parser.check_stop()?;
             }

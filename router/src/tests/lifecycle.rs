@@ -200,7 +200,7 @@ async fn every_answer_has_a_request_id() {
 }
 
 #[tokio::test]
-async fn models_and_metrics() {
+async fn models_are_listed_and_metrics_count_requests() {
     let router = TestRouter::new();
     let list = router.get("/v1/models").await.ok();
     assert_eq!((&list["object"], list["data"].as_array().unwrap().len()), (&json!("list"), 1));

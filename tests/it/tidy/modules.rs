@@ -13,11 +13,14 @@ fn is_crate_root(path: &Path, crates: &BTreeSet<PathBuf>) -> bool {
         return false;
     };
     let parts: Vec<_> = inner.iter().filter_map(|part| part.to_str()).collect();
-    match parts.as_slice() {
-        ["build.rs"] | ["src", "lib.rs" | "main.rs"] | ["src", "bin", _] => true,
-        ["tests" | "benches" | "examples", _] | ["tests" | "benches" | "examples", _, "main.rs"] => true,
-        _ => false,
-    }
+    matches!(
+        parts.as_slice(),
+        ["build.rs"]
+            | ["src", "lib.rs" | "main.rs"]
+            | ["src", "bin", _]
+            | ["tests" | "benches" | "examples", _]
+            | ["tests" | "benches" | "examples", _, "main.rs"]
+    )
 }
 
 /// Resolves `..` as the compiler does.

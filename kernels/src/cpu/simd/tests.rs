@@ -93,7 +93,7 @@ unsafe fn transpose_all<S: Simd>(x: &mut [f32; 256]) {
 simd_fn!(fn transpose_of(x: &mut [f32; 256]) = transpose_all);
 
 #[test]
-fn transposed_lanes() {
+fn lanes_are_transposed() {
     for isa in Isa::available() {
         let mut x: [f32; 256] = std::array::from_fn(|i| i as f32);
         // SAFETY: the set is available.

@@ -1,8 +1,8 @@
 // A conversation's messages: their stored form, the request made from them, and answers built from a stream's chunks.
 //
 // A message is {id, role: "user", content}, {id, role: "tool", call, name, content} or an answer:
-// {id, role: "assistant", parts, finish, usage, times, grammar, relaxed, ignored, invalid, error}. Its parts are, in the
-// order of the stream, {type: "reasoning" | "text" | "malformed", text} and {type: "call", id, name, arguments,
+// {id, role: "assistant", parts, finish, usage, times, grammar, relaxed, ignored, invalid, error}. Its parts are, in
+// the order of the stream, {type: "reasoning" | "text" | "malformed", text} and {type: "call", id, name, arguments,
 // state} with the state "open", "complete" or "incomplete".
 
 import { parseTools } from "./tools.js";

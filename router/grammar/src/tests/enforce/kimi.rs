@@ -26,12 +26,12 @@ fn one(name: &str, number: usize, arguments: &str) -> String {
 
 #[test]
 fn everything_is_send_and_sync() {
-    fn check<T: Send + Sync>() {}
-    check::<crate::Grammars>();
-    check::<crate::Compiled>();
-    check::<crate::Vocab>();
-    fn send<T: Send>() {}
-    send::<Matcher>();
+    fn assert_send_and_sync<T: Send + Sync>() {}
+    assert_send_and_sync::<crate::Grammars>();
+    assert_send_and_sync::<crate::Compiled>();
+    assert_send_and_sync::<crate::Vocab>();
+    fn assert_send<T: Send>() {}
+    assert_send::<Matcher>();
 }
 
 #[test]
