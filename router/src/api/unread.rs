@@ -95,7 +95,7 @@ impl HttpBody for HeldBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.size.clone()
+        self.size
     }
 }
 

@@ -306,7 +306,7 @@ async fn slow_grammar_work_hears_the_deadline() {
     let router = TestRouter::new();
     let model = router.router.state.named("bytes").unwrap();
     let soon = || tokio::time::Instant::now() + Duration::from_millis(50);
-    let (ends, works) = mpsc::channel::<()>();
+    let (ends, works) = mpsc::sync_channel::<()>(1);
     let works = Arc::new(Mutex::new(works));
     for turn in 0..=limits::SLOW_MATCHES {
         let works = works.clone();
