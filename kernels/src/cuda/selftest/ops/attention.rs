@@ -4,8 +4,9 @@ use super::{BF16_WITHIN, F32, Pair, Random, Row};
 use crate::backend::*;
 use crate::error::Result;
 
-/// Of the sequences at the end. Pages have 64 or 16 positions, or an odd number.
-const LENGTHS: [usize; 6] = [1, 2, 16, 63, 65, 130];
+/// Of the sequences at the end. Pages have 64 or 16 positions, or an odd number. In the last step each has one row, and
+/// a power of two of them is a bucket that a device need not fill up.
+const LENGTHS: [usize; 8] = [1, 2, 16, 63, 64, 65, 128, 130];
 const SHORT: [usize; 4] = [1, 2, 17, 66];
 
 /// The blocks of each sequence, in no order, and how many there are.
