@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs what `rein selftest` needs on a machine with a GPU and without Rust: the stripped binary, which contains the CUDA
-# kernels, and the small models. Prints the command to run there.
+# Packs what `rein selftest` needs on a machine with a GPU and without Rust: the stripped binary, which contains the
+# CUDA kernels, and the small models. Prints the command to run there.
 # PROFILE=dev packs the debug build; OUT names another archive than target/selftest.tar.gz.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -16,7 +16,7 @@ use crate::client::{Endpoint, Failure, ReusedConnection};
 const BACK_OFF: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy)]
-pub enum Until {
+pub enum StopCondition {
     Sent(usize),
     /// No request starts after this time. Open requests finish.
     Elapsed(Duration),
@@ -65,7 +65,7 @@ pub async fn run(
     endpoint: &Endpoint,
     requests: &BenchRequests,
     concurrency: u32,
-    until: Until,
+    until: StopCondition,
     bar: &ProgressBar,
 ) -> Run {
     let start = Instant::now();
@@ -76,8 +76,8 @@ pub async fn run(
         let (mut answers, mut failures) = (Vec::new(), Vec::new());
         loop {
             let more = match until {
-                Until::Sent(n) => sent.fetch_add(1, Ordering::Relaxed) < n,
-                Until::Elapsed(limit) => start.elapsed() < limit,
+                StopCondition::Sent(n) => sent.fetch_add(1, Ordering::Relaxed) < n,
+                StopCondition::Elapsed(limit) => start.elapsed() < limit,
             };
             if !more {
                 return (answers, failures);

@@ -206,8 +206,8 @@ pub async fn measure(options: &BenchOptions, report: &mut BenchReport) -> Result
     report.describe(url, &model, options);
     for &concurrency in &options.concurrency {
         let until = match options.duration {
-            Some(s) => drive::Until::Elapsed(Duration::from_secs_f64(s)),
-            None => drive::Until::Sent(options.requests.unwrap_or_else(|| (concurrency * 4).max(8)) as usize),
+            Some(s) => drive::StopCondition::Elapsed(Duration::from_secs_f64(s)),
+            None => drive::StopCondition::Sent(options.requests.unwrap_or_else(|| (concurrency * 4).max(8)) as usize),
         };
         let bar = progress(concurrency, until);
         let run = drive::run(&endpoint, &requests, concurrency, until, &bar).await;
@@ -217,10 +217,12 @@ pub async fn measure(options: &BenchOptions, report: &mut BenchReport) -> Result
     Ok(())
 }
 
-fn progress(concurrency: u32, until: drive::Until) -> ProgressBar {
+fn progress(concurrency: u32, until: drive::StopCondition) -> ProgressBar {
     let bar = match until {
-        drive::Until::Sent(n) => progress::bar(Some(n as u64), "{prefix} [{bar:30}] {pos}/{len} requests, {msg}"),
-        drive::Until::Elapsed(_) => progress::bar(None, "{prefix} {elapsed}: {pos} requests, {msg}"),
+        drive::StopCondition::Sent(n) => {
+            progress::bar(Some(n as u64), "{prefix} [{bar:30}] {pos}/{len} requests, {msg}")
+        }
+        drive::StopCondition::Elapsed(_) => progress::bar(None, "{prefix} {elapsed}: {pos} requests, {msg}"),
     };
     bar.with_prefix(format!("concurrency {concurrency}"))
 }
