@@ -198,7 +198,10 @@ def test_the_demo_model_calls_a_tool_as_on_the_cpu(server, demo):
                 "messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
     cuda = server()
     (status, found), (_, wanted) = (ask(one, "chat/completions", **question) for one in (cuda, demo))
-    assert status == 200 and found["choices"] == wanted["choices"] and found["usage"] == wanted["usage"]
+    assert status == 200 and found["choices"] == wanted["choices"]
+    # Not what the prefix cache held: the servers have answered different requests before.
+    for count in ["prompt_tokens", "completion_tokens"]:
+        assert found["usage"][count] == wanted["usage"][count]
     assert found["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"city":"Paris"}'
     # The end of the process frees the device.
     cuda.stop()
@@ -319,11 +322,10 @@ def test_the_bundle_has_all_that_a_run_needs(driver, tmp_path):
     subprocess.run(["tar", "xzf", archive, "-C", tmp_path], check=True)
     command = next(line.split() for line in done.stdout.splitlines() if line.startswith("  ./rein selftest"))
     there = tmp_path / "rein-selftest"
-    # The sections are shown by other tests; here one model, the demo model, runs from the archive.
+    # The sections are shown by other tests; here one model runs from the archive.
     for model in (there / "models").iterdir():
-        if model.name != "demo":
+        if model.name != "mistral":
             shutil.rmtree(model)
-    (there / "models/demo").rename(there / "models/mistral")
     done = subprocess.run([*command, "--sections", "ptx,models", "--reduced"], cwd=there, capture_output=True, text=True,
                           env=environment(driver), timeout=300)
     assert done.returncode == 0 and "mistral, bf16" in done.stdout, done.stdout + done.stderr

@@ -106,7 +106,8 @@ def test_make_serves_the_checkpoint_that_the_readme_names(tmp_path):
     build = 'echo "#!/bin/sh\necho rein \\"\\$@\\"" > target/release/rein; chmod +x target/release/rein'
     stub(tmp_path / ".tools/bin/cargo", f"mkdir -p target/release; {build}")
     done = subprocess.run(["bash", "-euc", readme_block("own checkpoint")], cwd=tmp_path, capture_output=True, text=True)
-    assert "rein serve --model /path/to/checkpoint --http 127.0.0.1:8000 --grpc 127.0.0.1:50051" in done.stdout.splitlines(), done
+    command = "rein serve --engine cpu --model /path/to/checkpoint --http 127.0.0.1:8000 --grpc 127.0.0.1:50051"
+    assert command in done.stdout.splitlines(), done
 
 
 def test_the_quick_start_returns_the_call_on_the_page(demo, clone):
