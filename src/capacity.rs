@@ -13,8 +13,6 @@ use crate::terminal;
 
 mod shapes;
 
-/// Tokens of each sequence in the decode steps, unless given.
-const CONTEXT: usize = 8192;
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// By the data sheets: the driver reports somewhat more memory. Rates are without sparsity. An A100 has no FP8
@@ -50,10 +48,10 @@ fn find(args: &CapacityArgs) -> Result<Capacity, Box<dyn Error>> {
     if let Some(gib) = args.gpu_memory {
         gpu.memory = f64::from(gib) * GIB;
     }
-    let options = |context| CapacityOptions {
+    let options = CapacityOptions {
         gpus: args.gpus.into(),
         gpu,
-        context,
+        context: args.context.map(|tokens| tokens as usize),
         sequences: args.sequences.iter().map(|&n| n as usize).collect(),
     };
     let flagged = |error| match error {
@@ -61,13 +59,7 @@ fn find(args: &CapacityArgs) -> Result<Capacity, Box<dyn Error>> {
         LoadError::Placement(error) => format!("--gpus: {error}"),
         error => error.to_string(),
     };
-    match args.context {
-        Some(given) => Ok(capacity(&config, &options(Some(given as usize))).map_err(flagged)?),
-        None => match capacity(&config, &options(Some(CONTEXT))) {
-            Err(LoadError::Option { option: "context", .. }) => Ok(capacity(&config, &options(None)).map_err(flagged)?),
-            found => Ok(found.map_err(flagged)?),
-        },
-    }
+    Ok(capacity(&config, &options).map_err(flagged)?)
 }
 
 /// The config.json of a directory, or of a well-known model.

@@ -20,7 +20,6 @@ mod model_dir;
 mod progress;
 mod quantiles;
 mod reference;
-mod regular_file;
 mod score;
 #[cfg(feature = "cuda")]
 mod selftest;

@@ -41,6 +41,17 @@ pub enum HostData {
     },
 }
 
+impl HostData {
+    pub(crate) fn stored_form(&self) -> StoredForm {
+        match *self {
+            HostData::F32(_) => StoredForm::F32,
+            HostData::Bf16(_) => StoredForm::Bf16,
+            HostData::Fp8 { block, .. } => StoredForm::Fp8 { block },
+            HostData::Int4 { group, .. } => StoredForm::Int4 { group },
+        }
+    }
+}
+
 /// How the checkpoint stores a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredForm {
@@ -177,6 +188,25 @@ pub struct RopeSpec {
     pub inv_freq: Vec<f64>,
     /// Factor of cos and sin (YaRN's attention factor); 1 otherwise.
     pub magnitude: f32,
+}
+
+impl RopeSpec {
+    /// Appends the dims/2 cosines of a position's angles, then their sines.
+    pub(crate) fn push_angles(&self, position: u32, to: &mut Vec<f32>) {
+        // The angle is rounded to f32 as in transformers, where frequencies and positions are f32 tensors.
+        let angle = |f: &f64| f64::from(*f as f32 * position as f32);
+        to.extend(self.inv_freq.iter().map(|f| angle(f).cos() as f32 * self.magnitude));
+        to.extend(self.inv_freq.iter().map(|f| angle(f).sin() as f32 * self.magnitude));
+    }
+
+    /// Whether the angles of both are equal.
+    pub(crate) fn turns_like(&self, other: &RopeSpec) -> bool {
+        self.inv_freq == other.inv_freq && self.magnitude == other.magnitude
+    }
+
+    pub(crate) fn assert_frequencies(&self) {
+        assert_eq!(self.inv_freq.len(), self.dims / 2, "rope: the number of frequencies must be dims / 2");
+    }
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -17,4 +17,10 @@ pub enum KernelError {
     Device(String),
 }
 
+impl KernelError {
+    pub(crate) fn expert_added_twice(op: &'static str, id: u32) -> KernelError {
+        KernelError::Shape { op, what: format!("expert {id} is added twice; a rank holds each expert once") }
+    }
+}
+
 pub type Result<T> = std::result::Result<T, KernelError>;

@@ -10,6 +10,8 @@ pub mod diff;
 pub mod error;
 pub mod probe;
 pub mod quant;
+#[cfg(any(test, feature = "cuda"))]
+mod random;
 pub mod reference;
 pub mod sample;
 pub mod storage;

@@ -11,6 +11,7 @@ use rein_router::FleetConfig;
 use rein_router::fleet::membership::Dial;
 use rein_router::{Router, RouterConfig};
 use rein_text::model_text::ModelOverrides;
+use rein_text::template::Sources;
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 
@@ -20,8 +21,8 @@ use crate::api_server::{self, Listeners};
 use crate::args::RouterArgs;
 use crate::banner::Banner;
 use crate::listen::CLOSE_TIME;
+use crate::model_dir;
 use crate::tls::Peers;
-use crate::{model_dir, regular_file};
 
 /// How often the router publishes its record.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(2);
@@ -56,7 +57,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let tool_calls = &args.api.tool_calls;
     let policy = api_server::policy(tool_calls)?;
     if let Some(path) = &tool_calls.chat_template {
-        regular_file::read(path).map_err(|e| format!("--chat-template: cannot read {}: {e}", path.display()))?;
+        Sources::from_file(path).map_err(|e| format!("--chat-template: {e}"))?;
     }
     let overrides = ModelOverrides { template: tool_calls.chat_template.clone(), ..ModelOverrides::from_env()? };
     let mut texts = HashMap::new();

@@ -88,7 +88,7 @@ pub fn play(
                 acted = true;
             }
         }
-        hear(&mut scheduler, &mut playing)?;
+        receive_outputs(&mut scheduler, &mut playing)?;
         now += Duration::from_millis(1);
         let waits = playing.values().any(|one| !one.done && one.is_due());
         match scheduler.schedule(now) {
@@ -96,7 +96,7 @@ pub fn play(
                 step.epoch = epoch;
                 let result = executor.execute(&step)?;
                 scheduler.commit(result);
-                hear(&mut scheduler, &mut playing)?;
+                receive_outputs(&mut scheduler, &mut playing)?;
             }
             None if acted || waits => {}
             None => match scheduler.wake_at() {
@@ -110,11 +110,11 @@ pub fn play(
     Ok((playing.into_values().map(|one| one.stream).collect(), stats))
 }
 
-fn hear(scheduler: &mut Scheduler, playing: &mut BTreeMap<u64, Playing>) -> Result<(), Box<dyn Error>> {
+fn receive_outputs(scheduler: &mut Scheduler, playing: &mut BTreeMap<u64, Playing>) -> Result<(), Box<dyn Error>> {
     for Output { seq, message, last } in scheduler.take_outputs() {
         let one = playing.get_mut(&seq).ok_or("an output of an unknown sequence")?;
         match message.kind {
-            Some(from_engine::Kind::Tokens(tokens)) => one.hear(&tokens),
+            Some(from_engine::Kind::Tokens(tokens)) => one.receive(&tokens),
             Some(from_engine::Kind::Finish(finish)) => {
                 if finish.reason() == FinishReason::Error {
                     return Err(format!("sequence {seq}: {}", finish.error).into());
@@ -159,7 +159,7 @@ impl Playing {
         }
     }
 
-    fn hear(&mut self, tokens: &rein_proto::internal::Tokens) {
+    fn receive(&mut self, tokens: &rein_proto::internal::Tokens) {
         for (i, &id) in tokens.ids.iter().enumerate() {
             let logprob = tokens.logprobs.get(i).and_then(|logprob| logprob.logprob);
             self.stream.drawn.push((id, logprob.map(f32::to_bits)));

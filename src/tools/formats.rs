@@ -5,9 +5,13 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use rein_grammar::{Format, by_name, formats, markdown};
+use rein_text::regular_file;
 use serde_json::Value;
 
-use crate::{args::FormatsArgs, regular_file};
+use crate::args::FormatsArgs;
+
+/// Bytes of a file that `--format` names.
+const MAX_FORMAT_BYTES: u64 = 1 << 20;
 
 pub fn run(args: &FormatsArgs) -> Result<(), Box<dyn Error>> {
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -43,7 +47,7 @@ pub fn named(name: &str) -> Result<&'static Format, String> {
     if let Some(format) = by_name(name) {
         return Ok(format);
     }
-    match regular_file::read(Path::new(name)) {
+    match regular_file::read_text(Path::new(name), "a format", MAX_FORMAT_BYTES) {
         Ok(text) => Format::from_json(&text).map_err(|e| format!("--format: {name}: {e}")),
         Err(error) => {
             let names: Vec<&str> = formats().iter().map(|f| f.name).collect();

@@ -183,7 +183,7 @@ fn errors_of_cluster_commands_name_the_flag() {
         (&worker, &["--group-size", "3"], "--group-size: "),
         (&worker, &["--max-context", "100000000"], "--max-context: "),
         (&["worker", "--model", "/nowhere"], &[], "--model: /nowhere"),
-        (&router, &["--chat-template", "missing.jinja"], "--chat-template: cannot read missing.jinja"),
+        (&router, &["--chat-template", "missing.jinja"], "--chat-template: missing.jinja: No such file"),
         (&["controller"], &["--rebalance-above", "inf"], "--rebalance-above"),
         (&["serve", "--model", demo], &["--tp", "3", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], "--tp: "),
     ];

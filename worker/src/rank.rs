@@ -425,14 +425,16 @@ impl RankGroup {
                 return Err(format!("sequence {}: no stashed logits to draw from", row.seq));
             }
         }
-        let kept = self.stashed.iter().filter(|seq| !step.dropped.contains(seq)).count();
         let stashing = |row: &&Row| row.after() == After::Stash && !self.stashed.contains(&row.seq);
-        match kept + step.rows.iter().filter(stashing).count() {
-            stashes if stashes > self.stashes => {
-                Err(format!("{stashes} sequences would have stashed logits; the limit is {}", self.stashes))
-            }
-            _ => Ok(()),
+        let fresh = step.rows.iter().filter(stashing).count();
+        if fresh == 0 {
+            return Ok(());
         }
+        let stashes = fresh + self.stashed.iter().filter(|seq| !step.dropped.contains(seq)).count();
+        if stashes > self.stashes {
+            return Err(format!("{stashes} sequences would have stashed logits; the limit is {}", self.stashes));
+        }
+        Ok(())
     }
 
     fn run(&mut self, step: &Step) -> Result<StepResult, String> {

@@ -1,5 +1,5 @@
-//! The block tables of sequences, as steps change them: whoever executes steps keeps them, because a step carries only
-//! what changed. It does not know which blocks are free.
+//! The block table of each sequence. A step carries only changes of tables, so what executes steps keeps the tables. It
+//! does not know which blocks are free.
 
 use std::collections::HashMap;
 

@@ -52,10 +52,7 @@ impl Experts {
             self.place.resize(at + 1, ABSENT);
         }
         if self.place[at] != ABSENT {
-            return Err(KernelError::Shape {
-                op: "experts",
-                what: format!("expert {at} is added twice; a rank holds each expert once"),
-            });
+            return Err(KernelError::expert_added_twice("experts", expert.id));
         }
         self.place[at] = self.held.len() as u32;
         self.held.push(expert);

@@ -8,15 +8,14 @@ use crate::backend::RopeSpec;
 
 /// cos and sin for one step's positions.
 pub struct AngleTable {
-    inv_freq: Vec<f64>,
-    magnitude: f32,
+    spec: RopeSpec,
     /// Per position: dims/2 cosines, then dims/2 sines.
     values: Vec<f32>,
 }
 
 impl AngleTable {
     pub fn row(&self, row: usize) -> (&[f32], &[f32]) {
-        let half = self.inv_freq.len();
+        let half = self.spec.inv_freq.len();
         self.values[row * 2 * half..][..2 * half].split_at(half)
     }
 }
@@ -39,19 +38,13 @@ impl AngleTables {
 
     pub fn get(&self, spec: &RopeSpec) -> Arc<AngleTable> {
         let mut made = self.made.borrow_mut();
-        let fits = |table: &&Arc<AngleTable>| table.inv_freq == spec.inv_freq && table.magnitude == spec.magnitude;
-        if let Some(table) = made.iter().find(fits) {
+        if let Some(table) = made.iter().find(|table| table.spec.turns_like(spec)) {
             return Arc::clone(table);
         }
-        assert_eq!(spec.inv_freq.len(), spec.dims / 2, "rope: the number of frequencies must be dims / 2");
+        spec.assert_frequencies();
         let mut values = Vec::with_capacity(self.positions.len() * spec.dims);
-        for &position in &self.positions {
-            // The angle is rounded to f32 as in transformers, where frequencies and positions are f32 tensors.
-            let angle = |f: &f64| f64::from(*f as f32 * position as f32);
-            values.extend(spec.inv_freq.iter().map(|f| angle(f).cos() as f32 * spec.magnitude));
-            values.extend(spec.inv_freq.iter().map(|f| angle(f).sin() as f32 * spec.magnitude));
-        }
-        let table = Arc::new(AngleTable { inv_freq: spec.inv_freq.clone(), magnitude: spec.magnitude, values });
+        self.positions.iter().for_each(|&position| spec.push_angles(position, &mut values));
+        let table = Arc::new(AngleTable { spec: spec.clone(), values });
         made.push(Arc::clone(&table));
         table
     }

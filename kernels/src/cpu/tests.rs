@@ -5,38 +5,13 @@ use half::bf16;
 use super::*;
 use crate::collective::threads::group;
 use crate::diff::difference;
+use crate::random::Random;
 use crate::reference;
 
 const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
 fn cpu(isa: Isa, threads: usize) -> Cpu {
     Cpu::with_isa(threads, Box::new(group(1).remove(0)), isa)
-}
-
-/// A small generator, so that tests use the same numbers everywhere.
-struct Numbers(u64);
-
-impl Numbers {
-    fn word(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.word() >> 33) as usize % n
-    }
-
-    /// Roughly normal, with variance 1.
-    fn vec(&mut self, n: usize) -> Vec<f32> {
-        let mut uniform = || (self.word() >> 40) as f32 / (1u64 << 24) as f32;
-        (0..n).map(|_| (uniform() + uniform() + uniform() + uniform() - 2.0) * 1.732).collect()
-    }
-
-    fn matrix(&mut self, rows: usize, cols: usize) -> HostMatrix {
-        HostMatrix { rows, cols, data: HostData::F32(self.vec(rows * cols)) }
-    }
 }
 
 fn f32s(matrix: &HostMatrix) -> Vec<f32> {
@@ -65,7 +40,7 @@ fn tolerance(precision: Precision) -> f64 {
 }
 
 /// Block tables for sequences of the given lengths, in shuffled blocks of one cache.
-fn tables(rng: &mut Numbers, lengths: &[usize], block_size: usize) -> (usize, Vec<Vec<u32>>) {
+fn tables(rng: &mut Random, lengths: &[usize], block_size: usize) -> (usize, Vec<Vec<u32>>) {
     let total: usize = lengths.iter().map(|l| l.div_ceil(block_size)).sum();
     let mut free: Vec<u32> = (0..total as u32 + 3).collect();
     let tables = lengths
@@ -76,7 +51,7 @@ fn tables(rng: &mut Numbers, lengths: &[usize], block_size: usize) -> (usize, Ve
 }
 
 /// Splits every sequence into random chunks and mixes chunks of different sequences into steps.
-fn random_steps<'a>(rng: &mut Numbers, lengths: &[usize], tables: &'a [Vec<u32>]) -> Vec<Vec<(usize, Span<'a>)>> {
+fn random_steps<'a>(rng: &mut Random, lengths: &[usize], tables: &'a [Vec<u32>]) -> Vec<Vec<(usize, Span<'a>)>> {
     let mut done = vec![0; lengths.len()];
     let mut steps = Vec::new();
     while done.iter().zip(lengths).any(|(d, l)| d < l) {
@@ -121,7 +96,7 @@ fn invariant(
     lengths: &[usize],
     attend: &Attend,
 ) -> Vec<Vec<f32>> {
-    let mut rng = Numbers(0x5eed);
+    let mut rng = Random::new(0x5eed);
     let whole: Vec<Vec<f32>> = (0..lengths.len())
         .map(|s| {
             let mut cpu = cpu(isa, 1);
@@ -155,11 +130,11 @@ fn gqa_matches_the_reference_and_is_batch_invariant() {
         {
             let spec = GqaSpec { heads, kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window };
             let lengths = [1, 200, 70, 13, 64];
-            let mut rng = Numbers(7);
+            let mut rng = Random::new(7);
             let (wide, width) = (heads * head_dim, kv_heads * head_dim);
-            let q: Vec<_> = lengths.iter().map(|l| rng.vec(l * wide)).collect();
-            let k: Vec<_> = lengths.iter().map(|l| rng.vec(l * width)).collect();
-            let v: Vec<_> = lengths.iter().map(|l| rng.vec(l * width)).collect();
+            let q: Vec<_> = lengths.iter().map(|l| rng.numbers(l * wide, 1.0)).collect();
+            let k: Vec<_> = lengths.iter().map(|l| rng.numbers(l * width, 1.0)).collect();
+            let v: Vec<_> = lengths.iter().map(|l| rng.numbers(l * width, 1.0)).collect();
             for precision in [Precision::F32, Precision::Bf16] {
                 let attend: &Attend = &|cpu, cache, inputs, step| {
                     let rows = step.iter().map(|(_, s)| s.len).sum();
@@ -186,12 +161,12 @@ fn mla_matches_the_reference_and_is_batch_invariant() {
             let scale = ((nope_dim + rope_dim) as f32).powf(-0.5);
             let spec = MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale };
             let lengths = [1, 150, 70, 9];
-            let mut rng = Numbers(11);
+            let mut rng = Random::new(11);
             let (wide, out) = (heads * (nope_dim + rope_dim), heads * v_dim);
-            let q: Vec<_> = lengths.iter().map(|l| rng.vec(l * wide)).collect();
-            let latent: Vec<_> = lengths.iter().map(|l| rng.vec(l * kv_rank)).collect();
-            let k_rope: Vec<_> = lengths.iter().map(|l| rng.vec(l * rope_dim)).collect();
-            let mut kv_b = rng.matrix(heads * (nope_dim + v_dim), kv_rank);
+            let q: Vec<_> = lengths.iter().map(|l| rng.numbers(l * wide, 1.0)).collect();
+            let latent: Vec<_> = lengths.iter().map(|l| rng.numbers(l * kv_rank, 1.0)).collect();
+            let k_rope: Vec<_> = lengths.iter().map(|l| rng.numbers(l * rope_dim, 1.0)).collect();
+            let mut kv_b = rng.matrix(heads * (nope_dim + v_dim), kv_rank, 1.0);
             if let HostData::F32(w) = &mut kv_b.data {
                 w.iter_mut().for_each(|w| *w /= (kv_rank as f32).sqrt());
             }
@@ -221,11 +196,11 @@ fn mla_matches_the_reference_and_is_batch_invariant() {
 #[test]
 fn linear_matches_the_reference_and_is_batch_invariant() {
     for isa in Isa::available() {
-        let mut rng = Numbers(3);
+        let mut rng = Random::new(3);
         let (rows, ins, outs) = (37, 520, 77);
-        let weight = rng.matrix(outs, ins);
-        let bias = rng.vec(outs);
-        let x = rng.vec(rows * ins);
+        let weight = rng.matrix(outs, ins, 1.0);
+        let bias = rng.numbers(outs, 1.0);
+        let x = rng.numbers(rows * ins, 1.0);
         for precision in PRECISIONS {
             let cpu = cpu(isa, 2);
             let w = cpu.linear_weight(weight.clone(), precision).unwrap();
@@ -260,13 +235,15 @@ fn weight_bf16(weight: &HostMatrix) -> HostMatrix {
 fn experts_match_the_reference_and_are_batch_invariant() {
     for isa in Isa::available() {
         for (hidden, inter, experts, top_k, rows) in [(64, 32, 4, 2, 9), (70, 45, 7, 3, 40), (96, 40, 3, 3, 60)] {
-            let mut rng = Numbers(5);
+            let mut rng = Random::new(5);
             // Local experts have ids 2, 3, ...; the others belong to other ranks.
             let matrices: Vec<[HostMatrix; 3]> = (0..experts)
-                .map(|_| [rng.matrix(inter, hidden), rng.matrix(inter, hidden), rng.matrix(hidden, inter)])
+                .map(|_| {
+                    [rng.matrix(inter, hidden, 1.0), rng.matrix(inter, hidden, 1.0), rng.matrix(hidden, inter, 1.0)]
+                })
                 .collect();
-            let x = rng.vec(rows * hidden);
-            let mut routes = Routes { top_k, experts: Vec::new(), weights: rng.vec(rows * top_k) };
+            let x = rng.numbers(rows * hidden, 1.0);
+            let mut routes = Routes { top_k, experts: Vec::new(), weights: rng.numbers(rows * top_k, 1.0) };
             for _ in 0..rows {
                 let mut ids: Vec<u32> = (0..experts as u32 + 3).collect();
                 routes.experts.extend((0..top_k).map(|_| ids.swap_remove(rng.below(ids.len()))));
@@ -325,12 +302,12 @@ fn combined_experts_do_not_depend_on_placement() {
 
 fn combine_is_the_same(rows: usize) {
     let (hidden, inter, experts, top_k) = (40, 24, 6u32, 3);
-    let mut rng = Numbers(11);
+    let mut rng = Random::new(11);
     let matrices: Vec<[HostMatrix; 3]> = (0..experts)
-        .map(|_| [rng.matrix(inter, hidden), rng.matrix(inter, hidden), rng.matrix(hidden, inter)])
+        .map(|_| [rng.matrix(inter, hidden, 1.0), rng.matrix(inter, hidden, 1.0), rng.matrix(hidden, inter, 1.0)])
         .collect();
-    let x = rng.vec(rows * hidden);
-    let mut routes = Routes { top_k, experts: Vec::new(), weights: rng.vec(rows * top_k) };
+    let x = rng.numbers(rows * hidden, 1.0);
+    let mut routes = Routes { top_k, experts: Vec::new(), weights: rng.numbers(rows * top_k, 1.0) };
     for _ in 0..rows {
         let mut ids: Vec<u32> = (0..experts).collect();
         routes.experts.extend((0..top_k).map(|_| ids.swap_remove(rng.below(ids.len()))));
@@ -349,7 +326,7 @@ fn combine_is_the_same(rows: usize) {
     for ranks in [2usize, 3, 5] {
         for _ in 0..4 {
             let dispatch: Vec<u32> = (0..rows * top_k).map(|_| rng.below(ranks) as u32).collect();
-            let partial: Vec<Vec<f32>> = (0..ranks).map(|_| rng.vec(rows * hidden)).collect();
+            let partial: Vec<Vec<f32>> = (0..ranks).map(|_| rng.numbers(rows * hidden, 1.0)).collect();
             let outs: Vec<[Vec<f32>; 2]> = std::thread::scope(|scope| {
                 let on_rank = |link: crate::collective::Threads| {
                     let rank = crate::collective::ControlLink::rank(&link);
@@ -388,14 +365,14 @@ fn small_ops_agree_with_the_reference() {
     for isa in Isa::available() {
         for threads in [1, 3] {
             let cpu = cpu(isa, threads);
-            let mut rng = Numbers(9);
+            let mut rng = Random::new(8);
             // Enough rows to be split over threads, and an uneven width.
             for (rows, cols) in [(1, 5), (3, 96), (700, 72)] {
-                let (a, b) = (rng.vec(rows * cols), rng.vec(rows * cols));
+                let (a, b) = (rng.numbers(rows * cols, 1.0), rng.numbers(rows * cols, 1.0));
                 let (ta, tb) = (cpu.to_device(rows, cols, a.clone()), cpu.to_device(rows, cols, b.clone()));
                 let silu = cpu.to_host(&cpu.silu_mul(&ta, &tb));
                 assert_close(&silu, &reference::silu_mul(&a, &b), 1e-6, "silu_mul");
-                let weight = rng.vec(if cols == 5 { 5 } else { 24 });
+                let weight = rng.numbers(if cols == 5 { 5 } else { 24 }, 1.0);
                 let norm = cpu.to_host(&cpu.rms_norm(&ta, &weight, 1e-6));
                 assert_close(&norm, &reference::rms_norm(&a, &weight, 1e-6), 1e-6, "rms_norm");
                 let mut sum = ta.clone();
@@ -419,12 +396,12 @@ fn small_ops_agree_with_the_reference() {
 #[test]
 fn rope_agrees_with_the_reference() {
     let mut cpu = cpu(Isa::detect(), 2);
-    let mut rng = Numbers(13);
+    let mut rng = Random::new(13);
     for (head_dim, offset, dims, interleaved) in [(64, 0, 64, false), (48, 32, 16, true), (24, 4, 10, false)] {
         let inv_freq: Vec<f64> = (0..dims / 2).map(|i| 10000f64.powf(-2.0 * i as f64 / dims as f64)).collect();
         let spec = RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.25 };
         let (rows, cols) = (300, 3 * head_dim);
-        let x = rng.vec(rows * cols);
+        let x = rng.numbers(rows * cols, 1.0);
         let positions: Vec<u32> = (0..rows as u32).map(|r| r % 97).collect();
         let mut got = cpu.to_device(rows, cols, x.clone());
         let spans = (0..rows).step_by(97).map(|row| Span { row, len: 97.min(rows - row), start: 0, blocks: &[] });
@@ -446,8 +423,8 @@ fn rope_agrees_with_the_reference() {
 #[test]
 fn embedding_looks_up_rows_and_checks_shapes() {
     let mut cpu = cpu(Isa::detect(), 1);
-    let mut rng = Numbers(17);
-    let table = rng.matrix(9, 10);
+    let mut rng = Random::new(17);
+    let table = rng.matrix(9, 10, 1.0);
     for precision in PRECISIONS {
         let embedding = cpu.embedding(table.clone(), 0, precision).unwrap();
         let batch = cpu.begin(Rows { ids: vec![8, 0, 8], ..Rows::default() }).unwrap();
@@ -474,8 +451,9 @@ fn embedding_looks_up_rows_and_checks_shapes() {
     let error = cpu.linear_weight(HostMatrix { rows: 2, cols: 2, data: codes }, Precision::Bf16).unwrap_err();
     assert_eq!(error.to_string(), "weight: must be f32 or bf16, got a quantized form");
     let spec = MlaSpec { heads: 2, nope_dim: 4, rope_dim: 2, v_dim: 4, kv_rank: 8, scale: 1.0 };
-    assert!(cpu.mla_weight(rng.matrix(15, 8), &spec, Precision::F32).is_err());
-    let uneven = ExpertWeights { id: 0, gate: rng.matrix(8, 4), up: rng.matrix(8, 4), down: rng.matrix(8, 4) };
+    assert!(cpu.mla_weight(rng.matrix(15, 8, 1.0), &spec, Precision::F32).is_err());
+    let uneven =
+        ExpertWeights { id: 0, gate: rng.matrix(8, 4, 1.0), up: rng.matrix(8, 4, 1.0), down: rng.matrix(8, 4, 1.0) };
     assert!(cpu.experts(ExpertTable::default(), &mut std::iter::once(Ok(uneven)), Precision::F32).is_err());
     assert!(cpu.cache(4, 0, 8, 8, Precision::F32).is_err());
 }

@@ -8,8 +8,7 @@ const FIRST: usize = 4096;
 
 #[derive(Debug)]
 struct Table {
-    inv_freq: Vec<f64>,
-    magnitude: f32,
+    spec: RopeSpec,
     values: DeviceBuffer,
 }
 
@@ -20,14 +19,9 @@ pub(super) struct DeviceAngles {
     positions: usize,
 }
 
-fn upload(device: &CudaDevice, inv_freq: &[f64], magnitude: f32, positions: usize) -> Result<DeviceBuffer> {
-    let mut values = Vec::with_capacity(positions * 2 * inv_freq.len());
-    for position in 0..positions {
-        // The angle is rounded to f32 as in transformers, where frequencies and positions are f32 tensors.
-        let angle = |f: &f64| f64::from(*f as f32 * position as f32);
-        values.extend(inv_freq.iter().map(|f| angle(f).cos() as f32 * magnitude));
-        values.extend(inv_freq.iter().map(|f| angle(f).sin() as f32 * magnitude));
-    }
+fn upload(device: &CudaDevice, spec: &RopeSpec, positions: usize) -> Result<DeviceBuffer> {
+    let mut values = Vec::with_capacity(positions * spec.dims);
+    (0..positions as u32).for_each(|position| spec.push_angles(position, &mut values));
     let buffer = device.allocate(size_of_val(values.as_slice()))?;
     buffer.write(device, 0, &values)?;
     Ok(buffer)
@@ -41,21 +35,20 @@ impl DeviceAngles {
         }
         self.positions = (position + 1).next_power_of_two().max(FIRST);
         for table in &mut self.tables {
-            table.values = upload(device, &table.inv_freq, table.magnitude, self.positions)?;
+            table.values = upload(device, &table.spec, self.positions)?;
         }
         Ok(!self.tables.is_empty())
     }
 
     /// The address of the table of a rotation, which is made if it is new.
     pub fn get(&mut self, device: &CudaDevice, spec: &RopeSpec) -> Result<u64> {
-        assert_eq!(spec.inv_freq.len(), spec.dims / 2, "rope: dims / 2 frequencies");
-        let fits = |table: &&Table| table.inv_freq == spec.inv_freq && table.magnitude == spec.magnitude;
-        if let Some(table) = self.tables.iter().find(fits) {
+        spec.assert_frequencies();
+        if let Some(table) = self.tables.iter().find(|table| table.spec.turns_like(spec)) {
             return Ok(table.values.address());
         }
-        let values = upload(device, &spec.inv_freq, spec.magnitude, self.positions)?;
+        let values = upload(device, spec, self.positions)?;
         let address = values.address();
-        self.tables.push(Table { inv_freq: spec.inv_freq.clone(), magnitude: spec.magnitude, values });
+        self.tables.push(Table { spec: spec.clone(), values });
         Ok(address)
     }
 }

@@ -105,7 +105,7 @@ impl Cuda {
 
     /// `factor` times y is added to `keep` times x.
     fn add_to(&self, x: &DeviceTensor, keep: f32, y: Option<&DeviceTensor>, factor: f32) {
-        assert!(x.element == Element::F32 && x.is_contiguous(), "sums are f32 and not views");
+        assert!(x.element == Element::F32 && x.is_contiguous(), "add_norm: x must be f32 and no view");
         let n = x.rows * x.cols;
         let args = AddScaledArgs { x: x.address, y: y.map_or(0, |y| y.address), n, keep, factor };
         let name = y.map_or(Element::F32, |y| y.element).of("add_scaled_f32", "add_scaled_bf16");
@@ -122,14 +122,14 @@ impl Cuda {
         weight: &DeviceVector,
         eps: f32,
     ) -> DeviceTensor {
-        assert!(x.element == Element::F32 && x.is_contiguous(), "sums are f32 and not views");
+        assert!(x.element == Element::F32 && x.is_contiguous(), "add_norm: x must be f32 and no view");
         let out = self.tensor(x.rows, x.cols, self.activations.get());
         let (y, of_y) = y.map_or((0, out.element), |y| (y.address, y.element));
         let name = match (of_y, out.element) {
             (Element::F32, Element::F32) => "add_norm_f32",
             (Element::Bf16, Element::Bf16) => "add_norm_bf16",
             (Element::F32, Element::Bf16) => "add_norm_f32_bf16",
-            (Element::Bf16, Element::F32) => panic!("add_norm of bf16 in a model of f32"),
+            (Element::Bf16, Element::F32) => panic!("add_norm: y must not be bf16 in a model of f32"),
         };
         let n = int(x.cols);
         let args = AddNormArgs { x: x.address, y, weight: weight.data.address(), out: out.address, n, factor, eps };
@@ -319,8 +319,8 @@ impl Backend for Cuda {
     }
 
     fn add_scaled(&self, x: &mut DeviceTensor, y: &DeviceTensor, factor: f32) {
-        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_scaled");
-        assert!(y.is_contiguous(), "add_scaled of a view");
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_scaled: x and y must have the same shape");
+        assert!(y.is_contiguous(), "add_scaled: y must be no view");
         self.add_to(x, 1.0, Some(y), factor);
     }
 
@@ -329,8 +329,12 @@ impl Backend for Cuda {
     }
 
     fn silu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
-        assert_eq!((gate.rows, gate.cols, gate.stride), (up.rows, up.cols, up.stride), "silu_mul");
-        assert_eq!(gate.element, up.element, "silu_mul");
+        assert_eq!(
+            (gate.rows, gate.cols, gate.stride),
+            (up.rows, up.cols, up.stride),
+            "silu_mul: gate and up must have the same shape and stride"
+        );
+        assert_eq!(gate.element, up.element, "silu_mul: gate and up must hold the same kind of numbers");
         let out = self.tensor(gate.rows, gate.cols, gate.element);
         let (n, stride) = (int(gate.cols), int(gate.stride));
         let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, n, stride };
@@ -342,9 +346,13 @@ impl Backend for Cuda {
 
     fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {
         let n = weight.len;
-        assert!(n > 0 && x.cols.is_multiple_of(n), "rms_norm of {} by {n}", x.cols);
+        assert!(
+            n > 0 && x.cols.is_multiple_of(n),
+            "rms_norm: {} columns must be a multiple of the weight's {n}",
+            x.cols
+        );
         if x.element != self.activations.get() {
-            assert_eq!(x.cols, n, "rms_norm of the residual stream");
+            assert_eq!(x.cols, n, "rms_norm: a residual stream must have as many columns as the weight");
             return self.norm_of_sum(x, None, 0.0, weight, eps);
         }
         let out = self.tensor(x.rows, x.cols, x.element);
@@ -370,8 +378,9 @@ impl Backend for Cuda {
         weight: &DeviceVector,
         eps: f32,
     ) -> DeviceTensor {
-        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm");
-        assert!(x.cols == weight.len && y.is_contiguous(), "add_norm of {} by {}", x.cols, weight.len);
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm: x and y must have the same shape");
+        assert_eq!(x.cols, weight.len, "add_norm: x must have as many columns as the weight");
+        assert!(y.is_contiguous(), "add_norm: y must be no view");
         self.norm_of_sum(x, Some(y), factor, weight, eps)
     }
 

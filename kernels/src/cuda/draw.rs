@@ -177,7 +177,8 @@ impl Cuda {
         count: usize,
         head: &Head<'_, Cuda>,
     ) -> Result<DeviceTensor> {
-        let hidden = hidden.ok_or_else(|| shape("draw", "a row of a step without rows".into()))?;
+        let hidden =
+            hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
         let index = self.steps.parts(batch).wanted + 4 * from as u64;
         let gathered = self.gather_rows(hidden, index, count);
         let normed = self.rms_norm(&gathered, head.norm, head.eps);

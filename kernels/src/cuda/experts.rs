@@ -1,6 +1,7 @@
 //! The experts of one layer that a rank holds: slots of one size in one buffer, and a table of the experts in them.
 //! Both keep their addresses when experts move, so that recorded steps stay valid. It does not know routes.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::upload::WeightWriter;
@@ -155,7 +156,7 @@ impl DeviceExperts {
         let matrices = [prepare(gate)?, prepare(up)?, prepare(down)?];
         let shape = ExpertShape::of(&matrices, id)?;
         if self.ids.contains(&id) {
-            return Err(wrong("experts", format!("expert {id} given twice")));
+            return Err(KernelError::expert_added_twice("experts", id));
         }
         let slot = self.ids.len();
         let slots = match &self.slots {
@@ -191,9 +192,13 @@ impl DeviceExperts {
             let slots = experts.slots.as_ref()?;
             slots.find(id).map(|slot| (Arc::clone(slots), slot))
         };
-        let missing = |id: &&u32| of(self, **id).is_none() && of(fresh, **id).is_none();
-        if let Some(id) = ids.iter().find(missing) {
-            return Err(wrong("regroup", format!("expert {id} is not held")));
+        let missing = |id: u32| wrong("regroup", format!("expert {id} is not held"));
+        let mut seen = HashSet::new();
+        for &id in ids {
+            of(self, id).or_else(|| of(fresh, id)).ok_or_else(|| missing(id))?;
+            if !seen.insert(id) {
+                return Err(KernelError::expert_added_twice("regroup", id));
+            }
         }
         let (table, precision) = (fresh.table.clone(), self.precision);
         let old = self.slots.as_ref().or(fresh.slots.as_ref());
@@ -214,7 +219,7 @@ impl DeviceExperts {
             }
             let free = held.iter().position(|&held| held == EMPTY);
             let (Some((from, from_slot)), Some(slot)) = (of(self, *id).or_else(|| of(fresh, *id)), free) else {
-                return Err(wrong("regroup", format!("expert {id} given twice")));
+                return Err(missing(*id));
             };
             slots.copy(device, slot, &from, from_slot)?;
             held[slot] = *id;

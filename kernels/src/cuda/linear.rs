@@ -64,7 +64,11 @@ impl Cuda {
         if form != WeightForm::Fp8 {
             return Operand::plain(&self.silu_mul(gate, up));
         }
-        assert_eq!((gate.rows, gate.cols, gate.stride), (up.rows, up.cols, up.stride), "silu_mul");
+        assert_eq!(
+            (gate.rows, gate.cols, gate.stride),
+            (up.rows, up.cols, up.stride),
+            "silu_mul: gate and up must have the same shape and stride"
+        );
         self.codes(gate, |codes, scales| {
             let (k, stride) = (int(gate.cols), int(gate.stride));
             let args = SiluMulQuantArgs { gate: gate.address, up: up.address, codes, scales, k, stride };

@@ -118,15 +118,16 @@ impl Cuda {
         experts: &DeviceExperts,
         shared: Option<&DeviceTensor>,
     ) -> Result<DeviceTensor> {
-        assert_eq!((batch.shape.rows, routes.rows), (x.rows, x.rows), "moe: routes for each row");
+        let rows = (batch.shape.rows, routes.rows);
+        assert_eq!(rows, (x.rows, x.rows), "moe: the step and the routes must have as many rows as x");
         let held = experts.ids().len();
         let Some(slots) = experts.slots().filter(|_| held == routes.experts) else {
             return Err(shape("moe", format!("the only rank holds {held} of {} experts", routes.experts)));
         };
-        assert_eq!(slots.shape.hidden, x.cols, "moe: inputs");
+        assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
         assert!(
             shared.is_none_or(|s| (s.rows, s.cols, s.element) == (x.rows, x.cols, x.element) && s.is_contiguous()),
-            "moe: shared"
+            "moe: the shared experts' output must have the shape and the numbers of x, and be no view"
         );
         let top_k = routes.top_k;
         let tokens = self.steps.parts(batch).ids;

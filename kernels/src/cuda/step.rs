@@ -132,9 +132,9 @@ pub(super) struct StepLimits {
 pub(super) fn pack(rows: &Rows, shape: &StepShape, limits: StepLimits, words: &mut [u32]) -> Result<()> {
     let wrong = |what: String| Err(KernelError::Shape { op: "begin", what });
     let parts = shape.parts();
-    assert_eq!(words.len(), parts.end, "a step's block");
+    assert_eq!(words.len(), parts.end, "begin: the block must have as many words as the step's shape says");
     if let Some(id) = rows.ids.iter().find(|&&id| id as usize >= limits.vocab) {
-        return wrong(format!("token {id} of a vocabulary of {}", limits.vocab));
+        return wrong(format!("token {id} must be below the vocabulary's {}", limits.vocab));
     }
     let (of_rows, rest) = words.split_at_mut(parts.tables);
     let (tables, index) = rest.split_at_mut(parts.wanted - parts.tables);

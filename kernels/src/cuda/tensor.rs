@@ -47,7 +47,7 @@ impl DeviceTensor {
 
     /// Columns from..from + len of every row.
     pub(super) fn columns(&self, from: usize, len: usize) -> DeviceTensor {
-        assert!(from + len <= self.cols, "columns {from}..{} of {}", from + len, self.cols);
+        assert!(from + len <= self.cols, "slice_cols: columns {from}..{} must be within {}", from + len, self.cols);
         DeviceTensor {
             block: Arc::clone(&self.block),
             address: self.address + (from * self.element.bytes()) as u64,

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::upload::WeightWriter;
 use super::{DeviceBuffer, Element};
-use crate::backend::{HostData, HostForm, HostMatrix, MlaSpec, Precision, StoredForm, WeightRole};
+use crate::backend::{HostData, HostForm, HostMatrix, MlaSpec, Precision, WeightRole};
 use crate::error::{KernelError, Result};
 use crate::storage::{CudaStorage, DeviceStorage, FP8_BLOCK};
 
@@ -55,19 +55,13 @@ pub(super) struct Prepared {
 
 impl Prepared {
     pub fn new(matrix: HostMatrix, precision: Precision) -> Result<Prepared> {
-        let stored = match &matrix.data {
-            HostData::F32(_) => StoredForm::F32,
-            HostData::Bf16(_) => StoredForm::Bf16,
-            HostData::Fp8 { block, .. } => StoredForm::Fp8 { block: *block },
-            HostData::Int4 { group, .. } => StoredForm::Int4 { group: *group },
-        };
         let form = match precision {
             Precision::Int8 => {
                 return Err(wrong(
                     "int8 is not available on CUDA: leave out `--quantize`, or use `--engine cpu`".into(),
                 ));
             }
-            precision => CudaStorage.host_form(WeightRole::Linear, stored, precision),
+            precision => CudaStorage.host_form(WeightRole::Linear, matrix.data.stored_form(), precision),
         };
         let HostMatrix { rows: outs, cols: ins, data } = matrix.into_form(form)?;
         let (form, data) = match (data, form) {

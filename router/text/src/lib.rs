@@ -10,6 +10,7 @@ mod invalid;
 pub mod limits;
 pub mod model_text;
 pub mod pieces;
+pub mod regular_file;
 pub mod stop_strings;
 pub mod template;
 #[cfg(test)]

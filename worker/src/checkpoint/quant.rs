@@ -98,10 +98,10 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
     group.get("targets");
     let weights = group.object("weights")?.ok_or_else(|| group.error("weights", "is required"))?;
     for (key, value) in [("num_bits", 4.into()), ("type", "int".into()), ("symmetric", true.into())] {
-        only(&weights, key, value)?;
+        supports_only(&weights, key, value)?;
     }
-    only(&weights, "strategy", "group".into())?;
-    only(&weights, "dynamic", false.into())?;
+    supports_only(&weights, "strategy", "group".into())?;
+    supports_only(&weights, "dynamic", false.into())?;
     if weights.get("actorder").is_some() {
         return Err(unsupported("quantization_config: actorder is not supported".into()));
     }
@@ -118,7 +118,7 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
     Ok(Quantization::Int4 { group: size })
 }
 
-fn only(fields: &ConfigFields, key: &str, value: serde_json::Value) -> Result<(), LoadError> {
+fn supports_only(fields: &ConfigFields, key: &str, value: serde_json::Value) -> Result<(), LoadError> {
     fields.require(key, value).map_err(|error| unsupported(error.to_string().replace("config.json: ", "")))
 }
 

@@ -15,6 +15,8 @@ use crate::model::{self, Attention, Footprint, Mlp, Precisions, WeightParts};
 
 /// Larger groups are not looked at.
 const MOST_GPUS: usize = 1024;
+/// Tokens of each sequence in a decode step, unless given.
+const CONTEXT: usize = 8192;
 
 /// The limits of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -33,7 +35,7 @@ pub struct CapacityOptions {
     /// Ranks of the group, one on each GPU.
     pub gpus: usize,
     pub gpu: GpuLimits,
-    /// Tokens of each sequence in a decode step. None: the model's limit.
+    /// Tokens of each sequence in a decode step. None: `CONTEXT`, or the model's limit if that is less.
     pub context: Option<usize>,
     /// Numbers of sequences in the decode steps.
     pub sequences: Vec<usize>,
@@ -104,7 +106,7 @@ pub fn capacity(config: &Map<String, Value>, options: &CapacityOptions) -> Resul
     };
     let precisions = Precisions { base, linear: base };
     let footprint = Footprint { spec: &spec, precisions, devices: &CudaStorage, stored: &stored };
-    let context = options.context.unwrap_or(spec.max_positions);
+    let context = options.context.unwrap_or(CONTEXT.min(spec.max_positions));
     if context == 0 || context > spec.max_positions {
         let what = format!("must be from 1 to {} (max_position_embeddings), got {context}", spec.max_positions);
         return Err(LoadError::Option { option: "context", what });

@@ -2,17 +2,10 @@ use super::*;
 use crate::backend::{HostData, HostMatrix};
 use crate::cpu::memory::Arena;
 use crate::cpu::weights::PackSource;
+use crate::random::Random;
 
 fn numbers(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..n)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-        })
-        .collect()
+    Random::new(seed).numbers(n, 1.0)
 }
 
 fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, precision: Precision) -> Vec<f32> {

@@ -5,6 +5,7 @@ use super::*;
 use crate::cpu::CpuDevices;
 use crate::cuda::CudaDevices;
 use crate::diff::difference;
+use crate::random::Random;
 use crate::sample::SampleSpec;
 
 mod steps;
@@ -30,23 +31,8 @@ fn devices() -> Option<CudaDevices> {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    /// Roughly normal.
-    fn numbers(&mut self, n: usize, scale: f32) -> Vec<f32> {
-        let mut uniform = || {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 40) as f32 / (1u64 << 24) as f32
-        };
-        (0..n).map(|_| (uniform() + uniform() + uniform() + uniform() - 2.0) * 1.732 * scale).collect()
-    }
-
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        self.numbers(n, 1000.0).iter().map(|x| *x as i32 as u8).collect()
-    }
+fn bytes(random: &mut Random, n: usize) -> Vec<u8> {
+    (0..n).map(|_| random.below(256) as u8).collect()
 }
 
 /// How the weights of products are stored.
@@ -69,13 +55,13 @@ impl Stored {
             Stored::Wide(_) => HostData::F32(random.numbers(rows * cols, size)),
             Stored::Fp8 => {
                 // Codes of magnitudes from 0.5 to 1.9.
-                let codes = random.bytes(rows * cols).iter().map(|b| b & 0x8f | 0x30).collect();
+                let codes = bytes(random, rows * cols).iter().map(|b| b & 0x8f | 0x30).collect();
                 let scales = vec![size; rows.div_ceil(128) * cols.div_ceil(128)];
                 HostData::Fp8 { codes, scales, block: [128, 128] }
             }
             Stored::Int4 => {
                 let scales = random.numbers(rows * cols.div_ceil(32), size / 4.0);
-                HostData::Int4 { packed: random.bytes(rows * cols.div_ceil(8) * 4), scales, group: 32 }
+                HostData::Int4 { packed: bytes(random, rows * cols.div_ceil(8) * 4), scales, group: 32 }
             }
         };
         HostMatrix { rows, cols, data }
@@ -123,17 +109,12 @@ fn rope_spec(head_dim: usize, offset: usize, dims: usize, interleaved: bool) -> 
 
 /// A weight as the loader gives it.
 fn given<D: Devices>(devices: &D, role: WeightRole, matrix: HostMatrix, precision: Precision) -> HostMatrix {
-    let stored = match matrix.data {
-        HostData::F32(_) => StoredForm::F32,
-        HostData::Bf16(_) => StoredForm::Bf16,
-        HostData::Fp8 { block, .. } => StoredForm::Fp8 { block },
-        HostData::Int4 { group, .. } => StoredForm::Int4 { group },
-    };
-    matrix.into_form(devices.host_form(role, stored, precision)).expect("form")
+    let form = devices.host_form(role, matrix.data.stored_form(), precision);
+    matrix.into_form(form).expect("form")
 }
 
 fn expert<D: Devices>(devices: &D, stored: Stored, id: u32) -> ExpertWeights {
-    let mut random = Random(1000 + u64::from(id));
+    let mut random = Random::new(1000 + u64::from(id));
     let mut read = |rows, cols| {
         let matrix = stored.matrix(&mut random, rows, cols);
         given(devices, WeightRole::Expert, matrix, stored.base())
@@ -151,7 +132,7 @@ impl<B: Backend> Toy<B> {
     fn new<D: Devices<Backend = B>>(devices: &D, b: &B, kind: Kind) -> Toy<B> {
         let Kind { stored, latent, .. } = kind;
         let base = stored.base();
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         let mut vector = |n: usize| {
             let values = random.numbers(n, 0.2).iter().map(|x| x + 1.0).collect();
             b.vector(values).expect("vector")
@@ -162,12 +143,12 @@ impl<B: Backend> Toy<B> {
         let (small, latent_norm, bias) = (vector(HEAD_DIM), vector(MLA.kv_rank), vector(KV_HEADS * HEAD_DIM));
         let (mut small, mut bias) = (Some(small), Some(bias));
         let mut latent_norm = Some(latent_norm);
-        let mut random = Random(11);
+        let mut random = Random::new(11);
         let mut linear = |rows, cols| {
             let matrix = stored.matrix(&mut random, rows, cols);
             b.linear_weight(given(devices, WeightRole::Linear, matrix, base), base).expect("linear")
         };
-        let mut random = Random(13);
+        let mut random = Random::new(13);
         let mut wide = |rows: usize, cols: usize, size: f32| HostMatrix {
             rows,
             cols,
@@ -208,9 +189,15 @@ impl<B: Backend> Toy<B> {
             let mut gated = || [linear(INTER, HIDDEN), linear(INTER, HIDDEN), linear(HIDDEN, INTER)];
             let mixes = if kind.experts {
                 let router = given(devices, WeightRole::Router, wide(EXPERTS, HIDDEN, 0.3), Precision::F32);
+                // A row that rounding sends to another expert is far from the CPU's: where results are rounded, the
+                // biases decide, for scores lie within 1 of each other.
+                let bias = match stored {
+                    Stored::Wide(Precision::F32) => vec![0.0, 0.1, 0.0, 0.2, 0.0, 0.05],
+                    _ => vec![0.0, 3.0, 1.0, 5.0, 2.0, 4.0],
+                };
                 Mixes::Moe {
                     router: b.linear_weight(router, Precision::F32).expect("router"),
-                    bias: b.vector(vec![0.0, 0.1, 0.0, 0.2, 0.0, 0.05]).expect("bias"),
+                    bias: b.vector(bias).expect("bias"),
                     experts: experts(devices, b, stored, &[0, 1, 2, 3, 4, 5]),
                     shared: gated(),
                 }
@@ -380,7 +367,7 @@ fn a_model_of_bf16_computes_as_on_the_cpu() {
 fn quantized_weights_are_multiplied_as_they_are_stored() {
     let Some(devices) = devices() else { return };
     compare(&devices, Kind { stored: Stored::Int4, latent: true, experts: true }, [5e-2, 1e-4]);
-    // Activations are quantized too; a row whose router then chooses otherwise is far away.
-    compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: false }, [0.2, 1e-2]);
-    compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: true }, [1.0, 1e-2]);
+    // Activations are quantized too.
+    compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: false }, [0.2, 2e-3]);
+    compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: true }, [0.2, 2e-3]);
 }

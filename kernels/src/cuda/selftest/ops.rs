@@ -14,6 +14,7 @@ use crate::backend::*;
 use crate::collective::threads::group;
 use crate::cpu::{Cpu, Tensor};
 use crate::error::Result;
+use crate::random::Random;
 
 /// f32 activations and weights; the unit is that of `Check`.
 const F32: f64 = 1e-5;
@@ -22,32 +23,10 @@ const BF16: f64 = 1e-2;
 /// Several roundings to bf16 on the way, where the CPU keeps f32. Loops that round alike are compared within BF16.
 const BF16_WITHIN: f64 = 3e-2;
 
-/// A generator whose numbers are the same everywhere.
-struct Random(u64);
-
 impl Random {
-    fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.word() >> 33) as usize % n
-    }
-
-    /// Roughly normal, with this deviation.
-    fn numbers(&mut self, n: usize, deviation: f32) -> Vec<f32> {
-        let mut uniform = || (self.word() >> 40) as f32 / (1u64 << 24) as f32;
-        (0..n).map(|_| (uniform() + uniform() + uniform() + uniform() - 2.0) * 1.732 * deviation).collect()
-    }
-
     /// A weight whose products with numbers of deviation 1 have deviation 1.
     fn weight(&mut self, outs: usize, ins: usize) -> HostMatrix {
-        let data = HostData::F32(self.numbers(outs * ins, (ins as f32).powf(-0.5)));
-        HostMatrix { rows: outs, cols: ins, data }
+        self.matrix(outs, ins, (ins as f32).powf(-0.5))
     }
 }
 
@@ -123,7 +102,7 @@ fn compare_all<D: Devices>(devices: &D, small: bool) -> Result<Vec<Row>> {
         let device = devices.open(0, 1, Box::new(group(1).remove(0)))?;
         let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
         let cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
-        let mut pair = Pair { device, cpu, random: Random(1), precision, small };
+        let mut pair = Pair { device, cpu, random: Random::new(1), precision, small };
         // The embedding decides the type of activations: first.
         rows.push(pair.embed()?);
         rows.push(pair.sums()?);

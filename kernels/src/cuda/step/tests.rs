@@ -83,7 +83,7 @@ fn inputs_beyond_the_limits_are_errors() {
     let of = |ids: Vec<u32>, span| packed(&Rows { ids, spans: vec![span], ..Rows::default() }).map(drop);
     let error = |ids, span| of(ids, span).expect_err("an error").to_string();
     let span = Span { row: 0, len: 1, start: 0, blocks: &[0] };
-    assert_eq!(error(vec![100], span), "begin: token 100 of a vocabulary of 100");
+    assert_eq!(error(vec![100], span), "begin: token 100 must be below the vocabulary's 100");
     assert_eq!(error(vec![1], Span { row: 1, ..span }), "begin: rows 1..2 of 1");
     assert_eq!(error(vec![1], Span { start: 4, ..span }), "begin: 1 blocks of 4 do not cover 5 positions");
     let rows = Rows { ids: vec![1], spans: vec![span], draws: vec![draw(1)], ..Rows::default() };

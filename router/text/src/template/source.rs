@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::Value as Json;
 
 use super::MAX_TEMPLATE_BYTES;
 use super::error::{Reason, TemplateError};
+use crate::regular_file;
 
 /// Template sources by name. A single template has the name `default`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -79,15 +81,8 @@ fn bad(message: &str) -> TemplateError {
 }
 
 fn read(path: &Path) -> Result<String, TemplateError> {
-    let fail = |reason, message: String| Err(TemplateError::new(reason, format!("{}: {message}", path.display())));
-    match fs::metadata(path) {
-        Ok(meta) if meta.len() > MAX_TEMPLATE_BYTES as u64 => {
-            let len = meta.len();
-            fail(Reason::TooLarge, format!("a chat template may have at most {MAX_TEMPLATE_BYTES} bytes, got {len}"))
-        }
-        // Opening a FIFO would block until a writer opens it.
-        Ok(meta) if !meta.is_file() => fail(Reason::Missing, "not a regular file".into()),
-        Ok(_) => fs::read_to_string(path).or_else(|e| fail(Reason::Missing, e.to_string())),
-        Err(e) => fail(Reason::Missing, e.to_string()),
-    }
+    regular_file::read_text(path, "a chat template", MAX_TEMPLATE_BYTES as u64).map_err(|error| {
+        let reason = if error.kind() == ErrorKind::FileTooLarge { Reason::TooLarge } else { Reason::Missing };
+        TemplateError::new(reason, format!("{}: {error}", path.display()))
+    })
 }

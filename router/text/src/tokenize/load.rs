@@ -1,12 +1,13 @@
 //! Finds and loads the tokenizer of a model directory.
 
-use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::Value as Json;
 use tokenizers::AddedToken;
 
 use super::{MAX_TOKENIZER_BYTES, TokenizeError, Tokenizer, kimi};
+use crate::regular_file;
 
 /// Fields of a tokenizer configuration that name one special token each.
 pub(crate) const NAMED_SPECIAL_TOKENS: [&str; 7] =
@@ -69,18 +70,11 @@ fn load_error(path: &Path, message: impl ToString) -> TokenizeError {
 }
 
 fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizeError> {
-    match fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(load_error(path, e)),
-        Ok(meta) if meta.len() > MAX_TOKENIZER_BYTES => {
-            let message = format!("a tokenizer file may have at most {MAX_TOKENIZER_BYTES} bytes, got {}", meta.len());
-            return Err(load_error(path, message));
-        }
-        // Opening a FIFO would block until a writer opens it.
-        Ok(meta) if !meta.is_file() => return Err(load_error(path, "not a regular file")),
-        Ok(_) => {}
+    match regular_file::read(path, "a tokenizer file", MAX_TOKENIZER_BYTES) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(load_error(path, e)),
     }
-    fs::read(path).map(Some).map_err(|e| load_error(path, e))
 }
 
 /// Loads `tokenizer.json` with the added tokens of `tokenizer_config.json`. The post-processor of `tokenizer.json`

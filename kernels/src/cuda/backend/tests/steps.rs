@@ -155,6 +155,8 @@ fn experts_move_between_repeated_steps() {
                 let less = cuda.regroup(held, &fresh, &kept).expect("fewer");
                 let error = cuda.regroup(&less, &less, &order).expect_err("missing").to_string();
                 assert!(error.starts_with("regroup: expert") && error.ends_with("is not held"), "{error}");
+                let twice = cuda.regroup(&less, &fresh, &[kept[0], kept[0]]).expect_err("twice").to_string();
+                assert!(twice.contains("is added twice"), "{twice}");
                 *held = cuda.regroup(&less, &fresh, &order).expect("all");
             }
             let launched: Vec<u32> = step(&mut toy, &mut cuda);

@@ -12,7 +12,7 @@ const SHORT: [usize; 4] = [1, 2, 17, 66];
 /// The blocks of each sequence, in no order, and how many there are.
 fn tables(lengths: &[usize], block_size: usize) -> (usize, Vec<Vec<u32>>) {
     let total: usize = lengths.iter().map(|length| length.div_ceil(block_size)).sum();
-    let (mut random, mut free) = (Random(2), Vec::from_iter(0..total as u32 + 2));
+    let (mut random, mut free) = (Random::new(2), Vec::from_iter(0..total as u32 + 2));
     let mut table = |length: &usize| -> Vec<u32> {
         (0..length.div_ceil(block_size)).map(|_| free.swap_remove(random.below(free.len()))).collect()
     };
