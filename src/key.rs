@@ -23,7 +23,7 @@ pub struct KeyArgs {
     /// Maximum number of prompt and generated tokens per minute [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub tokens_per_minute: Option<u64>,
-    /// Maximum number of requests in flight [default: no limit]
+    /// Maximum number of requests in flight; each choice of a request counts [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_in_flight: Option<u32>,
     /// Priority of its requests in the queue; lower numbers come first

@@ -19,6 +19,7 @@ mod client_state;
 mod config;
 mod discovery;
 pub mod error;
+mod fair;
 pub mod fleet;
 pub mod hot_reload;
 pub mod limits;

@@ -15,10 +15,12 @@ pub const UNCOUNTED_BODY_BYTES: usize = 64 << 10;
 pub const BODY_MEMORY_WAIT: Duration = Duration::from_secs(5);
 /// Time in which a body has to arrive.
 pub const BODY_TIME: Duration = Duration::from_secs(60);
-/// Requests in flight per router; the default of `--max-in-flight`.
+/// In-flight slots of a router, one for each choice; the default of `--max-in-flight`.
 pub const IN_FLIGHT: u32 = 1024;
 /// Requests that may wait for an in-flight slot; the default of `--max-queued`.
 pub const QUEUED: u32 = 1024;
+/// How long a body may take to arrive while the queue is full: then its request leaves it for a new one.
+pub const PENDING_TIME: Duration = Duration::from_secs(5);
 /// Shortest `Retry-After`.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Longest `Retry-After`.

@@ -116,7 +116,7 @@ pub struct AdmissionArgs {
     /// File with the accepted API keys (TOML, see `rein key`) [default: no key is required]
     #[arg(long, env = "REIN_API_KEYS", value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
-    /// Maximum number of requests in flight; others wait in the router's queue
+    /// Maximum number of requests in flight, where each choice counts; others wait in the router's queue
     #[arg(long, env = "REIN_MAX_IN_FLIGHT", default_value_t = rein_router::limits::IN_FLIGHT, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_in_flight: u32,
     /// Maximum number of requests in the router's queue; requests beyond it get status 429

@@ -19,11 +19,12 @@ use rein_text::sha256_hex;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
     admission::rate::TokenBucket,
     error::{Error, ErrorKind},
+    fair::{CallerName, FairSemaphore, Requester},
     hot_reload::{FileError, FileProblem, HotReloaded, WatchedFile},
     metrics::{NO_LABELS, Samples, on_scrape},
 };
@@ -60,7 +61,7 @@ pub struct ApiKeys {
 }
 
 struct Client {
-    name: String,
+    name: Arc<str>,
     hash: [u8; HASH_BYTES],
     max_in_flight: u32,
     priority: i64,
@@ -81,11 +82,11 @@ struct Usage {
 }
 
 /// A semaphore with one permit.
-struct SinglePermit(Arc<Semaphore>);
+struct SinglePermit(FairSemaphore);
 
 impl Default for SinglePermit {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(1)))
+        Self(FairSemaphore::new(1))
     }
 }
 
@@ -113,7 +114,10 @@ pub struct Rate {
 }
 
 /// A request's share of its key's `max_in_flight`. It is returned when dropped.
-pub struct KeyPermit(Arc<Usage>);
+pub struct KeyPermit {
+    key: ApiCaller,
+    slots: u32,
+}
 
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -173,9 +177,8 @@ impl ApiKeys {
 
     fn write(&self, samples: &mut Samples<'_>) -> fmt::Result {
         let clients = self.clients.get();
-        let read = |read: fn(&Usage) -> u64| {
-            clients.iter().map(move |client| ([("key", client.name.as_str())], read(&client.usage)))
-        };
+        let read =
+            |read: fn(&Usage) -> u64| clients.iter().map(move |client| ([("key", &*client.name)], read(&client.usage)));
         let requests = read(|usage| usage.requests.load(Ordering::Relaxed));
         samples.counter("rein_key_requests", "Requests by API key", requests)?;
         let tokens = read(|usage| usage.tokens.load(Ordering::Relaxed));
@@ -184,9 +187,7 @@ impl ApiKeys {
         samples.gauge("rein_key_requests_in_flight", "Requests in flight by API key", open)?;
         let limited = clients.iter().flat_map(|client| {
             let counts = LIMITS.iter().zip(&client.usage.limited);
-            counts.map(|(limit, count)| {
-                ([("key", client.name.as_str()), ("limit", *limit)], count.load(Ordering::Relaxed))
-            })
+            counts.map(|(limit, count)| ([("key", &*client.name), ("limit", *limit)], count.load(Ordering::Relaxed)))
         });
         samples.counter("rein_key_limited", "Requests refused by a limit of their API key", limited)?;
         let refused = [(NO_LABELS, self.refused.load(Ordering::Relaxed))];
@@ -197,6 +198,16 @@ impl ApiKeys {
     pub fn refresh(&self) {
         self.clients.refresh();
     }
+}
+
+/// The name of a request's key.
+pub fn caller_name(caller: Option<&ApiCaller>) -> CallerName {
+    caller.map(|caller| caller.0.name.clone())
+}
+
+/// The request that work is done for.
+pub fn requester(caller: Option<&ApiCaller>, deadline: Instant) -> Requester {
+    Requester { caller: caller_name(caller), deadline }
 }
 
 impl ApiCaller {
@@ -211,8 +222,8 @@ impl ApiCaller {
     }
 
     /// One permit for all long grammar compilations of this key.
-    pub fn long_grammars(&self) -> Arc<Semaphore> {
-        self.0.usage.long_grammars.0.clone()
+    pub fn long_grammars(&self) -> &FairSemaphore {
+        &self.0.usage.long_grammars.0
     }
 
     /// Counts one request. Err: it exceeds a rate limit of the key.
@@ -247,13 +258,9 @@ impl ApiCaller {
 
     /// Takes one of the key's `max_in_flight`. Err: none is free.
     pub fn enter(&self) -> Result<KeyPermit, Error> {
-        let usage = &self.0.usage;
-        let place = KeyPermit(usage.clone());
-        if usage.in_flight.fetch_add(1, Ordering::AcqRel) >= self.0.max_in_flight {
-            let what = format!("{} requests at once", self.0.max_in_flight);
-            return Err(self.limited(IN_FLIGHT, what, Duration::from_secs(1)));
-        }
-        Ok(place)
+        let mut permit = KeyPermit { key: self.clone(), slots: 0 };
+        permit.extend_to(1)?;
+        Ok(permit)
     }
 
     fn limited(&self, limit: usize, what: String, wait: Duration) -> Error {
@@ -275,9 +282,28 @@ impl ApiCaller {
     }
 }
 
+impl KeyPermit {
+    /// Takes more of the key's `max_in_flight`, up to this many. Err: they are not free, or the key never has as many.
+    pub fn extend_to(&mut self, slots: usize) -> Result<(), Error> {
+        let Client { max_in_flight, usage, name, .. } = &*self.key.0;
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
+        if slots > *max_in_flight {
+            let message = format!("'n' makes {slots} choices; the key '{name}' may have {max_in_flight} at once");
+            return Err(Error::invalid("n", message));
+        }
+        let more = slots.saturating_sub(self.slots);
+        self.slots += more;
+        if usage.in_flight.fetch_add(more, Ordering::AcqRel).saturating_add(more) > *max_in_flight {
+            let what = format!("{max_in_flight} requests at once, where each choice counts");
+            return Err(self.key.limited(IN_FLIGHT, what, Duration::from_secs(1)));
+        }
+        Ok(())
+    }
+}
+
 impl Drop for KeyPermit {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.key.0.usage.in_flight.fetch_sub(self.slots, Ordering::AcqRel);
     }
 }
 
@@ -344,7 +370,7 @@ fn parse_clients(
         set_limit(&mut buckets.tokens, entry.tokens_per_minute, now);
         drop(buckets);
         let max_in_flight = entry.max_in_flight.unwrap_or(u32::MAX);
-        Arc::new(Client { name: entry.name.clone(), hash, max_in_flight, priority: entry.priority, usage })
+        Arc::new(Client { name: entry.name.as_str().into(), hash, max_in_flight, priority: entry.priority, usage })
     };
     Ok(checked.into_iter().map(client).collect())
 }

@@ -1,5 +1,5 @@
-//! Admission control: bounds the requests in flight and the requests that wait, and drains or aborts them. It does not
-//! know models or engines.
+//! Admission control: bounds the requests in flight and the requests that wait, shares both between callers, and drains
+//! or aborts them. It does not know models or engines.
 
 pub mod keys;
 mod queue;
@@ -24,10 +24,11 @@ use tokio::{
 use crate::{
     admission::keys::KeyPermit,
     error::{Error, ErrorKind},
+    fair::CallerName,
     limits,
     metrics::{Durations, NO_LABELS, Samples, on_scrape},
 };
-use queue::{EnqueueOutcome, Ticket, WaitQueue};
+use queue::{EnqueueOutcome, Entered, RequestNumber, Ticket, WaitQueue};
 
 /// Admits requests. One for all requests of a router.
 pub struct Admission(Arc<Shared>);
@@ -43,12 +44,20 @@ struct Shared {
     waited: Durations,
     full: AtomicU64,
     late: AtomicU64,
+    evicted: AtomicU64,
 }
 
 struct State {
     queue: WaitQueue,
-    /// Wakes waiting requests when they are admitted.
-    wakers: HashMap<Ticket, oneshot::Sender<()>>,
+    /// Wakes requests that are pending or waiting.
+    wakers: HashMap<RequestNumber, oneshot::Sender<Wake>>,
+}
+
+/// What happens to a request that is pending or waiting.
+#[derive(Clone, Copy)]
+enum Wake {
+    Admitted,
+    Evicted,
 }
 
 /// A request whose body may be read. It enters the queue with [`PendingRequest::admit`], and leaves when dropped.
@@ -63,15 +72,19 @@ pub struct InFlightPermit {
 /// The place of one request in the queue or in flight. It is freed when dropped.
 struct RequestSlot {
     shared: Arc<Shared>,
+    caller: CallerName,
+    number: RequestNumber,
     stage: Stage,
+    woken: oneshot::Receiver<Wake>,
     /// The request's share of its key's `max_in_flight`.
-    _key_permit: Option<KeyPermit>,
+    key_permit: Option<KeyPermit>,
 }
 
+/// How far a request is, and the slots that it needs or holds.
 enum Stage {
     Pending,
-    Waiting(Ticket),
-    InFlight(Instant),
+    Waiting(Ticket, usize),
+    InFlight(Instant, usize),
     Rejected,
 }
 
@@ -99,18 +112,33 @@ impl InFlightPermit {
 }
 
 impl PendingRequest {
-    /// Waits for an in-flight slot. Lower priorities are admitted earlier. A request that would wait until after its
-    /// deadline is rejected at once.
-    pub async fn admit(mut self, priority: i64, deadline: Instant) -> Result<InFlightPermit, Error> {
+    /// Returns when the request must leave for another one. Cancel-safe.
+    pub async fn evicted(&mut self) -> Error {
+        // The sender lives in the shared state until it is used: this never fails.
+        let _ = (&mut self.0.woken).await;
+        self.0.stage = Stage::Rejected;
+        evicted()
+    }
+
+    /// Waits for this many in-flight slots, or for all if there are fewer. Lower priorities are admitted earlier, and
+    /// callers that hold fewer slots. A request that would wait until after its deadline is rejected at once.
+    pub async fn admit(mut self, slots: usize, priority: i64, deadline: Instant) -> Result<InFlightPermit, Error> {
         let began = Instant::now();
-        if let Some(woken) = self.0.enqueue(priority, began, deadline)? {
+        if let Some(key_permit) = &mut self.0.key_permit {
+            key_permit.extend_to(slots)?;
+        }
+        if !self.0.enqueue(slots, priority, began, deadline)? {
             tokio::select! {
                 biased;
-                // The sender lives in the shared state until it is used: this never fails.
-                _ = woken => {}
+                woken = &mut self.0.woken => {
+                    if let Ok(Wake::Evicted) = woken {
+                        self.0.stage = Stage::Rejected;
+                        return Err(evicted());
+                    }
+                }
                 () = sleep_until(deadline) => return Err(Error::deadline()),
             }
-            self.0.stage = Stage::InFlight(Instant::now());
+            self.0.stage = Stage::InFlight(Instant::now(), slots);
         }
         self.0.shared.waited.observe(began.elapsed());
         let aborted = self.0.shared.aborted.subscribe();
@@ -119,26 +147,25 @@ impl PendingRequest {
 }
 
 impl RequestSlot {
-    /// Enters the queue. None: the request is in flight. Some: it is when this receiver returns.
-    fn enqueue(
-        &mut self,
-        priority: i64,
-        now: Instant,
-        deadline: Instant,
-    ) -> Result<Option<oneshot::Receiver<()>>, Error> {
+    /// Enters the queue. True: the request is in flight. False: it waits until it is woken.
+    fn enqueue(&mut self, slots: usize, priority: i64, now: Instant, deadline: Instant) -> Result<bool, Error> {
         let mut state = self.shared.state();
-        match state.queue.enqueue(priority, now, deadline) {
+        if self.woken.try_recv().is_ok() {
+            self.stage = Stage::Rejected;
+            return Err(evicted());
+        }
+        match state.queue.enqueue(&self.caller, self.number, slots, priority, now, deadline) {
             EnqueueOutcome::Admitted => {
-                self.stage = Stage::InFlight(now);
-                Ok(None)
+                state.wakers.remove(&self.number);
+                self.stage = Stage::InFlight(now, slots);
+                Ok(true)
             }
             EnqueueOutcome::Waiting(ticket) => {
-                let (waker, woken) = oneshot::channel();
-                state.wakers.insert(ticket, waker);
-                self.stage = Stage::Waiting(ticket);
-                Ok(Some(woken))
+                self.stage = Stage::Waiting(ticket, slots);
+                Ok(false)
             }
             EnqueueOutcome::TooLate(after) => {
+                state.wakers.remove(&self.number);
                 self.stage = Stage::Rejected;
                 self.shared.publish_present(&state);
                 self.shared.late.fetch_add(1, Ordering::Relaxed);
@@ -155,26 +182,42 @@ impl RequestSlot {
 
 impl Drop for RequestSlot {
     fn drop(&mut self) {
-        let mut state = self.shared.state();
-        let next = match self.stage {
+        let (mut state, now) = (self.shared.state(), Instant::now());
+        let admitted = match self.stage {
             Stage::Pending => {
-                state.queue.leave_pending();
-                None
+                state.queue.leave_pending(&self.caller, self.number);
+                state.wakers.remove(&self.number);
+                Vec::new()
             }
-            Stage::Waiting(ticket) if state.queue.cancel(ticket) => {
-                state.wakers.remove(&ticket);
-                None
+            Stage::Waiting(ticket, slots) => match state.queue.cancel(&self.caller, ticket, now) {
+                Some(admitted) => {
+                    state.wakers.remove(&self.number);
+                    admitted
+                }
+                // It was admitted or evicted, but dropped before it was woken.
+                None => match self.woken.try_recv() {
+                    Ok(Wake::Evicted) => Vec::new(),
+                    _ => state.queue.finish(&self.caller, slots, None, now),
+                },
+            },
+            Stage::InFlight(since, slots) => {
+                state.queue.finish(&self.caller, slots, Some(now.saturating_duration_since(since)), now)
             }
-            // It was admitted, but dropped before it was woken.
-            Stage::Waiting(_) => state.queue.finish(None),
-            Stage::InFlight(since) => state.queue.finish(Some(since.elapsed())),
-            Stage::Rejected => return,
+            Stage::Rejected => Vec::new(),
         };
-        if let Some(waker) = next.and_then(|ticket| state.wakers.remove(&ticket)) {
-            // If the receiver is gone, that request is about to be dropped, and admits the next one.
-            let _ = waker.send(());
+        for number in admitted {
+            state.wake(number, Wake::Admitted);
         }
         self.shared.publish_present(&state);
+    }
+}
+
+impl State {
+    fn wake(&mut self, number: RequestNumber, wake: Wake) {
+        if let Some(waker) = self.wakers.remove(&number) {
+            // If the receiver is gone, that request is about to be dropped, and frees its place.
+            let _ = waker.send(wake);
+        }
     }
 }
 
@@ -188,6 +231,16 @@ impl Shared {
     }
 }
 
+/// The error of a request that left the full queue for another one.
+fn evicted() -> Error {
+    let seconds = limits::PENDING_TIME.as_secs();
+    let message = format!(
+        "the queue is full, and this request left it for another one: its key has the most requests in the queue, or its \
+         body had not arrived after {seconds} seconds; try again later"
+    );
+    Error { retry_after: Some(limits::RETRY_AFTER), ..Error::full(message) }
+}
+
 /// The value of `Retry-After`: the estimate within the limits, or the shortest if there is none.
 fn retry_after(estimate: Option<Duration>) -> Duration {
     estimate.unwrap_or(limits::RETRY_AFTER).clamp(limits::RETRY_AFTER, limits::MAX_RETRY_AFTER)
@@ -195,13 +248,14 @@ fn retry_after(estimate: Option<Duration>) -> Duration {
 
 impl Shared {
     fn write(&self, samples: &mut Samples<'_>) -> fmt::Result {
-        let (waiting, in_flight) = {
+        let (waiting, in_flight, held) = {
             let state = self.state();
-            (state.queue.waiting(), state.queue.in_flight())
+            (state.queue.waiting(), state.queue.in_flight(), state.queue.held())
         };
         for (name, help, value) in [
             ("rein_requests_in_flight", "Admitted requests", in_flight),
-            ("rein_requests_in_flight_limit", "Most requests in flight", self.limit as usize),
+            ("rein_in_flight_slots", "In-flight slots that admitted requests hold, one for each choice", held),
+            ("rein_requests_in_flight_limit", "In-flight slots", self.limit as usize),
             ("rein_requests_waiting", "Requests in the router's queue", waiting),
             (
                 "rein_requests_waiting_limit",
@@ -211,16 +265,16 @@ impl Shared {
         ] {
             samples.gauge(name, help, [(NO_LABELS, value)])?;
         }
-        let help =
-            "Requests that were refused because the queue was `full` or because they would miss their `deadline`";
-        let shed = [("full", &self.full), ("deadline", &self.late)];
+        let help = "Requests that were refused because the queue was `full`, because they would miss their `deadline`, or that \
+             were `evicted` from the full queue for another one";
+        let shed = [("full", &self.full), ("deadline", &self.late), ("evicted", &self.evicted)];
         let shed = shed.map(|(reason, count)| ([("reason", reason)], count.load(Ordering::Relaxed)));
         samples.counter("rein_requests_shed", help, shed)
     }
 }
 
 impl Admission {
-    /// `limit`: most requests in flight. `queue`: most requests that wait or whose bodies are being read.
+    /// `limit`: in-flight slots. `queue`: most requests that wait or whose bodies are being read.
     pub fn new(limit: u32, queue: u32) -> Self {
         Admission(Arc::new(Shared {
             limit,
@@ -235,26 +289,38 @@ impl Admission {
             waited: Durations::default(),
             full: AtomicU64::new(0),
             late: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
         }))
     }
 
     /// Registers a new request before its body is read. Err: the queue is full, or the router drains.
-    pub fn enter(&self, key_permit: Option<KeyPermit>) -> Result<PendingRequest, Error> {
+    pub fn enter(&self, caller: CallerName, key_permit: Option<KeyPermit>) -> Result<PendingRequest, Error> {
         if self.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
         let mut state = self.0.state();
-        state.queue.enter().map_err(|after| {
+        let Entered { number, evicted, admitted } = state.queue.enter(&caller, Instant::now()).map_err(|after| {
             self.0.full.fetch_add(1, Ordering::Relaxed);
             let (limit, queue) = (self.0.limit, self.0.queue);
             let message = format!(
-                "this server is full: it has {limit} requests in flight and {queue} in its queue; try again later"
+                "this server is full: its {limit} in-flight slots are in use, and {queue} requests are in its queue; try \
+                 again later"
             );
             Error { retry_after: Some(retry_after(after)), ..Error::full(message) }
         })?;
+        if let Some(evicted) = evicted {
+            state.wake(evicted, Wake::Evicted);
+            self.0.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+        for number in admitted {
+            state.wake(number, Wake::Admitted);
+        }
+        let (waker, woken) = oneshot::channel();
+        state.wakers.insert(number, waker);
         self.0.publish_present(&state);
         drop(state);
-        Ok(PendingRequest(RequestSlot { shared: self.0.clone(), stage: Stage::Pending, _key_permit: key_permit }))
+        let (shared, stage) = (self.0.clone(), Stage::Pending);
+        Ok(PendingRequest(RequestSlot { shared, caller, number, stage, woken, key_permit }))
     }
 
     pub fn draining(&self) -> bool {

@@ -1,28 +1,41 @@
 //! The wait queue: decides which requests are in flight, wait or are refused. It has no clock and no I/O, so that tests
 //! replay it from a seed.
 //!
-//! A request is *pending* while its body is read. It enters the queue once its priority and its deadline are known: it
-//! *waits* or is *in flight* until it ends. At most `slots` requests are in flight, and at most `queue` more are
-//! present.
+//! A request is *pending* while its body is read. It enters the queue once its priority, its deadline and its number of
+//! choices are known: it *waits* or is *in flight* until it ends. Requests in flight hold at most `slots` slots, one
+//! for each choice, and at most `queue` requests more are present.
+//!
+//! Callers share the slots and the queue. The next slot goes to the caller that has waited longest since it last was given
+//! or gave back one; the slots that it holds count against it like a higher priority value. A full queue refuses the caller
+//! that has most requests in it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
+use crate::{fair::CallerName, limits};
+
 /// Priorities are clamped to this range.
 pub const PRIORITIES: std::ops::RangeInclusive<i64> = -100..=100;
-/// Head start of a request over one whose priority is higher by 1. It prevents starvation: a request can only be
-/// overtaken by requests that arrive within this time times the difference of their priorities.
+/// Head start of a request over one whose priority is higher by 1, and of a caller over one that holds one slot more. It
+/// prevents starvation: a request can only be overtaken by requests that arrive, or whose callers are served, within
+/// this time times the difference.
 pub const PRIORITY_STEP: Duration = Duration::from_secs(1);
 /// The mean time in flight is over about this many of the last requests.
 const MEAN_OVER: f64 = 32.0;
 
-/// A waiting request. Lower tickets are admitted first.
+/// A request that has entered, by the order of arrival.
+pub type RequestNumber = u64;
+
+/// A waiting request. Of one caller's requests, lower tickets are admitted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket {
     /// Time of arrival plus priority times `PRIORITY_STEP`, in microseconds.
     order: i128,
-    number: u64,
+    pub number: RequestNumber,
 }
 
 #[derive(Debug, PartialEq)]
@@ -33,19 +46,65 @@ pub enum EnqueueOutcome {
     TooLate(Duration),
 }
 
+/// What a new request is given.
+#[derive(Debug, PartialEq)]
+pub struct Entered {
+    pub number: RequestNumber,
+    /// The request that had to leave for it, pending or waiting.
+    pub evicted: Option<RequestNumber>,
+    /// The requests that are admitted because that one left.
+    pub admitted: Vec<RequestNumber>,
+}
+
 #[derive(Debug)]
 pub struct WaitQueue {
     slots: usize,
     queue: usize,
-    /// Requests whose bodies are being read.
+    callers: HashMap<CallerName, CallerRequests>,
     pending: usize,
-    waiting: BTreeMap<Ticket, ()>,
+    waiting: usize,
+    /// Requests in flight, and the slots that they hold.
     in_flight: usize,
-    next_number: u64,
-    /// Mean time that a request is in flight.
+    held: usize,
+    next_number: RequestNumber,
+    /// Mean time that a slot is held.
     mean_time: Option<Duration>,
     /// The origin of [`Ticket::order`].
     start: Instant,
+}
+
+/// The requests of one caller.
+#[derive(Debug, Default)]
+struct CallerRequests {
+    /// Requests whose bodies are being read, with the time of their arrival.
+    pending: BTreeMap<RequestNumber, Instant>,
+    waiting: BTreeMap<Ticket, WaitingRequest>,
+    /// Slots of its requests in flight.
+    held: usize,
+    /// When a request of it was last admitted or ended.
+    served: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct WaitingRequest {
+    slots: usize,
+    since: Instant,
+    priority: i64,
+}
+
+impl CallerRequests {
+    fn queued(&self) -> usize {
+        self.pending.len() + self.waiting.len()
+    }
+
+    /// Its next request.
+    fn next(&self) -> Option<(Ticket, WaitingRequest)> {
+        self.waiting.first_key_value().map(|(ticket, request)| (*ticket, *request))
+    }
+
+    fn waiting_slots(&self) -> usize {
+        self.waiting.values().map(|request| request.slots).sum()
+    }
 }
 
 impl WaitQueue {
@@ -53,9 +112,11 @@ impl WaitQueue {
         WaitQueue {
             slots,
             queue,
+            callers: HashMap::new(),
             pending: 0,
-            waiting: BTreeMap::new(),
+            waiting: 0,
             in_flight: 0,
+            held: 0,
             next_number: 0,
             mean_time: None,
             start,
@@ -63,10 +124,10 @@ impl WaitQueue {
     }
 
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting
     }
 
-    /// Mean time that a request is in flight.
+    /// Mean time that a slot is held.
     pub fn mean_time_in_flight(&self) -> Option<Duration> {
         self.mean_time
     }
@@ -75,71 +136,197 @@ impl WaitQueue {
         self.in_flight
     }
 
+    /// Slots of the requests in flight.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
     pub fn present(&self) -> usize {
-        self.pending + self.waiting.len() + self.in_flight
+        self.pending + self.waiting + self.in_flight
     }
 
-    /// Registers a pending request. Err: the queue is full; the estimated wait, if it is known.
-    pub fn enter(&mut self) -> Result<(), Option<Duration>> {
-        if self.present() >= self.slots + self.queue {
-            // Requests whose bodies are still being read enter the queue before a client that retries.
-            return Err(self.estimated_wait(self.present().saturating_sub(self.slots)));
-        }
+    /// Registers a pending request. If the queue is full, another one may be evicted for it. Err: the queue is full;
+    /// the estimated wait, if it is known.
+    pub fn enter(&mut self, caller: &CallerName, now: Instant) -> Result<Entered, Option<Duration>> {
+        let queued = self.pending + self.waiting;
+        let evicted = match queued + self.held >= self.slots + self.queue {
+            true => match self.evict(caller, now) {
+                Some(number) => Some(number),
+                // Requests whose bodies are still being read enter the queue before a client that retries.
+                None => return Err(self.estimated_wait((queued + self.held).saturating_sub(self.slots))),
+            },
+            false => None,
+        };
+        let number = self.next_number;
+        self.next_number += 1;
         self.pending += 1;
-        Ok(())
+        self.callers.entry(caller.clone()).or_default().pending.insert(number, now);
+        let admitted = if evicted.is_some() { self.admit(now) } else { Vec::new() };
+        Ok(Entered { number, evicted, admitted })
     }
 
-    /// A pending request left.
-    pub fn leave_pending(&mut self) {
-        self.pending = self.pending.saturating_sub(1);
+    /// Makes place for a request of `caller`: of a caller with at least two requests more in the queue the last one
+    /// leaves, or else the first request whose body has been read for longer than `limits::PENDING_TIME`.
+    fn evict(&mut self, caller: &CallerName, now: Instant) -> Option<RequestNumber> {
+        let own = self.callers.get(caller).map_or(0, CallerRequests::queued);
+        let longest = self.callers.iter().max_by_key(|(name, requests)| (requests.queued(), *name));
+        if let Some((name, requests)) = longest
+            && requests.queued() >= own + 2
+        {
+            let name = name.clone();
+            if let Some(&number) = requests.pending.keys().next_back() {
+                self.leave_pending(&name, number);
+                return Some(number);
+            }
+            let (&ticket, _) = requests.waiting.last_key_value()?;
+            self.remove_waiting(&name, ticket);
+            return Some(ticket.number);
+        }
+        let first = |requests: &CallerRequests| requests.pending.first_key_value().map(|(n, since)| (*n, *since));
+        let oldest = self.callers.iter().filter_map(|(name, requests)| Some((first(requests)?, name.clone())));
+        let ((number, since), name) = oldest.min()?;
+        let slow = now.saturating_duration_since(since) >= limits::PENDING_TIME;
+        (slow && self.leave_pending(&name, number)).then_some(number)
     }
 
-    /// Moves a pending request to the queue.
-    pub fn enqueue(&mut self, priority: i64, now: Instant, deadline: Instant) -> EnqueueOutcome {
-        self.pending = self.pending.saturating_sub(1);
-        if self.in_flight < self.slots {
-            self.in_flight += 1;
+    /// A pending request left. False: it is no longer pending.
+    pub fn leave_pending(&mut self, caller: &CallerName, number: RequestNumber) -> bool {
+        let was = self.callers.get_mut(caller).is_some_and(|caller| caller.pending.remove(&number).is_some());
+        self.pending -= usize::from(was);
+        self.forget_idle(caller);
+        was
+    }
+
+    /// Moves a pending request to the queue. It needs this many slots, or all if there are fewer.
+    pub fn enqueue(
+        &mut self,
+        caller: &CallerName,
+        number: RequestNumber,
+        slots: usize,
+        priority: i64,
+        now: Instant,
+        deadline: Instant,
+    ) -> EnqueueOutcome {
+        self.leave_pending(caller, number);
+        let slots = self.slots_of(slots);
+        let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
+        let ticket = Ticket { order: self.order(now, priority), number };
+        let request = WaitingRequest { slots, since: now, priority };
+        self.callers.entry(caller.clone()).or_default().waiting.insert(ticket, request);
+        self.waiting += 1;
+        // Those that waited before need more slots than are free: if one is admitted, it is this request.
+        if self.admit_next(now).is_some() {
             return EnqueueOutcome::Admitted;
         }
-        let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
-        let since = now.saturating_duration_since(self.start).as_micros() as i128;
-        let order = since + i128::from(priority) * PRIORITY_STEP.as_micros() as i128;
-        let ticket = Ticket { order, number: self.next_number };
         let left = deadline.saturating_duration_since(now);
-        // The count is linear in the queue's length, so it is computed only if it is used.
-        let before = || self.waiting.range(..ticket).count();
+        // The sum is linear in the queue's length, so it is computed only if it is used.
         if self.mean_time.is_some()
-            && let Some(wait) = self.estimated_wait(before())
+            && let Some(wait) = self.estimated_wait(self.slots_before(caller, ticket) + slots - 1)
             && wait >= left
         {
+            self.remove_waiting(caller, ticket);
             return EnqueueOutcome::TooLate(wait - left);
         }
-        self.next_number += 1;
-        self.waiting.insert(ticket, ());
         EnqueueOutcome::Waiting(ticket)
     }
 
-    /// A request stops waiting. False: it does not wait, because it was admitted before.
-    pub fn cancel(&mut self, ticket: Ticket) -> bool {
-        self.waiting.remove(&ticket).is_some()
+    /// The slots that a request takes.
+    fn slots_of(&self, slots: usize) -> usize {
+        slots.clamp(1, self.slots.max(1))
     }
 
-    /// A request in flight ended. `time_in_flight` is None if it was never woken. Returns the request
-    /// that is admitted in its place.
-    pub fn finish(&mut self, time_in_flight: Option<Duration>) -> Option<Ticket> {
+    /// A time plus so many points of priority, in microseconds.
+    fn order(&self, time: Instant, points: i64) -> i128 {
+        let time = time.saturating_duration_since(self.start).as_micros() as i128;
+        time + i128::from(points) * PRIORITY_STEP.as_micros() as i128
+    }
+
+    /// About how many slots are given before this request gets its own: those of its caller's earlier requests, and as
+    /// many for each other caller that waits.
+    fn slots_before(&self, caller: &CallerName, ticket: Ticket) -> usize {
+        let Some(of_caller) = self.callers.get(caller) else { return 0 };
+        let own: usize = of_caller.waiting.range(..ticket).map(|(_, request)| request.slots).sum();
+        let others = self.callers.iter().filter(|(name, _)| *name != caller);
+        own + others.map(|(_, other)| other.waiting_slots().min(own + 1)).sum::<usize>()
+    }
+
+    /// A request stops waiting. None: it does not wait, because it was admitted or evicted before. Some: the requests
+    /// that are admitted because it left.
+    pub fn cancel(&mut self, caller: &CallerName, ticket: Ticket, now: Instant) -> Option<Vec<RequestNumber>> {
+        self.remove_waiting(caller, ticket).then(|| self.admit(now))
+    }
+
+    fn remove_waiting(&mut self, caller: &CallerName, ticket: Ticket) -> bool {
+        let was = self.callers.get_mut(caller).is_some_and(|caller| caller.waiting.remove(&ticket).is_some());
+        self.waiting -= usize::from(was);
+        self.forget_idle(caller);
+        was
+    }
+
+    /// A request in flight with this many slots ended. `time_in_flight` is None if it was never woken. Returns the
+    /// requests that are admitted in its place.
+    pub fn finish(
+        &mut self,
+        caller: &CallerName,
+        slots: usize,
+        time_in_flight: Option<Duration>,
+        now: Instant,
+    ) -> Vec<RequestNumber> {
         if let Some(time) = time_in_flight {
             self.mean_time = Some(match self.mean_time {
                 Some(mean) => mean.mul_f64(1.0 - 1.0 / MEAN_OVER) + time.div_f64(MEAN_OVER),
                 None => time,
             });
         }
+        let slots = self.slots_of(slots);
         self.in_flight = self.in_flight.saturating_sub(1);
-        let (ticket, ()) = self.waiting.pop_first()?;
-        self.in_flight += 1;
-        Some(ticket)
+        self.held = self.held.saturating_sub(slots);
+        if let Some(requests) = self.callers.get_mut(caller) {
+            requests.held = requests.held.saturating_sub(slots);
+            requests.served = Some(now);
+        }
+        self.forget_idle(caller);
+        self.admit(now)
     }
 
-    /// Estimated wait of a request behind `before` others. None: no request has ended yet.
+    /// Admits waiting requests while slots are free for the next one.
+    fn admit(&mut self, now: Instant) -> Vec<RequestNumber> {
+        std::iter::from_fn(|| self.admit_next(now)).collect()
+    }
+
+    /// Admits the next waiting request, if its slots are free. A request that needs more than are free is not
+    /// overtaken: else it would wait as long as smaller ones arrive.
+    fn admit_next(&mut self, now: Instant) -> Option<RequestNumber> {
+        let of_caller = |(name, requests): (&CallerName, &CallerRequests)| {
+            let (ticket, request) = requests.next()?;
+            let since = requests.served.map_or(request.since, |served| served.max(request.since));
+            let order = self.order(since, request.priority + requests.held as i64);
+            Some(((order, ticket.number), ticket, request.slots, name.clone()))
+        };
+        let (_, ticket, slots, name) = self.callers.iter().filter_map(of_caller).min_by_key(|next| next.0)?;
+        if self.held + slots > self.slots {
+            return None;
+        }
+        if let Some(requests) = self.callers.get_mut(&name) {
+            requests.waiting.remove(&ticket);
+            requests.held += slots;
+            requests.served = Some(now);
+        }
+        self.waiting -= 1;
+        self.in_flight += 1;
+        self.held += slots;
+        Some(ticket.number)
+    }
+
+    fn forget_idle(&mut self, caller: &CallerName) {
+        if let Entry::Occupied(entry) = self.callers.entry(caller.clone())
+            && entry.get().queued() + entry.get().held == 0
+        {
+            entry.remove();
+        }
+    }
+
+    /// Estimated wait of a request that `before` slots come before. None: no request has ended yet.
     fn estimated_wait(&self, before: usize) -> Option<Duration> {
         Some(self.mean_time?.mul_f64((before + 1) as f64 / self.slots.max(1) as f64))
     }

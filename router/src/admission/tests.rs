@@ -6,7 +6,7 @@ use super::*;
 const LONG: Duration = Duration::from_secs(3600);
 
 fn admitted(admission: &Admission, priority: i64) -> BoxFuture<'static, Result<InFlightPermit, Error>> {
-    admission.enter(None).unwrap().admit(priority, Instant::now() + LONG).boxed()
+    admission.enter(None, None).unwrap().admit(1, priority, Instant::now() + LONG).boxed()
 }
 
 #[tokio::test]
@@ -14,13 +14,13 @@ async fn a_full_router_refuses_and_a_draining_router_finishes_its_requests() {
     let admission = Admission::new(2, 0);
     let first = admitted(&admission, 0).await.unwrap();
     let second = admitted(&admission, 0).await.unwrap();
-    let full = admission.enter(None).err().unwrap();
+    let full = admission.enter(None, None).err().unwrap();
     assert_eq!((full.kind, full.retry_after.is_some()), (ErrorKind::Full, true));
     drop(first);
     let third = admitted(&admission, 0).await.unwrap();
     let mut drain = Box::pin(admission.drain());
     assert!(futures::poll!(drain.as_mut()).is_pending());
-    assert_eq!(admission.enter(None).err().unwrap().kind, ErrorKind::Unavailable);
+    assert_eq!(admission.enter(None, None).err().unwrap().kind, ErrorKind::Unavailable);
     drop(second);
     assert!(futures::poll!(drain.as_mut()).is_pending());
     drop(third);
@@ -36,7 +36,7 @@ async fn a_burst_waits_and_urgent_requests_are_admitted_first() {
     for waiting in [&mut calm, &mut normal, &mut urgent] {
         assert!(futures::poll!(waiting.as_mut()).is_pending());
     }
-    assert_eq!(admission.enter(None).err().unwrap().code, Some("overloaded"));
+    assert_eq!(admission.enter(None, None).err().unwrap().code, Some("overloaded"));
     let mut registry = Registry::default();
     admission.register(&mut registry);
     let text = crate::metrics::text(&registry);
@@ -56,8 +56,8 @@ async fn a_burst_waits_and_urgent_requests_are_admitted_first() {
 async fn waiting_requests_are_drained_aborted_or_end_at_their_deadline() {
     let admission = Admission::new(1, 3);
     let first = admitted(&admission, 0).await.unwrap();
-    let impatient = admission.enter(None).unwrap();
-    let error = impatient.admit(0, Instant::now() + Duration::from_secs(5)).await.err().unwrap();
+    let impatient = admission.enter(None, None).unwrap();
+    let error = impatient.admit(1, 0, Instant::now() + Duration::from_secs(5)).await.err().unwrap();
     assert_eq!(error.kind, ErrorKind::Deadline);
     let mut waiting = admitted(&admission, 0);
     assert!(futures::poll!(waiting.as_mut()).is_pending());
@@ -79,17 +79,46 @@ async fn waiting_requests_are_drained_aborted_or_end_at_their_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_caller_with_few_requests_is_served_before_one_with_many() {
+    let admission = Admission::new(1, 2);
+    let of = |caller: &str| admission.enter(Some(caller.into()), None);
+    let admit = |pending: PendingRequest| pending.admit(1, 0, Instant::now() + LONG).boxed();
+    let first = admit(of("many").unwrap()).await.unwrap();
+    let [mut second, mut third] = [(); 2].map(|()| admit(of("many").unwrap()));
+    assert!(futures::poll!(second.as_mut()).is_pending() && futures::poll!(third.as_mut()).is_pending());
+    assert_eq!(of("many").err().unwrap().kind, ErrorKind::Full);
+    // The queue is full: a request of another caller takes the last place.
+    let mut other = admit(of("few").unwrap());
+    assert!(futures::poll!(other.as_mut()).is_pending());
+    assert_eq!(third.await.err().unwrap(), evicted());
+    drop(first);
+    drop(second.await.unwrap());
+    drop(other.await.unwrap());
+    // A body that takes long leaves when another request needs its place.
+    let admission = Admission::new(1, 0);
+    let mut slow = admission.enter(None, None).unwrap();
+    assert!(admission.enter(None, None).is_err());
+    tokio::time::advance(limits::PENDING_TIME).await;
+    let next = admission.enter(None, None).unwrap();
+    assert_eq!(slow.evicted().await, evicted());
+    drop(slow);
+    drop(next.admit(1, 0, Instant::now() + LONG).await.unwrap());
+    permits_are_free(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_that_would_miss_its_deadline_is_rejected_at_once() {
     let admission = Admission::new(1, 8);
     let first = admitted(&admission, 0).await.unwrap();
     tokio::time::advance(Duration::from_secs(20)).await;
     drop(first);
     let _second = admitted(&admission, 0).await.unwrap();
-    let hurried = admission.enter(None).unwrap().admit(0, Instant::now() + Duration::from_secs(15)).await;
+    let hurried = admission.enter(None, None).unwrap().admit(1, 0, Instant::now() + Duration::from_secs(15)).await;
     let error = hurried.err().unwrap();
     assert_eq!((error.kind, error.code), (ErrorKind::Full, Some("deadline_unreachable")));
     assert_eq!(error.retry_after, Some(Duration::from_secs(5)));
-    let mut patient = admission.enter(None).unwrap().admit(0, Instant::now() + Duration::from_secs(25)).boxed();
+    let mut patient =
+        admission.enter(None, None).unwrap().admit(1, 0, Instant::now() + Duration::from_secs(25)).boxed();
     assert!(futures::poll!(patient.as_mut()).is_pending());
 }
 
@@ -100,13 +129,15 @@ async fn no_permit_is_lost_in_any_order_of_events() {
         let mut random = StdRng::seed_from_u64(seed);
         let slots = random.random_range(1..4);
         let admission = Admission::new(slots, 6);
+        let callers = [None, Some("a".into()), Some("b".into())];
         let (mut pending, mut waiting, mut permits) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..300 {
             match random.random_range(0..6) {
-                0 => pending.extend(admission.enter(None).ok()),
+                0 => pending.extend(admission.enter(callers[random.random_range(0..3)].clone(), None).ok()),
                 1 if !pending.is_empty() => {
                     let request: PendingRequest = pending.swap_remove(random.random_range(0..pending.len()));
-                    let admitted = request.admit(random.random_range(-3..3), Instant::now() + LONG);
+                    let admitted =
+                        request.admit(random.random_range(1..3), random.random_range(-3..3), Instant::now() + LONG);
                     waiting.push(admitted.boxed());
                 }
                 // Leaves, admitted or not.
@@ -117,7 +148,10 @@ async fn no_permit_is_lost_in_any_order_of_events() {
                     let at = random.random_range(0..waiting.len());
                     if let std::task::Poll::Ready(permit) = futures::poll!(waiting[at].as_mut()) {
                         drop(waiting.swap_remove(at));
-                        permits.push(permit.unwrap());
+                        match permit {
+                            Ok(permit) => permits.push(permit),
+                            Err(error) => assert_eq!(error, evicted(), "seed {seed}"),
+                        }
                     }
                 }
                 _ => {}

@@ -5,9 +5,14 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    admission::{InFlightPermit, PendingRequest, keys::ApiCaller},
+    admission::{
+        InFlightPermit, PendingRequest,
+        keys::{self, ApiCaller},
+    },
     error::Error,
+    fair::Requester,
     fleet::route,
+    limits,
     request::{generate::RequestContext, job::Generation},
     request_trace::Trace,
     state::RouterState,
@@ -36,7 +41,7 @@ impl IncomingRequest {
         let limit = state.config.request_time;
         let of_key = caller.map(ApiCaller::enter).transpose()?;
         Ok(IncomingRequest {
-            pending: state.admission.enter(of_key)?,
+            pending: state.admission.enter(keys::caller_name(caller), of_key)?,
             state: state.clone(),
             began,
             deadline: began + wanted.map_or(limit, |wanted| wanted.min(limit)),
@@ -45,26 +50,41 @@ impl IncomingRequest {
         })
     }
 
-    /// When the request must be finished.
-    pub fn deadline(&self) -> Instant {
-        self.deadline
+    /// Whose request it is, and when it must be finished.
+    pub fn requester(&self) -> Requester {
+        keys::requester(self.caller.as_ref(), self.deadline)
+    }
+
+    /// Runs `work`, which reads the request's body. Err: the request left the full queue for another one.
+    pub async fn unless_evicted<T>(&mut self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            result = work => result,
+            evicted = self.pending.evicted() => Err(evicted),
+        }
     }
 
     /// Waits for an in-flight slot.
     pub async fn admit(self) -> Result<InFlightPermit, Error> {
         let priority = priority(self.caller.as_ref(), None);
-        self.pending.admit(priority, self.deadline).await
+        self.pending.admit(1, priority, self.deadline).await
     }
 
-    /// Waits for an in-flight slot, for a generation.
-    pub async fn admit_generation(self, trace: &Trace, generation: &Generation) -> Result<RequestContext, Error> {
+    /// Waits for the in-flight slots of a generation with this many choices.
+    pub async fn admit_generation(
+        self,
+        trace: &Trace,
+        generation: &Generation,
+        choices: usize,
+    ) -> Result<RequestContext, Error> {
         let priority = priority(self.caller.as_ref(), generation.priority);
         let named = || generation.session.as_deref().map(route::key);
         Ok(RequestContext {
             trace: trace.clone(),
             began: self.began,
             deadline: self.deadline,
-            permit: self.pending.admit(priority, self.deadline).await?,
+            // More are refused when the request is checked.
+            permit: self.pending.admit(choices.min(limits::COMPLETION_CHOICES), priority, self.deadline).await?,
             metrics: self.state.metrics.clone(),
             fleet_metrics: self.state.fleet_metrics.clone(),
             retry_budget: self.state.retry_budget.clone(),

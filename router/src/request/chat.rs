@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::Error,
+    fair::Requester,
     request::{
         delivery::ChatEvents,
         generate::{self, Defaults, Grammar, OutputMode, Plan, RequestContext, Sequence},
@@ -32,13 +33,13 @@ fn check(model: &ServedModel, job: &ChatJob) -> Result<(), Error> {
     }
 }
 
-pub async fn render(model: &Arc<ServedModel>, job: ChatJob, deadline: Instant) -> Result<RenderedPrompt, Error> {
-    let bytes = job.bytes;
+pub async fn render(model: &Arc<ServedModel>, job: ChatJob, requester: &Requester) -> Result<RenderedPrompt, Error> {
+    let (bytes, deadline) = (job.bytes, requester.deadline);
     let render = move |model: &ServedModel| {
         check(model, &job)?;
         model.render(&Conversation::new(model, job).input, bound(bytes, deadline, None))
     };
-    model.run_text_work(bytes, deadline, render).await
+    model.run_text_work(bytes, requester, render).await
 }
 
 /// A chat job that is ready to generate.
@@ -94,7 +95,7 @@ pub async fn generate(
     let bytes = job.bytes + job.generation.bad_words_bytes();
     let prepare = move |model: &ServedModel| Prepared::new(model, job, bounds, deadline);
     let Prepared { rules, plan, prompt, resumed, skip_special_tokens } =
-        model.run_text_work(bytes, deadline, prepare).await?;
+        model.run_text_work(bytes, &context.requester(), prepare).await?;
     context.memory_charge = None;
     let declarations: Vec<ToolDecl> = rules.tools.iter().map(declaration).collect();
     let parse_tools = calls_tools(&rules);

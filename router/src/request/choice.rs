@@ -9,7 +9,7 @@ use rein_proto::{
 use tokio::time::Instant;
 
 use crate::{
-    admission::keys::ApiCaller,
+    admission::keys::{self, ApiCaller},
     error::Error,
     fleet::engine_stream::{DrawnToken, EngineOutput, EngineStream},
     request::{
@@ -183,7 +183,8 @@ impl Choice {
                 let checked = steered.check(drawn.as_deref(), room);
                 (steered, checked)
             };
-            let (steered, checked) = self.transcript.model.clone().run_slow_match(self.deadline, work).await?;
+            let requester = keys::requester(self.caller.as_ref(), self.deadline);
+            let (steered, checked) = self.transcript.model.clone().run_slow_match(&requester, work).await?;
             self.offloaded = false;
             self.steered = Some(steered);
             checked

@@ -1,22 +1,26 @@
-//! Schedules the compilation of grammars: cached grammars do not wait, small ones wait only for small ones, and a
-//! compilation stops when its request ends. It must not know HTTP, gRPC or status codes.
+//! Schedules the compilation of grammars: cached grammars do not wait, small ones wait only for small ones, callers take
+//! turns, and a compilation stops when its request ends. It must not know HTTP, gRPC or status codes.
 
 use std::sync::Arc;
 
 use rein_grammar::{Budget, Cancel, Compiled, Grammars, Response, RuleError, Rules};
 use serde_json::Value;
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 use tracing::Span;
 
-use crate::{admission::keys::ApiCaller, error::Error, limits};
+use crate::{
+    admission::keys::ApiCaller,
+    error::Error,
+    fair::{FairSemaphore, Requester},
+    limits,
+};
 
 /// Limits how many grammars one model compiles at once.
 pub struct CompileQueue {
     /// Permits for first attempts: each ends within some milliseconds, finished or not.
-    first_attempts: Arc<Semaphore>,
+    first_attempts: FairSemaphore,
     /// Permits for large grammars, and for those that a first attempt did not finish.
-    long_compiles: Arc<Semaphore>,
+    long_compiles: FairSemaphore,
 }
 
 /// Cancels the compilation when its request ends.
@@ -31,8 +35,8 @@ impl Drop for CancelOnDrop {
 impl CompileQueue {
     pub fn new() -> Self {
         Self {
-            first_attempts: Arc::new(Semaphore::new(limits::SHORT_COMPILES)),
-            long_compiles: Arc::new(Semaphore::new(limits::LONG_COMPILES)),
+            first_attempts: FairSemaphore::new(limits::SHORT_COMPILES),
+            long_compiles: FairSemaphore::new(limits::LONG_COMPILES),
         }
     }
 
@@ -42,7 +46,7 @@ impl CompileQueue {
         grammars: &Arc<Grammars>,
         rules: Rules,
         caller: Option<&ApiCaller>,
-        deadline: Instant,
+        requester: Requester,
     ) -> Result<Option<Compiled>, Error> {
         let until_deadline = async {
             let small = rules_bytes(&rules) <= limits::SMALL_GRAMMAR_BYTES;
@@ -51,30 +55,31 @@ impl CompileQueue {
                 return Ok(known);
             }
             if small {
-                match attempt(&self.first_attempts, grammars, &rules, Budget::first_attempt).await? {
+                match attempt(&self.first_attempts, &requester, grammars, &rules, Budget::first_attempt).await? {
                     Err(RuleError::Unfinished) => {}
                     compiled => return compiled.map_err(rule_error),
                 }
             }
             // The long grammars of one API key are compiled one at a time, so that they cannot fill the queue.
             let _permit = match caller {
-                Some(caller) => Some(acquire(caller.long_grammars()).await?),
+                Some(caller) => Some(caller.long_grammars().acquire(&requester).await?),
                 None => None,
             };
-            attempt(&self.long_compiles, grammars, &rules, Budget::whole).await?.map_err(rule_error)
+            attempt(&self.long_compiles, &requester, grammars, &rules, Budget::whole).await?.map_err(rule_error)
         };
-        timeout_at(deadline, until_deadline).await.unwrap_or_else(|_| Err(Error::deadline()))
+        timeout_at(requester.deadline, until_deadline).await.unwrap_or_else(|_| Err(Error::deadline()))
     }
 }
 
 /// Compiles off the async threads. The work holds the permit, and ends soon after its request is dropped.
 async fn attempt(
-    permits: &Arc<Semaphore>,
+    permits: &FairSemaphore,
+    requester: &Requester,
     grammars: &Arc<Grammars>,
     rules: &Arc<Rules>,
     budget: fn(Cancel) -> Budget,
 ) -> Result<Result<Option<Compiled>, RuleError>, Error> {
-    let permit = acquire(permits.clone()).await?;
+    let permit = permits.acquire(requester).await?;
     let cancel = CancelOnDrop(Cancel::default());
     let (grammars, rules, span, cancelled) = (grammars.clone(), rules.clone(), Span::current(), cancel.0.clone());
     let work = move || {
@@ -85,10 +90,6 @@ async fn attempt(
         })
     };
     tokio::task::spawn_blocking(work).await.map_err(|panic| Error::internal("the grammar could not be compiled", panic))
-}
-
-async fn acquire(permits: Arc<Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit, Error> {
-    permits.acquire_owned().await.map_err(|closed| Error::internal("the grammar could not be compiled", closed))
 }
 
 fn rule_error(error: RuleError) -> Error {

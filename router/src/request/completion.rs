@@ -73,7 +73,7 @@ pub async fn generate(
     let (bytes, deadline) = (job.text_bytes(), context.deadline);
     let (response, skip_special_tokens) = (job.response.take(), job.skip_special_tokens);
     let prepare = move |model: &ServedModel| sequences(model, job, bounds, deadline);
-    let sequences = model.run_text_work(bytes, deadline, prepare).await?;
+    let sequences = model.run_text_work(bytes, &context.requester(), prepare).await?;
     context.memory_charge = None;
     let grammar = Grammar::new(model.compile_text(response, &context).await?, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());

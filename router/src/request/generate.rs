@@ -14,9 +14,13 @@ use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span};
 
 use crate::{
-    admission::{InFlightPermit, keys::ApiCaller},
+    admission::{
+        InFlightPermit,
+        keys::{self, ApiCaller},
+    },
     client_state::{ClientState, wait_for_state},
     error::Error,
+    fair::Requester,
     fleet::{
         engine_stream::{EngineStream, SequenceContext, Spans},
         metrics::FleetMetrics,
@@ -55,6 +59,13 @@ pub struct RequestContext {
     pub memory_charge: Option<Arc<MemoryCharge>>,
     /// How long the client may leave its answer unread before the request ends.
     pub stall_timeout: Duration,
+}
+
+impl RequestContext {
+    /// Whose request it is, and when it must be finished.
+    pub fn requester(&self) -> Requester {
+        keys::requester(self.caller.as_ref(), self.deadline)
+    }
 }
 
 /// How the output is parsed.
@@ -287,7 +298,7 @@ impl Prompt<'_> {
             // Copying a large matcher would block the async thread.
             Some(grammar) if grammar.compiled.bytes() > limits::INLINE_MATCHER_BYTES => {
                 let (plan, grammar) = (plan.clone(), grammar.clone());
-                self.model.run_slow_match(context.deadline, move || plan.steered_output(Some(&grammar))).await??
+                self.model.run_slow_match(&context.requester(), move || plan.steered_output(Some(&grammar))).await??
             }
             grammar => plan.steered_output(grammar)?,
         };

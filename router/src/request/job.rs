@@ -271,11 +271,16 @@ impl CompletionJob {
         self.prompts.iter().map(prompt).sum::<usize>() + self.generation.bad_words_bytes()
     }
 
+    /// Choices over all prompts.
+    pub fn choices(&self) -> usize {
+        self.prompts.len() * self.generation.choices() as usize
+    }
+
     pub fn check(&self) -> Result<(), Error> {
         if self.prompts.is_empty() {
             return Err(Error::invalid("prompt", "'prompt' must have at least one prompt, got none"));
         }
-        let choices = self.prompts.len() * self.generation.choices() as usize;
+        let choices = self.choices();
         if choices > limits::COMPLETION_CHOICES {
             let message = format!(
                 "'prompt' and 'n' may request at most {} choices, got {choices}: {} prompts with 'n' {}",

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use crate::{blocking_pool::BlockingPool, error::Error, limits};
+use crate::{blocking_pool::BlockingPool, error::Error, fair::Requester, limits};
 
 /// Bytes per unit of the budget.
 const UNIT: usize = 1 << 10;
@@ -42,12 +42,12 @@ impl RequestMemory {
     pub async fn parse<T: Send + 'static>(
         &self,
         bytes: usize,
-        deadline: Instant,
+        requester: &Requester,
         read: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         match bytes <= limits::INLINE_TEXT_BYTES {
             true => read(),
-            false => self.parsers.run(bytes, deadline, read).await,
+            false => self.parsers.run(bytes, requester, read).await,
         }
     }
 }

@@ -12,15 +12,13 @@ use rein_text::{
     tokenize::{Encode, EncodeLimit, MAX_TEXT_BYTES, TokenizeError},
 };
 use ring::digest::{Digest, SHA256};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument, info_span};
 
 use crate::{
     blocking_pool::BlockingPool,
     error::Error,
+    fair::{FairSemaphore, Requester},
     fleet::pool::EnginePool,
     limits,
     request::{compile_queue::CompileQueue, generate::RequestContext, job::out_of_vocabulary},
@@ -54,7 +52,7 @@ pub struct ServedModel {
     text_pool: BlockingPool,
     compile_queue: CompileQueue,
     /// Permits for checking tokens against slow grammars.
-    slow_matches: Arc<Semaphore>,
+    slow_matches: FairSemaphore,
     /// Validates finished calls and responses in place of the request's own grammar, as if that had a gap.
     #[cfg(test)]
     pub validator: std::sync::OnceLock<Compiled>,
@@ -111,7 +109,7 @@ impl ServedModel {
             controls,
             text_pool: BlockingPool::default(),
             compile_queue: CompileQueue::new(),
-            slow_matches: Arc::new(Semaphore::new(limits::SLOW_MATCHES)),
+            slow_matches: FairSemaphore::new(limits::SLOW_MATCHES),
             #[cfg(test)]
             validator: std::sync::OnceLock::new(),
         })
@@ -145,14 +143,14 @@ impl ServedModel {
     pub async fn run_text_work<T: Send + 'static>(
         self: &Arc<Self>,
         bytes: usize,
-        deadline: Instant,
+        requester: &Requester,
         work: impl FnOnce(&ServedModel) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         if bytes <= limits::INLINE_TEXT_BYTES {
             return work(self);
         }
         let model = self.clone();
-        self.text_pool.run(bytes, deadline, move || work(&model)).await
+        self.text_pool.run(bytes, requester, move || work(&model)).await
     }
 
     /// Tokenizes a text off the async threads if it is long; see [`Self::encode_here`].
@@ -161,11 +159,11 @@ impl ServedModel {
         text: String,
         add_special_tokens: bool,
         param: &'static str,
-        deadline: Instant,
+        requester: &Requester,
     ) -> Result<Vec<u32>, Error> {
-        let (bytes, bound) = (text.len(), bound(text.len(), deadline, None));
+        let (bytes, bound) = (text.len(), bound(text.len(), requester.deadline, None));
         let encode = move |model: &ServedModel| model.encode_here(&text, add_special_tokens, param, bound);
-        self.run_text_work(bytes, deadline, encode).await
+        self.run_text_work(bytes, requester, encode).await
     }
 
     /// Tokenizes a text on this thread; control tokens spelled in it become control tokens. `param` is the field that
@@ -215,7 +213,7 @@ impl ServedModel {
             Ok(grammars) => select(grammars),
             Err(cause) => return Err(Error::internal("grammars cannot be enforced on this model's vocabulary", cause)),
         };
-        let compiled = self.compile_queue.compile(grammars, rules, context.caller.as_ref(), context.deadline);
+        let compiled = self.compile_queue.compile(grammars, rules, context.caller.as_ref(), context.requester());
         compiled.instrument(info_span!("grammar")).await
     }
 
@@ -223,17 +221,16 @@ impl ServedModel {
     /// has started keeps its permit until it ends.
     pub async fn run_slow_match<T: Send + 'static>(
         &self,
-        deadline: Instant,
+        requester: &Requester,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
         let failed = |cause: &dyn std::fmt::Display| Error::internal("the grammar of this request failed", cause);
-        let permit = timeout_at(deadline, self.slow_matches.clone().acquire_owned()).await;
-        let permit = permit.map_err(|_| Error::deadline())?.map_err(|closed| failed(&closed))?;
+        let permit = self.slow_matches.acquire(requester).await?;
         let work = move || {
             let _permit = permit;
             work()
         };
-        match timeout_at(deadline, tokio::task::spawn_blocking(work)).await {
+        match timeout_at(requester.deadline, tokio::task::spawn_blocking(work)).await {
             Ok(done) => done.map_err(|panic| failed(&panic)),
             Err(_) => Err(Error::deadline()),
         }

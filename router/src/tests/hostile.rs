@@ -10,7 +10,7 @@ use rein_proto::v1;
 use serde_json::json;
 
 use super::{fake::Ending, *};
-use crate::{error::Error, limits};
+use crate::{error::Error, fair::Requester, limits};
 
 fn request(script: &[u32]) -> Request<Body> {
     let body = chat_request(script, with_logprobs(json!({"stream": true}))).to_string();
@@ -305,16 +305,17 @@ async fn many_bad_words_do_not_cost_once_per_prompt() {
 async fn slow_grammar_work_hears_the_deadline() {
     let router = TestRouter::new();
     let model = router.router.state.named("bytes").unwrap();
-    let soon = || tokio::time::Instant::now() + Duration::from_millis(50);
+    let within = |time| Requester { caller: None, deadline: tokio::time::Instant::now() + time };
+    let soon = || within(Duration::from_millis(50));
     let (ends, works) = mpsc::sync_channel::<()>(1);
     let works = Arc::new(Mutex::new(works));
     for turn in 0..=limits::SLOW_MATCHES {
         let works = works.clone();
-        let error = model.run_slow_match(soon(), move || works.lock().unwrap().recv().is_ok()).await.unwrap_err();
+        let error = model.run_slow_match(&soon(), move || works.lock().unwrap().recv().is_ok()).await.unwrap_err();
         assert_eq!(error.code, Error::deadline().code, "{turn}");
     }
     drop(ends);
-    let done = model.run_slow_match(tokio::time::Instant::now() + Duration::from_secs(60), || true).await;
+    let done = model.run_slow_match(&within(Duration::from_secs(60)), || true).await;
     assert!(done.is_ok());
 }
 

@@ -225,6 +225,48 @@ async fn a_burst_waits_and_is_admitted_by_priority() {
     assert_eq!(router.chat(&[], json!({"priority": "high"})).await.json()["error"]["param"], "priority");
 }
 
+#[tokio::test]
+async fn more_choices_than_a_key_may_have_are_a_mistake_of_the_client() {
+    let (_file, _, router) = guarded("max_in_flight = 2", RouterConfig::default(), Fake::default());
+    let answer = ask(&router, KEY, json!({"n": 3})).await;
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("n")));
+    assert!(answer.text.contains("'n' makes 3 choices; the key 'team-a' may have 2 at once"), "{}", answer.text);
+    ask(&router, KEY, json!({"n": 2})).await.ok();
+    ask(&router, OTHER, json!({"n": 3})).await.ok();
+}
+
+#[tokio::test]
+async fn a_key_with_many_requests_does_not_delay_another() {
+    let config = RouterConfig { max_in_flight: 1, max_queued: 3, ..RouterConfig::default() };
+    let (_file, _, router) = guarded("", config, Fake::ending(Ending::Hang));
+    let send = |key: &str, script: &str| {
+        let request = chat_request(&bytes(script), json!({"stream": true}));
+        let request = keyed("POST", "/v1/chat/completions", key, request);
+        tokio::spawn(tower::ServiceExt::oneshot(router.router.http(), request))
+    };
+    let first = send(KEY, "a").await.unwrap().unwrap();
+    let mut many = Vec::new();
+    for n in 1..=3 {
+        many.push(send(KEY, "b"));
+        waiting(&router, n).await;
+    }
+    // The queue is full, so the last request of the key that filled it makes place.
+    let other = send(OTHER, "c");
+    let evicted = Answer::of(many.pop().unwrap().await.unwrap().unwrap()).await;
+    assert_eq!((evicted.status, evicted.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
+    waiting(&router, 3).await;
+    drop(first);
+    let other = other.await.unwrap().unwrap();
+    assert_eq!((other.status(), router.fake.starts().last().unwrap().script.clone()), (StatusCode::OK, bytes("c")));
+    drop(other);
+    for waiting in many {
+        drop(waiting.await.unwrap().unwrap());
+    }
+    router.fake.open(0).await;
+    let metrics = router.get("/metrics").await.text;
+    assert!(metrics.contains("rein_requests_shed_total{reason=\"evicted\"} 1"), "{metrics}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_would_miss_its_deadline_is_refused_at_once() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 4, ..RouterConfig::default() };

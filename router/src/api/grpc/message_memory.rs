@@ -18,8 +18,10 @@ use rein_proto::DESCRIPTORS;
 use tokio::time::Instant;
 
 use crate::{
+    admission::keys::caller_name,
     api::{body::collect, status::grpc_status},
     error::{Error, ErrorKind},
+    fair::{CallerName, Requester},
     limits,
     request::memory::MemoryCharge,
     state::RouterState,
@@ -43,8 +45,9 @@ pub struct MessageCharge {
 
 pub async fn charge_message(State(state): State<Arc<RouterState>>, mut request: Request, next: Next) -> Response {
     let Some(&shape) = SHAPES.inputs.get(request.uri().path()) else { return next.run(request).await };
+    let caller = caller_name(request.extensions().get());
     let body = std::mem::take(request.body_mut());
-    match read_message(&state, body, shape).await {
+    match read_message(&state, body, caller, shape).await {
         Ok((body, charged)) => {
             *request.body_mut() = body.into();
             request.extensions_mut().insert(charged);
@@ -58,7 +61,12 @@ pub async fn charge_message(State(state): State<Arc<RouterState>>, mut request: 
     }
 }
 
-async fn read_message(state: &RouterState, body: Body, shape: usize) -> Result<(Bytes, MessageCharge), Error> {
+async fn read_message(
+    state: &RouterState,
+    body: Body,
+    caller: CallerName,
+    shape: usize,
+) -> Result<(Bytes, MessageCharge), Error> {
     let mut charge = state.memory.open_charge();
     let until = Instant::now() + limits::BODY_TIME;
     let limit = state.config.body_bytes;
@@ -68,7 +76,8 @@ async fn read_message(state: &RouterState, body: Body, shape: usize) -> Result<(
     })?;
     let (bytes, message) = (body.len(), body.clone());
     let estimate = move || SHAPES.estimate(shape, message.get(FRAME..).unwrap_or_default());
-    let estimated = state.memory.parse(bytes, until, estimate).await?;
+    let requester = Requester { caller, deadline: until };
+    let estimated = state.memory.parse(bytes, &requester, estimate).await?;
     charge.resize(estimated, until).await?;
     Ok((body, MessageCharge { bytes, charge: Arc::new(charge) }))
 }

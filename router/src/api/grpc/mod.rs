@@ -15,6 +15,7 @@ use crate::{
         unread,
     },
     error::{Error, ErrorKind},
+    fair::Requester,
     limits,
     request::{
         chat, completion, delivery::ClientWatch, generate::RequestContext, memory::MemoryCharge, model::ServedModel,
@@ -36,7 +37,7 @@ use rein_proto::{
         inference_server::{Inference, InferenceServer, SERVICE_NAME},
     },
 };
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, metadata::MetadataMap, service::Routes};
 use tonic_health::{
     ServingStatus,
@@ -195,9 +196,11 @@ impl Inference for Service {
         let trace = new_trace("chat", "chatcmpl", request.metadata());
         let answer = async {
             let incoming = self.incoming(&request)?;
-            let (job, charge) = self.read(request, incoming.deadline(), request::chat).await?;
-            let context =
-                RequestContext { memory_charge: charge, ..incoming.admit_generation(&trace, &job.generation).await? };
+            let (job, charge) = self.read(request, &incoming.requester(), request::chat).await?;
+            let context = RequestContext {
+                memory_charge: charge,
+                ..incoming.admit_generation(&trace, &job.generation, job.generation.choices() as usize).await?
+            };
             let model = self.state.model(job.model.as_deref())?.clone();
             trace.record_request(model.name(), true);
             let ignored = job.unread_fields(model.text.template.as_ref());
@@ -215,9 +218,11 @@ impl Inference for Service {
         let answer = async {
             let incoming = self.incoming(&request)?;
             let (job, charge) =
-                self.read(request, incoming.deadline(), |_, message| request::complete(message)).await?;
-            let context =
-                RequestContext { memory_charge: charge, ..incoming.admit_generation(&trace, &job.generation).await? };
+                self.read(request, &incoming.requester(), |_, message| request::complete(message)).await?;
+            let context = RequestContext {
+                memory_charge: charge,
+                ..incoming.admit_generation(&trace, &job.generation, job.choices()).await?
+            };
             let model = self.state.model(job.model.as_deref())?.clone();
             trace.record_request(model.name(), true);
             let (events, relaxed) = completion::generate(context, model, job).await?;
@@ -236,19 +241,19 @@ impl Inference for Service {
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
         let trace = new_trace("tokenize", "req", request.metadata());
         let answer = async {
-            let (deadline, permit) = self.admit(&request).await?;
+            let (requester, permit) = self.admit(&request).await?;
             let charged = request.extensions().get::<MessageCharge>().cloned();
             let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
             let model = self.state.model_or_only(Some(&model))?;
             let ids = match input {
                 Some(v1::tokenize_request::Input::Text(text)) => {
-                    model.encode(text, add_special_tokens.unwrap_or(true), "text", deadline).await?
+                    model.encode(text, add_special_tokens.unwrap_or(true), "text", &requester).await?
                 }
                 Some(v1::tokenize_request::Input::Chat(chat)) => {
                     let bytes = charged.as_ref().map_or(0, |charged| charged.bytes);
                     let read = move || request::chat(bytes, chat);
-                    let job = self.state.memory.parse(bytes, deadline, read).await?;
-                    chat::render(&model, job, deadline).await?.ids
+                    let job = self.state.memory.parse(bytes, &requester, read).await?;
+                    chat::render(&model, job, &requester).await?.ids
                 }
                 None => return Err(Error::missing("input", "either 'text' or 'chat'")),
             };
@@ -257,7 +262,7 @@ impl Inference for Service {
                 let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
                 Ok(v1::TokenizeResponse { ids, tokens, max_context })
             };
-            Ok((model.run_text_work(count, deadline, write).await?, permit))
+            Ok((model.run_text_work(count, &requester, write).await?, permit))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish_held(&trace, "tokenize", answer))
@@ -269,13 +274,13 @@ impl Inference for Service {
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
         let trace = new_trace("detokenize", "req", request.metadata());
         let answer = async {
-            let (deadline, permit) = self.admit(&request).await?;
+            let (requester, permit) = self.admit(&request).await?;
             let _charged = request.extensions().get::<MessageCharge>().cloned();
             let v1::DetokenizeRequest { model, ids } = request.into_inner();
             let model = self.state.model_or_only(Some(&model))?;
             let bytes = size_of_val(ids.as_slice());
             let read = move |model: &ServedModel| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
-            Ok((model.run_text_work(bytes, deadline, read).await?, permit))
+            Ok((model.run_text_work(bytes, &requester, read).await?, permit))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish_held(&trace, "detokenize", answer))
@@ -284,10 +289,10 @@ impl Inference for Service {
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
         let trace = new_trace("render", "req", request.metadata());
         let answer = async {
-            let (deadline, permit) = self.admit(&request).await?;
-            let (job, _charge) = self.read(request, deadline, request::chat).await?;
+            let (requester, permit) = self.admit(&request).await?;
+            let (job, _charge) = self.read(request, &requester, request::chat).await?;
             let model = self.state.model_or_only(job.model.as_deref())?;
-            let rendered = chat::render(&model, job, deadline).await?;
+            let rendered = chat::render(&model, job, &requester).await?;
             Ok((v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids }, permit))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
@@ -321,19 +326,19 @@ impl Service {
     async fn read<M: Send + 'static, J: Send + 'static>(
         &self,
         request: Request<M>,
-        deadline: Instant,
+        requester: &Requester,
         read: fn(usize, M) -> Result<J, Error>,
     ) -> Result<(J, Option<Arc<MemoryCharge>>), Error> {
         let charged = request.extensions().get::<MessageCharge>().cloned();
         let (bytes, charge) = charged.map_or((0, None), |charged| (charged.bytes, Some(charged.charge)));
         let message = request.into_inner();
-        Ok((self.state.memory.parse(bytes, deadline, move || read(bytes, message)).await?, charge))
+        Ok((self.state.memory.parse(bytes, requester, move || read(bytes, message)).await?, charge))
     }
 
-    /// Waits for an in-flight slot. Returns the request's deadline and the slot.
-    async fn admit<T>(&self, request: &Request<T>) -> Result<(Instant, InFlightPermit), Error> {
+    /// Waits for an in-flight slot. Also returns whose request it is.
+    async fn admit<T>(&self, request: &Request<T>) -> Result<(Requester, InFlightPermit), Error> {
         let incoming = self.incoming(request)?;
-        Ok((incoming.deadline(), incoming.admit().await?))
+        Ok((incoming.requester(), incoming.admit().await?))
     }
 
     /// The response of a stream, with a watched client and with the labels in its metadata.

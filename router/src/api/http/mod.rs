@@ -17,7 +17,6 @@ use futures::StreamExt;
 use http::{HeaderValue, Method, Uri, header};
 use rein_proto::v1;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -81,13 +80,13 @@ type Shared = State<Arc<RouterState>>;
 
 async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
-        let incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request)?;
         let (ParsedBody { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, charge) =
-            read(&state, request, incoming.deadline(), openai::chat).await?;
+            read(&state, request, &mut incoming, openai::chat).await?;
         job.bytes = bytes;
         let context = RequestContext {
             memory_charge: Some(Arc::new(charge)),
-            ..incoming.admit_generation(&trace, &job.generation).await?
+            ..incoming.admit_generation(&trace, &job.generation, job.generation.choices() as usize).await?
         };
         let model = state.model(job.model.as_deref())?.clone();
         ignored.extend(job.unread_fields(model.text.template.as_ref()));
@@ -110,12 +109,12 @@ async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trac
 
 async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
-        let incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request)?;
         let (ParsedBody { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, charge) =
-            read(&state, request, incoming.deadline(), openai::completion).await?;
+            read(&state, request, &mut incoming, openai::completion).await?;
         let context = RequestContext {
             memory_charge: Some(Arc::new(charge)),
-            ..incoming.admit_generation(&trace, &job.generation).await?
+            ..incoming.admit_generation(&trace, &job.generation, job.choices()).await?
         };
         let model = state.model(job.model.as_deref())?.clone();
         trace.record_request(model.name(), delivery.stream);
@@ -137,17 +136,17 @@ async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, r
 
 async fn render(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let incoming = incoming(&state, &request)?;
-        let deadline = incoming.deadline();
+        let mut incoming = incoming(&state, &request)?;
+        let requester = incoming.requester();
         let (ParsedBody { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
-            read(&state, request, deadline, openai::chat).await?;
+            read(&state, request, &mut incoming, openai::chat).await?;
         let permit = incoming.admit().await?;
         job.bytes = bytes;
         let model = state.model_or_only(job.model.as_deref())?;
         ignored.extend(job.unread_fields(model.text.template.as_ref()));
-        let rendered = chat::render(&model, job, deadline).await?;
+        let rendered = chat::render(&model, job, &requester).await?;
         let write = move |model: &ServedModel| Ok(openai::rendered(model.name(), &rendered));
-        let answer = model.run_text_work(bytes, deadline, write).await?;
+        let answer = model.run_text_work(bytes, &requester, write).await?;
         Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
     };
     finish(&state, "render", state.admission.unless_aborted(answer).await)
@@ -155,24 +154,24 @@ async fn render(State(state): Shared, request: Request) -> Response {
 
 async fn tokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let incoming = incoming(&state, &request)?;
-        let deadline = incoming.deadline();
+        let mut incoming = incoming(&state, &request)?;
+        let requester = incoming.requester();
         let (ParsedBody { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
-            read(&state, request, deadline, openai::tokenize).await?;
+            read(&state, request, &mut incoming, openai::tokenize).await?;
         let permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
-                model.encode(prompt, add_special_tokens, "prompt", deadline).await?
+                model.encode(prompt, add_special_tokens, "prompt", &requester).await?
             }
             TokenizeInput::Chat(job) => {
                 ignored.extend(job.unread_fields(model.text.template.as_ref()));
-                chat::render(&model, ChatJob { bytes, ..*job }, deadline).await?.ids
+                chat::render(&model, ChatJob { bytes, ..*job }, &requester).await?.ids
             }
         };
         let context = model.bounds().await?.context;
         let write = move |model: &ServedModel| Ok(openai::tokenized(model, &ids, context, return_token_strs));
-        let answer = model.run_text_work(bytes, deadline, write).await?;
+        let answer = model.run_text_work(bytes, &requester, write).await?;
         Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
     };
     finish(&state, "tokenize", state.admission.unless_aborted(answer).await)
@@ -180,14 +179,14 @@ async fn tokenize(State(state): Shared, request: Request) -> Response {
 
 async fn detokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let incoming = incoming(&state, &request)?;
-        let deadline = incoming.deadline();
+        let mut incoming = incoming(&state, &request)?;
+        let requester = incoming.requester();
         let (ParsedBody { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
-            read(&state, request, deadline, openai::detokenize).await?;
+            read(&state, request, &mut incoming, openai::detokenize).await?;
         let permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
         let write = move |model: &ServedModel| Ok(openai::detokenized(&model.detokenize(&tokens)?));
-        let answer = model.run_text_work(bytes, deadline, write).await?;
+        let answer = model.run_text_work(bytes, &requester, write).await?;
         Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
     };
     finish(&state, "detokenize", state.admission.unless_aborted(answer).await)
@@ -197,11 +196,14 @@ async fn detokenize(State(state): Shared, request: Request) -> Response {
 async fn read<T: Send + 'static>(
     state: &RouterState,
     request: Request,
-    deadline: Instant,
+    incoming: &mut IncomingRequest,
     parse: fn(&[u8]) -> Result<ParsedBody<T>, Error>,
 ) -> Result<(ParsedBody<T>, MemoryCharge), Error> {
-    let (body, mut charge) = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline).await?;
-    let read = state.memory.parse(body.len(), deadline, move || parse(&body)).await?;
+    let requester = incoming.requester();
+    let deadline = requester.deadline;
+    let body = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline);
+    let (body, mut charge) = incoming.unless_evicted(body).await?;
+    let read = state.memory.parse(body.len(), &requester, move || parse(&body)).await?;
     charge.resize(read.bytes, deadline).await?;
     Ok((read, charge))
 }

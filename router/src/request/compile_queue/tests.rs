@@ -1,9 +1,10 @@
+use futures::future::join_all;
 use rein_grammar::{Tool, Vocab};
 use serde_json::json;
-use tokio::time::Duration;
+use tokio::time::{Duration, Instant};
 
 use super::*;
-use crate::error::ErrorKind;
+use crate::{error::ErrorKind, fair::FairPermit};
 
 fn grammars() -> Arc<Grammars> {
     let bytes = (0..=255).map(|byte| (vec![byte], false)).chain([(b"<|im_end|>".to_vec(), true)]);
@@ -25,14 +26,22 @@ fn costly() -> Rules {
     rules(json!({"type": "object", "allOf": (0..16).map(way).collect::<Vec<_>>()}))
 }
 
-fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(60)
+fn within(time: Duration) -> Requester {
+    Requester { caller: None, deadline: Instant::now() + time }
+}
+
+fn soon() -> Requester {
+    within(Duration::from_secs(60))
+}
+
+async fn all_of(permits: &FairSemaphore, n: usize) -> Vec<FairPermit> {
+    join_all((0..n).map(|_| async { permits.acquire(&soon()).await.unwrap() })).await
 }
 
 #[tokio::test]
 async fn small_grammars_do_not_wait_for_long_ones() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
-    let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_COMPILES as u32).await.unwrap();
+    let _held = all_of(&queue.long_compiles, limits::LONG_COMPILES).await;
     assert!(queue.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
 }
 
@@ -40,15 +49,15 @@ async fn small_grammars_do_not_wait_for_long_ones() {
 async fn cached_grammars_do_not_wait() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
     queue.compile(&grammars, small(), None, soon()).await.unwrap();
-    let _held = queue.first_attempts.clone().acquire_many_owned(limits::SHORT_COMPILES as u32).await.unwrap();
+    let _held = all_of(&queue.first_attempts, limits::SHORT_COMPILES).await;
     assert!(queue.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiting_for_a_permit_ends_at_the_deadline() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
-    let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_COMPILES as u32).await.unwrap();
-    let error = queue.compile(&grammars, costly(), None, Instant::now() + Duration::from_secs(2)).await;
+    let _held = all_of(&queue.long_compiles, limits::LONG_COMPILES).await;
+    let error = queue.compile(&grammars, costly(), None, within(Duration::from_secs(2))).await;
     assert_eq!(error.unwrap_err().kind, ErrorKind::Deadline);
 }
 
@@ -57,5 +66,5 @@ async fn costly_grammars_are_relaxed_under_a_long_permit() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
     let compiled = queue.compile(&grammars, costly(), None, soon()).await.unwrap().unwrap();
     assert_eq!(compiled.relaxations()[0].keyword, "allOf");
-    assert_eq!(queue.long_compiles.available_permits(), limits::LONG_COMPILES, "the permit was returned");
+    assert_eq!(queue.long_compiles.free(), limits::LONG_COMPILES, "the permit was returned");
 }
