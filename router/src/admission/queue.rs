@@ -5,9 +5,9 @@
 //! choices are known: it *waits* or is *in flight* until it ends. Requests in flight hold at most `slots` slots, one
 //! for each choice, and at most `queue` requests more are present.
 //!
-//! Callers share the slots and the queue. The next slot goes to the caller that has waited longest since it last was given
-//! or gave back one; the slots that it holds count against it like a higher priority value. A full queue refuses the caller
-//! that has most requests in it.
+//! Callers share the slots and the queue. The next slot goes to the caller that has waited longest since it last was
+//! given or gave back one; the slots that it holds count against it like a higher priority value. A full queue
+//! refuses the caller that has most requests in it.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
@@ -20,9 +20,9 @@ use crate::{fair::CallerName, limits};
 
 /// Priorities are clamped to this range.
 pub const PRIORITIES: std::ops::RangeInclusive<i64> = -100..=100;
-/// Head start of a request over one whose priority is higher by 1, and of a caller over one that holds one slot more. It
-/// prevents starvation: a request can only be overtaken by requests that arrive, or whose callers are served, within
-/// this time times the difference.
+/// Head start of a request over one whose priority is higher by 1, and of a caller over one that holds one slot more.
+/// It prevents starvation: a request can only be overtaken by requests that arrive, or whose callers are served,
+/// within this time times the difference.
 pub const PRIORITY_STEP: Duration = Duration::from_secs(1);
 /// The mean time in flight is over about this many of the last requests.
 const MEAN_OVER: f64 = 32.0;

@@ -1,5 +1,5 @@
-//! Schedules the compilation of grammars: cached grammars do not wait, small ones wait only for small ones, callers take
-//! turns, and a compilation stops when its request ends. It must not know HTTP, gRPC or status codes.
+//! Schedules the compilation of grammars: cached grammars do not wait, small ones wait only for small ones, callers
+//! take turns, and a compilation stops when its request ends. It must not know HTTP, gRPC or status codes.
 
 use std::sync::Arc;
 

@@ -236,7 +236,7 @@ fn callers_share_the_slots() {
     for _ in 0..500 {
         ticket(arrive(&mut queue, &many, 0, start, FAR));
     }
-    // Whoever comes later and holds fewer slots gets the next ones, until both hold as many.
+    // A later caller that holds fewer slots gets the next ones, until both hold as many.
     let later = start + PRIORITY_STEP;
     let mine: Vec<u64> = (0..100).map(|_| ticket(arrive(&mut queue, &few, 0, later, FAR)).number).collect();
     let next: Vec<u64> = (0..4).flat_map(|_| queue.finish(&many, 1, None, later)).collect();
