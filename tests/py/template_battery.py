@@ -110,8 +110,8 @@ def compare(template, cases, raw):
 KINDS = ["same", "both-error", "diff", "only-rein-errors", "only-python-errors"]
 
 
-def run(chosen, raw=True):
-    cases = list(conversations.cases())
+def run(chosen, raw=True, cases=None):
+    cases = list(conversations.cases()) if cases is None else cases
     print(f"{len(cases)} conversations, {'raw' if raw else 'as served'}\n{'template':56}" + "".join(f"{kind:>19}" for kind in KINDS))
     total = Counter()
     for template in chosen:

@@ -58,6 +58,29 @@ def test_bodies_that_exceed_the_total_limit_are_rejected_or_wait(server):
     assert answers == [400] * 8
 
 
+# Appends to a text for each message, as public templates of DeepSeek and Granite do.
+APPENDING = """{% set ns = namespace(text='') %}{% for m in messages %}{% set ns.text = ns.text + '\\n' + m.content %}{% endfor %}{{ ns.text }}"""
+
+
+def test_a_template_that_appends_to_a_text_for_each_message_ends_at_its_limit(tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(APPENDING)
+    server = hostile.Server(BIN, REPOSITORY / "models/demo", "--chat-template", str(template))
+    messages = [{"role": "user", "content": "x" * (16 * MIB if i == 0 else 8)} for i in range(16_384)]
+    body = json.dumps({"model": "demo", "messages": messages, "max_tokens": 4}).encode()
+    try:
+        answers, seconds, p99, memory = hostile.load(server, hostile.CHAT, [body] * 4)
+        assert answers == [400] * 4
+        # 2 s of CPU time each, on 2 threads or more; without the limit, 200 s.
+        assert seconds < 30
+        assert p99 < HEALTH_P99
+        assert memory < 8 * 4 * len(body)
+        error = json.loads(server.post(hostile.CHAT, body)[2])["error"]
+        assert (error["code"], error["param"]) == ("template_error", "messages") and "2s of CPU time" in error["message"]
+    finally:
+        server.stop()
+
+
 def until(server, metric):
     """Waits until /metrics has this line."""
     end = time.monotonic() + 30

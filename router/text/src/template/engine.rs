@@ -11,6 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use serde_json::{Map, Value as Json};
 
+use super::cpu_time::{self, CpuTimeExceeded};
 use super::error::{Reason, TemplateError};
 use super::{MAX_PROMPT_BYTES, MAX_TEMPLATE_BYTES, TemplateOptions, filters, methods, python, rewrite};
 
@@ -47,6 +48,7 @@ impl Engine {
         env.set_unknown_method_callback(methods::call);
         env.set_formatter(format);
         filters::register(&mut env);
+        cpu_time::register(&mut env, options.cpu_time);
         env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
             let message = python::str_of(message);
             Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
@@ -116,6 +118,13 @@ impl Engine {
         while let Some(inner) = cause {
             if let Some(Raised(message)) = inner.downcast_ref::<Raised>() {
                 return TemplateError::new(Reason::Raised, message.clone());
+            }
+            if let Some(CpuTimeExceeded(most)) = inner.downcast_ref() {
+                let message = format!(
+                    "the chat template cannot render these messages within its limit of {most:?} of CPU time; send fewer \
+                     or shorter messages"
+                );
+                return TemplateError { reason: Reason::CpuTime, ..TemplateError::input("messages", message) };
             }
             cause = inner.source();
         }

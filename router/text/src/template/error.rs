@@ -15,6 +15,8 @@ pub enum Reason {
     Failed,
     /// The template exceeded its instruction limit.
     Fuel,
+    /// The template exceeded its limit of CPU time.
+    CpuTime,
     /// The template source or the prompt exceeds a size limit.
     TooLarge,
 }

@@ -6,6 +6,7 @@
 //! limits. Rendering never panics.
 
 mod continuation;
+mod cpu_time;
 mod engine;
 mod error;
 mod expression;
@@ -26,6 +27,7 @@ mod variadic;
 mod views;
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 use minijinja::Value;
 use serde_json::{Map, Value as Json};
@@ -37,6 +39,7 @@ pub use source::Sources;
 use engine::Engine;
 use normalize::TemplateCapabilities;
 
+use crate::limits::TEMPLATE_CPU_TIME;
 use crate::tokenize::NAMED_SPECIAL_TOKENS;
 use continuation::Continuation;
 
@@ -99,13 +102,15 @@ pub struct TemplateOptions {
     pub now: Option<chrono::NaiveDateTime>,
     /// Most instructions per render.
     pub fuel: u64,
+    /// Most CPU time per render.
+    pub cpu_time: Duration,
     /// Variables such as `bos_token` for the template.
     pub special_tokens: Map<String, Json>,
 }
 
 impl Default for TemplateOptions {
     fn default() -> Self {
-        TemplateOptions { now: None, fuel: TEMPLATE_FUEL, special_tokens: Map::new() }
+        TemplateOptions { now: None, fuel: TEMPLATE_FUEL, cpu_time: TEMPLATE_CPU_TIME, special_tokens: Map::new() }
     }
 }
 

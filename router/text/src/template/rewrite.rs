@@ -6,12 +6,14 @@
 //!   scope.
 //! - The iterable of each `for` goes through the filter `ITERATE`. Iterating over none is an error in Python, but would
 //!   silently drop text in minijinja. A string becomes a sequence of known length.
+//! - Each iteration of a `for` and of its `if` calls `CHECK_TIME`, which ends a render that takes too long.
 //! - Expressions are rewritten by `expression`.
 //! - `{% with a = 1, b = a %}` assigns both at the same time, so `b` is the outer `a`.
 //! - `{% set ns.x = ... %}` inside a macro also reads `ns`, so that the engine passes `ns` to the macro.
 //! - The newline after `{% raw %}` is kept.
 //! - A macro that reads `varargs` or `kwargs` gets them as parameters, and a wrapper that fills them.
 
+use super::cpu_time::CHECK_TIME;
 use super::expression::{self, FilterContext, is_word};
 
 /// Name of the filter that wraps every loop's iterable.
@@ -105,7 +107,16 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
             }
             "for" => match iterable(tail) {
                 Some((from, to)) => {
-                    format!("{{%{before}for{} ({})|{ITERATE} {}%}}", &tail[..from], &tail[from..to], &tail[to..])
+                    let filter = &tail[to..tail.len() - close.len()];
+                    let filter = match filter.strip_prefix("if") {
+                        Some(condition) => format!("if {CHECK_TIME}() and{condition}"),
+                        None => filter.to_owned(),
+                    };
+                    format!(
+                        "{{%{before}for{} ({})|{ITERATE} {filter}%}}{{% do {CHECK_TIME}() {close}%}}",
+                        &tail[..from],
+                        &tail[from..to]
+                    )
                 }
                 None => format!("{{%{body}%}}"),
             },

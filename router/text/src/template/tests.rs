@@ -2,6 +2,7 @@
 //! of transformers 5.23 (Jinja2 3.1.6) renders, or null if it raises. tests/py/test_batteries.py checks that file.
 
 mod properties;
+mod work;
 
 use serde_json::json;
 

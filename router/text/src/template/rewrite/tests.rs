@@ -3,16 +3,25 @@ use super::rewrite;
 #[test]
 fn sources_are_rewritten() {
     for (from, to) in [
-        ("{% for x in xs %}", "{% for x in ( xs )|__iterate %}"),
-        ("{%- for x in xs -%}", "{%- for x in ( xs )|__iterate -%}"),
-        ("{% for k, v in d.items() if k in ok %}", "{% for k, v in ( d.items() )|__iterate if k in ok %}"),
-        ("{% for x in a['in %}'] recursive %}", "{% for x in ( a['in %}'] )|__iterate recursive %}"),
-        ("{% for x in [1 if y else 2] %}", "{% for x in ( [1 if y else 2] )|__iterate %}"),
-        ("{% for x in s.if_ %}", "{% for x in ( s.if_ )|__iterate %}"),
+        ("{% for x in xs %}", "{% for x in ( xs )|__iterate %}{% do __check_time() %}"),
+        ("{%- for x in xs -%}", "{%- for x in ( xs )|__iterate %}{% do __check_time() -%}"),
+        (
+            "{% for k, v in d.items() if k in ok +%}",
+            "{% for k, v in ( d.items() )|__iterate if __check_time() and k in ok %}{% do __check_time() +%}",
+        ),
+        (
+            "{% for x in a['in %}'] recursive %}",
+            "{% for x in ( a['in %}'] )|__iterate recursive %}{% do __check_time() %}",
+        ),
+        ("{% for x in [1 if y else 2] %}", "{% for x in ( [1 if y else 2] )|__iterate %}{% do __check_time() %}"),
+        ("{% for x in s.if_ %}", "{% for x in ( s.if_ )|__iterate %}{% do __check_time() %}"),
         ("{%- generation -%}a{%- endgeneration %}", "{%- with -%}a{%- endwith %}"),
         ("{# {% for x in y %} #}{{ '{% for x in y %}' }}", "{# {% for x in y %} #}{{ '{% for x in y %}' }}"),
         ("{% raw %}{% for x in y %}{%- endraw -%}", "{% raw +%}{% for x in y %}{%- endraw -%}"),
-        ("{{ {'a': {'b': 1}}}}{% for x in y %}", "{{ {'a': {'b': 1}}}}{% for x in ( y )|__iterate %}"),
+        (
+            "{{ {'a': {'b': 1}}}}{% for x in y %}",
+            "{{ {'a': {'b': 1}}}}{% for x in ( y )|__iterate %}{% do __check_time() %}",
+        ),
         ("a\r\nb\rc", "a\nb\nc"),
         ("{{ +1 + +2 }}{{ a + 'b' }}{{- x +}}", "{{ 1 + 2 }}{{ a + 'b' }}{{- x +}}"),
         ("{{ '%s' % (a, 'b') ~ c }}", "{{ __modulo('%s', (a, 'b')) ~ c }}"),
