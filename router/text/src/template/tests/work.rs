@@ -1,5 +1,5 @@
-//! The work of a render is bounded, whatever the conversation. Hostile conversations have as many messages as allowed and
-//! one long text.
+//! The work of a render is bounded, whatever the conversation. Hostile conversations have as many messages as allowed
+//! and one long text.
 
 use std::time::Duration;
 
