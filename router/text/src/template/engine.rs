@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json};
 
 use super::cpu_time::{self, CpuTimeExceeded};
 use super::error::{Reason, TemplateError};
-use super::{MAX_PROMPT_BYTES, MAX_TEMPLATE_BYTES, TemplateOptions, filters, methods, python, rewrite};
+use super::{MAX_PROMPT_BYTES, MAX_TEMPLATE_BYTES, TemplateOptions, filters, generators, methods, python, rewrite};
 
 #[derive(Debug)]
 pub(super) struct Engine {
@@ -48,6 +48,7 @@ impl Engine {
         env.set_unknown_method_callback(methods::call);
         env.set_formatter(format);
         filters::register(&mut env);
+        generators::register(&mut env, options.cpu_time);
         cpu_time::register(&mut env, options.cpu_time);
         env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
             let message = python::str_of(message);

@@ -1,7 +1,5 @@
 //! Filters, tests and functions whose result in Jinja2 differs from that of minijinja.
 
-use std::borrow::Cow;
-
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
@@ -49,7 +47,6 @@ pub(super) fn register(env: &mut Environment<'static>) {
     env.add_filter("dictsort", dict_sort);
     env.add_filter("wordwrap", word_wrap);
     env.add_filter("pprint", pretty);
-    register_generators(env);
     env.add_function(MODULO, operators::modulo);
     env.add_function(REPEAT, operators::repeat);
     env.add_function(ADD, operators::add);
@@ -124,7 +121,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-fn iterate(value: Value) -> Result<Value, Error> {
+pub(super) fn iterate(value: Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::None => Err(invalid("'NoneType' object is not iterable")),
         ValueKind::String => Ok(chars(&value)),
@@ -133,48 +130,8 @@ fn iterate(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// Filters that are generators in Jinja2.
-fn register_generators(env: &mut Environment<'static>) {
-    // As in Jinja2, a false value counts as empty.
-    let source = |value: Value| if value.is_true() { iterate(value) } else { Ok(Value::from(Vec::<Value>::new())) };
-    type Args = Rest<ValueOrKwargs>;
-    type Name = Option<String>;
-    env.add_filter("map", move |state: &mut State, value: Value, args: Args| {
-        minijinja::filters::map(state, source(value)?, args).map(Generator::wrap)
-    });
-    env.add_filter("select", move |state: &mut State, value: Value, test: Name, args: Args| {
-        minijinja::filters::select(state, source(value)?, test.map(Cow::Owned), args).map(Generator::wrap)
-    });
-    env.add_filter("reject", move |state: &mut State, value: Value, test: Name, args: Args| {
-        minijinja::filters::reject(state, source(value)?, test.map(Cow::Owned), args).map(Generator::wrap)
-    });
-    env.add_filter("selectattr", move |state: &mut State, value: Value, attr: String, test: Name, args: Args| {
-        let selected = minijinja::filters::selectattr(state, source(value)?, attr.into(), test.map(Cow::Owned), args);
-        selected.map(Generator::wrap)
-    });
-    env.add_filter("rejectattr", move |state: &mut State, value: Value, attr: String, test: Name, args: Args| {
-        let selected = minijinja::filters::rejectattr(state, source(value)?, attr.into(), test.map(Cow::Owned), args);
-        selected.map(Generator::wrap)
-    });
-    env.add_filter("batch", |state: &State, value: Value, count: usize, fill: Option<Value>| {
-        Generator::of(&minijinja::filters::batch(state, value, count, fill)?)
-    });
-    env.add_filter("slice", |state: &State, value: Value, count: usize, fill: Option<Value>| {
-        Generator::of(&minijinja::filters::slice(state, value, count, fill)?)
-    });
-    env.add_filter("unique", |state: &State, value: Value, args: Args| {
-        let args = args.into_values();
-        let kwargs = named("unique", &args, &["case_sensitive", "attribute"])?;
-        Generator::of(&minijinja::filters::unique(state, value, kwargs)?)
-    });
-    env.add_filter("reverse", |value: &Value| match value.kind() {
-        ValueKind::String | ValueKind::Undefined => minijinja::filters::reverse(value),
-        _ => Generator::of(&minijinja::filters::reverse(value)?),
-    });
-}
-
 /// Converts positional arguments for a filter of the engine that takes them only by name.
-fn named(filter: &'static str, args: &[Value], names: &[&'static str]) -> Result<Kwargs, Error> {
+pub(super) fn named(filter: &'static str, args: &[Value], names: &[&'static str]) -> Result<Kwargs, Error> {
     let call = FilterArguments::parse(filter, args)?;
     let mut found = Vec::new();
     for (i, name) in names.iter().enumerate() {

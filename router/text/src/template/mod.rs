@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod expression;
 mod filters;
+mod generators;
 pub mod lossless;
 mod methods;
 mod normalize;

@@ -1,4 +1,4 @@
-//! The work of a render is bounded, whatever the conversation. Hostile conversations have as many messages as allowed
+//! The work of a render is bounded, whatever the conversation. Hostile conversations have as many messages as allowed,
 //! and one long text.
 
 use std::time::Duration;
@@ -17,6 +17,8 @@ const QUADRATIC: &[&str] = &[
     "{% for m in messages %}{% if messages[0].content|trim == m.content %}{% else %}{{ m.role }}{% endif %}{% endfor %}",
     "{% for m in messages if m.content in messages[0].content|replace('x', 'y') %}{{ m.content }}{% endfor %}",
     "{% for m in messages recursive %}{{ messages[0].content[1:]|length }}{{ loop([]) }}{% else %}-{% endfor %}",
+    "{{ messages|selectattr('content', 'in', messages[0].content)|list|length }}",
+    "{{ messages|map(attribute='content')|map('trim', messages[0].content)|list|length }}",
     "{% macro all(ms) %}{% for m in ms %}{% if messages[0].content|upper is none %}{% endif %}{% endfor %}{% endmacro %}{{ all(messages) }}",
 ];
 
