@@ -1,8 +1,9 @@
 //! Bounds the CPU time of a render. It knows no messages.
 //!
-//! An instruction that copies or searches a text costs one unit of fuel, whatever the length of the text. A template that
-//! appends to a text in a loop takes time quadratic in the length of the conversation, so fuel alone does not bound it.
-//! A client decides only how long texts are, and how often loops and filters over lists repeat. So they check the time.
+//! An instruction that copies or searches a text costs one unit of fuel, whatever the length of the text. A template
+//! that appends to a text in a loop takes time quadratic in the length of the conversation, so fuel alone does not
+//! bound it. A client decides only how long texts are, and how often loops and filters over lists repeat. So they check
+//! the time.
 
 use std::time::{Duration, Instant};
 
@@ -33,8 +34,8 @@ impl CpuTimer {
     }
 
     fn check(&self) -> Result<(), Error> {
-        // The thread's CPU time, unlike the elapsed time, does not count the time in which other threads run. It is slower
-        // to read, and never longer.
+        // The thread's CPU time, unlike the elapsed time, does not count the time in which other threads run. It is
+        // slower to read, and never longer.
         if self.began.elapsed() > self.most && thread_cpu_time().saturating_sub(self.cpu) > self.most {
             return Err(Error::from(ErrorKind::InvalidOperation).with_source(CpuTimeExceeded(self.most)));
         }

@@ -1,4 +1,5 @@
-//! Filters that are generators in Jinja2. Those that apply a filter or a test to each item check the CPU time of the render.
+//! Filters that are generators in Jinja2. Those that apply a filter or a test to each item check the CPU time of the
+//! render.
 
 use std::borrow::Cow;
 use std::time::Duration;
