@@ -76,6 +76,10 @@ impl Waiters {
         if of_caller.is_empty() {
             self.turns.push_back(caller.clone());
         }
+        // Those that left are forgotten before the queue grows, else it would grow with every client that gives up.
+        if of_caller.len() == of_caller.capacity() {
+            of_caller.retain(|give| !give.is_closed());
+        }
         of_caller.push_back(give);
     }
 

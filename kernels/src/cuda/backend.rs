@@ -105,7 +105,7 @@ impl Cuda {
 
     /// `factor` times y is added to `keep` times x.
     fn add_to(&self, x: &DeviceTensor, keep: f32, y: Option<&DeviceTensor>, factor: f32) {
-        assert!(x.element == Element::F32 && x.is_contiguous(), "add_norm: x must be f32 and no view");
+        assert!(x.element == Element::F32 && x.is_contiguous(), "add_scaled: x must be f32 and no view");
         let n = x.rows * x.cols;
         let args = AddScaledArgs { x: x.address, y: y.map_or(0, |y| y.address), n, keep, factor };
         let name = y.map_or(Element::F32, |y| y.element).of("add_scaled_f32", "add_scaled_bf16");

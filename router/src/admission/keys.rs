@@ -288,7 +288,9 @@ impl KeyPermit {
         let Client { max_in_flight, usage, name, .. } = &*self.key.0;
         let slots = u32::try_from(slots).unwrap_or(u32::MAX);
         if slots > *max_in_flight {
-            let message = format!("'n' makes {slots} choices; the key '{name}' may have {max_in_flight} at once");
+            let message = format!(
+                "this request has {slots} choices ('n' for each prompt); the key '{name}' may have {max_in_flight} at once"
+            );
             return Err(Error::invalid("n", message));
         }
         let more = slots.saturating_sub(self.slots);

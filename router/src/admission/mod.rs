@@ -167,7 +167,6 @@ impl RequestSlot {
             EnqueueOutcome::TooLate(after) => {
                 state.wakers.remove(&self.number);
                 self.stage = Stage::Rejected;
-                self.shared.publish_present(&state);
                 self.shared.late.fetch_add(1, Ordering::Relaxed);
                 let message = "this request would wait in the queue until after its deadline; try again later";
                 Err(Error {

@@ -183,9 +183,9 @@ impl WaitQueue {
             return Some(ticket.number);
         }
         let first = |requests: &CallerRequests| requests.pending.first_key_value().map(|(n, since)| (*n, *since));
-        let oldest = self.callers.iter().filter_map(|(name, requests)| Some((first(requests)?, name.clone())));
+        let oldest = self.callers.iter().filter_map(|(name, requests)| Some((first(requests)?, name)));
         let ((number, since), name) = oldest.min()?;
-        let slow = now.saturating_duration_since(since) >= limits::PENDING_TIME;
+        let (slow, name) = (now.saturating_duration_since(since) >= limits::PENDING_TIME, name.clone());
         (slow && self.leave_pending(&name, number)).then_some(number)
     }
 
@@ -297,16 +297,17 @@ impl WaitQueue {
     /// Admits the next waiting request, if its slots are free. A request that needs more than are free is not
     /// overtaken: else it would wait as long as smaller ones arrive.
     fn admit_next(&mut self, now: Instant) -> Option<RequestNumber> {
-        let of_caller = |(name, requests): (&CallerName, &CallerRequests)| {
+        let next = self.callers.iter().filter_map(|(name, requests)| {
             let (ticket, request) = requests.next()?;
             let since = requests.served.map_or(request.since, |served| served.max(request.since));
             let order = self.order(since, request.priority + requests.held as i64);
-            Some(((order, ticket.number), ticket, request.slots, name.clone()))
-        };
-        let (_, ticket, slots, name) = self.callers.iter().filter_map(of_caller).min_by_key(|next| next.0)?;
+            Some(((order, ticket.number), ticket, request.slots, name))
+        });
+        let (_, ticket, slots, name) = next.min_by_key(|next| next.0)?;
         if self.held + slots > self.slots {
             return None;
         }
+        let name = name.clone();
         if let Some(requests) = self.callers.get_mut(&name) {
             requests.waiting.remove(&ticket);
             requests.held += slots;

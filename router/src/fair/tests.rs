@@ -53,6 +53,19 @@ async fn a_waiter_that_leaves_or_is_late_takes_no_permit() {
     assert_eq!(semaphore.free(), 1);
 }
 
+#[tokio::test]
+async fn waiters_that_left_are_forgotten() {
+    let semaphore = FairSemaphore::new(1);
+    let _held = semaphore.acquire(&requester("a")).await.unwrap();
+    let mut patient = waiting(&semaphore, "a");
+    assert!(futures::poll!(&mut patient).is_pending());
+    for _ in 0..10_000 {
+        assert!(futures::poll!(&mut waiting(&semaphore, "a")).is_pending());
+    }
+    let known = semaphore.waiters().waiting.values().map(VecDeque::len).sum::<usize>();
+    assert!(known <= 16, "{known}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_permit_is_lost_in_any_order_of_events() {
     for seed in 0..200 {

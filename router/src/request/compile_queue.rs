@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use rein_grammar::{Budget, Cancel, Compiled, Grammars, Response, RuleError, Rules};
 use serde_json::Value;
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
 use crate::{
-    admission::keys::ApiCaller,
+    admission::keys::{self, ApiCaller},
     error::Error,
     fair::{FairSemaphore, Requester},
     limits,
@@ -46,8 +46,9 @@ impl CompileQueue {
         grammars: &Arc<Grammars>,
         rules: Rules,
         caller: Option<&ApiCaller>,
-        requester: Requester,
+        deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
+        let requester = keys::requester(caller, deadline);
         let until_deadline = async {
             let small = rules_bytes(&rules) <= limits::SMALL_GRAMMAR_BYTES;
             let rules = Arc::new(rules);
@@ -67,7 +68,7 @@ impl CompileQueue {
             };
             attempt(&self.long_compiles, &requester, grammars, &rules, Budget::whole).await?.map_err(rule_error)
         };
-        timeout_at(requester.deadline, until_deadline).await.unwrap_or_else(|_| Err(Error::deadline()))
+        timeout_at(deadline, until_deadline).await.unwrap_or_else(|_| Err(Error::deadline()))
     }
 }
 

@@ -213,7 +213,7 @@ impl ServedModel {
             Ok(grammars) => select(grammars),
             Err(cause) => return Err(Error::internal("grammars cannot be enforced on this model's vocabulary", cause)),
         };
-        let compiled = self.compile_queue.compile(grammars, rules, context.caller.as_ref(), context.requester());
+        let compiled = self.compile_queue.compile(grammars, rules, context.caller.as_ref(), context.deadline);
         compiled.instrument(info_span!("grammar")).await
     }
 

@@ -230,7 +230,11 @@ async fn more_choices_than_a_key_may_have_are_a_mistake_of_the_client() {
     let (_file, _, router) = guarded("max_in_flight = 2", RouterConfig::default(), Fake::default());
     let answer = ask(&router, KEY, json!({"n": 3})).await;
     assert_eq!((answer.status, &answer.json()["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("n")));
-    assert!(answer.text.contains("'n' makes 3 choices; the key 'team-a' may have 2 at once"), "{}", answer.text);
+    assert!(
+        answer.text.contains("has 3 choices ('n' for each prompt); the key 'team-a' may have 2 at once"),
+        "{}",
+        answer.text
+    );
     ask(&router, KEY, json!({"n": 2})).await.ok();
     ask(&router, OTHER, json!({"n": 3})).await.ok();
 }

@@ -1,7 +1,7 @@
 use futures::future::join_all;
 use rein_grammar::{Tool, Vocab};
 use serde_json::json;
-use tokio::time::{Duration, Instant};
+use tokio::time::Duration;
 
 use super::*;
 use crate::{error::ErrorKind, fair::FairPermit};
@@ -26,16 +26,13 @@ fn costly() -> Rules {
     rules(json!({"type": "object", "allOf": (0..16).map(way).collect::<Vec<_>>()}))
 }
 
-fn within(time: Duration) -> Requester {
-    Requester { caller: None, deadline: Instant::now() + time }
-}
-
-fn soon() -> Requester {
-    within(Duration::from_secs(60))
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
 }
 
 async fn all_of(permits: &FairSemaphore, n: usize) -> Vec<FairPermit> {
-    join_all((0..n).map(|_| async { permits.acquire(&soon()).await.unwrap() })).await
+    let requester = Requester { caller: None, deadline: soon() };
+    join_all((0..n).map(|_| async { permits.acquire(&requester).await.unwrap() })).await
 }
 
 #[tokio::test]
@@ -57,7 +54,7 @@ async fn cached_grammars_do_not_wait() {
 async fn waiting_for_a_permit_ends_at_the_deadline() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
     let _held = all_of(&queue.long_compiles, limits::LONG_COMPILES).await;
-    let error = queue.compile(&grammars, costly(), None, within(Duration::from_secs(2))).await;
+    let error = queue.compile(&grammars, costly(), None, Instant::now() + Duration::from_secs(2)).await;
     assert_eq!(error.unwrap_err().kind, ErrorKind::Deadline);
 }
 
