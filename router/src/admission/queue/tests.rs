@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -23,10 +23,10 @@ struct InFlight {
 /// What the test knows of the requests, besides those that are pending.
 #[derive(Default)]
 struct Requests {
-    waiting: HashMap<u64, Waiting>,
+    waiting: BTreeMap<u64, Waiting>,
     served: Vec<InFlight>,
     /// When a request of each caller was last admitted or ended.
-    last: HashMap<CallerName, Instant>,
+    last: BTreeMap<CallerName, Instant>,
 }
 
 impl Requests {
@@ -49,7 +49,7 @@ impl Requests {
                 let points = (other.priority - next.priority).max(0) as u32;
                 assert!(next.since <= other.since + PRIORITY_STEP * points, "overtaken by a request of its caller");
             }
-            let mut first: HashMap<&CallerName, &Waiting> = HashMap::new();
+            let mut first: BTreeMap<&CallerName, &Waiting> = BTreeMap::new();
             for other in self.waiting.values().filter(|other| !own(other)) {
                 let known = first.entry(&other.caller).or_insert(other);
                 *known = if other.ticket < known.ticket { other } else { known };
@@ -172,6 +172,7 @@ fn run_random_traffic(seed: u64) {
         assert!(queue.leave_pending(&caller, number));
     }
     while let Some(done) = requests.served.pop() {
+        requests.last.insert(done.caller.clone(), now);
         let next = queue.finish(&done.caller, done.slots, None, now);
         requests.admit(next, now);
     }
