@@ -164,8 +164,8 @@ fn run_random_traffic(seed: u64) {
             held <= slots && pending.len() + requests.waiting.len() + held <= slots + queue_limit + 3,
             "seed {seed}"
         );
-        let smallest = requests.waiting.values().map(|request| request.slots).max().unwrap_or(usize::MAX);
-        assert!(requests.waiting.is_empty() || held + smallest > slots, "seed {seed}: all fit, and one waits");
+        let largest = requests.waiting.values().map(|request| request.slots).max().unwrap_or(usize::MAX);
+        assert!(requests.waiting.is_empty() || held + largest > slots, "seed {seed}: all fit, and one waits");
     }
     // In the end all requests leave.
     for (number, caller) in pending {
