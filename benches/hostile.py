@@ -262,9 +262,9 @@ def beside(server, count, body, probe, **headers):
 
 def ignoring(work):
     try:
-        work()
-    except OSError:
-        pass
+        return work()
+    except (OSError, http.client.HTTPException):
+        return None
 
 
 def stop_tokens_case(start):
@@ -318,6 +318,38 @@ def wrong_key_case(start):
             server.stop()
 
 
+def keys_case(start):
+    """One key keeps the slots and the queue full; another key sends ten requests one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys, secrets = pathlib.Path(folder) / "keys.toml", {}
+        for name in ("many", "few"):
+            made = subprocess.run([start.rein, "key", "--name", name], capture_output=True, text=True, check=True)
+            keys.write_text((keys.read_text() if keys.exists() else "") + made.stdout)
+            secrets[name] = {"authorization": f"Bearer {made.stderr.split()[-1]}"}
+        server = start("--api-keys", str(keys), "--max-in-flight", "8", "--max-queued", "200", "--sim-step-us", "20000")
+        over = threading.Event()
+
+        def flood():
+            while not over.is_set():
+                if ignoring(lambda: server.post(CHAT, {**SMALL, "max_tokens": 16}, **secrets["many"])[0]) != 200:
+                    over.wait(0.05)
+
+        try:
+            for _ in range(300):
+                threading.Thread(target=flood, daemon=True).start()
+            time.sleep(3)
+            times, statuses = [], []
+            for _ in range(10):
+                began = time.monotonic()
+                statuses.append(server.post(CHAT, {**SMALL, "max_tokens": 16}, **secrets["few"])[0])
+                times.append(time.monotonic() - began)
+            times.sort()
+            return f"ten requests beside 300 of another key: {summary(statuses)}; median {times[4]:.2f} s, longest {times[-1]:.2f} s"
+        finally:
+            over.set()
+            server.stop()
+
+
 def small_context(run):
     """A model whose context is 4,096 tokens."""
     def wrapped(start):
@@ -335,7 +367,7 @@ CASES = dict([
 ])
 CASES["han"] = small_context(bodies("han", lambda _: han(1_000_000), count=6, size=0)[1])
 CASES |= {"stall": stall_case, "burst": burst_case, "key": wrong_key_case, "stops": stop_tokens_case,
-          "schemas": schemas_case, "deadline": deadline_case}
+          "schemas": schemas_case, "deadline": deadline_case, "keys": keys_case}
 
 
 def main():

@@ -24,6 +24,8 @@ pub struct RouterConfig {
     pub client_stall: Duration,
     /// Most bytes of a request body.
     pub body_bytes: usize,
+    /// Bytes of the grammars' state of all requests together.
+    pub matcher_bytes: usize,
     /// How engines are chosen in a cluster.
     pub policy: RoutePolicy,
     /// How long an engine may send nothing for a new sequence before a second engine gets the sequence, too. None:
@@ -67,6 +69,7 @@ impl Default for RouterConfig {
             request_time: limits::REQUEST_TIME,
             client_stall: limits::CLIENT_STALL,
             body_bytes: limits::BODY_BYTES,
+            matcher_bytes: limits::MATCHER_MEMORY_BYTES,
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
             process_metrics: ProcessMetrics::default(),

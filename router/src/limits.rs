@@ -11,8 +11,12 @@ pub const BODY_BYTES: usize = 32 << 20;
 pub const BODY_MEMORY_BYTES: usize = 512 << 20;
 /// Bytes of each request that do not count towards `BODY_MEMORY_BYTES`.
 pub const UNCOUNTED_BODY_BYTES: usize = 64 << 10;
-/// How long a request waits for memory of `BODY_MEMORY_BYTES` before it is refused.
-pub const BODY_MEMORY_WAIT: Duration = Duration::from_secs(5);
+/// Bytes of the grammars' state that a router holds for all requests together, one state for each choice.
+pub const MATCHER_MEMORY_BYTES: usize = 2 << 30;
+/// Bytes of each choice's grammar state that do not count towards `MATCHER_MEMORY_BYTES`.
+pub const UNCOUNTED_MATCHER_BYTES: usize = 512 << 10;
+/// How long a request waits for memory of `BODY_MEMORY_BYTES` or `MATCHER_MEMORY_BYTES` before it is refused.
+pub const MEMORY_WAIT: Duration = Duration::from_secs(5);
 /// Time in which a body has to arrive.
 pub const BODY_TIME: Duration = Duration::from_secs(60);
 /// In-flight slots of a router, one for each choice; the default of `--max-in-flight`.

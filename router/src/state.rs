@@ -48,7 +48,7 @@ impl RouterState {
         RouterState {
             admission,
             retry_budget,
-            memory: RequestMemory::new(config.body_bytes),
+            memory: RequestMemory::new(config.body_bytes, config.matcher_bytes),
             config,
             models: RwLock::new(Arc::new(models)),
             metrics,

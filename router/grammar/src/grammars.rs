@@ -133,12 +133,12 @@ impl Grammars {
                 });
             }
             match self.parser(&written, budget).and_then(|fresh| self.tried(fresh, &written, rules)) {
-                Ok(fresh) => {
+                Ok(mut fresh) => {
                     let Written { relaxations, first, lark, .. } = written;
                     let validators = Validators::new(rules);
                     budget.spend((validators.regex_bytes() / REGEX_BYTES_PER_STEP) as u64)?;
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
-                    let bytes = fresh.bytes() + RULE_BYTES * lark.len() + validators.bytes();
+                    let bytes = fresh.measure() + RULE_BYTES * lark.len() + validators.bytes();
                     return Ok(Shared { fresh, relaxations, validators, first, lark, opening, bytes });
                 }
                 Err(Refusal::Rule(error)) => return Err(error),
@@ -199,7 +199,10 @@ impl Grammars {
         if !written.foreign.is_empty() && is_costly_grammar(lexer.regex_builder.clone().into_exprset(), &text()) {
             return Err(Refusal::Grammar(TOO_AMBIGUOUS.into()));
         }
-        let parser = self.vocab.parser(GrammarInit::Internal(grammar, lexer), limits)?;
+        let mut parser = self.vocab.parser(GrammarInit::Internal(grammar, lexer), limits)?;
+        if !written.foreign.is_empty() {
+            parser.enable_cancellation();
+        }
         budget.spend(parser.parser.lexer_stats().total_fuel_spent as u64)?;
         // A client's own grammar may name any token.
         Ok(Matcher::new(parser, self.vocab.clone(), written.foreign.is_empty()))
@@ -214,7 +217,8 @@ impl Grammars {
         }
         if own {
             let trial = begun(fresh.clone(), written.first, 0).and_then(|mut trial| trial.walk(TRIAL_TOKENS));
-            trial.map_err(|error| Refusal::Grammar(error.to_string()))?;
+            // Relaxing schemas would not help.
+            trial.map_err(|error| Refusal::Rule(RuleError::invalid(field(rules), error.to_string())))?;
         }
         Ok(fresh)
     }

@@ -33,6 +33,7 @@ mod tests;
 mod trial;
 mod validate;
 mod vocab;
+mod watchdog;
 
 pub use budget::{Budget, Cancel};
 pub use describe::{Description, markdown};

@@ -1,5 +1,7 @@
 //! Named limits of what a request may ask of the grammar.
 
+use std::time::Duration;
+
 /// Tools per request.
 pub const MAX_TOOLS: usize = 256;
 /// Bytes of a tool's name.
@@ -36,6 +38,10 @@ pub const MAX_LEXER_FUEL: u64 = 1_000_000;
 pub const MIN_LEXER_FUEL: u64 = 200_000;
 /// llguidance's fuel for a mask, or for a few tokens without one: 10 to 30 ms.
 pub const MAX_STEP_FUEL: u64 = 200_000;
+/// Processor time of one step of a client's own grammar.
+pub const MAX_STEP_TIME: Duration = Duration::from_millis(200);
+/// Processor time of drawing `TRIAL_TOKENS`.
+pub const MAX_TRIAL_TIME: Duration = Duration::from_millis(500);
 /// Tokens accepted on the fuel of one step.
 pub const TOKENS_PER_STEP: u32 = 8;
 /// Bytes of the shortest match of a client's regular expression: forced text is computed in one piece.
@@ -91,6 +97,8 @@ pub const MAX_GRAMMAR_BYTES: usize = 4 << 20;
 pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;
 /// States of a grammar's lexer, about 1-2 KB each.
 pub const MAX_LEXER_STATES: usize = 100_000;
+/// Bytes of the state of one output: its copy of the lexer, and the parser's items for all accepted text.
+pub const MAX_MATCHER_BYTES: usize = 64 << 20;
 /// Bytes of compiled grammars cached per model.
 pub const MAX_CACHED_BYTES: usize = 256 << 20;
 /// Blanks between JSON tokens, where they are allowed.

@@ -10,9 +10,10 @@ use llguidance::earley::{BiasComputer, ParserRecognizer};
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{Recognizer, SimpleVob, TokTrie};
 
-use crate::limits::{MAX_FORCED_TOKENS, TOKENS_PER_STEP};
+use crate::limits::{MAX_FORCED_TOKENS, MAX_MATCHER_BYTES, MAX_STEP_TIME, MAX_TRIAL_TIME, TOKENS_PER_STEP};
 use crate::trial;
 use crate::vocab::Vocab;
+use crate::watchdog::watch;
 
 /// An error that ends one request. Other requests are not affected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +28,9 @@ pub enum MatcherError {
     NoProgress(u32),
 }
 
+/// Approximate memory of an item of the parser.
+const ITEM_BYTES: usize = 16;
+
 /// Decides token by token what may come next. Clones are independent.
 pub struct Matcher {
     parser: TokenParser,
@@ -35,6 +39,10 @@ pub struct Matcher {
     bytewise: bool,
     /// Tokens since the parser last got fuel.
     unfueled: u32,
+    /// Items that the parser added for tokens. It keeps those of all accepted text.
+    items: usize,
+    /// Approximate memory when it was last measured.
+    bytes: usize,
     /// A stop token was accepted.
     ended: bool,
     /// The error that ended the request; the parser is not used after it.
@@ -44,9 +52,9 @@ pub struct Matcher {
 impl Clone for Matcher {
     fn clone(&self) -> Self {
         // With shared lexer states, one request's failure could end another.
-        let Self { parser, vocab, bytewise, unfueled, ended, failed } = self;
+        let Self { parser, vocab, failed, .. } = self;
         let (parser, vocab, failed) = (parser.deep_clone(), vocab.clone(), failed.clone());
-        Self { parser, vocab, bytewise: *bytewise, unfueled: *unfueled, ended: *ended, failed }
+        Self { parser, vocab, failed, ..*self }
     }
 }
 
@@ -58,7 +66,8 @@ impl std::fmt::Debug for Matcher {
 
 impl Matcher {
     pub(crate) fn new(parser: TokenParser, vocab: Arc<Vocab>, bytewise: bool) -> Self {
-        Self { parser, vocab, bytewise, unfueled: TOKENS_PER_STEP, ended: false, failed: None }
+        let (unfueled, items, bytes, ended, failed) = (TOKENS_PER_STEP, 0, 0, false, None);
+        Self { parser, vocab, bytewise, unfueled, items, bytes, ended, failed }
     }
 
     /// Accepts the token if the grammar allows it; otherwise the state stays the same. A stop token that the grammar
@@ -76,6 +85,11 @@ impl Matcher {
         let vocab = self.vocab.clone();
         self.unfueled += 1;
         let refuel = self.unfueled > TOKENS_PER_STEP;
+        if refuel && self.measure() > MAX_MATCHER_BYTES {
+            let limit = format!("its state takes more than {} MiB", MAX_MATCHER_BYTES >> 20);
+            return Err(self.failed.insert(MatcherError::Limit(limit)).clone());
+        }
+        let items = self.parser.parser.stats().all_items;
         let taken = self.ask(|parser| {
             if refuel {
                 fuel(parser, &vocab);
@@ -100,6 +114,9 @@ impl Matcher {
             }
             Ok(true)
         })?;
+        if taken {
+            self.items += self.parser.parser.stats().all_items - items;
+        }
         if refuel {
             self.unfueled = 0;
         }
@@ -133,10 +150,11 @@ impl Matcher {
         })
     }
 
-    /// Accepts this many tokens of those that its masks allow, or as many as there are.
+    /// Tries the grammar: accepts this many tokens of those that its masks allow, or as many as there are.
     pub(crate) fn walk(&mut self, tokens: usize) -> Result<(), MatcherError> {
         /// Prime, so that the choice differs from token to token.
         const STRIDE: usize = 7919;
+        let _watched = self.parser.cancellation_handle().map(|cancel| watch(cancel, MAX_TRIAL_TIME));
         for step in 1..=tokens {
             if self.is_stopped() {
                 break;
@@ -222,11 +240,17 @@ impl Matcher {
             .unwrap_or_else(|error| Some(error.to_string()))
     }
 
-    /// Approximate memory of a copy.
-    pub(crate) fn bytes(&self) -> usize {
+    /// Approximate memory, as it was some tokens ago. It grows with the accepted text.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Updates [`Matcher::bytes`].
+    pub(crate) fn measure(&mut self) -> usize {
         let stats = self.parser.parser.lexer_stats();
         // Each state has a set of lexemes, which the parser's own figure omits.
-        stats.num_bytes + stats.num_states * stats.num_regexps.div_ceil(8)
+        self.bytes = stats.num_bytes + stats.num_states * stats.num_regexps.div_ceil(8) + self.items * ITEM_BYTES;
+        self.bytes
     }
 
     /// Whether the turn may end here.
@@ -260,7 +284,15 @@ impl Matcher {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        catch_unwind(AssertUnwindSafe(|| work(&mut self.parser))).map_err(|error| {
+        let cancel = self.parser.cancellation_handle();
+        let watched = cancel.clone().map(|cancel| watch(cancel, MAX_STEP_TIME));
+        let done = catch_unwind(AssertUnwindSafe(|| work(&mut self.parser)));
+        drop(watched);
+        if cancel.is_some_and(|cancel| cancel.is_cancelled()) {
+            let limit = "one of its steps takes too much processor time".to_owned();
+            return Err(self.failed.insert(MatcherError::Limit(limit)).clone());
+        }
+        done.map_err(|error| {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default().to_owned();
             let limit = match self.parser.stop_reason() {

@@ -90,6 +90,7 @@ impl IncomingRequest {
             retry_budget: self.state.retry_budget.clone(),
             session: self.session.or_else(named),
             memory_charge: None,
+            matcher_memory: self.state.memory.matchers.clone(),
             stall_timeout: self.state.config.client_stall,
             caller: self.caller,
         })

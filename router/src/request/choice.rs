@@ -14,6 +14,7 @@ use crate::{
     fleet::engine_stream::{DrawnToken, EngineOutput, EngineStream},
     request::{
         grammar_session::{DrawOutcome, GrammarSession, GrammarSessionError, Refusal, TokenDecision, TokenOrigin},
+        memory::MemoryCharge,
         metrics::RequestMetrics,
         transcript::{Flow, Transcript},
     },
@@ -24,6 +25,8 @@ pub struct SteeredOutput {
     pub session: GrammarSession,
     pub max_tokens: u32,
     pub thinking: Option<ThinkingBudget>,
+    /// The memory that the grammar's state takes beyond that of its start. None: there is no grammar.
+    pub growth: Option<MemoryCharge>,
 }
 
 /// Maximum number of reasoning tokens, and the markers around reasoning.
@@ -43,6 +46,12 @@ impl SteeredOutput {
             Some(drawn) => self.session.check(drawn, room),
             None => self.session.begin(room),
         }
+    }
+
+    /// Charges the memory that the grammar's state takes by now.
+    fn charge(&mut self) -> Result<(), Error> {
+        let bytes = self.session.grammar_bytes();
+        self.growth.as_mut().map_or(Ok(()), |growth| growth.try_resize(bytes))
     }
 }
 
@@ -193,7 +202,9 @@ impl Choice {
             self.steered = Some(steered);
             checked
         };
-        checked.map_err(Error::from_session)
+        let outcome = checked.map_err(Error::from_session)?;
+        self.steered.as_mut().map_or(Ok(()), SteeredOutput::charge)?;
+        Ok(outcome)
     }
 
     /// How many more tokens may be generated.

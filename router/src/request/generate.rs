@@ -31,7 +31,7 @@ use crate::{
     request::{
         choice::Choice,
         delivery::ChatEvents,
-        memory::MemoryCharge,
+        memory::{MemoryBudget, MemoryCharge},
         metrics::RequestMetrics,
         model::{ServedModel, now},
         outcomes::UnfinishedChoices,
@@ -55,8 +55,10 @@ pub struct RequestContext {
     pub caller: Option<ApiCaller>,
     /// Requests of one session are routed to the same engine if possible.
     pub session: Option<u64>,
-    /// The memory that is charged to the request until it is tokenized.
+    /// The memory that is charged to the request: its body until it is tokenized, then the state of its grammars.
     pub memory_charge: Option<Arc<MemoryCharge>>,
+    /// The memory for the grammar state of its choices.
+    pub matcher_memory: MemoryBudget,
     /// How long the client may leave its answer unread before the request ends.
     pub stall_timeout: Duration,
 }
@@ -103,6 +105,26 @@ impl Grammar {
         compiled.map(|compiled| Grammar { compiled, always_mask: model.mask_always })
     }
 
+    /// Charges the state with which this many choices begin.
+    async fn charge(&self, choices: u32, context: &RequestContext) -> Result<MemoryCharge, Error> {
+        let each = self.compiled.bytes().saturating_sub(limits::UNCOUNTED_MATCHER_BYTES);
+        let bytes = each * choices as usize;
+        if bytes > context.matcher_memory.bytes() {
+            let (found, limit) = (bytes >> 20, context.matcher_memory.bytes() >> 20);
+            let message = format!("the grammar of {choices} choices takes {found} MiB of memory; the limit is {limit}");
+            return Err(Error::invalid("n", message));
+        }
+        let mut charge = context.matcher_memory.open_charge_above(0);
+        charge.resize(bytes, context.deadline).await?;
+        Ok(charge)
+    }
+
+    /// The charge for what the state of a choice grows by.
+    fn growth(&self, context: &RequestContext) -> MemoryCharge {
+        let first = self.compiled.bytes().max(limits::UNCOUNTED_MATCHER_BYTES);
+        context.matcher_memory.open_charge_above(first)
+    }
+
     /// Descriptions of the schema parts that the grammar does not enforce.
     pub fn relaxed(grammar: Option<&Self>) -> Vec<String> {
         grammar.iter().flat_map(|grammar| grammar.compiled.relaxations()).map(Relaxation::to_string).collect()
@@ -147,7 +169,7 @@ pub struct Sequence {
 /// prompt's logprobs need the computed prompt of the first choice; the stream waits for it. The events have exactly one
 /// terminal item: `Usage`, after the `Done` of every choice, or an error.
 pub async fn generate(
-    context: RequestContext,
+    mut context: RequestContext,
     model: Arc<ServedModel>,
     output_mode: OutputMode,
     sequences: Vec<Sequence>,
@@ -159,6 +181,9 @@ pub async fn generate(
     let usage = v1::Usage { prompt_tokens, ..v1::Usage::default() };
     let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
     let choices = sequences.iter().map(|sequence| sequence.plan.n).sum();
+    if let Some(grammar) = output_mode.grammar() {
+        context.memory_charge = Some(Arc::new(grammar.charge(choices, &context).await?));
+    }
     let mut unfinished = UnfinishedChoices::new(context.metrics.clone(), model.name(), choices);
     let (client, client_state) = watch::channel(ClientState::Reading);
     let first = match sequences.first() {
@@ -294,7 +319,7 @@ impl Prompt<'_> {
         };
         let spans = Spans { span: context.trace.span.clone(), queue };
         let engine = EngineStream::open(common, lease, start, spans).await?;
-        let steered = match grammar {
+        let mut steered = match grammar {
             // Copying a large matcher would block the async thread.
             Some(grammar) if grammar.compiled.bytes() > limits::INLINE_MATCHER_BYTES => {
                 let (plan, grammar) = (plan.clone(), grammar.clone());
@@ -302,6 +327,9 @@ impl Prompt<'_> {
             }
             grammar => plan.steered_output(grammar)?,
         };
+        if let (Some(steered), Some(grammar)) = (&mut steered, grammar) {
+            steered.growth = Some(grammar.growth(context));
+        }
         let (metrics, caller) = (context.metrics.clone(), context.caller.clone());
         Ok(Choice::new(self.transcript(index), engine, steered, metrics, caller, (context.began, context.deadline)))
     }

@@ -182,6 +182,11 @@ impl GrammarSession {
         self.slow
     }
 
+    /// Approximate memory of the grammar's state.
+    pub fn grammar_bytes(&self) -> usize {
+        self.matcher.as_ref().map_or(0, Matcher::bytes)
+    }
+
     /// The first refused tokens, at most [`limits::MAX_REPORTED_REFUSALS`].
     pub fn refusals(&self) -> &[Refusal] {
         &self.refusals

@@ -1,5 +1,5 @@
-//! Charges the memory of all requests to one budget until they are tokenized: their bodies while they are read, then
-//! their decoded values.
+//! Charges the memory of all requests to two budgets: their bodies while they are read, and then their decoded values
+//! until they are tokenized; and the state of their grammars while they generate.
 
 use std::sync::Arc;
 
@@ -14,28 +14,40 @@ use crate::{blocking_pool::BlockingPool, error::Error, fair::Requester, limits};
 const UNIT: usize = 1 << 10;
 
 pub struct RequestMemory {
-    budget: Arc<Semaphore>,
+    /// Bodies, and their values until they are tokenized.
+    pub bodies: MemoryBudget,
+    /// The grammars' state.
+    pub matchers: MemoryBudget,
     parsers: BlockingPool,
 }
 
-/// One request's share of the budget. Dropping it returns the share.
+/// Bytes that requests share.
+#[derive(Clone)]
+pub struct MemoryBudget {
+    bytes: usize,
+    units: Arc<Semaphore>,
+    /// Bytes of each charge that do not count, if it sets no other number.
+    uncounted: usize,
+    /// What it is for, in errors.
+    purpose: &'static str,
+}
+
+/// A share of a budget. Dropping it returns the share.
 pub struct MemoryCharge {
-    budget: Arc<Semaphore>,
+    budget: MemoryBudget,
+    uncounted: usize,
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl RequestMemory {
-    /// `body` is the maximum size of one body, in bytes.
-    pub fn new(body: usize) -> Self {
-        let units = limits::BODY_MEMORY_BYTES.max(4 * body) / UNIT;
+    /// `body` is the maximum size of one body, in bytes; `matchers` are those of all grammars' state.
+    pub fn new(body: usize, matchers: usize) -> Self {
+        let bodies = limits::BODY_MEMORY_BYTES.max(4 * body);
         RequestMemory {
-            budget: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
+            bodies: MemoryBudget::new(bodies, limits::UNCOUNTED_BODY_BYTES, "large requests"),
+            matchers: MemoryBudget::new(matchers, limits::UNCOUNTED_MATCHER_BYTES, "grammars"),
             parsers: BlockingPool::default(),
         }
-    }
-
-    pub fn open_charge(&self) -> MemoryCharge {
-        MemoryCharge { budget: self.budget.clone(), permit: None }
     }
 
     /// Decodes a body of this many bytes: inline if it is small, else off the async threads.
@@ -52,31 +64,69 @@ impl RequestMemory {
     }
 }
 
+impl MemoryBudget {
+    fn new(bytes: usize, uncounted: usize, purpose: &'static str) -> Self {
+        let units = (bytes / UNIT).min(Semaphore::MAX_PERMITS);
+        MemoryBudget { bytes, units: Arc::new(Semaphore::new(units)), uncounted, purpose }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn open_charge(&self) -> MemoryCharge {
+        self.open_charge_above(self.uncounted)
+    }
+
+    /// A charge of which only what is above `uncounted` bytes counts.
+    pub fn open_charge_above(&self, uncounted: usize) -> MemoryCharge {
+        MemoryCharge { budget: self.clone(), uncounted, permit: None }
+    }
+
+    fn full(&self) -> Error {
+        Error::full(format!("the memory for {} is full; try again later", self.purpose))
+    }
+}
+
 impl MemoryCharge {
-    /// Sets this request's charge to `bytes` in total. The first [`limits::UNCOUNTED_BODY_BYTES`] are free, so that
-    /// small requests never wait for large ones.
+    /// Sets the charge to `bytes` in total, and waits for them if necessary. The first bytes of a charge do not count,
+    /// so that small requests never wait for large ones.
     pub async fn resize(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {
-        let units = bytes.saturating_sub(limits::UNCOUNTED_BODY_BYTES).div_ceil(UNIT);
+        let Some(more) = self.shrink(bytes) else { return Ok(()) };
+        let acquired = timeout(limits::MEMORY_WAIT, self.budget.units.clone().acquire_many_owned(more));
+        match timeout_at(until, acquired).await {
+            Ok(Ok(Ok(permit))) => self.add(permit),
+            _ => return Err(self.budget.full()),
+        }
+        Ok(())
+    }
+
+    /// Like [`MemoryCharge::resize`], but fails at once if the bytes are not free.
+    pub fn try_resize(&mut self, bytes: usize) -> Result<(), Error> {
+        let Some(more) = self.shrink(bytes) else { return Ok(()) };
+        match self.budget.units.clone().try_acquire_many_owned(more) {
+            Ok(permit) => self.add(permit),
+            Err(_) => return Err(self.budget.full()),
+        }
+        Ok(())
+    }
+
+    /// Returns what is above `bytes` to the budget, or else the units that are missing.
+    fn shrink(&mut self, bytes: usize) -> Option<u32> {
+        let units = bytes.saturating_sub(self.uncounted).div_ceil(UNIT);
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if units <= held {
-            // Dropping the surplus returns it to the budget.
             drop(self.permit.as_mut().and_then(|permit| permit.split(held - units)));
-            return Ok(());
+            return None;
         }
-        let more = u32::try_from(units - held).unwrap_or(u32::MAX);
-        let acquired = timeout(limits::BODY_MEMORY_WAIT, self.budget.clone().acquire_many_owned(more));
-        let permit = match timeout_at(until, acquired).await {
-            Ok(Ok(Ok(permit))) => permit,
-            _ => {
-                let message = "the memory for large requests is full; try again later";
-                return Err(Error::full(message));
-            }
-        };
+        Some(u32::try_from(units - held).unwrap_or(u32::MAX))
+    }
+
+    fn add(&mut self, permit: OwnedSemaphorePermit) {
         match &mut self.permit {
             Some(held) => held.merge(permit),
             none => *none = Some(permit),
         }
-        Ok(())
     }
 }
 

@@ -274,6 +274,37 @@ async fn an_output_that_needs_too_many_grammar_states_ends_only_its_request() {
     router.chat(&bytes("aaaa"), more).await.ok();
 }
 
+/// Each choice has its own copy of the grammar's state, and all requests share the memory for these.
+#[tokio::test(start_paused = true)]
+async fn the_state_of_grammars_has_a_budget_over_all_choices() {
+    let config = RouterConfig { matcher_bytes: 16 << 20, ..RouterConfig::default() };
+    let router = TestRouter::with(config, Fake::ending(Ending::Hang));
+    // A choice of 4,000 words takes 2 to 3 MiB.
+    let words: Vec<String> = (0..4_000).map(|i| format!("\"w{i}\"")).collect();
+    let grammar = json!({"structured_outputs": {"grammar": format!("start: {}", words.join(" | "))}, "stream": true});
+    let with = |n: u32| {
+        let mut body = chat_request(&bytes("w"), grammar.clone());
+        body["n"] = n.into();
+        Request::post("/v1/chat/completions").body(Body::from(body.to_string())).unwrap()
+    };
+    let answer = |response: Response<Body>| async {
+        let (status, headers) = (response.status(), response.headers().clone());
+        let text = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        Answer { status, headers, text: String::from_utf8(text.to_vec()).unwrap() }
+    };
+    let large = answer(router.send(with(100)).await).await;
+    assert_eq!((large.status, large.json()["error"]["param"].clone()), (StatusCode::BAD_REQUEST, json!("n")));
+    let held = router.send(with(5)).await;
+    assert_eq!(held.status(), StatusCode::OK);
+    let refused = answer(router.send(with(5)).await).await;
+    let error = refused.json()["error"].clone();
+    assert_eq!((refused.status, &error["code"]), (StatusCode::TOO_MANY_REQUESTS, &json!("overloaded")), "{error}");
+    assert!(refused.headers.contains_key("retry-after"), "{error}");
+    drop(held);
+    let next = router.send(with(5)).await;
+    assert_eq!(next.status(), StatusCode::OK);
+}
+
 /// Bad words are tokenized once for all prompts, off the async threads.
 #[tokio::test]
 async fn many_bad_words_do_not_cost_once_per_prompt() {

@@ -13,9 +13,11 @@ pub enum Outcome {
     Relaxed(&'static str),
     /// The error contains these words.
     Refused(&'static str),
+    /// The output fails before its end, with an error that contains these words.
+    Limited(&'static str),
 }
 
-use Outcome::{Enforced, Refused, Relaxed};
+use Outcome::{Enforced, Limited, Refused, Relaxed};
 
 /// A request that a client could send.
 pub struct Case {
@@ -108,6 +110,19 @@ fn foreign_patterns(n: usize) -> String {
     format!("start: %json {}", json!({"type": "string", "allOf": all}))
 }
 
+/// Rules with up to `n` parts that are the rule itself: the parser combines its items with each other.
+fn ambiguous(n: usize) -> String {
+    let ways: Vec<String> = (2..=n).map(|parts| "e ".repeat(parts)).collect();
+    format!("start: e\ne: {} | \"a\"", ways.join(" | "))
+}
+
+/// Rules that begin alike. The parser keeps the items of all accepted text.
+fn alike(n: usize) -> String {
+    let names: Vec<String> = (0..n).map(|i| format!("r{i}")).collect();
+    let rules: String = (0..n).map(|i| format!("r{i}: \"a\" r{i} | \"b{i}\"\n")).collect();
+    format!("start: {}\n{rules}", names.join(" | "))
+}
+
 fn nested(n: usize) -> Value {
     (0..n).fold(
         json!({"type": "string"}),
@@ -156,6 +171,9 @@ pub fn all() -> Vec<Case> {
         case("no expression", regex("(a"), "", Refused("structured_outputs.regex")),
         case("an unknown rule", lark("start: other"), "", Refused("other")),
         case("ambiguous", lark("start: a\na: a a | \"x\" | \"xx\" | a a a"), "xxxx", Enforced),
-        case("6,000 alternatives", lark(format!("start: {}\n{}", each(4000), kinds(4000))), "k1", Enforced),
+        case("ambiguous in 14 ways", lark(ambiguous(15)), &"a".repeat(2_000), Limited("one of its steps")),
+        case("a list of 2,000", lark("start: \"a\" start | \"b\""), &("a".repeat(2_000) + "b"), Enforced),
+        case("500 rules alike", lark(alike(500)), &"a".repeat(20_000), Limited("its state takes more than 64 MiB")),
+        case("4,000 alternatives", lark(format!("start: {}\n{}", each(4000), kinds(4000))), "k1", Enforced),
     ]
 }

@@ -17,8 +17,8 @@ fn main() {
     let tokens = Tokens::kimi(&kimi).unwrap_or_else(Tokens::demo);
     println!("{}: {} tokens", tokens.name, tokens.vocab.size());
     let format = by_name("kimi_k2").expect("a format");
-    println!("{:<36} {:>9} {:>9} {:>9} {:>7}  result", "", "compile", "a matcher", "worst", "tokens");
-    println!("{:<36} {:>9} {:>9} {:>9} {:>7}", "", "ms", "ms", "token ms", "");
+    println!("{:<36} {:>9} {:>9} {:>9} {:>7} {:>9}  result", "", "compile", "a matcher", "worst", "tokens", "state");
+    println!("{:<36} {:>9} {:>9} {:>9} {:>7} {:>9}", "", "ms", "ms", "token ms", "", "MiB");
     for case in cases::all() {
         if only.as_ref().is_some_and(|only| !case.name.contains(only.as_str())) {
             continue;
@@ -32,7 +32,7 @@ fn main() {
             Ok(compiled) => compiled.expect("something to enforce"),
             Err(error) => {
                 let error: String = error.to_string().chars().take(120).collect();
-                println!("{:<36} {:>9} {:>9} {:>9} {:>7}  refused: {error}", case.name, show(compile), "", "", "");
+                println!("{:<36} {:>9} {:>38}  refused: {error}", case.name, show(compile), "");
                 continue;
             }
         };
@@ -47,7 +47,7 @@ fn main() {
             ),
         };
         let ids = tokens.encode(&text);
-        let (mut worst, mut total, mut taken) = (0, 0, 0);
+        let (mut worst, mut total, mut taken, mut bytes) = (0, 0, 0, 0);
         let mut result =
             format!("relaxed {:?}", compiled.relaxations().iter().map(ToString::to_string).take(3).collect::<Vec<_>>());
         match matcher {
@@ -60,6 +60,7 @@ fn main() {
                     let took = computed() - began;
                     worst = worst.max(took);
                     total += took;
+                    bytes = matcher.bytes();
                     match (masked, accepted) {
                         (Ok(_), Ok(true)) => taken += 1,
                         (Ok(_), Ok(false)) => {
@@ -75,12 +76,13 @@ fn main() {
             }
         }
         println!(
-            "{:<36} {:>9} {:>9} {:>9} {:>7}  {result} (expected: {:?}); {} ms in all",
+            "{:<36} {:>9} {:>9} {:>9} {:>7} {:>9.1}  {result} (expected: {:?}); {} ms in all",
             case.name,
             show(compile),
             show(copy),
             show(worst),
             taken,
+            bytes as f64 / f64::from(1 << 20),
             case.outcome,
             show(total)
         );

@@ -165,7 +165,7 @@ impl Plan {
         let (max_tokens, thinking) = (self.limits.max_tokens, self.thinking.clone());
         let session = GrammarSession::new(rules);
         let session = if self.decisions { session.with_decisions() } else { session };
-        Ok(Some(SteeredOutput { session, max_tokens, thinking }))
+        Ok(Some(SteeredOutput { session, max_tokens, thinking, growth: None }))
     }
 }
 

@@ -33,7 +33,12 @@ fn outcome(bench: &Bench, case: &Case, budget: &mut Budget) -> Outcome {
         let judged = matcher.mask().and_then(|_| matcher.accept(id));
         match judged {
             Ok(taken) => assert!(taken, "{}: {:?}", case.name, bench.tokens.show(&[id])),
-            Err(error) => panic!("{}: {error}", case.name),
+            Err(error) => {
+                let Outcome::Limited(words) = case.outcome else { panic!("{}: {error}", case.name) };
+                assert!(error.to_string().contains(words), "{}: {error}", case.name);
+                assert_eq!(matcher.mask(), Err(error), "{}: it is used again", case.name);
+                return case.outcome;
+            }
         }
     }
     match (compiled.relaxations(), case.outcome) {
