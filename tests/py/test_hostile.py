@@ -5,6 +5,7 @@ import socket
 import ssl
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -36,8 +37,8 @@ def test_bodies_with_many_values_do_not_block_others_and_take_little_memory(serv
 
 
 @pytest.mark.parametrize("path, body, count, status", [
-    (hostile.CHAT, hostile.small_messages(8 * MIB), 8, 400),
-    (hostile.CHAT, hostile.many_calls(50_000), 4, 400),
+    (hostile.CHAT, hostile.small_messages(16 * MIB), 8, 400),
+    (hostile.CHAT, hostile.many_calls(200_000), 4, 400),
     ("/detokenize", hostile.repeated(b'{"tokens":[', b"1", b"]}", 4 * MIB), 8, 200),
 ], ids=["messages", "calls", "detokenize"])
 def test_bodies_with_many_parts_are_answered_soon(server, path, body, count, status):
@@ -128,6 +129,38 @@ def test_a_rejection_reaches_a_client_that_sends_everything_before_it_reads(tmp_
                 assert answer == f"HTTP/1.1 {expected}", (secure, path, size)
         finally:
             server.stop()
+
+
+@pytest.mark.parametrize("options", [[], ["--max-in-flight", "4"]], ids=["engine queue", "router queue"])
+def test_a_key_with_few_requests_does_not_wait_behind_one_with_many(tmp_path, options):
+    """With four slots, a request waits for about one of the other key's requests, whoever holds the queue."""
+    keys, secrets = tmp_path / "keys.toml", {}
+    for name in ("many", "few"):
+        key, entry = new_key("--name", name)
+        keys.write_text((keys.read_text() if keys.exists() else "") + entry)
+        secrets[name] = {"authorization": f"Bearer {key}"}
+    server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys), "--max-sequences", "4",
+                            "--sim-step-us", "10000", *options)
+    body, done = {**hostile.SMALL, "max_tokens": 20, "ignore_eos": True}, []
+    try:
+        def flood(_):
+            answer = server.post(hostile.CHAT, body, **secrets["many"])[0]
+            done.append(answer)
+            return answer
+
+        with ThreadPoolExecutor(120) as pool:
+            flooding = pool.map(flood, range(120))
+            while not done:
+                time.sleep(0.01)
+            for _ in range(3):
+                before = len(done)
+                assert server.post(hostile.CHAT, body, **secrets["few"])[0] == 200
+                # Those in flight when it arrives end, and as many again while it runs.
+                assert len(done) - before <= 16
+            assert len(done) < 100, "the flood has ended too early for the test to mean anything"
+            assert set(flooding) == {200}
+    finally:
+        server.stop()
 
 
 def begun(server, size, *more, path=hostile.CHAT, kind="application/json"):

@@ -8,8 +8,10 @@
 //! step; the oldest sequence that can run is in every step that computes tokens, whatever must be preempted for it.
 
 mod cached;
+mod check;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -24,6 +26,8 @@ use crate::error::Rejected;
 use crate::executor::ExecutorShape;
 use crate::limits;
 use crate::seq::{NextWork, Seq, SeqId};
+pub use waiting::CallerHash;
+use waiting::Waiting;
 
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
@@ -108,8 +112,8 @@ pub struct Scheduler {
     seqs: BTreeMap<SeqId, Seq>,
     /// Sequences with a slot.
     running: BTreeSet<SeqId>,
-    /// Sequences without a slot, in order of arrival: a preempted sequence precedes those that never ran.
-    waiting: BTreeSet<SeqId>,
+    /// Sequences without a slot.
+    waiting: Waiting,
     planned: Vec<Planned>,
     /// Sequences that ended or were preempted, and of which the executor still holds a block table or a stash.
     dropped: Vec<u64>,
@@ -136,7 +140,7 @@ impl Scheduler {
             context: context_limit(shape),
             seqs: BTreeMap::new(),
             running: BTreeSet::new(),
-            waiting: BTreeSet::new(),
+            waiting: Waiting::default(),
             planned: Vec::new(),
             dropped: Vec::new(),
             dropping: 0,
@@ -197,8 +201,8 @@ impl Scheduler {
         let held = start.hold;
         let seq = Seq::new(start);
         let (len, full) = (seq.tokens.len(), seq.generated() >= seq.max_tokens());
+        self.waiting.enter(seq.caller, id);
         self.seqs.insert(id, seq);
-        self.waiting.insert(id);
         if len > self.context {
             let context = self.context;
             self.finish(id, FinishReason::Error, format!("prompt: {len} tokens; the limit is {context} tokens"));
@@ -351,16 +355,16 @@ impl Scheduler {
             seq.scores.clear();
         }
         self.running.remove(&id);
-        self.waiting.insert(id);
+        self.waiting.preempt(seq.caller, id);
         self.stats.preemptions += 1;
     }
 
-    /// Gives slots and blocks to waiting sequences, in order of arrival.
+    /// Gives slots and blocks to waiting sequences.
     fn admit(&mut self, budget: &mut usize, now: Duration) {
         while *budget > 0 {
-            let Some(id) = self.waiting.iter().copied().find(|id| !self.seqs[id].is_parked()) else { return };
+            let Some(id) = self.waiting.next(|id| !self.seqs[&id].is_parked()) else { return };
             if self.running.len() < self.options.max_sequences && self.seat(id) {
-                self.waiting.remove(&id);
+                self.waiting.run(self.seqs[&id].caller, id);
                 self.running.insert(id);
                 self.plan_tokens(id, usize::MAX, budget);
                 continue;
@@ -537,34 +541,11 @@ impl Scheduler {
         if seq.told.is_some() {
             self.dropped.push(id);
         }
-        self.running.remove(&id);
-        self.waiting.remove(&id);
+        match self.running.remove(&id) {
+            true => self.waiting.end(seq.caller),
+            false => self.waiting.leave(seq.caller, id),
+        }
         true
-    }
-
-    /// Checks block tables, reference counts and caches; between rounds and before a step is executed.
-    pub fn check(&self) -> Result<(), String> {
-        let size = self.blocks.block_size();
-        for (id, seq) in &self.seqs {
-            if self.running.contains(id) == self.waiting.contains(id) {
-                return Err(format!("sequence {id} must be either running or waiting"));
-            }
-            if seq.computed > seq.table.len() * size || seq.registered * size > seq.computed {
-                return Err(format!("sequence {id}: {} blocks do not hold {}", seq.table.len(), seq.computed));
-            }
-            if self.waiting.contains(id) && !seq.table.is_empty() {
-                return Err(format!("sequence {id} waits and holds blocks"));
-            }
-        }
-        for planned in &self.planned {
-            let seq = &self.seqs[&planned.seq];
-            let end = (seq.computed + planned.count).div_ceil(size);
-            let written = if planned.count == 0 { &[][..] } else { &seq.table[seq.computed / size..end] };
-            if let Some(block) = written.iter().find(|&&block| !self.blocks.writable(block)) {
-                return Err(format!("sequence {} would write block {block}, which others may read", planned.seq));
-            }
-        }
-        self.blocks.check(self.seqs.values().map(|seq| (&seq.table[..], seq.registered, &seq.tokens[..])))
     }
 }
 

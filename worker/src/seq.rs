@@ -8,6 +8,7 @@ use rein_proto::internal::{Draw, Limits, Sampling, Start, Steer, TokenLogprob};
 
 use crate::blocks::{BlockId, BlockPool, Parent};
 use crate::error::SteerError;
+use crate::scheduler::CallerHash;
 
 /// Number of a sequence within its engine, counting up in order of arrival.
 pub type SeqId = u64;
@@ -31,6 +32,7 @@ pub struct Seq {
     pub sampling: Sampling,
     pub limits: Limits,
     pub salt: Arc<str>,
+    pub caller: CallerHash,
     pub logprobs: i32,
     pub prompt_logprobs: i32,
     pub proposes: bool,
@@ -78,6 +80,7 @@ impl Seq {
             sampling: start.sampling.unwrap_or_default(),
             limits: start.limits.unwrap_or_default(),
             salt: start.cache_salt.into(),
+            caller: start.caller,
             logprobs: start.logprobs,
             prompt_logprobs: start.prompt_logprobs,
             proposes: start.finish_is_proposal,

@@ -1,6 +1,8 @@
-//! Ends a step of a client's grammar that takes too much processor time. llguidance bounds what a step costs by fuel for
-//! the lexer and by the number of the parser's items. The items of an ambiguous grammar (`e: e e | "a"`) are also
-//! combined with each other, so its steps take longer with every byte, and only the time shows it.
+//! Ends a step of a client's grammar that takes too much processor time.
+//!
+//! llguidance bounds what a step costs by fuel for the lexer and by the number of the parser's items. The items of an
+//! ambiguous grammar (`e: e e | "a"`) are also combined with each other, so its steps take longer with every byte, and
+//! only the time shows it.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
@@ -66,6 +68,7 @@ fn watchdog() -> Option<&'static Thread> {
             if steps().running.is_empty() {
                 thread::park();
             }
+            #[expect(clippy::disallowed_methods, reason = "it measures time; a step that begins must not wake it")]
             thread::sleep(TICK);
             steps().running.iter_mut().for_each(Step::check);
         };

@@ -9,7 +9,10 @@ use futures::{
     stream::{self, BoxStream, SelectAll},
 };
 use rein_grammar::{CallJudge, Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
-use rein_proto::v1::{self, chat_event};
+use rein_proto::{
+    internal::Start,
+    v1::{self, chat_event},
+};
 use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span};
 
@@ -26,6 +29,7 @@ use crate::{
         metrics::FleetMetrics,
         pool::{EngineLease, EngineRequest},
         retry_budget::RetryBudget,
+        route,
     },
     limits,
     request::{
@@ -309,6 +313,8 @@ impl Prompt<'_> {
     async fn open(&self, index: u32, lease: EngineLease, queue: Span) -> Result<Choice, Error> {
         let (context, plan, grammar) = (self.context, &self.sequence.plan, self.output_mode.grammar());
         let start = plan.start(&context.trace.id, index, &self.sequence.prompt, grammar);
+        let caller = keys::caller_name(context.caller.as_ref()).map_or(0, |name| route::key(&name));
+        let start = Start { caller, ..start };
         let common = SequenceContext {
             pool: self.model.pool.clone(),
             session: context.session,

@@ -86,7 +86,7 @@ impl PromptHashes {
     }
 }
 
-/// The hash of an engine's name, which is the same in every router.
+/// The hash of a name, of an engine, a session or an API key, which is the same in every router.
 pub fn key(name: &str) -> u64 {
     block_hash::root(name)
 }

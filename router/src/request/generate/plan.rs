@@ -117,6 +117,7 @@ impl Plan {
         self.limits.ignore_eos = self.limits.stop_token_ids.is_empty();
     }
 
+    /// Without its caller.
     pub(super) fn start(&self, request_id: &str, choice: u32, prompt: &[u32], grammar: Option<&Grammar>) -> Start {
         let width = |wanted: Option<u32>| wanted.map_or(-1, |n| n as i32);
         Start {
@@ -137,6 +138,7 @@ impl Plan {
             script: self.script.clone(),
             protocol: protocol::NUMBER,
             version: protocol::VERSION.into(),
+            ..Start::default()
         }
     }
 
