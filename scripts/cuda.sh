@@ -49,7 +49,7 @@ nvcc=${NVCC:-$(echo .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)}
     -gencode=arch=compute_100a,code=sm_100a -fatbin -o "$out/rein.fatbin" kernels/cuda/kernels.cu 2> "$out/ptxas.txt" \
     || { cat "$out/ptxas.txt" >&2; fail "the kernels do not compile"; }
 {
-    printf "%-20s %-8s %9s %6s %6s %6s\n" kernel arch registers spills stack shared
+    printf "%-28s %-8s %9s %6s %6s %6s\n" kernel arch registers spills stack shared
     awk -F"[ ,']+" '
         /Compiling entry function/ { kernel = $7; arch = $9 }
         /bytes stack frame/ { stack = $2; spills = $6 + $10 }
@@ -57,7 +57,7 @@ nvcc=${NVCC:-$(echo .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)}
             shared = 0
             for (i = 3; i <= NF; i++) if ($i == "smem") shared = $(i - 2)
             for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
-            printf "%-20s %-8s %9d %6d %6d %6d\n", kernel, arch, registers, spills, stack, shared
+            printf "%-28s %-8s %9d %6d %6d %6d\n", kernel, arch, registers, spills, stack, shared
         }' "$out/ptxas.txt" | sort
 } > "$out/report.txt"
 host_tests

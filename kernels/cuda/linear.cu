@@ -6,13 +6,16 @@
 // linear_bf16_f32  x and w bf16, out f32
 // linear_fp8       x and w e4m3 codes with scales, out bf16
 // linear_fp8_f32   x and w e4m3 codes with scales, out f32
-// linear_int4      x bf16, w packed int4 with scales, out bf16
-// linear_int4_f32  x bf16, w packed int4 with scales, out f32
+// linear_int4      x bf16, w packed int4 with f32 scales, out bf16
+// linear_int4_f32  x bf16, w packed int4 with f32 scales, out f32
+// linear_int4_bf16_scales      the same with bf16 scales, out bf16
+// linear_int4_bf16_scales_f32  the same with bf16 scales, out f32
 //
 // FP8: number [n, k] of w is its code times w_scales [n / 128, k / 128], number [r, k] of x its code times x_scales
 // [r, k / 128], as quantize_fp8 makes them; x_batch is 0. INT4: w is [n, ceil(k / 8)] words with eight values each, the
 // lowest nibble first, as value + 8; number [n, k] is its value times w_scales [n, k / group], group being a multiple
-// of 32. Codes and values are exact in bf16, so only the scales round. With experts, w_scales continue as w does.
+// of 32. Codes and values are exact in bf16, so only the scales round. bf16 scales are widened to f32, which is exact:
+// the bits are those of the same scales as f32. With experts, w_scales continue as w does.
 //
 // Any rows, n and k; rows of x and out are x_stride and out_stride apart. Copies of 16 bytes are used where x, w, k and
 // x_stride allow it. Grid: (ceil(n / 64), row tiles of 64, batch or experts).
@@ -32,7 +35,8 @@ struct LinearArgs {
   void *out;
   const uint32_t *order, *starts, *weight_slots;
   size_t x_batch, w_batch, out_batch;
-  const float *x_scales, *w_scales;
+  const float *x_scales;
+  const void *w_scales;  // f32, or bf16 where the name says so.
   int rows, n, k, x_stride, out_stride, routes_per_row;
   int group;  // Of INT4.
 };
@@ -184,7 +188,7 @@ struct Fp8 {
 
   DEVICE Fp8(const LinearArgs &a, const Product<uint8_t> &p) : a(a), p(p), w(weights<uint8_t>(a, p)) {
     groups = ceil_div(a.k, FP8_GROUP);
-    w_scales = a.w_scales + p.slot * ceil_div(a.n, FP8_GROUP) * groups;
+    w_scales = static_cast<const float *>(a.w_scales) + p.slot * ceil_div(a.n, FP8_GROUP) * groups;
   }
   DEVICE void bring(bf16 *xs, bf16 *ws, int from) const {
     linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return e4m3_to_bf16(p.x_row(r)[k]); });
@@ -197,20 +201,21 @@ struct Fp8 {
   }
 };
 
+template <class Scale>
 struct Int4 {
   typedef bf16 X;
   static constexpr bool SCALED = true;
   const LinearArgs &a;
   const Product<bf16> &p;
   const uint32_t *w;
-  const float *w_scales;
+  const Scale *w_scales;
   int words, groups;
 
   DEVICE Int4(const LinearArgs &a, const Product<bf16> &p) : a(a), p(p) {
     words = ceil_div(a.k, 8);
     groups = ceil_div(a.k, a.group);
     w = static_cast<const uint32_t *>(a.w) + p.slot * a.n * words;
-    w_scales = a.w_scales + p.slot * a.n * groups;
+    w_scales = static_cast<const Scale *>(a.w_scales) + p.slot * a.n * groups;
   }
   DEVICE void bring(bf16 *xs, bf16 *ws, int from) const {
     linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return p.x_row(r)[k]; });
@@ -220,7 +225,7 @@ struct Int4 {
     });
   }
   DEVICE int group() const { return a.group; }
-  DEVICE float scale(int, int c, int g) const { return w_scales[size_t(c) * groups + g]; }
+  DEVICE float scale(int, int c, int g) const { return to_float(w_scales[size_t(c) * groups + g]); }
 };
 
 template <class Form, class Out>
@@ -310,8 +315,14 @@ extern "C" __global__ void __launch_bounds__(128, 2) linear_fp8_f32(const Linear
   linear::tensor<linear::Fp8, float>(a);
 }
 extern "C" __global__ void __launch_bounds__(128, 2) linear_int4(const LinearArgs a) {
-  linear::tensor<linear::Int4, bf16>(a);
+  linear::tensor<linear::Int4<float>, bf16>(a);
 }
 extern "C" __global__ void __launch_bounds__(128, 2) linear_int4_f32(const LinearArgs a) {
-  linear::tensor<linear::Int4, float>(a);
+  linear::tensor<linear::Int4<float>, float>(a);
+}
+extern "C" __global__ void __launch_bounds__(128, 2) linear_int4_bf16_scales(const LinearArgs a) {
+  linear::tensor<linear::Int4<bf16>, bf16>(a);
+}
+extern "C" __global__ void __launch_bounds__(128, 2) linear_int4_bf16_scales_f32(const LinearArgs a) {
+  linear::tensor<linear::Int4<bf16>, float>(a);
 }

@@ -36,18 +36,42 @@ pub enum HostData {
     /// per `group` columns of a row.
     Int4 {
         packed: Vec<u8>,
-        scales: Vec<f32>,
+        scales: GroupScales,
         group: usize,
     },
 }
 
+/// The scales of an int4 weight.
+#[derive(Debug, Clone)]
+pub enum GroupScales {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl GroupScales {
+    pub fn form(&self) -> ScaleForm {
+        match self {
+            GroupScales::F32(_) => ScaleForm::F32,
+            GroupScales::Bf16(_) => ScaleForm::Bf16,
+        }
+    }
+
+    /// Exact.
+    pub fn into_f32(self) -> Vec<f32> {
+        match self {
+            GroupScales::F32(scales) => scales,
+            GroupScales::Bf16(scales) => scales.into_iter().map(bf16::to_f32).collect(),
+        }
+    }
+}
+
 impl HostData {
-    pub(crate) fn stored_form(&self) -> StoredForm {
-        match *self {
+    pub fn stored_form(&self) -> StoredForm {
+        match self {
             HostData::F32(_) => StoredForm::F32,
             HostData::Bf16(_) => StoredForm::Bf16,
-            HostData::Fp8 { block, .. } => StoredForm::Fp8 { block },
-            HostData::Int4 { group, .. } => StoredForm::Int4 { group },
+            HostData::Fp8 { block, .. } => StoredForm::Fp8 { block: *block },
+            HostData::Int4 { scales, group, .. } => StoredForm::Int4 { group: *group, scales: scales.form() },
         }
     }
 }
@@ -59,7 +83,25 @@ pub enum StoredForm {
     F16,
     Bf16,
     Fp8 { block: [usize; 2] },
-    Int4 { group: usize },
+    Int4 { group: usize, scales: ScaleForm },
+}
+
+/// The type of an int4 weight's scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaleForm {
+    /// Also where the checkpoint stores f16.
+    F32,
+    Bf16,
+}
+
+impl ScaleForm {
+    /// Bytes of a scale.
+    pub fn bytes(self) -> usize {
+        match self {
+            ScaleForm::F32 => size_of::<f32>(),
+            ScaleForm::Bf16 => size_of::<bf16>(),
+        }
+    }
 }
 
 /// The form in which the loader hands over a weight.

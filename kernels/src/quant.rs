@@ -96,7 +96,9 @@ impl HostMatrix {
         }
         let wide = match data {
             HostData::Fp8 { codes, scales, block } => fp8_block_dequant(&codes, rows, cols, &scales, block)?,
-            HostData::Int4 { packed, scales, group } => int4_group_dequant(&packed, rows, cols, &scales, group)?,
+            HostData::Int4 { packed, scales, group } => {
+                int4_group_dequant(&packed, rows, cols, &scales.into_f32(), group)?
+            }
             data => return Ok(HostMatrix { rows, cols, data }),
         };
         let data = match form {

@@ -1,6 +1,6 @@
 //! How kinds of devices store weights and KV entries. No device needs to be there.
 
-use crate::backend::{HostForm, Precision, StoredForm, WeightRole};
+use crate::backend::{HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 
 /// What a kind of device keeps of a model in its memory.
 pub trait DeviceStorage {
@@ -27,17 +27,17 @@ impl DeviceStorage for CudaStorage {
         match (stored, precision) {
             (_, Precision::F32) => HostForm::F32,
             (StoredForm::Fp8 { block: [FP8_BLOCK, FP8_BLOCK] }, _) if large => HostForm::Stored,
-            (StoredForm::Int4 { group }, _) if large && group.is_multiple_of(INT4_GROUP) => HostForm::Stored,
+            (StoredForm::Int4 { group, .. }, _) if large && group.is_multiple_of(INT4_GROUP) => HostForm::Stored,
             _ => HostForm::Bf16,
         }
     }
 
-    /// Scales are f32.
+    /// Scales of FP8 are f32, those of int4 as they are stored.
     fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
-        let scales = |numbers_each: usize| size_of::<f32>() * numbers.div_ceil(numbers_each.max(1));
+        let scales = |numbers_each: usize, form: ScaleForm| form.bytes() * numbers.div_ceil(numbers_each.max(1));
         match (self.host_form(role, stored, precision), stored) {
-            (HostForm::Stored, StoredForm::Fp8 { block }) => numbers + scales(block[0] * block[1]),
-            (HostForm::Stored, StoredForm::Int4 { group }) => numbers.div_ceil(2) + scales(group),
+            (HostForm::Stored, StoredForm::Fp8 { block }) => numbers + scales(block[0] * block[1], ScaleForm::F32),
+            (HostForm::Stored, StoredForm::Int4 { group, scales: form }) => numbers.div_ceil(2) + scales(group, form),
             (HostForm::F32, _) => 4 * numbers,
             _ => 2 * numbers,
         }

@@ -25,7 +25,7 @@ const PAGE: &[(&str, &str)] = &[
     ),
     (
         "rein capacity kimi-k2-thinking --gpus 8",
-        "In int4, 8 GPUs are enough. Scales (f32, one for 32 weights) are a fifth of the experts' bytes.",
+        "In int4, 8 GPUs are enough. Scales (bf16, one for 32 weights) are a ninth of the experts' bytes.",
     ),
     ("rein capacity deepseek-v3 --gpus 8", "DeepSeek-V3 in FP8."),
     (
@@ -95,7 +95,7 @@ fn kimi_k2_takes_what_its_shapes_say() {
     assert_eq!(fp8.kv_bytes_per_token, 61 * 576 * 2);
     assert!((119.0..123.0).contains(&gib(fp8.weights.total())), "{}", gib(fp8.weights.total()));
     let int4 = of("rein capacity kimi-k2-thinking --gpus 8").memory;
-    near(int4.weights.total(), all(2.0, 0.5 + 4.0 / 32.0, 2.0));
+    near(int4.weights.total(), all(2.0, 0.5 + 2.0 / 32.0, 2.0));
     assert!(int4.kv_tokens > 4 * fp8.kv_tokens, "{int4:?}");
 }
 

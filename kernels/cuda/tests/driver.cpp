@@ -72,6 +72,7 @@ Kernel KERNELS[] = {
     KERNEL(ptx_wgmma_64, 900), KERNEL(ptx_wgmma_128, 900),
     KERNEL(linear_fp8),        KERNEL(linear_fp8_f32),
     KERNEL(linear_int4),       KERNEL(linear_int4_f32),
+    KERNEL(linear_int4_bf16_scales), KERNEL(linear_int4_bf16_scales_f32),
     KERNEL(quantize_fp8_f32),  KERNEL(quantize_fp8_bf16),
     KERNEL(silu_mul_quant_f32), KERNEL(silu_mul_quant_bf16),
     KERNEL(draw_tokens),       KERNEL(stash_logits),

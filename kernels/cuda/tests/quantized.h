@@ -133,6 +133,7 @@ void fp8(int rows, int n, int k, int experts) {
   });
 }
 
+// With bf16 scales, the bits are those of the same scales as f32.
 template <class Out>
 void int4(int rows, int n, int k, int group) {
   check::every_order("linear_int4", [&] {
@@ -141,22 +142,30 @@ void int4(int rows, int n, int k, int group) {
     auto x = random.numbers<bf16>(size_t(rows) * k);
     std::vector<uint32_t> w(size_t(n) * words);
     for (auto &word : w) word = uint32_t(random.next());
-    auto scales = random.numbers<float>(size_t(n) * groups);
+    auto scales = random.numbers<bf16>(size_t(n) * groups);
+    std::vector<float> wide_scales;
+    for (bf16 scale : scales) wide_scales.push_back(to_float(scale));
     Buffer<bf16> xs(x);
     Buffer<uint32_t> ws(w);
-    Buffer<float> scale_buffer(scales);
-    Buffer<Out> out(size_t(rows) * n);
+    Buffer<bf16> scale_buffer(scales);
+    Buffer<float> wide_buffer(wide_scales);
+    Buffer<Out> out(size_t(rows) * n), of_wide(size_t(rows) * n);
     LinearArgs args = {};
-    args.x = xs.data, args.w = ws.data, args.out = out.data, args.w_scales = scale_buffer.data;
+    args.x = xs.data, args.w = ws.data, args.out = of_wide.data, args.w_scales = wide_buffer.data;
     args.rows = rows, args.n = n, args.k = k, args.x_stride = k, args.out_stride = n, args.group = group;
-    auto kernel = sizeof(Out) == 4 ? linear_int4_f32 : linear_int4;
-    LAUNCH(kernel, dim3((n + 63) / 64, (rows + 63) / 64), 128, 0, args);
+    dim3 grid((n + 63) / 64, (rows + 63) / 64);
+    auto wide_kernel = sizeof(Out) == 4 ? linear_int4_f32 : linear_int4;
+    LAUNCH(wide_kernel, grid, 128, 0, args);
+    args.out = out.data, args.w_scales = scale_buffer.data;
+    auto kernel = sizeof(Out) == 4 ? linear_int4_bf16_scales_f32 : linear_int4_bf16_scales;
+    LAUNCH(kernel, grid, 128, 0, args);
+    if (check::bytes(out) != check::bytes(of_wide)) check::fail("other bits with bf16 scales than with f32 scales");
     for (int r = 0; r < rows; r++) {
       std::vector<double> want(n, 0);
       for (int c = 0; c < n; c++)
         for (int i = 0; i < k; i++) {
           int number = int(w[size_t(c) * words + i / 8] >> i % 8 * 4 & 15) - 8;
-          want[c] += value(x, size_t(r) * k + i) * number * scales[c * groups + i / group];
+          want[c] += value(x, size_t(r) * k + i) * number * wide_scales[c * groups + i / group];
         }
       check::close(out.data + size_t(r) * n, want);
     }

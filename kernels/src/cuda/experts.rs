@@ -44,7 +44,7 @@ impl ExpertShape {
     /// Bytes of a matrix of one expert, and of its scales.
     fn bytes(&self, which: usize) -> [usize; 2] {
         let (outs, ins, form) = self.matrix(which);
-        [form.bytes(outs, ins), 4 * form.scales(outs, ins)]
+        [form.bytes(outs, ins), form.scale_bytes(outs, ins)]
     }
 }
 

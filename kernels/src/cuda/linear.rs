@@ -7,7 +7,7 @@ use super::args::{LinearArgs, QuantizeArgs, SiluMulQuantArgs};
 use super::backend::{Cuda, int};
 use super::tensor::{DeviceTensor, Element};
 use super::weights::{DeviceVector, Matrix, WeightForm};
-use crate::backend::Backend;
+use crate::backend::{Backend, ScaleForm};
 
 /// Rows and columns of a tile of the result.
 const TILE: usize = 64;
@@ -109,10 +109,15 @@ impl Cuda {
             (WeightForm::F32, Element::Bf16, Element::F32) => ("linear_mixed", 256),
             (WeightForm::Bf16, Element::Bf16, out) => (out.of("linear_bf16_f32", "linear_bf16"), 128),
             (WeightForm::Fp8, _, out) => (out.of("linear_fp8_f32", "linear_fp8"), 128),
-            (WeightForm::Int4 { .. }, Element::Bf16, out) => (out.of("linear_int4_f32", "linear_int4"), 128),
+            (WeightForm::Int4 { scales: ScaleForm::F32, .. }, Element::Bf16, out) => {
+                (out.of("linear_int4_f32", "linear_int4"), 128)
+            }
+            (WeightForm::Int4 { scales: ScaleForm::Bf16, .. }, Element::Bf16, out) => {
+                (out.of("linear_int4_bf16_scales_f32", "linear_int4_bf16_scales"), 128)
+            }
             (form, x, out) => panic!("no product of {x:?} and {form:?} as {out:?}"),
         };
-        let group = if let WeightForm::Int4 { group } = form { int(group) } else { 0 };
+        let group = if let WeightForm::Int4 { group, .. } = form { int(group) } else { 0 };
         let [rows, count] = products;
         let grid = [(args.n as usize).div_ceil(TILE), rows.div_ceil(TILE), count];
         let args = LinearArgs {

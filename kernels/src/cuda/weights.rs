@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::upload::WeightWriter;
 use super::{DeviceBuffer, Element};
-use crate::backend::{HostData, HostForm, HostMatrix, MlaSpec, Precision, WeightRole};
+use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, MlaSpec, Precision, ScaleForm, WeightRole};
 use crate::error::{KernelError, Result};
 use crate::storage::{CudaStorage, DeviceStorage, FP8_BLOCK};
 
@@ -18,6 +18,7 @@ pub(super) enum WeightForm {
     Fp8,
     Int4 {
         group: usize,
+        scales: ScaleForm,
     },
 }
 
@@ -32,11 +33,12 @@ impl WeightForm {
         }
     }
 
-    pub fn scales(self, outs: usize, ins: usize) -> usize {
+    /// Bytes of the scales of [outs, ins].
+    pub fn scale_bytes(self, outs: usize, ins: usize) -> usize {
         match self {
             WeightForm::F32 | WeightForm::Bf16 => 0,
-            WeightForm::Fp8 => outs.div_ceil(FP8_BLOCK) * ins.div_ceil(FP8_BLOCK),
-            WeightForm::Int4 { group } => outs * ins.div_ceil(group),
+            WeightForm::Fp8 => outs.div_ceil(FP8_BLOCK) * ins.div_ceil(FP8_BLOCK) * size_of::<f32>(),
+            WeightForm::Int4 { group, scales } => outs * ins.div_ceil(group) * scales.bytes(),
         }
     }
 }
@@ -73,13 +75,17 @@ impl Prepared {
             (HostData::Bf16(v), _) => (WeightForm::Bf16, HostData::Bf16(v)),
             (data @ HostData::Fp8 { .. }, _) => (WeightForm::Fp8, data),
             (HostData::Int4 { packed, scales, group }, _) => {
-                (WeightForm::Int4 { group }, HostData::Int4 { packed, scales, group })
+                (WeightForm::Int4 { group, scales: scales.form() }, HostData::Int4 { packed, scales, group })
             }
         };
         let prepared = Prepared { outs, ins, form, data };
-        let (bytes, scales) = (prepared.bytes(), prepared.scales().len());
-        if (bytes, scales) != (form.bytes(outs, ins), form.scales(outs, ins)) {
-            return Err(wrong(format!("[{outs}, {ins}] as {form:?} does not hold {bytes} bytes and {scales} scales")));
+        let (bytes, scales) = (prepared.bytes(), prepared.scale_bytes());
+        let (wanted, wanted_scales) = (form.bytes(outs, ins), form.scale_bytes(outs, ins));
+        if (bytes, scales) != (wanted, wanted_scales) {
+            return Err(wrong(format!(
+                "[{outs}, {ins}] as {form:?} must have {wanted} bytes and {wanted_scales} bytes of scales, got {bytes} and \
+                 {scales}"
+            )));
         }
         Ok(prepared)
     }
@@ -93,10 +99,13 @@ impl Prepared {
         }
     }
 
-    fn scales(&self) -> &[f32] {
+    fn scale_bytes(&self) -> usize {
         match &self.data {
-            HostData::F32(_) | HostData::Bf16(_) => &[],
-            HostData::Fp8 { scales, .. } | HostData::Int4 { scales, .. } => scales,
+            HostData::F32(_) | HostData::Bf16(_) => 0,
+            HostData::Fp8 { scales, .. } | HostData::Int4 { scales: GroupScales::F32(scales), .. } => {
+                size_of_val(&**scales)
+            }
+            HostData::Int4 { scales: GroupScales::Bf16(scales), .. } => size_of_val(&**scales),
         }
     }
 
@@ -105,11 +114,17 @@ impl Prepared {
         match &self.data {
             HostData::F32(v) => writer.write(to, at, v)?,
             HostData::Bf16(v) => writer.write(to, at, v)?,
-            HostData::Fp8 { codes, .. } => writer.write(to, at, codes)?,
-            HostData::Int4 { packed, .. } => writer.write(to, at, packed)?,
-        }
-        if !self.scales().is_empty() {
-            writer.write(to, scales_at, self.scales())?;
+            HostData::Fp8 { codes, scales, .. } => {
+                writer.write(to, at, codes)?;
+                writer.write(to, scales_at, scales)?;
+            }
+            HostData::Int4 { packed, scales, .. } => {
+                writer.write(to, at, packed)?;
+                match scales {
+                    GroupScales::F32(scales) => writer.write(to, scales_at, scales)?,
+                    GroupScales::Bf16(scales) => writer.write(to, scales_at, scales)?,
+                }
+            }
         }
         Ok(())
     }
@@ -133,7 +148,7 @@ impl Matrix {
     pub fn new(writer: WeightWriter, weight: &Prepared) -> Result<Matrix> {
         let Prepared { outs, ins, form, .. } = *weight;
         let at = aligned(form.bytes(outs, ins));
-        let data = writer.allocate(at + 4 * form.scales(outs, ins))?;
+        let data = writer.allocate(at + form.scale_bytes(outs, ins))?;
         weight.write(writer, &data, 0, at)?;
         Ok(Matrix { outs, ins, form, data })
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::backend::GroupScales;
 
 #[test]
 fn e4m3_codes_have_their_values() {
@@ -31,6 +32,23 @@ fn fp8_blocks_may_be_partial_at_the_edges() {
     assert!(nan[0].is_nan() && nan[1] == 2.0);
     let error = fp8_block_dequant(&codes, rows, cols, &scales[1..], [128, 128]).unwrap_err();
     assert_eq!(error.to_string(), "fp8_block_dequant: weight_scale_inv must have 6 entries, got 5");
+}
+
+#[test]
+fn int4_numbers_are_the_same_with_bf16_scales_as_with_f32_scales() {
+    let scales = [0.0123, 1.5, -3.3e-4, 7.7e20].map(bf16::from_f32);
+    let packed: Vec<u8> = (0..64).map(|i| (i * 37 % 256) as u8).collect();
+    let wide = |scales: GroupScales| {
+        let data = HostData::Int4 { packed: packed.clone(), scales, group: 32 };
+        let HostData::F32(numbers) = (HostMatrix { rows: 2, cols: 64, data }).into_form(HostForm::F32).unwrap().data
+        else {
+            panic!("f32")
+        };
+        numbers
+    };
+    let of_bf16 = wide(GroupScales::Bf16(scales.to_vec()));
+    assert_eq!(of_bf16, wide(GroupScales::F32(scales.map(bf16::to_f32).to_vec())));
+    assert_eq!(of_bf16[0], (f32::from(packed[0] & 0xf) - 8.0) * scales[0].to_f32());
 }
 
 #[test]

@@ -5,13 +5,13 @@ use std::ops::Range;
 /// The scales of a part of a matrix with one scale per block, and the size of a block in that part. `scales` is the
 /// grid of `per_row` columns, from the block row of `rows.start` on. Where the part starts inside a block, its blocks
 /// are smaller, so that they are still aligned with those of the matrix.
-pub fn cut_scales(
-    scales: &[f32],
+pub fn cut_scales<T: Copy>(
+    scales: &[T],
     per_row: usize,
     block: [usize; 2],
     rows: &Range<usize>,
     cols: &Range<usize>,
-) -> (Vec<f32>, [usize; 2]) {
+) -> (Vec<T>, [usize; 2]) {
     let size = [greatest_common_divisor(rows.start, block[0]), greatest_common_divisor(cols.start, block[1])];
     let first = rows.start / block[0];
     let part = rows.clone().step_by(size[0]).flat_map(|row| {

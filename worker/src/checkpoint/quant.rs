@@ -1,7 +1,7 @@
 //! Reads `quantization_config`: the weight format of the checkpoint. It does not dequantize.
 
 use regex::Regex;
-use rein_kernels::StoredForm;
+use rein_kernels::{ScaleForm, StoredForm};
 use serde_json::{Map, Value};
 
 use super::config::ConfigFields;
@@ -125,12 +125,15 @@ fn supports_only(fields: &ConfigFields, key: &str, value: serde_json::Value) -> 
 /// How a checkpoint stores its weights, as far as config.json says.
 pub struct StatedForms {
     quantization: Quantization,
+    /// Of int4.
+    scales: ScaleForm,
     /// Modules that are not quantized.
     left_out: Vec<Regex>,
 }
 
 impl StatedForms {
-    pub fn read(config: &Map<String, Value>, text: &Map<String, Value>) -> Result<Self, LoadError> {
+    /// `scales`: the form of int4 scales, which compressed-tensors stores in the type of the model.
+    pub fn read(config: &Map<String, Value>, text: &Map<String, Value>, scales: ScaleForm) -> Result<Self, LoadError> {
         let quantization = Quantization::of(config, text)?;
         // transformers never converts the head to FP8.
         let mut left_out = vec![pattern(r"re:(.*\.)?lm_head$")?];
@@ -142,7 +145,7 @@ impl StatedForms {
                 }
             }
         }
-        Ok(Self { quantization, left_out })
+        Ok(Self { quantization, scales, left_out })
     }
 
     /// The form of most weights, unless nothing is quantized.
@@ -160,7 +163,7 @@ impl StatedForms {
             Quantization::None => StoredForm::Bf16,
             _ if self.left_out.iter().any(|name| name.is_match(module)) => StoredForm::Bf16,
             Quantization::Fp8 { block } => StoredForm::Fp8 { block },
-            Quantization::Int4 { group } => StoredForm::Int4 { group },
+            Quantization::Int4 { group } => StoredForm::Int4 { group, scales: self.scales },
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use rein_control_plane::{RankPlacement, place};
-use rein_kernels::{CudaStorage, DeviceStorage, HostForm, Precision, StoredForm, WeightRole};
+use rein_kernels::{CudaStorage, DeviceStorage, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -92,7 +92,10 @@ pub struct OpFloor {
 
 /// The capacity of a model with this config.json.
 pub fn capacity(config: &Map<String, Value>, options: &CapacityOptions) -> Result<Capacity, LoadError> {
-    let (spec, forms) = (model::build(config)?, StatedForms::read(config, model::text_config(config))?);
+    let (spec, text) = (model::build(config)?, model::text_config(config));
+    let stated = open::stated_precision(text)?;
+    let scales = if stated == Some(Precision::F32) { ScaleForm::F32 } else { ScaleForm::Bf16 };
+    let forms = StatedForms::read(config, text, scales)?;
     // Whatever config.json says, the embedding and the routers are never quantized.
     let routers = spec.layers.iter().filter_map(|layer| match &layer.mlp {
         Mlp::Moe(moe) => Some(moe.router.module.as_str()),
@@ -100,7 +103,7 @@ pub fn capacity(config: &Map<String, Value>, options: &CapacityOptions) -> Resul
     });
     let plain: HashSet<&str> = routers.chain([spec.embed.as_str()]).collect();
     let stored = |module: &str| if plain.contains(module) { StoredForm::Bf16 } else { forms.of(module) };
-    let base = match open::stated_precision(model::text_config(config))? {
+    let base = match stated {
         Some(precision) if forms.quantized().is_none() => precision,
         _ => Precision::Bf16,
     };

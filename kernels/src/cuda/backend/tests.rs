@@ -40,7 +40,9 @@ fn bytes(random: &mut Random, n: usize) -> Vec<u8> {
 enum Stored {
     Wide(Precision),
     Fp8,
-    Int4,
+    Int4(ScaleForm),
+    /// The scales of `Int4(ScaleForm::Bf16)`, as f32.
+    Int4Widened,
 }
 
 impl Stored {
@@ -59,8 +61,14 @@ impl Stored {
                 let scales = vec![size; rows.div_ceil(128) * cols.div_ceil(128)];
                 HostData::Fp8 { codes, scales, block: [128, 128] }
             }
-            Stored::Int4 => {
+            Stored::Int4(_) | Stored::Int4Widened => {
                 let scales = random.numbers(rows * cols.div_ceil(32), size / 4.0);
+                let narrow = || GroupScales::Bf16(scales.iter().map(|&scale| half::bf16::from_f32(scale)).collect());
+                let scales = match self {
+                    Stored::Int4(ScaleForm::Bf16) => narrow(),
+                    Stored::Int4Widened => GroupScales::F32(narrow().into_f32()),
+                    _ => GroupScales::F32(scales),
+                };
                 HostData::Int4 { packed: bytes(random, rows * cols.div_ceil(8) * 4), scales, group: 32 }
             }
         };
@@ -322,13 +330,14 @@ fn play<B: Backend>(toy: &mut Toy<B>, b: &mut B) -> Vec<(Vec<f32>, Drawn)> {
     steps
 }
 
+fn played<D: Devices>(devices: &D, kind: Kind) -> Vec<(Vec<f32>, Drawn)> {
+    let mut backend = devices.open_beside(0).expect("a backend");
+    play(&mut Toy::new(devices, &backend, kind), &mut backend)
+}
+
 /// `apart` bounds differences and angles.
 fn compare(devices: &CudaDevices, kind: Kind, apart: [f64; 2]) {
-    let cpus = CpuDevices { threads: 1 };
-    let mut cpu = cpus.open_beside(0).expect("cpu");
-    let want = play(&mut Toy::new(&cpus, &cpu, kind), &mut cpu);
-    let mut cuda = devices.open_beside(0).expect("cuda");
-    let got = play(&mut Toy::new(devices, &cuda, kind), &mut cuda);
+    let (want, got) = (played(&CpuDevices { threads: 1 }, kind), played(devices, kind));
     for (i, ((got, got_drawn), (want, want_drawn))) in got.iter().zip(&want).enumerate() {
         // Rows that fill up a bucket follow.
         let far = difference(&got[..want.len()], want);
@@ -366,8 +375,18 @@ fn a_model_of_bf16_computes_as_on_the_cpu() {
 #[test]
 fn quantized_weights_are_multiplied_as_they_are_stored() {
     let Some(devices) = devices() else { return };
-    compare(&devices, Kind { stored: Stored::Int4, latent: true, experts: true }, [5e-2, 1e-4]);
+    compare(&devices, Kind { stored: Stored::Int4(ScaleForm::F32), latent: true, experts: true }, [5e-2, 1e-4]);
     // Activations are quantized too.
     compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: false }, [0.2, 2e-3]);
     compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: true }, [0.2, 2e-3]);
+}
+
+#[test]
+fn bf16_scales_of_int4_give_the_bits_of_the_same_scales_in_f32() {
+    let Some(devices) = devices() else { return };
+    let bits = |stored| -> Vec<u32> {
+        let steps = played(&devices, Kind { stored, latent: true, experts: true });
+        steps.iter().flat_map(|(hidden, _)| hidden.iter().map(|x| x.to_bits())).collect()
+    };
+    assert_eq!(bits(Stored::Int4(ScaleForm::Bf16)), bits(Stored::Int4Widened));
 }

@@ -61,12 +61,15 @@ fn config_json_says_which_modules_are_quantized() {
     let forms = |value: Value| {
         let config = json!({ "quantization_config": value });
         let config = config.as_object().expect("object");
-        StatedForms::read(config, config).expect("forms")
+        StatedForms::read(config, config, ScaleForm::Bf16).expect("forms")
     };
     let ignore = ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"];
     let of_int4 = forms(int4(|value| value["ignore"] = json!(ignore)));
     assert_eq!(of_int4.quantized(), Some("int4"));
-    assert_eq!(of_int4.of("model.layers.1.mlp.experts.0.up_proj"), StoredForm::Int4 { group: 32 });
+    assert_eq!(
+        of_int4.of("model.layers.1.mlp.experts.0.up_proj"),
+        StoredForm::Int4 { group: 32, scales: ScaleForm::Bf16 }
+    );
     for plain in ["self_attn.o_proj", "mlp.shared_experts.up_proj", "mlp.up_proj"] {
         assert_eq!(of_int4.of(&format!("model.layers.0.{plain}")), StoredForm::Bf16, "{plain}");
     }
@@ -81,6 +84,6 @@ fn config_json_says_which_modules_are_quantized() {
     assert_eq!(forms(Value::Null).of("model.layers.0.mlp.up_proj"), StoredForm::Bf16);
     let config = json!({"quantization_config": int4(|value| value["ignore"] = json!(["re:("]))});
     let config = config.as_object().expect("object");
-    let error = StatedForms::read(config, config).err().expect("no regular expression").to_string();
+    let error = StatedForms::read(config, config, ScaleForm::Bf16).err().expect("no regular expression").to_string();
     assert!(error.contains("quantization_config: re:("), "{error}");
 }

@@ -1,6 +1,10 @@
 //! Checkpoints that must not load, and the error messages for them.
 
+use rein_kernels::{HostForm, ScaleForm, StoredForm};
+
 use super::*;
+use crate::checkpoint::{CheckpointWeights, Quantization, Reads};
+use crate::limits::READ_TIMEOUT;
 
 fn refusal(dir: &Path) -> String {
     match RankGroup::load(dir, &f32_options(), &mut |_, _| ()) {
@@ -303,37 +307,34 @@ fn errors_name_tokens_that_cannot_be_scored() {
     assert_names(&within(0, &[1]).expect_err("nothing"), &["max_context", "from 1"]);
 }
 
+/// A copy of the int4 fixture. `change` gets the header's entry and the bytes of each tensor of scales, and returns
+/// other bytes.
+fn with_scales(change: impl Fn(&mut Value, &[u8]) -> Vec<u8>) -> Copied {
+    let copy = Copied::of(&fixture("kimi_k2_int4"));
+    let path = copy.path().join("model.safetensors");
+    let Tensors { mut header, data } = Tensors::read(&path);
+    let mut packed = Vec::new();
+    for (name, entry) in header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
+        let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
+        let bytes = &data[offset(0)..offset(1)];
+        let bytes = if name.ends_with(".weight_scale") { change(entry, bytes) } else { bytes.to_vec() };
+        let from = packed.len();
+        packed.extend(bytes);
+        entry["data_offsets"] = json!([from, packed.len()]);
+    }
+    Tensors { header, data: packed }.write(&path);
+    copy
+}
+
 /// Doubles the int4 scales for groups of half the size: the same weights.
 #[test]
 fn int4_groups_of_another_size_are_read() {
     let fixture = fixture("kimi_k2_int4");
-    let copy = Copied::of(&fixture);
-    let path = copy.path().join("model.safetensors");
-    let mut tensors = Tensors::read(&path);
-    let Tensors { header, data } = &mut tensors;
-    for (_, entry) in header.iter_mut().filter(|(name, _)| name.ends_with(".weight_scale")) {
-        let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
-        let (rows, groups) = (entry["shape"][0].as_u64().expect("rows"), entry["shape"][1].as_u64().expect("groups"));
-        let scales = data[offset(0)..offset(1)].to_vec();
-        let from = data.len();
-        for scale in scales.chunks(scales.len() / (rows * groups) as usize) {
-            data.extend(scale);
-            data.extend(scale);
-        }
-        entry["shape"] = json!([rows, 2 * groups]);
-        entry["data_offsets"] = json!([from, data.len()]);
-    }
-    // Leaves out what is no longer referred to.
-    let mut packed = Vec::new();
-    for (_, entry) in header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
-        let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
-        let part = offset(0)..offset(1);
-        let from = packed.len();
-        packed.extend_from_slice(&data[part]);
-        entry["data_offsets"] = json!([from, packed.len()]);
-    }
-    *data = packed;
-    tensors.write(&path);
+    let copy = with_scales(|entry, scales| {
+        let groups = entry["shape"][1].as_u64().expect("groups");
+        entry["shape"][1] = json!(2 * groups);
+        scales.chunks(2).flat_map(|scale| [scale, scale].concat()).collect()
+    });
     let mut config = fixture.config.clone();
     let size = &mut config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"];
     assert_eq!(*size, 32);
@@ -341,4 +342,29 @@ fn int4_groups_of_another_size_are_read() {
     fs::write(copy.path().join("config.json"), config.to_string()).expect("write");
     let again = score(copy.path(), &f32_options(), &fixture.reference.tokens).expect("loads");
     assert_eq!(again, fixture.score(&f32_options()));
+}
+
+/// The fixture's scales are bf16.
+#[test]
+fn int4_scales_of_f32_are_the_same_weights() {
+    let fixture = fixture("kimi_k2_int4");
+    let copy = with_scales(|entry, scales| {
+        assert_eq!(entry["dtype"], "BF16");
+        entry["dtype"] = json!("F32");
+        // The upper half of an f32 is a bf16.
+        scales.chunks(2).flat_map(|scale| [&[0, 0], scale].concat()).collect()
+    });
+    let again = score(copy.path(), &f32_options(), &fixture.reference.tokens).expect("loads");
+    assert_eq!(again, fixture.score(&f32_options()));
+    let open = |dir: &std::path::Path| {
+        let quantization = Quantization::Int4 { group: 32 };
+        let weights = CheckpointWeights::open(dir, quantization, &Reads::new(READ_TIMEOUT)).expect("opens");
+        let module = "model.layers.1.mlp.experts.0.up_proj";
+        let matrix = weights.matrix(module, [64, 96], 0..64, 0..96, |_| HostForm::Stored).expect("reads");
+        assert_eq!(matrix.data.stored_form(), weights.stored_form(module));
+        weights.stored_form(module)
+    };
+    let form = |scales| StoredForm::Int4 { group: 32, scales };
+    assert_eq!(open(&fixture.dir), form(ScaleForm::Bf16));
+    assert_eq!(open(copy.path()), form(ScaleForm::F32));
 }

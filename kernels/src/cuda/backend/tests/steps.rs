@@ -137,7 +137,9 @@ fn repeated_steps_stash_and_draw_from_slots() {
 #[test]
 fn experts_move_between_repeated_steps() {
     let Some(devices) = devices() else { return };
-    for stored in [Stored::Wide(Precision::F32), Stored::Fp8, Stored::Int4] {
+    for stored in
+        [Stored::Wide(Precision::F32), Stored::Fp8, Stored::Int4(ScaleForm::F32), Stored::Int4(ScaleForm::Bf16)]
+    {
         let mut cuda = devices.open_beside(0).expect("cuda");
         let mut toy = Toy::new(&devices, &cuda, Kind { stored, ..KIND });
         let tables = tables(2);

@@ -35,7 +35,7 @@ fn cases() -> [Case; 4] {
 enum Form {
     Bf16,
     Fp8,
-    Int4,
+    Int4(ScaleForm),
 }
 
 impl<B: Backend> Pair<B> {
@@ -101,7 +101,7 @@ impl<B: Backend> Pair<B> {
         }
         let mut rows = vec![check.row()];
         if self.precision == Precision::Bf16 {
-            for form in [Form::Bf16, Form::Fp8, Form::Int4] {
+            for form in [Form::Bf16, Form::Fp8, Form::Int4(ScaleForm::F32), Form::Int4(ScaleForm::Bf16)] {
                 rows.push(self.experts_of(form)?);
             }
         }
@@ -118,7 +118,7 @@ impl<B: Backend> Pair<B> {
                 let mut one = |outs, ins| match form {
                     Form::Bf16 => self.random.bf16(outs, ins),
                     Form::Fp8 => self.random.fp8(outs, ins),
-                    Form::Int4 => self.random.int4(outs, ins, 32),
+                    Form::Int4(scales) => self.random.int4(outs, ins, 32, scales),
                 };
                 let [gate, up, down] = [one(inter, hidden)?, one(inter, hidden)?, one(hidden, inter)?];
                 numbers.push([gate.numbers, up.numbers, down.numbers]);

@@ -36,12 +36,16 @@ impl Random {
         })
     }
 
-    pub(super) fn int4(&mut self, outs: usize, ins: usize, group: usize) -> Result<Stored> {
+    pub(super) fn int4(&mut self, outs: usize, ins: usize, group: usize, form: ScaleForm) -> Result<Stored> {
         let packed: Vec<u8> = (0..outs * ins.div_ceil(8) * 4).map(|_| self.below(256) as u8).collect();
         let deviation = (ins as f32).powf(-0.5) / 4.6;
         let scales: Vec<f32> =
             (0..outs * ins.div_ceil(group)).map(|_| deviation * (1 + self.below(64)) as f32 / 32.0).collect();
-        let numbers = quant::int4_group_dequant(&packed, outs, ins, &scales, group)?;
+        let scales = match form {
+            ScaleForm::F32 => GroupScales::F32(scales),
+            ScaleForm::Bf16 => GroupScales::Bf16(scales.into_iter().map(bf16::from_f32).collect()),
+        };
+        let numbers = quant::int4_group_dequant(&packed, outs, ins, &scales.clone().into_f32(), group)?;
         Ok(Stored {
             weight: HostMatrix { rows: outs, cols: ins, data: HostData::Int4 { packed, scales, group } },
             numbers,
@@ -75,7 +79,9 @@ impl<B: Backend> Pair<B> {
         let mut rows = vec![check.row()];
         if self.precision == Precision::Bf16 {
             rows.push(self.fp8_products()?);
-            rows.push(self.int4_products()?);
+            for scales in [ScaleForm::F32, ScaleForm::Bf16] {
+                rows.push(self.int4_products(scales)?);
+            }
         }
         Ok(rows)
     }
@@ -95,10 +101,10 @@ impl<B: Backend> Pair<B> {
         Ok(check.row())
     }
 
-    fn int4_products(&mut self) -> Result<Row> {
-        let mut check = Check::new("linear int4", BF16);
+    fn int4_products(&mut self, scales: ScaleForm) -> Result<Row> {
+        let mut check = Check::new(format!("linear int4, {scales:?} scales"), BF16);
         for (ins, outs, group) in [(32, 3, 32), (128, 64, 32), (300, 77, 32), (260, 130, 128)] {
-            let Stored { weight, numbers } = self.random.int4(outs, ins, group)?;
+            let Stored { weight, numbers } = self.random.int4(outs, ins, group, scales)?;
             let on_device = self.device.linear_weight(weight, self.precision)?;
             for &rows in self.row_counts() {
                 let (x, x_cpu) = self.activation(rows, ins)?;
