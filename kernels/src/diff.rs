@@ -1,4 +1,4 @@
-//! The single metric for comparing an op's results with another implementation's.
+//! The metrics for comparing an op's results with another implementation's.
 
 use std::fmt;
 
@@ -43,6 +43,23 @@ pub fn difference(got: &[f32], want: &[f32]) -> Difference {
     let norms = (got2 * want2).sqrt();
     let angle = if norms > 0.0 { (1.0 - dot / norms).max(0.0) } else { f64::from(u8::from(got2 != want2)) };
     Difference { max, at, angle }
+}
+
+/// The largest |got - want| / (r + |want|), where r is the root mean square of `want`: a last bit of bf16 is below
+/// 8e-3, whatever the size of its number. Infinite for different lengths, and if any number is NaN.
+pub fn relative_difference(got: &[f32], want: &[f32]) -> f64 {
+    if got.len() != want.len() {
+        return f64::INFINITY;
+    }
+    let squares: f64 = want.iter().map(|&w| f64::from(w).powi(2)).sum();
+    let mean = (squares / want.len().max(1) as f64).sqrt();
+    let apart = |(&got, &want): (&f32, &f32)| {
+        let (got, want) = (f64::from(got), f64::from(want));
+        let apart = (got - want).abs() / (mean + want.abs());
+        if got == want { 0.0 } else { apart }
+    };
+    let largest = got.iter().zip(want).map(apart).fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
+    if largest.is_nan() { f64::INFINITY } else { largest }
 }
 
 impl Difference {

@@ -8,11 +8,13 @@ pub mod cpu;
 pub mod cuda;
 pub mod diff;
 pub mod error;
+pub mod lockstep;
 pub mod probe;
 pub mod quant;
 #[cfg(any(test, feature = "cuda"))]
 mod random;
 pub mod reference;
+pub mod rounding;
 pub mod sample;
 pub mod storage;
 

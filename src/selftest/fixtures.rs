@@ -5,6 +5,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use rein_kernels::lockstep::LockstepReport;
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step};
 use rein_proto::splitmix::mix;
 use rein_worker::executor::{Executor, ExecutorError};
@@ -70,6 +71,23 @@ fn open(name: String, dir: PathBuf) -> Result<SmallModel, Box<dyn Error>> {
 impl SmallModel {
     pub fn load(&self, devices: &DeviceChoice, dtype: Dtype) -> Result<Steps, Box<dyn Error>> {
         self.load_with(&ModelOptions { devices: devices.clone(), dtype, ..options() })
+    }
+
+    /// With every op repeated on the CPU.
+    pub fn load_in_lockstep(
+        &self,
+        devices: &DeviceChoice,
+        dtype: Dtype,
+        report: &LockstepReport,
+    ) -> Result<Steps, Box<dyn Error>> {
+        let options = ModelOptions { devices: devices.clone(), dtype, ..options() };
+        Ok(Steps { group: RankGroup::load_in_lockstep(&self.dir, &options, report)?, id: 0 })
+    }
+
+    /// On the CPU, with the rounding of a GPU.
+    pub fn load_rounding(&self, dtype: Dtype) -> Result<Steps, Box<dyn Error>> {
+        let options = ModelOptions { dtype, ..options() };
+        Ok(Steps { group: RankGroup::load_rounding(&self.dir, &options)?, id: 0 })
     }
 
     pub fn load_with(&self, options: &ModelOptions) -> Result<Steps, Box<dyn Error>> {

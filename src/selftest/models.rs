@@ -1,7 +1,9 @@
-//! Section `models`: every small model on the device against the CPU. It does not know how either computes.
+//! Section `models`: every small model on the device against the CPU, from end to end and op by op. It does not know
+//! how either computes.
 
 use std::error::Error;
 
+use rein_kernels::lockstep::{LockstepReport, OpDifference};
 use rein_proto::internal::{RowResult, TokenLogprob};
 use rein_worker::rank::{DeviceChoice, Dtype};
 
@@ -18,6 +20,13 @@ const BF16: f32 = 2e-2;
 /// Products with FP8 weights round activations to FP8 as well, which the CPU does not. Errors of products as narrow as
 /// those of small models hardly average out.
 const FP8: f32 = 8e-2;
+/// Most that a result of an op may differ from the CPU's from the same inputs, relative to its size plus the root mean
+/// square of the results. Both round alike: a result that is rounded the other way is off by a last bit of bf16, which
+/// is below 8e-3.
+const OP_F32: f64 = 1e-4;
+const OP: f64 = 1e-2;
+/// Tokens that are decoded op by op, after the scored ones.
+const OP_TOKENS: usize = 4;
 /// Tokens that are decoded greedily, and the length of their prompt.
 const GREEDY: usize = 32;
 const PROMPT: usize = 10;
@@ -39,25 +48,34 @@ pub fn run(
         };
         for (form, dtype, tolerance) in cases {
             let compared = model.load(devices, dtype).and_then(|device| {
-                let oracle = model.load(oracle, dtype)?;
-                compare(&model.tokens, device, oracle, tolerance, greedy)
+                let (oracle, rounding) = (model.load(oracle, dtype)?, model.load_rounding(dtype)?);
+                compare(&model.tokens, device, oracle, rounding, tolerance, greedy)
             });
             rows.push(ReportRow::of(format!("{}, {form}", model.name), compared));
+            let allowed = if dtype == Dtype::F32 { OP_F32 } else { OP };
+            let found = compare_ops(model, devices, dtype, allowed);
+            rows.push(ReportRow::of(format!("{}, {form}, op by op", model.name), found));
         }
     }
     Ok(rows)
 }
 
+/// `rounding`: the CPU with the rounding of a device. Its distance to the oracle, and the device's distance to it,
+/// explain how far the device is from the oracle. They do not decide.
 fn compare(
     tokens: &[u32],
     mut device: Steps,
     mut oracle: Steps,
+    mut rounding: Steps,
     tolerance: f32,
     greedy: usize,
 ) -> Result<(String, bool), Box<dyn Error>> {
     let blocks = device.blocks(0, tokens.len());
     let score = || vec![scoring(1, tokens, 0..tokens.len(), &blocks, TOP)];
-    let far = distance(&device.run(score())?, &oracle.run(score())?)?;
+    let wanted = oracle.run(score())?;
+    let (found, rounded) = (device.run(score())?, rounding.run(score())?);
+    let far = distance(&found, &wanted)?;
+    let (alone, near) = (distance(&rounded, &wanted)?, distance(&found, &rounded)?);
     let prompt = &tokens[..PROMPT.min(tokens.len())];
     let want = decode(&mut oracle, prompt, greedy)?;
     let got = decode(&mut device, prompt, greedy)?;
@@ -65,9 +83,35 @@ fn compare(
     let clear = want.iter().take_while(|(_, gap)| *gap > 2.0 * tolerance).count();
     let equal = want.iter().zip(&got).take_while(|(want, got)| want.0 == got.0).count();
     let passed = far <= tolerance && equal >= clear;
-    let value =
-        format!("logprobs within {far:.1e} of their size (at most {tolerance:.0e}), {equal} of {greedy} tokens equal");
+    let value = format!(
+        "logprobs within {far:.1e} of their size (at most {tolerance:.0e}; the rounding alone {alone:.1e}, from the CPU \
+         that rounds alike {near:.1e}), {equal} of {greedy} tokens equal"
+    );
     Ok((value + if equal < clear { ", no close decision" } else { "" }, passed))
+}
+
+/// The ops of one scoring step and of some decode steps, each against the CPU from the same inputs.
+fn compare_ops(
+    model: &SmallModel,
+    devices: &DeviceChoice,
+    dtype: Dtype,
+    allowed: f64,
+) -> Result<(String, bool), Box<dyn Error>> {
+    let report = LockstepReport::default();
+    let mut steps = model.load_in_lockstep(devices, dtype, &report)?;
+    let tokens = &model.tokens;
+    let blocks = steps.blocks(0, tokens.len());
+    steps.run(vec![scoring(1, tokens, 0..tokens.len(), &blocks, TOP)])?;
+    let decoded = decode(&mut steps, &tokens[..PROMPT.min(tokens.len())], OP_TOKENS);
+    let (op, OpDifference { largest, .. }) = report.worst().ok_or("no op was compared")?;
+    if largest <= allowed {
+        // A wrong op may be why there is no token; then it is what to report.
+        decoded?;
+    }
+    let calls = report.calls();
+    let value =
+        format!("{calls} results within {largest:.1e} of their size (at most {allowed:.0e}), the worst of {op}");
+    Ok((value, largest <= allowed))
 }
 
 /// The largest difference between the logprobs of the same rows, and of their alternatives by rank: relative to the

@@ -308,8 +308,20 @@ def test_models_are_those_of_the_cpu_and_rows_are_invariant(driver, tmp_path):
     found = json.loads(path.read_text())["sections"]
     assert {name: (section["passed"], section["reduced"]) for name, section in found.items()} == {
         name: (True, True) for name in sections}
-    assert len(found["models"]["rows"]) == 10
+    assert len(found["models"]["rows"]) == 20
     assert "s, reduced sets)" in path.with_suffix(".md").read_text()
+
+
+def test_a_wrong_kernel_fails_the_op_that_uses_it_in_a_model(driver, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/mistral").symlink_to(FIXTURES / "mistral")
+    options = ["--sections", "models", "--reduced", "--fixtures", tmp_path / "models", "--report", tmp_path / "report.json"]
+    code, _, err = selftest(*options, library_path=driver, skip="attention_bf16")
+    assert (code, err) == (1, "")
+    rows = json.loads((tmp_path / "report.json").read_text())["sections"]["models"]["rows"]
+    assert {row["name"]: row["passed"] for row in rows} == {
+        "mistral, f32": True, "mistral, f32, op by op": True, "mistral, bf16": False, "mistral, bf16, op by op": False}
+    assert rows[-1]["value"].endswith("the worst of gqa_attention")
 
 
 def test_the_bundle_has_all_that_a_run_needs(driver, tmp_path):

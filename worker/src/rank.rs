@@ -14,6 +14,9 @@ use rein_control_plane::epoch::number;
 use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
 use rein_kernels::Devices;
 use rein_kernels::collective::{self, Collective};
+use rein_kernels::cpu::CpuDevices;
+use rein_kernels::lockstep::LockstepReport;
+use rein_kernels::rounding::RoundingDevices;
 use rein_proto::internal::{After, Row, Step, StepResult};
 
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
@@ -103,6 +106,9 @@ impl Default for ModelOptions {
         }
     }
 }
+
+/// Of the ranks in this process.
+type Links = Vec<Box<dyn Collective>>;
 
 /// Reports of ranks queued for the loading thread.
 const REPORT_QUEUE: usize = 64;
@@ -210,12 +216,19 @@ impl ModelLoader {
         Ok((devices.free_memory() / 2 / bytes.max(1)).clamp(here, group_size.max(here)))
     }
 
+    /// A group whose ranks are all in this process.
+    fn ranks_here(&self) -> Result<(Arc<Placement>, Links), LoadError> {
+        let placement = place(&self.shape(), self.options.tp, self.options.epoch)?;
+        let links = collective::threads::group(self.options.tp).into_iter();
+        Ok((Arc::new(placement), links.map(|link| Box::new(link) as Box<dyn Collective>).collect()))
+    }
+
     /// Loads and starts the ranks of these links. Uses `residents` that hold the wanted weights; the ranks return their
     /// weights to `home` when their group ends. Returns when all ranks of the group, in all processes, have loaded.
     pub fn seat(
         &self,
         placement: &Arc<Placement>,
-        links: Vec<Box<dyn Collective>>,
+        links: Links,
         residents: Vec<Resident>,
         home: Option<Sender<Resident>>,
         progress: &mut dyn FnMut(u64, u64),
@@ -231,7 +244,7 @@ impl ModelLoader {
         &self,
         devices: &D,
         placement: &Arc<Placement>,
-        links: Vec<Box<dyn Collective>>,
+        links: Links,
         residents: Vec<Resident>,
         home: Option<Sender<Resident>>,
         progress: &mut dyn FnMut(u64, u64),
@@ -397,11 +410,39 @@ impl RankGroup {
 
     /// The same for a checkpoint that is open.
     pub fn of(model: &ModelLoader, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
-        let options = &model.options;
-        let placement = Arc::new(place(&model.shape(), options.tp, options.epoch)?);
-        let links = collective::threads::group(options.tp).into_iter();
-        let links = links.map(|link| Box::new(link) as Box<dyn Collective>).collect();
-        let seated = model.seat(&placement, links, Vec::new(), None, progress)?;
+        let (placement, links) = model.ranks_here()?;
+        Self::started(model.seat(&placement, links, Vec::new(), None, progress)?)
+    }
+
+    /// Loads a checkpoint directory so that every op of the device is repeated on the CPU; `report` gets how far they
+    /// are apart. Slow, and with all weights on both.
+    pub fn load_in_lockstep(dir: &Path, options: &ModelOptions, report: &LockstepReport) -> Result<Self, LoadError> {
+        let model = ModelLoader::open(dir, options)?;
+        match &model.devices {
+            // The CPU rounds less than its oracle, so it is compared with that rounding.
+            AnyDevices::Cpu(cpu) => {
+                let devices = RoundingDevices { cpu: cpu.clone() };
+                Self::on(&model, &devices::lockstep(&devices, options, report))
+            }
+            #[cfg(feature = "cuda")]
+            AnyDevices::Cuda(devices) => Self::on(&model, &devices::lockstep(devices, options, report)),
+        }
+    }
+
+    /// Loads a checkpoint directory on the CPU, with the rounding of a GPU.
+    pub fn load_rounding(dir: &Path, options: &ModelOptions) -> Result<Self, LoadError> {
+        let options = ModelOptions { devices: DeviceChoice::Cpu, ..options.clone() };
+        let devices = RoundingDevices { cpu: CpuDevices { threads: devices::threads(&options) } };
+        Self::on(&ModelLoader::open(dir, &options)?, &devices)
+    }
+
+    /// On these devices, whatever the model's options say.
+    fn on<D: Devices>(model: &ModelLoader, devices: &D) -> Result<Self, LoadError> {
+        let (placement, links) = model.ranks_here()?;
+        Self::started(model.seat_on(devices, &placement, links, Vec::new(), None, &mut |_, _| ())?)
+    }
+
+    fn started(seated: Seated) -> Result<Self, LoadError> {
         seated.executor().ok_or_else(|| LoadError::Rank { rank: 0, what: "was not started".into() })
     }
 

@@ -5,20 +5,26 @@ use super::attention::{self, AttentionPlan, EntryField, KvCache, QueryPart};
 use super::gemm::{self, GemmJob, Packed};
 use super::pool::SharedPtr;
 use super::weights::{Numbers, PackSource, Panels};
-use super::{Cpu, Linear, Tensor, Weight, shape, stale, zeros};
-use crate::backend::{HostMatrix, MlaSpec, Precision, Span};
+use super::{Batch, Cpu, Linear, Tensor, Weight, shape, stale, zeros};
+use crate::backend::{HostMatrix, MlaSpec, Precision};
 use crate::error::Result;
 
 impl Cpu {
-    pub(super) fn attend_latent(
+    /// `mla_attention`. `stored` gets what a device stores between its products: the absorbed query, and the mean of
+    /// the latents.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn attend_latent(
         &self,
-        spans: &[Span],
+        batch: &Batch,
         q: &Tensor,
         [latent, k_rope]: [&Tensor; 2],
         kv_b: &Linear,
         cache: &mut KvCache,
         spec: &MlaSpec,
+        stored: impl Fn(&mut [f32]),
     ) -> Tensor {
+        let spans = &batch.rows.spans;
+        assert_eq!(batch.len(), q.rows, "mla_attention: rows");
         let Weight::Absorbed { to_latent, to_value } = &kv_b.0 else {
             panic!("mla_attention needs a weight made by mla_weight");
         };
@@ -68,6 +74,7 @@ impl Cpu {
             };
         let mut query = stale(rows, heads * kv_rank);
         by_head(to_latent, &q.data, nope_dim, &|r, h| (r * heads + h) * q_dim, &mut query.data);
+        stored(&mut query.data);
 
         let parts = [
             QueryPart { q: &query.data, row_stride: heads * kv_rank, head_stride: kv_rank, offset: 0, width: kv_rank },
@@ -89,6 +96,7 @@ impl Cpu {
         };
         let mut mixed = zeros(rows, heads * kv_rank);
         attention::attend(&self.pool, self.isa, cache, spans, &plan, &mut mixed.data);
+        stored(&mut mixed.data);
         by_head(to_value, &mixed.data, kv_rank, &|r, h| (r * heads + h) * kv_rank, &mut out.data);
         out
     }

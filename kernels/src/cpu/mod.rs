@@ -462,8 +462,7 @@ impl Backend for Cpu {
         cache: &mut KvCache,
         spec: &MlaSpec,
     ) -> Tensor {
-        assert_eq!(batch.len(), q.rows, "mla_attention: rows");
-        self.attend_latent(&batch.rows.spans, q, [latent, k_rope], kv_b, cache, spec)
+        self.attend_latent(batch, q, [latent, k_rope], kv_b, cache, spec, |_| ())
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Linear> {

@@ -8,6 +8,7 @@ use rein_kernels::Backend;
 use rein_kernels::cpu::{CpuDevices, Isa};
 #[cfg(feature = "cuda")]
 use rein_kernels::cuda::{CudaDevices, CudaError, Properties, machine_code};
+use rein_kernels::lockstep::{LockstepDevices, LockstepReport};
 
 use super::{ModelOptions, Quantize};
 #[cfg(feature = "cuda")]
@@ -67,10 +68,7 @@ pub enum AnyDevices {
 impl AnyDevices {
     pub fn open(options: &ModelOptions) -> Result<Self, LoadError> {
         match &options.devices {
-            DeviceChoice::Cpu => {
-                let cores = std::thread::available_parallelism().map_or(1, usize::from);
-                Ok(AnyDevices::Cpu(CpuDevices { threads: options.threads.unwrap_or(cores) }))
-            }
+            DeviceChoice::Cpu => Ok(AnyDevices::Cpu(CpuDevices { threads: threads(options) })),
             DeviceChoice::Cuda(indices) => {
                 check_cuda(options, indices.len())?;
                 open_cuda(indices)
@@ -88,6 +86,16 @@ impl AnyDevices {
             }
         }
     }
+}
+
+/// Of the CPU.
+pub fn threads(options: &ModelOptions) -> usize {
+    options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The same devices, with every op repeated on the CPU.
+pub fn lockstep<D: Clone>(devices: &D, options: &ModelOptions, report: &LockstepReport) -> LockstepDevices<D> {
+    LockstepDevices::new(devices.clone(), threads(options), report.clone())
 }
 
 #[cfg(not(feature = "cuda"))]

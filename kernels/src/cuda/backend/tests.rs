@@ -6,6 +6,7 @@ use crate::cpu::CpuDevices;
 use crate::cuda::CudaDevices;
 use crate::diff::difference;
 use crate::random::Random;
+use crate::rounding::RoundingDevices;
 use crate::sample::SampleSpec;
 
 mod steps;
@@ -337,7 +338,16 @@ fn played<D: Devices>(devices: &D, kind: Kind) -> Vec<(Vec<f32>, Drawn)> {
 
 /// `apart` bounds differences and angles.
 fn compare(devices: &CudaDevices, kind: Kind, apart: [f64; 2]) {
-    let (want, got) = (played(&CpuDevices { threads: 1 }, kind), played(devices, kind));
+    compare_with(&CpuDevices { threads: 1 }, devices, kind, apart);
+}
+
+/// With the CPU that rounds as the device does.
+fn compare_rounded(devices: &CudaDevices, kind: Kind, apart: [f64; 2]) {
+    compare_with(&RoundingDevices { cpu: CpuDevices { threads: 1 } }, devices, kind, apart);
+}
+
+fn compare_with<D: Devices>(oracle: &D, devices: &CudaDevices, kind: Kind, apart: [f64; 2]) {
+    let (want, got) = (played(oracle, kind), played(devices, kind));
     for (i, ((got, got_drawn), (want, want_drawn))) in got.iter().zip(&want).enumerate() {
         // Rows that fill up a bucket follow.
         let far = difference(&got[..want.len()], want);
@@ -376,6 +386,9 @@ fn a_model_of_bf16_computes_as_on_the_cpu() {
 fn quantized_weights_are_multiplied_as_they_are_stored() {
     let Some(devices) = devices() else { return };
     compare(&devices, Kind { stored: Stored::Int4(ScaleForm::F32), latent: true, experts: true }, [5e-2, 1e-4]);
+    for stored in [Stored::Int4(ScaleForm::F32), Stored::Int4(ScaleForm::Bf16), Stored::Fp8] {
+        compare_rounded(&devices, Kind { stored, latent: true, experts: true }, [2e-2, 1e-4]);
+    }
     // Activations are quantized too.
     compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: false }, [0.2, 2e-3]);
     compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: true }, [0.2, 2e-3]);

@@ -13,6 +13,7 @@ use super::Row;
 use crate::backend::*;
 use crate::collective::threads::group;
 use crate::cpu::{Cpu, Tensor};
+use crate::diff::relative_difference;
 use crate::error::Result;
 use crate::random::Random;
 
@@ -30,8 +31,7 @@ impl Random {
     }
 }
 
-/// The largest difference between results and what they should be: |got - want| / (r + |want|), where r is the root
-/// mean square of what they should be.
+/// The largest `relative_difference` between results and what they should be.
 struct Check {
     name: String,
     allowed: f64,
@@ -47,15 +47,7 @@ impl Check {
 
     fn compare(&mut self, case: impl Display, got: &[f32], want: &[f32]) {
         self.cases += 1;
-        let squares: f64 = want.iter().map(|&w| f64::from(w).powi(2)).sum();
-        let mean = (squares / want.len().max(1) as f64).sqrt();
-        let apart = |(&got, &want): (&f32, &f32)| {
-            let (got, want) = (f64::from(got), f64::from(want));
-            let apart = (got - want).abs() / (mean + want.abs());
-            if got == want { 0.0 } else { apart }
-        };
-        let largest = got.iter().zip(want).map(apart).fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
-        let largest = if got.len() != want.len() || largest.is_nan() { f64::INFINITY } else { largest };
+        let largest = relative_difference(got, want);
         if largest > self.largest || self.cases == 1 {
             (self.largest, self.at) = (largest, case.to_string());
         }

@@ -1,0 +1,417 @@
+//! A device whose every op is repeated on the CPU, from the inputs that the device had. The largest difference of each
+//! op shows that the device's ops are right within a model, however much rounding adds up to from end to end. This
+//! module does not know models.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::*;
+use crate::collective::{Collective, ControlLink};
+use crate::cpu::{self, CpuDevices, KvCache, Routes, Tensor};
+use crate::diff::relative_difference;
+use crate::error::{KernelError, Result};
+use crate::rounding::{RoundingCpu, RoundingExperts, RoundingLinear};
+use crate::sample::Logprob;
+use crate::storage::DeviceStorage;
+
+/// The call of an op that is farthest from the CPU's, and the first of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OpDifference {
+    /// [`relative_difference`].
+    pub largest: f64,
+    /// Number of calls of any op before it.
+    pub before: usize,
+}
+
+#[derive(Debug, Default)]
+struct Compared {
+    calls: usize,
+    ops: BTreeMap<&'static str, OpDifference>,
+}
+
+/// What was compared. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct LockstepReport(Arc<Mutex<Compared>>);
+
+impl LockstepReport {
+    fn lock(&self) -> MutexGuard<'_, Compared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn ops(&self) -> BTreeMap<&'static str, OpDifference> {
+        self.lock().ops.clone()
+    }
+
+    /// Of all ops.
+    pub fn calls(&self) -> usize {
+        self.lock().calls
+    }
+
+    /// The op that is farthest from the CPU's; of equal ones the first, which may be what makes the later ones NaN.
+    pub fn worst(&self) -> Option<(&'static str, OpDifference)> {
+        let found = self.lock();
+        let order = |a: &OpDifference, b: &OpDifference| a.largest.total_cmp(&b.largest).then(b.before.cmp(&a.before));
+        found.ops.iter().max_by(|a, b| order(a.1, b.1)).map(|(op, found)| (*op, *found))
+    }
+
+    fn add(&self, op: &'static str, got: &[f32], want: &[f32]) {
+        let mut found = self.lock();
+        let new = OpDifference { largest: relative_difference(got, want), before: found.calls };
+        found.calls += 1;
+        let known = found.ops.entry(op).or_insert(new);
+        if new.largest > known.largest {
+            *known = new;
+        }
+    }
+}
+
+/// Groups have one rank.
+#[derive(Clone)]
+pub struct LockstepDevices<D> {
+    devices: D,
+    cpu: CpuDevices,
+    report: LockstepReport,
+}
+
+impl<D> LockstepDevices<D> {
+    /// `threads` of the CPU.
+    pub fn new(devices: D, threads: usize, report: LockstepReport) -> Self {
+        LockstepDevices { devices, cpu: CpuDevices { threads }, report }
+    }
+}
+
+/// What the device has, and the same on the CPU.
+pub struct Both<A, B> {
+    device: A,
+    oracle: B,
+}
+
+/// One rank.
+pub struct Lockstep<B: Backend> {
+    device: B,
+    oracle: RoundingCpu,
+    /// Of the step. A device may compute more, which nothing reads.
+    rows: Cell<usize>,
+    report: LockstepReport,
+}
+
+impl<B: Backend> Lockstep<B> {
+    fn new(device: B, cpu: &CpuDevices, report: LockstepReport) -> Result<Self> {
+        Ok(Lockstep { device, oracle: RoundingCpu::beside(cpu)?, rows: Cell::new(0), report })
+    }
+
+    /// The step's rows of a device's tensor.
+    fn read(&self, x: &B::Tensor) -> Tensor {
+        let (rows, cols) = (self.rows.get(), self.device.cols(x));
+        let mut values = self.device.to_host(x);
+        values.truncate(rows * cols);
+        self.oracle.to_device(rows, cols, values)
+    }
+
+    fn check(&self, op: &'static str, got: &B::Tensor, want: &Tensor) {
+        self.report.add(op, self.read(got).data(), want.data());
+    }
+}
+
+/// Logprobs by rank: which token has one may differ where two are nearly equal.
+fn logprobs(drawn: &Drawn) -> Vec<f32> {
+    let of = |logprob: &Logprob| logprob.top.iter().map(|(_, logprob)| *logprob).collect::<Vec<_>>();
+    let of_tokens = drawn.tokens.iter().flatten().flat_map(|token| &token.logprob).flat_map(of);
+    let of_scores = drawn.scores.iter().flat_map(|score| std::iter::once(score.logprob).chain(of(score)));
+    of_tokens.chain(of_scores).collect()
+}
+
+impl<B: Backend> Backend for Lockstep<B> {
+    type Tensor = B::Tensor;
+    type Batch<'a> = Both<B::Batch<'a>, cpu::Batch<'a>>;
+    type Vector = Both<B::Vector, Vec<f32>>;
+    type Linear = Both<B::Linear, RoundingLinear>;
+    type Embedding = Both<B::Embedding, cpu::Embedding>;
+    type Experts = Both<B::Experts, RoundingExperts>;
+    type Routes = Both<B::Routes, Routes>;
+    type Cache = Both<B::Cache, KvCache>;
+
+    fn vector(&self, values: Vec<f32>) -> Result<Self::Vector> {
+        Ok(Both { device: self.device.vector(values.clone())?, oracle: self.oracle.vector(values)? })
+    }
+
+    fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Self::Linear> {
+        Ok(Both {
+            device: self.device.linear_weight(weight.clone(), precision)?,
+            oracle: self.oracle.linear_weight(weight, precision)?,
+        })
+    }
+
+    fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<Self::Embedding> {
+        Ok(Both {
+            device: self.device.embedding(part.clone(), first, precision)?,
+            oracle: self.oracle.embedding(part, first, precision)?,
+        })
+    }
+
+    fn experts(
+        &self,
+        table: ExpertTable,
+        weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
+        precision: Precision,
+    ) -> Result<Self::Experts> {
+        let mut kept = Vec::new();
+        let mut shared = weights.map(|weights| {
+            let weights = weights?;
+            let ExpertWeights { id, gate, up, down } = &weights;
+            let (id, gate, up, down) = (*id, gate.clone(), up.clone(), down.clone());
+            kept.push(Ok(ExpertWeights { id, gate, up, down }));
+            Ok(weights)
+        });
+        let device = self.device.experts(table.clone(), &mut shared, precision)?;
+        drop(shared);
+        Ok(Both { device, oracle: self.oracle.experts(table, &mut kept.into_iter(), precision)? })
+    }
+
+    fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts> {
+        Ok(Both {
+            device: self.device.regroup(&held.device, &fresh.device, ids)?,
+            oracle: self.oracle.regroup(&held.oracle, &fresh.oracle, ids)?,
+        })
+    }
+
+    fn cache(
+        &self,
+        blocks: usize,
+        block_size: usize,
+        width_k: usize,
+        width_v: usize,
+        precision: Precision,
+    ) -> Result<Self::Cache> {
+        Ok(Both {
+            device: self.device.cache(blocks, block_size, width_k, width_v, precision)?,
+            oracle: self.oracle.cache(blocks, block_size, width_k, width_v, precision)?,
+        })
+    }
+
+    fn open_stash(&mut self, slots: usize) -> Result<()> {
+        self.device.open_stash(slots)
+    }
+
+    fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> B::Tensor {
+        self.device.to_device(rows, cols, values)
+    }
+
+    fn to_host(&self, x: &B::Tensor) -> Vec<f32> {
+        self.device.to_host(x)
+    }
+
+    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<Self::Batch<'a>> {
+        self.rows.set(rows.ids.len());
+        Ok(Both { device: self.device.begin(rows.clone())?, oracle: self.oracle.begin(rows)? })
+    }
+
+    /// Never recorded: the inputs of every op are read.
+    fn run(&mut self, _: &Self::Batch<'_>, f: impl FnOnce(&Self) -> Result<B::Tensor>) -> Result<B::Tensor> {
+        f(self)
+    }
+
+    fn draw(&mut self, batch: &Self::Batch<'_>, hidden: Option<&B::Tensor>, head: &Head<'_, Self>) -> Result<Drawn> {
+        let Head { norm, eps, weight, scale } = *head;
+        let of_oracle = hidden.map(|hidden| self.read(hidden));
+        let of_device = Head { norm: &norm.device, eps, weight: &weight.device, scale };
+        let got = self.device.draw(&batch.device, hidden, &of_device)?;
+        let head = Head { norm: &norm.oracle, eps, weight: &weight.oracle, scale };
+        let want = self.oracle.draw(&batch.oracle, of_oracle.as_ref(), &head)?;
+        let (numbers, wanted) = (logprobs(&got), logprobs(&want));
+        if !(numbers.is_empty() && wanted.is_empty()) {
+            self.report.add("draw", &numbers, &wanted);
+        }
+        Ok(got)
+    }
+
+    fn rows(&self, x: &B::Tensor) -> usize {
+        self.device.rows(x)
+    }
+
+    fn cols(&self, x: &B::Tensor) -> usize {
+        self.device.cols(x)
+    }
+
+    fn slice_cols(&self, x: &B::Tensor, from: usize, len: usize) -> B::Tensor {
+        let out = self.device.slice_cols(x, from, len);
+        self.check("slice_cols", &out, &self.oracle.slice_cols(&self.read(x), from, len));
+        out
+    }
+
+    fn embed(&self, table: &Self::Embedding, batch: &Self::Batch<'_>) -> B::Tensor {
+        let out = self.device.embed(&table.device, &batch.device);
+        self.check("embed", &out, &self.oracle.embed(&table.oracle, &batch.oracle));
+        out
+    }
+
+    fn add_scaled(&self, x: &mut B::Tensor, y: &B::Tensor, factor: f32) {
+        let mut want = self.read(x);
+        self.oracle.add_scaled(&mut want, &self.read(y), factor);
+        self.device.add_scaled(x, y, factor);
+        self.check("add_scaled", x, &want);
+    }
+
+    fn scale(&self, x: &mut B::Tensor, factor: f32) {
+        let mut want = self.read(x);
+        self.oracle.scale(&mut want, factor);
+        self.device.scale(x, factor);
+        self.check("scale", x, &want);
+    }
+
+    fn silu_mul(&self, gate: &B::Tensor, up: &B::Tensor) -> B::Tensor {
+        let out = self.device.silu_mul(gate, up);
+        self.check("silu_mul", &out, &self.oracle.silu_mul(&self.read(gate), &self.read(up)));
+        out
+    }
+
+    fn rms_norm(&self, x: &B::Tensor, weight: &Self::Vector, eps: f32) -> B::Tensor {
+        let out = self.device.rms_norm(x, &weight.device, eps);
+        self.check("rms_norm", &out, &self.oracle.rms_norm(&self.read(x), &weight.oracle, eps));
+        out
+    }
+
+    fn add_norm(&self, x: &mut B::Tensor, y: &B::Tensor, factor: f32, weight: &Self::Vector, eps: f32) -> B::Tensor {
+        let mut sum = self.read(x);
+        let want = self.oracle.add_norm(&mut sum, &self.read(y), factor, &weight.oracle, eps);
+        let out = self.device.add_norm(x, y, factor, &weight.device, eps);
+        self.check("add_norm: sum", x, &sum);
+        self.check("add_norm", &out, &want);
+        out
+    }
+
+    fn linear(&self, x: &B::Tensor, weight: &Self::Linear, bias: Option<&Self::Vector>) -> B::Tensor {
+        let out = self.device.linear(x, &weight.device, bias.map(|bias| &bias.device));
+        let want = self.oracle.linear(&self.read(x), &weight.oracle, bias.map(|bias| &bias.oracle));
+        self.check("linear", &out, &want);
+        out
+    }
+
+    fn rope(&self, batch: &Self::Batch<'_>, x: &mut B::Tensor, spec: &RopeSpec) {
+        let mut want = self.read(x);
+        self.oracle.rope(&batch.oracle, &mut want, spec);
+        self.device.rope(&batch.device, x, spec);
+        self.check("rope", x, &want);
+    }
+
+    fn gqa_attention(
+        &self,
+        batch: &Self::Batch<'_>,
+        q: &B::Tensor,
+        k: &B::Tensor,
+        v: &B::Tensor,
+        cache: &mut Self::Cache,
+        spec: &GqaSpec,
+    ) -> B::Tensor {
+        let out = self.device.gqa_attention(&batch.device, q, k, v, &mut cache.device, spec);
+        let [q, k, v] = [q, k, v].map(|x| self.read(x));
+        let want = self.oracle.gqa_attention(&batch.oracle, &q, &k, &v, &mut cache.oracle, spec);
+        self.check("gqa_attention", &out, &want);
+        out
+    }
+
+    fn mla_attention(
+        &self,
+        batch: &Self::Batch<'_>,
+        q: &B::Tensor,
+        latent: &B::Tensor,
+        k_rope: &B::Tensor,
+        kv_b: &Self::Linear,
+        cache: &mut Self::Cache,
+        spec: &MlaSpec,
+    ) -> B::Tensor {
+        let out = self.device.mla_attention(&batch.device, q, latent, k_rope, &kv_b.device, &mut cache.device, spec);
+        let [q, latent, k_rope] = [q, latent, k_rope].map(|x| self.read(x));
+        let cache = &mut cache.oracle;
+        let want = self.oracle.mla_attention(&batch.oracle, &q, &latent, &k_rope, &kv_b.oracle, cache, spec);
+        self.check("mla_attention", &out, &want);
+        out
+    }
+
+    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Linear> {
+        Ok(Both {
+            device: self.device.mla_weight(kv_b.clone(), spec, precision)?,
+            oracle: self.oracle.mla_weight(kv_b, spec, precision)?,
+        })
+    }
+
+    /// Compared with `moe`, which uses the routes.
+    fn moe_route(&self, scores: &B::Tensor, bias: Option<&Self::Vector>, spec: &RouteSpec) -> Self::Routes {
+        Both {
+            device: self.device.moe_route(scores, bias.map(|bias| &bias.device), spec),
+            oracle: self.oracle.moe_route(&self.read(scores), bias.map(|bias| &bias.oracle), spec),
+        }
+    }
+
+    fn moe(
+        &self,
+        batch: &Self::Batch<'_>,
+        x: &B::Tensor,
+        routes: &Self::Routes,
+        experts: &Self::Experts,
+        shared: Option<&B::Tensor>,
+    ) -> Result<B::Tensor> {
+        let out = self.device.moe(&batch.device, x, &routes.device, &experts.device, shared)?;
+        let shared = shared.map(|shared| self.read(shared));
+        let x = self.read(x);
+        let want = self.oracle.moe(&batch.oracle, &x, &routes.oracle, &experts.oracle, shared.as_ref())?;
+        self.check("moe_route, moe", &out, &want);
+        Ok(out)
+    }
+
+    fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts {
+        self.device.expert_counts(layers)
+    }
+
+    fn relink(&mut self, link: Box<dyn Collective>) {
+        self.device.relink(link);
+        self.oracle.relink(Box::new(crate::collective::threads::alone()));
+    }
+
+    fn control(&self) -> &dyn ControlLink {
+        self.device.control()
+    }
+
+    fn all_reduce(&self, x: &mut B::Tensor) -> Result<()> {
+        self.device.all_reduce(x)
+    }
+}
+
+impl<D: Devices> Devices for LockstepDevices<D> {
+    type Backend = Lockstep<D::Backend>;
+    const KIND: &'static str = D::KIND;
+
+    fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend> {
+        if link.size() > 1 {
+            let what = format!("a group must have one rank to be compared op by op, got {}", link.size());
+            return Err(KernelError::Device(what));
+        }
+        Lockstep::new(self.devices.open(index, ranks, link)?, &self.cpu, self.report.clone())
+    }
+
+    fn open_beside(&self, index: usize) -> Result<Self::Backend> {
+        Lockstep::new(self.devices.open_beside(index)?, &self.cpu, self.report.clone())
+    }
+
+    fn free_memory(&self) -> usize {
+        self.devices.free_memory()
+    }
+}
+
+impl<D: DeviceStorage> DeviceStorage for LockstepDevices<D> {
+    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
+        self.devices.host_form(role, stored, precision)
+    }
+
+    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
+        self.devices.weight_bytes(role, stored, precision, numbers)
+    }
+
+    fn cache_bytes(&self, precision: Precision) -> usize {
+        self.devices.cache_bytes(precision)
+    }
+}
+
+#[cfg(test)]
+mod tests;

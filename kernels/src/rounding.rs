@@ -1,0 +1,403 @@
+//! The CPU backend with the rounding of a CUDA device: activations become bf16 after every op, and FP8 before products
+//! with FP8 weights. It shows what this rounding alone changes in a model, and is the oracle of `lockstep`. It does not
+//! know kernels.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use half::bf16;
+
+use crate::backend::*;
+use crate::collective::{Collective, ControlLink};
+use crate::cpu::{self, Cpu, CpuDevices, KvCache, Routes, Tensor};
+use crate::error::{KernelError, Result};
+use crate::reference;
+use crate::storage::{CudaStorage, DeviceStorage};
+
+/// Groups have one rank.
+#[derive(Debug, Clone)]
+pub struct RoundingDevices {
+    pub cpu: CpuDevices,
+}
+
+/// One rank.
+pub struct RoundingCpu {
+    cpu: Cpu,
+    /// Whether activations are bf16, as the embedding is.
+    rounds: Cell<bool>,
+}
+
+/// The numbers that a weight [outs, ins] stands for.
+#[derive(Debug)]
+struct NumberMatrix {
+    numbers: Vec<f32>,
+    ins: usize,
+    /// The left side of a product is quantized to FP8.
+    fp8: bool,
+}
+
+#[derive(Debug)]
+pub struct RoundingLinear(LinearKind);
+
+#[derive(Debug)]
+enum LinearKind {
+    /// `rounds`: results are activations. Those of f32 weights stay f32.
+    Plain {
+        weight: cpu::Linear,
+        rounds: bool,
+    },
+    Fp8(NumberMatrix),
+}
+
+#[derive(Debug)]
+struct RoundingExpert {
+    gate: NumberMatrix,
+    up: NumberMatrix,
+    down: NumberMatrix,
+}
+
+/// By global id.
+#[derive(Debug)]
+pub struct RoundingExperts(BTreeMap<u32, Arc<RoundingExpert>>);
+
+fn to_bf16(x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+}
+
+impl NumberMatrix {
+    fn new(weight: HostMatrix, precision: Precision) -> Result<NumberMatrix> {
+        let fp8 = precision != Precision::F32 && matches!(weight.data, HostData::Fp8 { .. });
+        let narrows = precision != Precision::F32 && matches!(weight.data, HostData::F32(_));
+        let HostMatrix { cols: ins, data, .. } = weight.into_form(HostForm::F32)?;
+        let mut numbers = match data {
+            HostData::F32(v) => v,
+            HostData::Bf16(v) => v.into_iter().map(bf16::to_f32).collect(),
+            HostData::Fp8 { .. } | HostData::Int4 { .. } => unreachable!("converted to f32"),
+        };
+        if narrows {
+            to_bf16(&mut numbers);
+        }
+        Ok(NumberMatrix { numbers, ins, fp8 })
+    }
+
+    fn multiply(&self, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+        if self.fp8 {
+            return reference::linear(&reference::quantize_fp8(x, self.ins), &self.numbers, self.ins, bias);
+        }
+        reference::linear(x, &self.numbers, self.ins, bias)
+    }
+}
+
+impl RoundingExpert {
+    fn new(weights: ExpertWeights, precision: Precision) -> Result<RoundingExpert> {
+        let matrix = |weight| NumberMatrix::new(weight, precision);
+        Ok(RoundingExpert { gate: matrix(weights.gate)?, up: matrix(weights.up)?, down: matrix(weights.down)? })
+    }
+}
+
+impl RoundingCpu {
+    fn new(cpu: Cpu) -> RoundingCpu {
+        RoundingCpu { cpu, rounds: Cell::new(false) }
+    }
+
+    /// An oracle for a device: alone in its group.
+    pub(crate) fn beside(devices: &CpuDevices) -> Result<RoundingCpu> {
+        Ok(RoundingCpu::new(Cpu::new(devices.threads.max(1), Box::new(crate::collective::threads::alone()))))
+    }
+
+    fn activations(&self, mut x: Vec<f32>) -> Vec<f32> {
+        if self.rounds.get() {
+            to_bf16(&mut x);
+        }
+        x
+    }
+
+    fn activation(&self, x: Tensor) -> Tensor {
+        match self.rounds.get() {
+            true => self.cpu.to_device(self.cpu.rows(&x), self.cpu.cols(&x), self.activations(x.data().to_vec())),
+            false => x,
+        }
+    }
+
+    /// The sum over each row's routes; each product on the way is an activation.
+    fn sum_of_routes(&self, x: &Tensor, routes: &Routes, experts: &RoundingExperts) -> Result<Tensor> {
+        let (rows, hidden, top_k) = (self.cpu.rows(x), self.cpu.cols(x), routes.top_k);
+        let mut out = vec![0.0; rows * hidden];
+        for (id, expert) in &experts.0 {
+            let mine: Vec<usize> = (0..rows * top_k).filter(|&route| routes.experts[route] == *id).collect();
+            let input: Vec<f32> =
+                mine.iter().flat_map(|route| &x.data()[route / top_k * hidden..][..hidden]).copied().collect();
+            let gate = self.activations(expert.gate.multiply(&input, None));
+            let up = self.activations(expert.up.multiply(&input, None));
+            let middle = self.activations(reference::silu_mul(&gate, &up));
+            let part = self.activations(expert.down.multiply(&middle, None));
+            for (&route, part) in mine.iter().zip(part.chunks_exact(hidden.max(1))) {
+                let row = &mut out[route / top_k * hidden..][..hidden];
+                row.iter_mut().zip(part).for_each(|(to, part)| *to += routes.weights[route] * part);
+            }
+        }
+        match routes.experts.iter().find(|id| !experts.0.contains_key(id)) {
+            Some(id) => Err(KernelError::Shape { op: "moe", what: format!("expert {id} is not held") }),
+            None => Ok(self.cpu.to_device(rows, hidden, out)),
+        }
+    }
+}
+
+impl Backend for RoundingCpu {
+    type Tensor = Tensor;
+    type Batch<'a> = cpu::Batch<'a>;
+    type Vector = Vec<f32>;
+    type Linear = RoundingLinear;
+    type Embedding = cpu::Embedding;
+    type Experts = RoundingExperts;
+    type Routes = Routes;
+    type Cache = KvCache;
+
+    fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
+        self.cpu.vector(values)
+    }
+
+    /// The numbers of int4 weights are not rounded to bf16, as on a device.
+    fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<RoundingLinear> {
+        let rounds = precision != Precision::F32;
+        let (weight, precision) = match weight.data {
+            HostData::Fp8 { .. } if rounds => {
+                return Ok(RoundingLinear(LinearKind::Fp8(NumberMatrix::new(weight, precision)?)));
+            }
+            HostData::Int4 { .. } | HostData::Fp8 { .. } => (weight.into_form(HostForm::F32)?, Precision::F32),
+            _ => (weight, precision),
+        };
+        Ok(RoundingLinear(LinearKind::Plain { weight: self.cpu.linear_weight(weight, precision)?, rounds }))
+    }
+
+    fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<cpu::Embedding> {
+        self.rounds.set(precision != Precision::F32);
+        self.cpu.embedding(part, first, precision)
+    }
+
+    fn experts(
+        &self,
+        _: ExpertTable,
+        weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
+        precision: Precision,
+    ) -> Result<RoundingExperts> {
+        let mut experts = BTreeMap::new();
+        for weights in weights {
+            let weights = weights?;
+            experts.insert(weights.id, Arc::new(RoundingExpert::new(weights, precision)?));
+        }
+        Ok(RoundingExperts(experts))
+    }
+
+    fn regroup(&self, held: &RoundingExperts, fresh: &RoundingExperts, ids: &[u32]) -> Result<RoundingExperts> {
+        let find = |id: &u32| {
+            let expert = held.0.get(id).or_else(|| fresh.0.get(id)).cloned();
+            let missing = || KernelError::Shape { op: "regroup", what: format!("expert {id} is not held") };
+            Ok((*id, expert.ok_or_else(missing)?))
+        };
+        Ok(RoundingExperts(ids.iter().map(find).collect::<Result<_>>()?))
+    }
+
+    fn cache(
+        &self,
+        blocks: usize,
+        block_size: usize,
+        width_k: usize,
+        width_v: usize,
+        precision: Precision,
+    ) -> Result<KvCache> {
+        self.cpu.cache(blocks, block_size, width_k, width_v, precision)
+    }
+
+    fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Tensor {
+        self.cpu.to_device(rows, cols, values)
+    }
+
+    fn to_host(&self, x: &Tensor) -> Vec<f32> {
+        self.cpu.to_host(x)
+    }
+
+    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<cpu::Batch<'a>> {
+        self.cpu.begin(rows)
+    }
+
+    fn run(&mut self, _: &cpu::Batch<'_>, f: impl FnOnce(&Self) -> Result<Tensor>) -> Result<Tensor> {
+        f(self)
+    }
+
+    /// The CPU rounds the norm to bf16 itself where the head's product does.
+    fn draw(&mut self, batch: &cpu::Batch<'_>, hidden: Option<&Tensor>, head: &Head<'_, Self>) -> Result<Drawn> {
+        let Head { norm, eps, weight, scale } = *head;
+        let LinearKind::Plain { weight, .. } = &weight.0 else {
+            return Err(KernelError::Shape { op: "draw", what: "the head must not be FP8".into() });
+        };
+        self.cpu.draw(batch, hidden, &Head { norm, eps, weight, scale })
+    }
+
+    fn rows(&self, x: &Tensor) -> usize {
+        self.cpu.rows(x)
+    }
+
+    fn cols(&self, x: &Tensor) -> usize {
+        self.cpu.cols(x)
+    }
+
+    fn slice_cols(&self, x: &Tensor, from: usize, len: usize) -> Tensor {
+        self.cpu.slice_cols(x, from, len)
+    }
+
+    fn embed(&self, table: &cpu::Embedding, batch: &cpu::Batch<'_>) -> Tensor {
+        self.cpu.embed(table, batch)
+    }
+
+    fn add_scaled(&self, x: &mut Tensor, y: &Tensor, factor: f32) {
+        self.cpu.add_scaled(x, y, factor);
+    }
+
+    fn scale(&self, x: &mut Tensor, factor: f32) {
+        self.cpu.scale(x, factor);
+    }
+
+    fn silu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
+        self.activation(self.cpu.silu_mul(gate, up))
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
+        self.activation(self.cpu.rms_norm(x, weight, eps))
+    }
+
+    /// The residual stream x stays f32.
+    fn add_norm(&self, x: &mut Tensor, y: &Tensor, factor: f32, weight: &Vec<f32>, eps: f32) -> Tensor {
+        let out = self.cpu.add_norm(x, y, factor, weight, eps);
+        self.activation(out)
+    }
+
+    fn linear(&self, x: &Tensor, weight: &RoundingLinear, bias: Option<&Vec<f32>>) -> Tensor {
+        match &weight.0 {
+            LinearKind::Plain { weight, rounds: true } => self.activation(self.cpu.linear(x, weight, bias)),
+            LinearKind::Plain { weight, rounds: false } => self.cpu.linear(x, weight, bias),
+            LinearKind::Fp8(matrix) => {
+                let out = self.activations(matrix.multiply(x.data(), bias.map(Vec::as_slice)));
+                self.cpu.to_device(self.cpu.rows(x), matrix.numbers.len() / matrix.ins.max(1), out)
+            }
+        }
+    }
+
+    fn rope(&self, batch: &cpu::Batch<'_>, x: &mut Tensor, spec: &RopeSpec) {
+        self.cpu.rope(batch, x, spec);
+        *x = self.activation(x.clone());
+    }
+
+    fn gqa_attention(
+        &self,
+        batch: &cpu::Batch<'_>,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        cache: &mut KvCache,
+        spec: &GqaSpec,
+    ) -> Tensor {
+        self.activation(self.cpu.gqa_attention(batch, q, k, v, cache, spec))
+    }
+
+    fn mla_attention(
+        &self,
+        batch: &cpu::Batch<'_>,
+        q: &Tensor,
+        latent: &Tensor,
+        k_rope: &Tensor,
+        kv_b: &RoundingLinear,
+        cache: &mut KvCache,
+        spec: &MlaSpec,
+    ) -> Tensor {
+        let LinearKind::Plain { weight, .. } = &kv_b.0 else {
+            panic!("mla_attention needs a weight made by mla_weight")
+        };
+        let stored = |x: &mut [f32]| {
+            if self.rounds.get() {
+                to_bf16(x);
+            }
+        };
+        self.activation(self.cpu.attend_latent(batch, q, [latent, k_rope], weight, cache, spec, stored))
+    }
+
+    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<RoundingLinear> {
+        let weight = self.cpu.mla_weight(kv_b, spec, precision)?;
+        Ok(RoundingLinear(LinearKind::Plain { weight, rounds: precision != Precision::F32 }))
+    }
+
+    fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {
+        self.cpu.moe_route(scores, bias, spec)
+    }
+
+    /// The result is f32.
+    fn moe(
+        &self,
+        _: &cpu::Batch<'_>,
+        x: &Tensor,
+        routes: &Routes,
+        experts: &RoundingExperts,
+        shared: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let mut out = self.sum_of_routes(x, routes, experts)?;
+        shared.iter().for_each(|shared| self.cpu.add_scaled(&mut out, shared, 1.0));
+        Ok(out)
+    }
+
+    fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts {
+        self.cpu.expert_counts(layers)
+    }
+
+    fn relink(&mut self, link: Box<dyn Collective>) {
+        self.cpu.relink(link);
+    }
+
+    fn control(&self) -> &dyn ControlLink {
+        self.cpu.control()
+    }
+
+    fn all_reduce(&self, _: &mut Tensor) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Devices for RoundingDevices {
+    type Backend = RoundingCpu;
+    const KIND: &'static str = CpuDevices::KIND;
+
+    fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<RoundingCpu> {
+        if link.size() > 1 {
+            return Err(KernelError::Device(format!(
+                "a group must have one rank to round as a GPU, got {}",
+                link.size()
+            )));
+        }
+        Ok(RoundingCpu::new(self.cpu.open(index, ranks, link)?))
+    }
+
+    fn open_beside(&self, index: usize) -> Result<RoundingCpu> {
+        Ok(RoundingCpu::new(self.cpu.open_beside(index)?))
+    }
+
+    fn free_memory(&self) -> usize {
+        self.cpu.free_memory()
+    }
+}
+
+impl DeviceStorage for RoundingDevices {
+    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
+        CudaStorage.host_form(role, stored, precision)
+    }
+
+    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
+        CudaStorage.weight_bytes(role, stored, precision, numbers)
+    }
+
+    fn cache_bytes(&self, precision: Precision) -> usize {
+        CudaStorage.cache_bytes(precision)
+    }
+}
+
+#[cfg(test)]
+mod tests;
