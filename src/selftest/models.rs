@@ -46,7 +46,11 @@ pub fn run(
         };
         for (form, dtype) in cases {
             let compared = model.load(devices, dtype).and_then(|device| {
-                let (oracle, rounding) = (model.load(oracle, dtype)?, model.load_rounding(dtype)?);
+                let rounding = match devices {
+                    DeviceChoice::Cpu => model.load(devices, dtype)?,
+                    _ => model.load_rounding(dtype)?,
+                };
+                let oracle = model.load(oracle, dtype)?;
                 let tolerance = if dtype == Dtype::F32 { F32 } else { ROUNDED };
                 compare(&model.tokens, device, oracle, rounding, tolerance, greedy)
             });
