@@ -302,8 +302,9 @@ impl EngineStream {
             if *client.borrow() == ClientState::Stalled {
                 self.park();
             }
+            // Rare and large: on the heap while they last, not in every stream.
             if self.link.is_none() {
-                self.unpark(&mut client).await?;
+                self.unpark(&mut client).boxed().await?;
             }
             let output = tokio::select! {
                 biased;
@@ -327,7 +328,7 @@ impl EngineStream {
                     (self.kind, self.progress, self.finished) = (link.lease.engine().kind.clone(), progress, false);
                     self.link = Some(link);
                 }
-                None => self.resume(error).await?,
+                None => self.resume(error).boxed().await?,
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
 use rein_proto::{
     internal::{self, FinishReason as EngineFinish},
     v1,
@@ -193,7 +194,8 @@ impl Choice {
                 (steered, checked)
             };
             let requester = keys::requester(self.caller.as_ref(), self.deadline);
-            let (steered, checked) = self.transcript.model.clone().run_slow_match(&requester, work).await?;
+            let model = self.transcript.model.clone();
+            let (steered, checked) = model.run_slow_match(&requester, work).boxed().await?;
             self.offloaded = false;
             self.steered = Some(steered);
             checked

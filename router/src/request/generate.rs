@@ -5,7 +5,7 @@ mod plan;
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures::{
-    StreamExt,
+    FutureExt, StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
 use rein_grammar::{CallJudge, Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
@@ -215,7 +215,8 @@ pub async fn generate(
         });
         Ok(Merged { starts, choices: stream::select_all(choices), usage, n, client: state, running })
     };
-    let events = stream::once(opening).flat_map(|opened| match opened {
+    // Its state is large, and is freed when it ends; the stream lives on.
+    let events = stream::once(opening.boxed()).flat_map(|opened| match opened {
         Ok(merged) => stream::unfold(Some(merged), async |merged| merged?.next().await).boxed(),
         Err(error) => stream::once(std::future::ready(Err(error))).boxed(),
     });
