@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import ssl
@@ -350,6 +351,42 @@ def keys_case(start):
             server.stop()
 
 
+def open_streams(server, count, **more):
+    """Additional memory in bytes for each of `count` streams that are open at once, 20 s after they began."""
+    body = json.dumps({**SMALL, "stream": True, "max_tokens": 3000, "ignore_eos": True, **more}).encode()
+    request = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    before, sockets = server.memory("VmRSS"), []
+    try:
+        for _ in range(count):
+            sockets.append(socket.create_connection((server.host, server.port)))
+            sockets[-1].sendall(request + body)
+            sockets[-1].setblocking(False)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            for connection in sockets:
+                ignoring(lambda: connection.recv(1 << 16))
+            time.sleep(0.05)
+        return (server.memory("VmRSS") - before) / count
+    finally:
+        for connection in sockets:
+            connection.close()
+
+
+def streams_case(start):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    properties = {"a": {"type": "string"}, "b": {"type": "integer"}}
+    eight = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object", "properties": properties}}}
+             for i in range(8)]
+    each = []
+    for more in {}, {"tools": eight}:
+        server = start("--max-in-flight", "2000", "--max-sequences", "2000", "--sim-step-us", "100000")
+        try:
+            each.append(open_streams(server, 1500, **more) / 1024)
+        finally:
+            server.stop()
+    return f"1,500 streams: {each[0]:.0f} KiB each, with eight tools {each[1]:.0f} KiB"
+
+
 def small_context(run):
     """A model whose context is 4,096 tokens."""
     def wrapped(start):
@@ -367,7 +404,7 @@ CASES = dict([
 ])
 CASES["han"] = small_context(bodies("han", lambda _: han(1_000_000), count=6, size=0)[1])
 CASES |= {"stall": stall_case, "burst": burst_case, "key": wrong_key_case, "stops": stop_tokens_case,
-          "schemas": schemas_case, "deadline": deadline_case, "keys": keys_case}
+          "schemas": schemas_case, "deadline": deadline_case, "keys": keys_case, "streams": streams_case}
 
 
 def main():
