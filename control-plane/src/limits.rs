@@ -59,7 +59,7 @@ pub const WRITES: usize = 100;
 pub const GROUP_NAME: usize = 40;
 /// Numbers in names of groups stay below this. Earlier releases used milliseconds since 1970.
 pub const GROUP_NUMBERS: u64 = 1_000_000_000;
-/// Mean rows per expert that must have been counted before a layer's layout is judged.
+/// Mean rows per expert that must have been counted before a layer's layout is assessed.
 pub const EXPERT_ROWS: u64 = 32;
 /// Experts that one rank loads for one layout, unless a single layer takes more. Until the layout is in use, they take
 /// memory beside those that they replace.

@@ -253,11 +253,11 @@ fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Resu
     let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider()).build();
     let as_server = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider()).build();
     let as_server = as_server.map_err(|error| FileProblem::new(CA, error))?;
-    let judged = as_server.verify_server_cert(&chain[0], &chain[1..], name, &[], now).map(drop);
+    let verified = as_server.verify_server_cert(&chain[0], &chain[1..], name, &[], now).map(drop);
     let as_client =
         |verifier: &Arc<dyn ClientCertVerifier>| verifier.verify_client_cert(&chain[0], &chain[1..], now).map(drop);
-    let judged = judged.and_then(|()| verifier.as_ref().map_or(Ok(()), as_client));
-    judged.map_err(|error| FileProblem::new(CERT, rejection(&error)))?;
+    let verified = verified.and_then(|()| verifier.as_ref().map_or(Ok(()), as_client));
+    verified.map_err(|error| FileProblem::new(CERT, rejection(&error)))?;
     let verifier = Named { signed: verifier.map_err(|error| FileProblem::new(CA, error))?, name: name.clone() };
     let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let builder = builder.map_err(|error| FileProblem::new(CERT, error))?.with_client_cert_verifier(Arc::new(verifier));

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use rein_grammar::{Judge, Violation};
+use rein_grammar::{SchemaValidator, Violation};
 use serde_json::{Map, Value};
 
 use super::answer::ModelAnswer;
@@ -126,12 +126,12 @@ fn by_schema(schema: &Value, value: &Value, kind: ProblemKind) -> Vec<Problem> {
 }
 
 /// Compiles a schema. A schema with an unknown dialect in `$schema` counts as Draft 2020-12.
-pub fn compile(schema: &Value) -> Result<Judge, String> {
-    let result = match (Judge::new(schema), schema.get("$schema").and_then(Value::as_str)) {
+pub fn compile(schema: &Value) -> Result<SchemaValidator, String> {
+    let result = match (SchemaValidator::new(schema), schema.get("$schema").and_then(Value::as_str)) {
         (Err(_), Some(dialect)) if !dialect.contains("json-schema.org/") => {
             let mut plain = schema.clone();
             plain.as_object_mut().and_then(|members| members.shift_remove("$schema"));
-            Judge::new(&plain)
+            SchemaValidator::new(&plain)
         }
         (result, _) => result,
     };

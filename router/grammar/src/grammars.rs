@@ -333,12 +333,12 @@ impl Compiled {
     }
 
     /// Whether a complete response is validated.
-    pub fn judges_response(&self) -> bool {
-        self.shared.validators.judges_response()
+    pub fn validates_response(&self) -> bool {
+        self.shared.validators.validates_response()
     }
 
     /// Whether this many bytes of a tool's arguments, or of the response, are validated in less than a millisecond.
-    pub fn judges_quickly(&self, tool: Option<&str>, bytes: usize) -> bool {
+    pub fn validates_quickly(&self, tool: Option<&str>, bytes: usize) -> bool {
         self.shared.validators.is_quick(tool, bytes)
     }
 

@@ -7,6 +7,7 @@
 
 mod budget;
 mod cache;
+mod call_validator;
 mod codec;
 mod describe;
 mod event;
@@ -15,7 +16,6 @@ mod formats;
 mod grammars;
 mod header;
 mod json_schema;
-mod judge;
 mod lark;
 mod limits;
 mod load;
@@ -36,6 +36,7 @@ mod vocab;
 mod watchdog;
 
 pub use budget::{Budget, Cancel};
+pub use call_validator::CallValidator;
 pub use describe::{Description, markdown};
 pub use event::Event;
 pub use format::{
@@ -43,7 +44,6 @@ pub use format::{
 };
 pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};
-pub use judge::CallJudge;
 pub use load::FormatError;
 pub use matcher::{Matcher, MatcherError};
 pub use models::{Recommendation, recommendations};
@@ -51,5 +51,5 @@ pub use parse::{Parser, ParserOptions};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
 pub use rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, ToolDecl, Violation};
 pub use scan::{OwnedPiece, Piece};
-pub use validate::Judge;
+pub use validate::SchemaValidator;
 pub use vocab::{Encoder, Vocab, VocabError};

@@ -62,13 +62,13 @@ pub const MAX_SCHEMA_WAYS: usize = 500;
 /// Bytes of a grammar, a regular expression or a list of choices that a client sends.
 pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
 /// Bytes of arguments or of a response that are validated where they end; more are validated off the async threads.
-pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
+pub const MAX_QUICK_VALIDATION_BYTES: usize = 16 << 10;
 /// Bytes of a compiled regular expression that validates responses. A larger one is left to the grammar.
-pub const MAX_JUDGED_REGEX_BYTES: usize = 16 << 20;
+pub const MAX_VALIDATED_REGEX_BYTES: usize = 16 << 20;
 /// Maximum work of one validation for expressions with too many states for an automaton that is built on demand: bytes
 /// of the expressions times bytes of the texts that they match. About 100 ms of a core. Expressions beyond it are not
 /// validated; the grammar alone enforces them.
-pub const MAX_JUDGED_REGEX_WORK: usize = 1 << 30;
+pub const MAX_VALIDATED_REGEX_WORK: usize = 1 << 30;
 /// The same limit for a validation on an async thread, and for values and names within a schema: about 1 ms.
 pub const MAX_QUICK_REGEX_WORK: usize = 10 << 20;
 /// Steps that the engine for patterns with lookaround or back references backtracks in one text.
@@ -84,7 +84,7 @@ pub const FOLDS_PER_STEP: u64 = 20;
 pub const REGEX_BYTES_PER_STEP: usize = 32;
 /// Bytes of the patterns of one schema once they are compiled to validate finished arguments and responses, about 30
 /// ms of a core. Patterns beyond are left to the grammar.
-pub const MAX_JUDGED_PATTERNS_BYTES: u64 = 10 << 20;
+pub const MAX_VALIDATED_PATTERNS_BYTES: u64 = 10 << 20;
 /// Bytes of a compiled pattern of property names. A larger one is matched by the grammar alone.
 pub const MAX_NAME_PATTERN_BYTES: u64 = 2 << 20;
 /// Bytes of compiled patterns of property names, kept for the whole process.

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::json_schema::{PlainPattern, SchemaPattern, backtracks, compiled_bytes, counting, named, within_budget};
 use crate::limits::{
-    MAX_BACKTRACKS, MAX_JUDGED_PATTERNS_BYTES, MAX_JUDGED_REGEX_WORK, MAX_QUICK_JUDGEMENT_BYTES, MAX_QUICK_REGEX_WORK,
+    MAX_BACKTRACKS, MAX_QUICK_REGEX_WORK, MAX_QUICK_VALIDATION_BYTES, MAX_VALIDATED_PATTERNS_BYTES,
+    MAX_VALIDATED_REGEX_WORK,
 };
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 
@@ -50,7 +51,7 @@ impl Lazy {
     fn is_quick(&self, bytes: usize) -> bool {
         let PatternBytes { texts, names, backtrack } = self.pattern_bytes();
         let few_states = (texts + names).saturating_mul(bytes as u64) <= MAX_QUICK_REGEX_WORK as u64;
-        bytes <= MAX_QUICK_JUDGEMENT_BYTES && few_states && !backtrack && self.validator.get().is_some()
+        bytes <= MAX_QUICK_VALIDATION_BYTES && few_states && !backtrack && self.validator.get().is_some()
     }
 
     fn pattern_bytes(&self) -> PatternBytes {
@@ -59,7 +60,7 @@ impl Lazy {
 
     /// The validator for an instance whose property names have this many bytes.
     fn affordable(&self, names: usize) -> Option<&Validator> {
-        if self.pattern_bytes().names.saturating_mul(names as u64) <= MAX_JUDGED_REGEX_WORK as u64 {
+        if self.pattern_bytes().names.saturating_mul(names as u64) <= MAX_VALIDATED_REGEX_WORK as u64 {
             return self.validator();
         }
         let without = || {
@@ -73,7 +74,7 @@ impl Lazy {
     fn check(&self, instance: &Value) -> Result<(), Violation> {
         match self
             .affordable(bytes_of_names(instance))
-            .map(|v| within_budget(MAX_JUDGED_REGEX_WORK, || v.validate(instance)))
+            .map(|v| within_budget(MAX_VALIDATED_REGEX_WORK, || v.validate(instance)))
         {
             Some(Some(Err(e))) => Err(violation(&e)),
             _ => Ok(()),
@@ -81,14 +82,14 @@ impl Lazy {
     }
 }
 
-/// A strict validator, for judging what another engine generated: Draft 2020-12 unless the schema names another,
+/// A strict validator, for validating what another engine generated: Draft 2020-12 unless the schema names another,
 /// formats are annotations, and a keyword that cannot be compiled is an error.
 ///
 /// The library is generic, and its caller compiles most of it, so only this crate calls it.
 #[derive(Debug)]
-pub struct Judge(Validator);
+pub struct SchemaValidator(Validator);
 
-impl Judge {
+impl SchemaValidator {
     /// # Errors
     /// What in the schema cannot be compiled, and where.
     pub fn new(schema: &Value) -> Result<Self, Violation> {
@@ -140,7 +141,7 @@ fn build_leniently(schema: &Value) -> Result<Validator, String> {
     })
 }
 
-/// The patterns of a schema that may be compiled: as many as [`MAX_JUDGED_PATTERNS_BYTES`] hold.
+/// The patterns of a schema that may be compiled: as many as [`MAX_VALIDATED_PATTERNS_BYTES`] hold.
 #[derive(Default)]
 struct Affordable {
     bytes: u64,
@@ -153,7 +154,7 @@ impl Affordable {
             return *kept;
         }
         let bytes = self.bytes.saturating_add(compiled_bytes(pattern));
-        let kept = bytes <= MAX_JUDGED_PATTERNS_BYTES;
+        let kept = bytes <= MAX_VALIDATED_PATTERNS_BYTES;
         if kept {
             self.bytes = bytes;
         }
@@ -331,7 +332,7 @@ impl Validators {
     }
 
     /// Whether a whole response is validated.
-    pub fn judges_response(&self) -> bool {
+    pub fn validates_response(&self) -> bool {
         self.response.is_some()
     }
 
@@ -374,7 +375,7 @@ impl Validators {
                 Err(of_all("is not one of the choices".into()))
             }
             Some(Whole::Matching(pattern))
-                if within_budget(MAX_JUDGED_REGEX_WORK, || pattern.matches(text)) == Some(false) =>
+                if within_budget(MAX_VALIDATED_REGEX_WORK, || pattern.matches(text)) == Some(false) =>
             {
                 Err(of_all("does not match the regular expression".into()))
             }

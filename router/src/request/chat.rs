@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rein_grammar::{CallJudge, Region, Rules, ToolChoice, ToolDecl};
+use rein_grammar::{CallValidator, Region, Rules, ToolChoice, ToolDecl};
 use rein_text::{
     call_ids, conversation,
     model_text::{ReasoningMarkers, RenderedPrompt},
@@ -17,7 +17,7 @@ use crate::{
     fair::Requester,
     request::{
         delivery::ChatEvents,
-        generate::{self, Defaults, Grammar, OutputMode, Plan, RequestContext, Sequence},
+        generate::{self, Defaults, Grammar, OutputMode, Plan, PlannedPrompt, RequestContext},
         job::ChatJob,
         model::{Bounds, ServedModel, bound},
     },
@@ -100,7 +100,7 @@ pub async fn generate(
     let declarations: Vec<ToolDecl> = rules.tools.iter().map(declaration).collect();
     let parse_tools = calls_tools(&rules);
     let (start, calls_before) = (rules.start, rules.calls_before);
-    let judge = CallJudge::new(&rules).map(Arc::new);
+    let call_validator = CallValidator::new(&rules).map(Arc::new);
     let began = Instant::now();
     let compiled = model.compile(rules, &context).await?;
     context.metrics.grammar.compile.observe(began.elapsed());
@@ -114,9 +114,10 @@ pub async fn generate(
         calls_before,
         skip_special_tokens,
         grammar,
-        judge,
+        call_validator,
     };
-    let events = generate::generate(context, model, output_mode, vec![Sequence { prompt, echo: None, plan }]).await?;
+    let prompt = PlannedPrompt { tokens: prompt, echo: None, plan };
+    let events = generate::generate(context, model, output_mode, vec![prompt]).await?;
     Ok((events, relaxed))
 }
 

@@ -11,7 +11,7 @@ use crate::{
     limits,
     request::{
         delivery::ChatEvents,
-        generate::{self, Defaults, Grammar, OutputMode, Plan, RequestContext, Sequence},
+        generate::{self, Defaults, Grammar, OutputMode, Plan, PlannedPrompt, RequestContext},
         job::{CompletionJob, Prompt, out_of_vocabulary},
         model::{Bounds, ServedModel, bound},
     },
@@ -20,12 +20,12 @@ use crate::{
 const DEFAULTS: Defaults = Defaults { prompt: "prompt", max_tokens: Some(limits::COMPLETION_TOKENS) };
 
 /// Tokenizes the prompts, and the bad words once for all of them.
-fn sequences(
+fn planned_prompts(
     model: &ServedModel,
     job: CompletionJob,
     bounds: Bounds,
     deadline: Instant,
-) -> Result<Vec<Sequence>, Error> {
+) -> Result<Vec<PlannedPrompt>, Error> {
     let CompletionJob { prompts, mut generation, echo, add_special_tokens, .. } = job;
     if echo && generation.prompt_logprobs.is_none() {
         generation.prompt_logprobs = generation.logprobs;
@@ -33,7 +33,7 @@ fn sequences(
     generation.sampling.seed.get_or_insert_with(rand::random);
     let restrictions = generate::restrictions(&generation.sampling, model, bounds, deadline)?;
     let several = prompts.len() > 1;
-    let sequence = |(i, prompt): (usize, Prompt)| {
+    let planned = |(i, prompt): (usize, Prompt)| {
         if Instant::now() >= deadline {
             return Err(Error::deadline());
         }
@@ -55,9 +55,9 @@ fn sequences(
         }
         let plan = Plan::new(&generation, model, bounds, prompt.len(), DEFAULTS, restrictions.clone())?;
         let echo = echo.then(|| text.unwrap_or_else(|| model.decode(&prompt)));
-        Ok(Sequence { prompt, echo, plan })
+        Ok(PlannedPrompt { tokens: prompt, echo, plan })
     };
-    prompts.into_iter().enumerate().map(sequence).collect()
+    prompts.into_iter().enumerate().map(planned).collect()
 }
 
 /// Returns a chat's events with text only, without reasoning and calls, and descriptions of the schema parts that the
@@ -72,13 +72,13 @@ pub async fn generate(
     job.generation.check_vocabulary(bounds.vocab)?;
     let (bytes, deadline) = (job.text_bytes(), context.deadline);
     let (response, skip_special_tokens) = (job.response.take(), job.skip_special_tokens);
-    let prepare = move |model: &ServedModel| sequences(model, job, bounds, deadline);
-    let sequences = model.run_text_work(bytes, &context.requester(), prepare).await?;
+    let prepare = move |model: &ServedModel| planned_prompts(model, job, bounds, deadline);
+    let prompts = model.run_text_work(bytes, &context.requester(), prepare).await?;
     context.memory_charge = None;
     let grammar = Grammar::new(model.compile_text(response, &context).await?, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
     let output_mode = OutputMode::Plain { skip_special_tokens, grammar };
-    Ok((generate::generate(context, model, output_mode, sequences).await?, relaxed))
+    Ok((generate::generate(context, model, output_mode, prompts).await?, relaxed))
 }
 
 /// Converts a chat event to an event of gRPC's `Complete`.

@@ -8,7 +8,7 @@ use futures::{
     FutureExt, StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use rein_grammar::{CallJudge, Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
+use rein_grammar::{CallValidator, Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
 use rein_proto::{
     internal::Start,
     v1::{self, chat_event},
@@ -87,8 +87,8 @@ pub enum OutputMode {
         skip_special_tokens: bool,
         /// The grammar that constrains the output, if any.
         grammar: Option<Grammar>,
-        /// Judges finished calls whose arguments are not enforced, for the metrics.
-        judge: Option<Arc<CallJudge>>,
+        /// Validates finished calls whose arguments are not enforced, for the metrics.
+        call_validator: Option<Arc<CallValidator>>,
     },
     Plain {
         skip_special_tokens: bool,
@@ -162,8 +162,8 @@ impl OutputMode {
 }
 
 /// One prompt, and the plan for its `n` choices.
-pub struct Sequence {
-    pub prompt: Vec<u32>,
+pub struct PlannedPrompt {
+    pub tokens: Vec<u32>,
     /// Text with which every choice begins.
     pub echo: Option<String>,
     pub plan: Plan,
@@ -176,25 +176,30 @@ pub async fn generate(
     mut context: RequestContext,
     model: Arc<ServedModel>,
     output_mode: OutputMode,
-    sequences: Vec<Sequence>,
+    prompts: Vec<PlannedPrompt>,
 ) -> Result<ChatEvents, Error> {
-    let prompt_tokens: u32 = sequences.iter().map(|sequence| sequence.prompt.len() as u32).sum();
+    let prompt_tokens: u32 = prompts.iter().map(|prompt| prompt.tokens.len() as u32).sum();
     if let Some(caller) = &context.caller {
         caller.charge(prompt_tokens.into(), Instant::now());
     }
     let usage = v1::Usage { prompt_tokens, ..v1::Usage::default() };
-    let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
-    let choices = sequences.iter().map(|sequence| sequence.plan.n).sum();
+    let n = prompts.first().map_or(1, |prompt| prompt.plan.n);
+    let choices = prompts.iter().map(|prompt| prompt.plan.n).sum();
     if let Some(grammar) = output_mode.grammar() {
         context.memory_charge = Some(Arc::new(grammar.charge(choices, &context).await?));
     }
     let mut unfinished = UnfinishedChoices::new(context.metrics.clone(), model.name(), choices);
     let (client, client_state) = watch::channel(ClientState::Reading);
-    let first = match sequences.first() {
-        Some(sequence) => {
-            let prompt =
-                Prompt { context: &context, client: &client_state, model: &model, output_mode: &output_mode, sequence };
-            let opened = prompt.lease_and_open(0).await.map_err(|error| context.permit.with_retry_after(error));
+    let first = match prompts.first() {
+        Some(prompt) => {
+            let opener = ChoiceOpener {
+                context: &context,
+                client: &client_state,
+                model: &model,
+                output_mode: &output_mode,
+                prompt,
+            };
+            let opened = opener.lease_and_open(0).await.map_err(|error| context.permit.with_retry_after(error));
             Some(opened.inspect_err(|error| unfinished.failed(error))?)
         }
         None => None,
@@ -207,7 +212,7 @@ pub async fn generate(
             biased;
             () = running.context.permit.when_aborted() => Err(Error::shutting_down()),
             () = wait_for_state(&mut state, ClientState::TimedOut) => Err(running.stalled()),
-            opened = open_all(&running.context, &client_state, &model, &output_mode, &sequences, first) => opened,
+            opened = open_all(&running.context, &client_state, &model, &output_mode, &prompts, first) => opened,
         };
         let (starts, choices) = opened.inspect_err(|error| running.failed(error))?;
         let choices = choices.into_iter().map(|choice| {
@@ -229,40 +234,40 @@ async fn open_all(
     client: &watch::Receiver<ClientState>,
     model: &Arc<ServedModel>,
     output_mode: &OutputMode,
-    sequences: &[Sequence],
+    prompts: &[PlannedPrompt],
     mut first: Option<Choice>,
 ) -> Result<(VecDeque<v1::ChatEvent>, Vec<Choice>), Error> {
     let (mut starts, mut choices) = (VecDeque::new(), Vec::new());
-    for sequence in sequences {
-        let prompt = Prompt { context, client, model, output_mode, sequence };
+    for prompt in prompts {
+        let opener = ChoiceOpener { context, client, model, output_mode, prompt };
         let index = choices.len() as u32;
         let first = match first.take() {
             Some(first) => first,
-            None => prompt.lease_and_open(index).await?,
+            None => opener.lease_and_open(index).await?,
         };
-        prompt.open_others(index, first, &mut starts, &mut choices).await?;
+        opener.open_others(index, first, &mut starts, &mut choices).await?;
     }
     Ok((starts, choices))
 }
 
-/// One prompt, and what its choices need.
-struct Prompt<'a> {
+/// Opens the choices of one prompt.
+struct ChoiceOpener<'a> {
     context: &'a RequestContext,
     client: &'a watch::Receiver<ClientState>,
     model: &'a Arc<ServedModel>,
     output_mode: &'a OutputMode,
-    sequence: &'a Sequence,
+    prompt: &'a PlannedPrompt,
 }
 
-impl Prompt<'_> {
+impl ChoiceOpener<'_> {
     fn transcript(&self, index: u32) -> Transcript {
-        let Sequence { prompt, plan, echo } = self.sequence;
+        let PlannedPrompt { tokens: prompt, plan, echo } = self.prompt;
         let (start, resumed, calls_before) = match self.output_mode {
             OutputMode::Regions { start, resumed, calls_before, .. } => (*start, *resumed, *calls_before),
             OutputMode::Plain { .. } => (Region::Text, false, 0),
         };
-        let judge = match self.output_mode {
-            OutputMode::Regions { judge, .. } => judge.clone(),
+        let call_validator = match self.output_mode {
+            OutputMode::Regions { call_validator, .. } => call_validator.clone(),
             OutputMode::Plain { .. } => None,
         };
         let grammar = self.output_mode.grammar().map(|grammar| grammar.compiled.clone());
@@ -283,7 +288,7 @@ impl Prompt<'_> {
                 grammar: plan.grammar_report,
             },
             grammar,
-            judge,
+            call_validator,
             start,
             resumed,
             calls_before,
@@ -296,7 +301,7 @@ impl Prompt<'_> {
 
     /// Opens a choice on an engine that the pool selects.
     async fn lease_and_open(&self, index: u32) -> Result<Choice, Error> {
-        let Sequence { prompt, plan, .. } = self.sequence;
+        let PlannedPrompt { tokens: prompt, plan, .. } = self.prompt;
         let context = self.context;
         let until = Instant::now() + limits::ENGINE_WAIT;
         let wanted = EngineRequest {
@@ -312,8 +317,8 @@ impl Prompt<'_> {
     }
 
     async fn open(&self, index: u32, lease: EngineLease, queue: Span) -> Result<Choice, Error> {
-        let (context, plan, grammar) = (self.context, &self.sequence.plan, self.output_mode.grammar());
-        let start = plan.start(&context.trace.id, index, &self.sequence.prompt, grammar);
+        let (context, plan, grammar) = (self.context, &self.prompt.plan, self.output_mode.grammar());
+        let start = plan.start(&context.trace.id, index, &self.prompt.tokens, grammar);
         let caller = keys::caller_name(context.caller.as_ref()).map_or(0, |name| route::key(&name));
         let start = Start { caller, ..start };
         let common = SequenceContext {
@@ -350,7 +355,7 @@ impl Prompt<'_> {
         starts: &mut VecDeque<v1::ChatEvent>,
         choices: &mut Vec<Choice>,
     ) -> Result<(), Error> {
-        let Sequence { prompt, echo, plan } = self.sequence;
+        let PlannedPrompt { tokens: prompt, echo, plan } = self.prompt;
         let kind = first.engine().map(|engine| engine.kind().clone()).unwrap_or_default();
         let system_fingerprint = self.model.system_fingerprint(&kind);
         let mut prompt_logprobs = Vec::new();

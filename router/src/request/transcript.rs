@@ -4,7 +4,7 @@ mod calls;
 
 use std::{collections::VecDeque, sync::Arc};
 
-use rein_grammar::{CallJudge, Compiled, Event, Format, Parser, Piece, Region};
+use rein_grammar::{CallValidator, Compiled, Event, Format, Parser, Piece, Region};
 use rein_proto::v1::{self, chat_event};
 use rein_text::{
     stop_strings::{Scanned, Stop, StopStrings},
@@ -49,8 +49,8 @@ pub struct TranscriptOptions {
     pub report: TokenDetails,
     /// Validates finished calls and responses once more.
     pub grammar: Option<Compiled>,
-    /// Judges finished calls whose arguments are not enforced, for the metrics.
-    pub judge: Option<Arc<CallJudge>>,
+    /// Validates finished calls whose arguments are not enforced, for the metrics.
+    pub call_validator: Option<Arc<CallValidator>>,
     /// The region in which the prompt ends, and whether in its middle: then the output does not start with layout.
     pub start: Region,
     pub resumed: bool,
@@ -125,7 +125,7 @@ impl Transcript {
         }
         let in_reasoning = options.start == Region::Reasoning;
         let next_offset = options.echo.chars().count() as u32;
-        let response = options.grammar.as_ref().is_some_and(Compiled::judges_response).then(String::new);
+        let response = options.grammar.as_ref().is_some_and(Compiled::validates_response).then(String::new);
         let mut transcript = Transcript {
             model,
             options,
@@ -285,7 +285,7 @@ impl Transcript {
         if self.started_calls > 0 || !self.report.malformed.is_empty() {
             return;
         }
-        let quick = grammar.judges_quickly(None, text.len());
+        let quick = grammar.validates_quickly(None, text.len());
         if let Err(violation) = run_validation(quick, || grammar.validate_response(text)) {
             tracing::warn!(
                 parent: &self.options.span,

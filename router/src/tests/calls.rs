@@ -176,7 +176,7 @@ async fn a_call_of_letters_that_the_length_limit_cuts_anywhere_is_incomplete() {
 
 /// Without enforcement, every finished call is delivered, and the metrics tell which would have been refused.
 #[tokio::test]
-async fn calls_that_are_not_enforced_are_judged() {
+async fn calls_that_are_not_enforced_are_validated() {
     let router = TestRouter::new();
     let mut tools = tools(&["f"]);
     tools[0]["function"]["parameters"] = json!({"type": "object", "properties": {"a": {"type": "string"}}});
@@ -196,7 +196,7 @@ async fn calls_that_are_not_enforced_are_judged() {
         assert_eq!(metric(&metrics, &sample), Some(count), "{outcome}");
     }
     assert_eq!(metric(&metrics, "rein_grammar_invalid_calls_total"), Some(0));
-    // A declaration that is no schema judges nothing.
+    // A declaration that is no schema validates nothing.
     tools[0]["function"]["parameters"] = json!({"type": "object", "properties": {"a": {"type": "strin"}}});
     router.chat(&script, json!({"tools": tools})).await.ok();
     let sample = "rein_tool_calls_total{model=\"bytes\",outcome=\"valid\"}";
@@ -365,15 +365,15 @@ async fn a_response_that_violates_its_schema_is_reported_in_the_last_event() {
 /// grammar there is none, so such answers are not validated.
 #[tokio::test]
 async fn a_response_that_violates_its_regex_or_choices_is_reported() {
-    for (asked, judge, judged) in [
+    for (asked, validated_by, broken_by) in [
         (json!({"regex": "[ab]+"}), Response::Regex("a+".into()), true),
         (json!({"guided_regex": "[ab]+"}), Response::Regex("a+".into()), true),
         (json!({"guided_choice": ["a", "b"]}), Response::Choice(vec!["a".into()]), true),
         (json!({"guided_grammar": "start: /[ab]+/"}), Response::Lark("start: \"a\"".into()), false),
     ] {
-        for (text, broken) in [("a", false), ("b", judged)] {
+        for (text, broken) in [("a", false), ("b", broken_by)] {
             let router = TestRouter::new();
-            router.validate_by(Rules { response: Some(judge.clone()), ..Rules::default() });
+            router.validate_by(Rules { response: Some(validated_by.clone()), ..Rules::default() });
             let body = router.chat(&bytes(text), asked.clone()).await.ok();
             let choice = &body["choices"][0];
             assert_eq!((&choice["message"]["content"], choice["invalid_response"].is_string()), (&json!(text), broken));

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::case_folding::folded_characters;
 use super::regex_size::compiled_bytes;
-use crate::limits::{MAX_BACKTRACKS, MAX_JUDGED_REGEX_BYTES, MAX_REGEX_FOLDS};
+use crate::limits::{MAX_BACKTRACKS, MAX_REGEX_FOLDS, MAX_VALIDATED_REGEX_BYTES};
 
 /// A step back of the backtracking engine takes about 50 ns.
 const WORK_PER_BACKTRACK: usize = 512;
@@ -23,7 +23,7 @@ thread_local! {
 }
 
 /// Runs one validation. None: its patterns need more than this work, so the result is unknown. The unit is that of
-/// [`MAX_JUDGED_REGEX_WORK`](crate::limits::MAX_JUDGED_REGEX_WORK).
+/// [`MAX_VALIDATED_REGEX_WORK`](crate::limits::MAX_VALIDATED_REGEX_WORK).
 pub fn within_budget<T>(work: usize, validate: impl FnOnce() -> T) -> Option<T> {
     BUDGET.set(Some(work));
     let result = validate();
@@ -38,7 +38,7 @@ fn pay(work: usize) -> bool {
 }
 
 /// A regular expression without lookaround and back references. None: the engine cannot read it, or it takes more than
-/// [`MAX_JUDGED_REGEX_BYTES`].
+/// [`MAX_VALIDATED_REGEX_BYTES`].
 #[derive(Debug)]
 pub struct PlainPattern(Option<Box<Engines>>);
 
@@ -65,7 +65,7 @@ impl PlainPattern {
         if folded_characters(regex, false) > MAX_REGEX_FOLDS {
             return Self(None);
         }
-        let limited = NFA::config().nfa_size_limit(Some(MAX_JUDGED_REGEX_BYTES));
+        let limited = NFA::config().nfa_size_limit(Some(MAX_VALIDATED_REGEX_BYTES));
         // The automaton gives up, instead of building a state for each byte at a cost of its size.
         let bounded = DFA::config()
             .skip_cache_capacity_check(true)

@@ -1,13 +1,13 @@
 //! The streaming parser: a state machine over the input buffer that consumes what it has understood, so that each byte
 //! is examined a bounded number of times. Everything it knows about a format is compiled from the table ([`Lexicon`]).
 
+mod buffer_start;
 mod builtin;
 mod call;
 mod gap;
 mod head;
 mod prose;
 mod rescue;
-mod see;
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn callable(tools: &[ToolDecl], name: &str) -> bool {
 }
 
 /// What is at the start of the buffer.
-enum Seen {
+enum BufferStart {
     Mark(Mark, &'static str, usize),
     /// A special token that is not a mark here.
     Special(usize),
@@ -382,16 +382,16 @@ impl Parser {
             self.take_text(n, out);
             return true;
         }
-        match self.see(last) {
-            Seen::Partial => return false,
-            Seen::Special(n) => self.take_special(n, out),
-            Seen::Mark(mark, tok, n) => {
+        match self.buffer_start(last) {
+            BufferStart::Partial => return false,
+            BufferStart::Special(n) => self.take_special(n, out),
+            BufferStart::Mark(mark, tok, n) => {
                 let spelled = framed(self.input.rest()).is_none();
                 self.input.consume(n);
                 self.take_mark(mark, tok, spelled, None, out);
             }
             // The first byte of something that is not a marker. Markers start with ASCII, so it is a whole character.
-            Seen::Other => self.take_text(1, out),
+            BufferStart::Other => self.take_text(1, out),
         }
         true
     }

@@ -9,7 +9,7 @@ use crate::limits::MAX_COMPARISON_STEPS;
 use crate::rules::RuleError;
 
 impl Compiler<'_, '_, '_> {
-    /// Whether no value can satisfy two of the schemas, judged by types, constants and required properties.
+    /// Whether no value can satisfy two of the schemas, as far as types, constants and required properties show.
     pub(super) fn disjoint(&mut self, options: &[Value]) -> Result<bool, RuleError> {
         self.steps.set(MAX_COMPARISON_STEPS);
         let disjoint = options.iter().enumerate().all(|(i, a)| options[i + 1..].iter().all(|b| self.apart(a, b, 0)));

@@ -172,7 +172,7 @@ fn join_items(a: &mut Schema, b: &mut Schema) {
     a.insert("prefixItems".into(), prefix.into());
 }
 
-/// False if a required property can have no value, judged by constants.
+/// False if a required property can have no value, as far as constants show.
 fn possible(flat: &Schema) -> bool {
     let required = flat.get("required").and_then(Value::as_array);
     let properties = flat.get("properties").and_then(Value::as_object);

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::limits::MAX_JUDGED_REGEX_WORK;
+use crate::limits::MAX_VALIDATED_REGEX_WORK;
 
 fn of(regex: &str) -> Validators {
     Validators::new(&Rules { response: Some(Response::Regex(regex.into())), ..Rules::default() })
@@ -14,7 +14,7 @@ fn a_regex_is_compiled_once_and_charged_by_its_size() {
         assert!(bytes.contains(&validators.regex_bytes()), "{regex}: {}", validators.regex_bytes());
         assert!(validators.response("ax").is_err() == (regex == "a+") && validators.response("").is_err());
     }
-    // A regular expression beyond all sizes judges nothing.
+    // A regular expression beyond all sizes validates nothing.
     let huge = of(r"(\w{500}){500}");
     assert_eq!((huge.regex_bytes(), huge.response("-")), (0, Ok(())));
 }
@@ -29,7 +29,7 @@ fn a_regex_with_too_many_states_validates_short_responses_only() {
     // Which of the last characters is the one that counts: each text gives another state.
     let validators = of("[ab]*a[ab]{5000}");
     let text = many_states;
-    let most = (MAX_JUDGED_REGEX_WORK / validators.regex_bytes()) as u32;
+    let most = (MAX_VALIDATED_REGEX_WORK / validators.regex_bytes()) as u32;
     assert!(validators.response("-").is_err() && validators.response(&format!("{}-", text(most / 2))).is_err());
     assert_eq!(validators.response(&format!("{}-", text(most + 6000))), Ok(()));
     // An automaton of few states reads everything, however large the expression is.
@@ -64,7 +64,7 @@ fn the_patterns_of_one_validation_share_a_bounded_time() {
     assert_eq!(negated.check(&json!([long])), Ok(()));
     let fits = (6000..).map(many_states).find(|text| text.as_bytes()[text.len() - 5001] == b'a').unwrap();
     let work = PlainPattern::whole("[ab]*a[ab]{5000}").bytes() * fits.len();
-    let mut many = vec![json!(fits); MAX_JUDGED_REGEX_WORK / work + 2];
+    let mut many = vec![json!(fits); MAX_VALIDATED_REGEX_WORK / work + 2];
     many.push(json!(short));
     assert_eq!(validator.check(&json!(many)), Ok(()));
 }
@@ -127,7 +127,7 @@ fn patterns_of_names_are_left_out_where_they_cost_too_much() {
 }
 
 #[test]
-fn patterns_that_backtrack_are_judged_within_bounds() {
+fn patterns_that_backtrack_are_validated_within_bounds() {
     let validator = Lazy::new(json!({"type": "array", "items": {"pattern": r"^(?=.*\d)(?!.*x).{2,}$"}}));
     assert_eq!(validator.check(&json!(["a1", "1b"])), Ok(()));
     assert!(validator.check(&json!(["a1", "x1"])).is_err());

@@ -97,7 +97,7 @@ impl Transcript {
         let outcome = self.validate_call(complete);
         let valid = outcome == CallOutcome::Valid;
         self.report.withheld += u64::from(outcome == CallOutcome::Invalid);
-        self.report.count(if valid { self.judge_call() } else { outcome });
+        self.report.count(if valid { self.validate_unenforced_call() } else { outcome });
         if buffered && valid {
             self.emit_call_start();
             let index = self.reported_calls.saturating_sub(1);
@@ -119,7 +119,7 @@ impl Transcript {
             return if self.finished { CallOutcome::Incomplete } else { CallOutcome::Malformed };
         }
         let Some(grammar) = &self.options.grammar else { return CallOutcome::Valid };
-        let quick = grammar.judges_quickly(Some(&call.name), call.arguments.len());
+        let quick = grammar.validates_quickly(Some(&call.name), call.arguments.len());
         match run_validation(quick, || grammar.validate(&call.name, &call.arguments)) {
             Ok(()) => CallOutcome::Valid,
             Err(violation) => {
@@ -131,10 +131,12 @@ impl Transcript {
     }
 
     /// The outcome of a valid call whose arguments are not enforced: it is delivered in any case.
-    fn judge_call(&self) -> CallOutcome {
-        let (Some(call), Some(judge)) = (&self.call, &self.options.judge) else { return CallOutcome::Valid };
-        let quick = judge.judges_quickly(&call.name, call.arguments.len());
-        match run_validation(quick, || judge.validate(&call.name, &call.arguments)) {
+    fn validate_unenforced_call(&self) -> CallOutcome {
+        let (Some(call), Some(validator)) = (&self.call, &self.options.call_validator) else {
+            return CallOutcome::Valid;
+        };
+        let quick = validator.validates_quickly(&call.name, call.arguments.len());
+        match run_validation(quick, || validator.validate(&call.name, &call.arguments)) {
             Ok(()) => CallOutcome::Valid,
             Err(violation) => {
                 let (span, name) = (&self.options.span, &call.name);

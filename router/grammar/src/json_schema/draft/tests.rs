@@ -47,7 +47,7 @@ fn keywords_count_in_the_drafts_that_have_them() {
             // Without a named draft, every keyword counts in every form.
             let counts = name.is_empty() || (since..=until).contains(&i);
             assert_eq!(b.takes(&rules, broken), !counts, "{schema}: the grammar");
-            assert_eq!(compiled.validate_response(broken).is_ok(), !counts, "{schema}: the judge");
+            assert_eq!(compiled.validate_response(broken).is_ok(), !counts, "{schema}: the validator");
         }
     }
 }

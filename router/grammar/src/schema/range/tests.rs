@@ -95,10 +95,10 @@ fn unusual_bounds_of_integers_are_exact() {
         json!({"type": "integer", "not": {"const": 0}}),
         json!({"type": "integer", "minimum": 0.1, "maximum": 0.9}),
     ] {
-        let judge = crate::Judge::new(&schema).expect("a schema");
+        let validator = crate::SchemaValidator::new(&schema).expect("a schema");
         takes(&bench, &schema, &texts, |text, taken| {
             let value = serde_json::from_str(text).expect("JSON");
-            let valid = judge.violations(&value, 1).is_empty();
+            let valid = validator.violations(&value, 1).is_empty();
             // Multiples are accepted as far as floating point represents them all.
             if !(schema.get("multipleOf").is_some() && text.len() > 15) {
                 assert_eq!(taken, valid, "{schema}: {text}");
@@ -135,10 +135,10 @@ fn numbers_between_bounds_match_decimal_comparison() {
             if let Some(high) = high {
                 schema[most] = json!(high);
             }
-            let judge = crate::Judge::new(&schema).expect("a schema");
+            let validator = crate::SchemaValidator::new(&schema).expect("a schema");
             takes(&bench, &schema, &texts, |text, taken| {
                 let value = serde_json::from_str(text).expect("JSON");
-                let valid = judge.violations(&value, 1).is_empty();
+                let valid = validator.violations(&value, 1).is_empty();
                 // Negative zero and some exponents are not accepted everywhere.
                 let odd = text.contains(['e', 'E']) || (text.starts_with('-') && text.parse() == Ok(0.0));
                 assert!(if odd { valid || !taken } else { taken == valid }, "{schema}: {text}: {taken}");

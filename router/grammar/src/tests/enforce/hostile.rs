@@ -30,8 +30,8 @@ fn outcome(bench: &Bench, case: &Case, budget: &mut Budget) -> Outcome {
     }
     let mut matcher = compiled.matcher().expect("a matcher");
     for id in bench.tokens.text(&text) {
-        let judged = matcher.mask().and_then(|_| matcher.accept(id));
-        match judged {
+        let accepted = matcher.mask().and_then(|_| matcher.accept(id));
+        match accepted {
             Ok(taken) => assert!(taken, "{}: {:?}", case.name, bench.tokens.show(&[id])),
             Err(error) => {
                 let Outcome::Limited(words) = case.outcome else { panic!("{}: {error}", case.name) };

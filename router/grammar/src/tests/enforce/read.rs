@@ -61,7 +61,11 @@ fn both_parsers_make_the_same_grammar() {
                         break;
                     }
                     let id = *random.pick(from);
-                    assert!(ours.accept(id).expect("judged") && theirs.accept(id).expect("judged"), "{}", format.name);
+                    assert!(
+                        ours.accept(id).expect("no error") && theirs.accept(id).expect("no error"),
+                        "{}",
+                        format.name
+                    );
                     steps += 1;
                 }
             }

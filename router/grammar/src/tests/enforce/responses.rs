@@ -294,7 +294,7 @@ OKb"
     }
 }
 
-/// Nobody judges the content of a tag afterwards, so no part of its schema may be relaxed.
+/// Nothing validates the content of a tag afterwards, so no part of its schema may be relaxed.
 #[test]
 fn a_schema_in_a_tag_is_enforced_completely() {
     let b = Bench::new(crate::PLAIN, false);
@@ -336,7 +336,7 @@ fn the_end_of_a_tag_ends_a_number() {
     let values = ["1", "25", "2.5", "1e5", "-3", "null", "[1]", "\"x\"", "1.5E+2 "];
     for end in ["END", "e", "E5x", ".", ".5", "5", "00", "-", "\"", "}", "]", "+1", " end", "\n</x>"] {
         for schema in &schemas {
-            let judge = crate::Judge::new(schema).expect("a schema");
+            let validator = crate::SchemaValidator::new(schema).expect("a schema");
             let content = json!({"type": "json_schema", "json_schema": schema});
             let tag = json!({"type": "tag", "begin": "BEG", "content": content, "end": end});
             let followed = json!({"type": "sequence", "elements": [{"type": "const_string", "value": "BEG"}, content, {"type": "const_string", "value": end}]});
@@ -346,7 +346,7 @@ fn the_end_of_a_tag_ends_a_number() {
                 for value in values {
                     let json: serde_json::Value = serde_json::from_str(value).expect("JSON");
                     let plain = !value.contains(['e', 'E', '.']);
-                    let valid = judge.violations(&json, 1).is_empty();
+                    let valid = validator.violations(&json, 1).is_empty();
                     let taken = b.takes(&rules, &format!("BEG{value}{end}"));
                     assert!(if plain { taken == valid } else { valid || !taken }, "{schema}: BEG{value}{end}: {taken}");
                     assert!(

@@ -260,11 +260,11 @@ fn an_empty_property_name_is_accepted() {
     }
 }
 
-/// `schemas.json` has realistic schemas with instances as judged by Python's jsonschema (including formats). Valid
+/// `schemas.json` has realistic schemas with instances as validated by Python's jsonschema (including formats). Valid
 /// instances are accepted in every spelling and in either order; others are rejected, unless they are left to
 /// validation.
 #[test]
-fn instances_are_judged_as_by_python_jsonschema() {
+fn instances_are_validated_as_by_python_jsonschema() {
     #[derive(serde::Deserialize)]
     struct Case {
         case: String,

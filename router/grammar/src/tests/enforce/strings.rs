@@ -95,11 +95,11 @@ fn classes_apply_to_characters_in_every_spelling() {
     let b = Bench::new(crate::PLAIN, false);
     for pattern in PATTERNS {
         let schema = json!({"type": "string", "pattern": pattern});
-        let judge = crate::Judge::new(&schema).expect("a schema");
+        let validator = crate::SchemaValidator::new(&schema).expect("a schema");
         let compiled = b.compile(&of(schema));
         let start = compiled.matcher().expect("a matcher");
         for c in (0..128).filter_map(char::from_u32).chain(BEYOND_ASCII.iter().copied()) {
-            let valid = judge.violations(&c.to_string().into(), 1).is_empty();
+            let valid = validator.violations(&c.to_string().into(), 1).is_empty();
             for spelling in spellings(c) {
                 let text = format!("\"{spelling}\"");
                 assert_eq!(serde_json::from_str::<String>(&text).expect("JSON"), c.to_string());
@@ -131,7 +131,7 @@ fn lengths_formats_and_constants_apply_to_decoded_text() {
         json!({"type": "string", "pattern": "^([^\"\\\\]|\\\\.)*$"}),
         json!({"type": "string", "allOf": [{"pattern": "\""}, {"pattern": "\\\\"}]}),
     ] {
-        let judge = jsonschema::options().should_validate_formats(true).build(&schema).expect("a schema");
+        let validator = jsonschema::options().should_validate_formats(true).build(&schema).expect("a schema");
         let compiled = b.compile(&of(schema.clone()));
         for text in texts {
             let each: Vec<Vec<String>> = text.chars().map(spellings).collect();
@@ -139,7 +139,7 @@ fn lengths_formats_and_constants_apply_to_decoded_text() {
                 let inner: String = each.iter().map(|all| all[pick % all.len()].as_str()).collect();
                 let ids = b.tokens.encode(format!("\"{inner}\"").as_bytes());
                 let taken = b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true);
-                assert_eq!(taken, judge.is_valid(&text.into()), "{schema}: {inner:?}");
+                assert_eq!(taken, validator.is_valid(&text.into()), "{schema}: {inner:?}");
             }
         }
     }
@@ -178,20 +178,20 @@ fn formats_accept_ordinary_values() {
         ),
     ] {
         let schema = json!({"type": "string", "format": format});
-        let judge = jsonschema::options().should_validate_formats(true).build(&schema).expect("a schema");
+        let validator = jsonschema::options().should_validate_formats(true).build(&schema).expect("a schema");
         let compiled = b.compile(&of(schema));
         for value in values {
             let ids = b.tokens.encode(format!("\"{value}\"").as_bytes());
             let taken = b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true);
             // The grammar leaves out names with this many labels.
-            let expected = judge.is_valid(&value.as_str().into()) && value.split('.').count() < 100;
+            let expected = validator.is_valid(&value.as_str().into()) && value.split('.').count() < 100;
             assert_eq!(taken, expected, "{format}: {value}");
         }
     }
 }
 
 #[test]
-fn keys_are_judged_by_their_decoded_text() {
+fn keys_are_validated_by_their_decoded_text() {
     let b = Bench::new(crate::PLAIN, false);
     let keys = ["a", "\"", "\\", "a/b", "n1", "n\"", "é", ""];
     for schema in [
@@ -202,13 +202,13 @@ fn keys_are_judged_by_their_decoded_text() {
         json!({"type": "object", "patternProperties": {"[\"\\\\]": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}}),
         json!({"type": "object", "properties": {"a": {"type": "integer"}, "\"": {"type": "boolean"}}, "additionalProperties": {"type": "null"}}),
     ] {
-        let judge = crate::Judge::new(&schema).expect("a schema");
+        let validator = crate::SchemaValidator::new(&schema).expect("a schema");
         let compiled = b.compile(&of(schema.clone()));
         for key in keys {
             let each: Vec<Vec<String>> = key.chars().map(spellings).collect();
             for (value, shown) in [(json!(1), "1"), (json!(true), "true"), (json!(null), "null")] {
                 let mut plain = false;
-                let valid = judge.violations(&json!({key: value}), 1).is_empty();
+                let valid = validator.violations(&json!({key: value}), 1).is_empty();
                 for pick in 0..4 {
                     let inner: String = each.iter().map(|all| all[pick % all.len()].as_str()).collect();
                     let ids = b.tokens.encode(format!("{{\"{inner}\": {shown}}}").as_bytes());

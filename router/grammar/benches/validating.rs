@@ -1,5 +1,5 @@
 //! The cost of validating a complete call or response, compared with the grammar's cost for the same text. Times are
-//! the thread's own processor time: `cargo bench -p rein-grammar --bench judging`.
+//! the thread's own processor time: `cargo bench -p rein-grammar --bench validating`.
 
 #[path = "tokens/clock.rs"]
 mod clock;
@@ -43,15 +43,15 @@ fn compare(name: &str, response: &Response, texts: &[String]) {
     let began = Instant::now();
     compiled.validate_response(&texts[0]).expect("valid");
     println!("{name}: the first, which compiles the validator: {:?} by the clock", began.elapsed());
-    println!("{:>9} {:>12} {:>12} {:>9}", "bytes", "judge, us", "grammar, us", "judge, %");
+    println!("{:>9} {:>12} {:>12} {:>9}", "bytes", "validate, us", "grammar, us", "validate, %");
     for text in texts {
         let runs = (4_000_000 / text.len()).min(2_000) + 1;
-        let judge = micros(runs, || black_box(compiled.validate_response(black_box(text))).expect("valid"));
+        let validate = micros(runs, || black_box(compiled.validate_response(black_box(text))).expect("valid"));
         let grammar = micros(runs / 20 + 1, || {
             let mut matcher = compiled.matcher().expect("a matcher");
             assert!(text.bytes().all(|byte| matcher.accept(u32::from(byte)) == Ok(true)));
         });
-        println!("{:>9} {judge:>12.1} {grammar:>12.1} {:>9.2}", text.len(), 100.0 * judge / grammar);
+        println!("{:>9} {validate:>12.1} {grammar:>12.1} {:>9.2}", text.len(), 100.0 * validate / grammar);
     }
 }
 

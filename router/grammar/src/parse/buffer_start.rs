@@ -1,6 +1,6 @@
 //! Finds the marker, if any, at the start of the buffer.
 
-use super::{Parser, Seen, State};
+use super::{BufferStart, Parser, State};
 use crate::codec::{Body, Params};
 use crate::format::{Markers, Region};
 use crate::limits::{MAX_BLANKS, MAX_INDENT};
@@ -19,17 +19,17 @@ const LONGEST_TAG: usize = 64;
 
 impl Parser {
     /// Finds what begins at the start of the buffer, where a marker could begin.
-    pub(super) fn see(&mut self, last: bool) -> Seen {
+    pub(super) fn buffer_start(&mut self, last: bool) -> BufferStart {
         let rest = self.input.rest();
         if let Some((name, n)) = framed(rest) {
             self.work += n as u64;
             return match self.lex.marks.iter().find(|(_, m)| *m == name) {
-                Some((mark, tok)) if self.counts(*mark, false) => Seen::Mark(*mark, tok, n),
-                _ => Seen::Special(n),
+                Some((mark, tok)) if self.counts(*mark, false) => BufferStart::Mark(*mark, tok, n),
+                _ => BufferStart::Special(n),
             };
         }
         if self.format.markers == Markers::Special {
-            return Seen::Other;
+            return BufferStart::Other;
         }
         let mut partial = false;
         let mut found: Option<(Mark, &'static str)> = None;
@@ -52,8 +52,8 @@ impl Parser {
             }
         }
         let seen = match found {
-            Some((mark, m)) => Seen::Mark(mark, m, m.len()),
-            None if partial && !last => Seen::Partial,
+            Some((mark, m)) => BufferStart::Mark(mark, m, m.len()),
+            None if partial && !last => BufferStart::Partial,
             None => self.misspelt(rest, last),
         };
         self.work += work;
@@ -61,26 +61,26 @@ impl Parser {
     }
 
     /// A misspelled marker of the section, recognized by the prefix that all its markers share.
-    fn misspelt(&self, rest: &[u8], last: bool) -> Seen {
-        let Some(namespace) = &self.lex.namespace else { return Seen::Other };
+    fn misspelt(&self, rest: &[u8], last: bool) -> BufferStart {
+        let Some(namespace) = &self.lex.namespace else { return BufferStart::Other };
         let outside = matches!(self.state, State::Gap(_)) || self.in_prose(Region::Text);
         if !outside || !self.parse_tools {
-            return Seen::Other;
+            return BufferStart::Other;
         }
         for (mark, prefix) in [(Mark::Begin, &namespace[0]), (Mark::End, &namespace[1])] {
             if prefix.as_bytes().starts_with(rest) && !last {
-                return Seen::Partial;
+                return BufferStart::Partial;
             }
             let Some(tag) = rest.strip_prefix(prefix.as_bytes()) else { continue };
             let name =
                 tag.iter().take(LONGEST_TAG).take_while(|b| b.is_ascii_alphabetic() || b"_- ".contains(b)).count();
             match tag.get(name) {
-                Some(b'>') => return Seen::Mark(mark, "", prefix.len() + name + 1),
-                None if name < LONGEST_TAG && !last => return Seen::Partial,
+                Some(b'>') => return BufferStart::Mark(mark, "", prefix.len() + name + 1),
+                None if name < LONGEST_TAG && !last => return BufferStart::Partial,
                 _ => {}
             }
         }
-        Seen::Other
+        BufferStart::Other
     }
 
     /// Whether the text is a part of the letters of such a marker, or follows them undecided.

@@ -1,4 +1,4 @@
-//! Judges finished calls against their declarations when the server does not enforce the arguments.
+//! Validates finished calls against their declarations when the server does not enforce the arguments.
 
 use std::sync::OnceLock;
 
@@ -10,12 +10,12 @@ use crate::validate::{self, Validators};
 
 /// The declared tools of a request; their validators are made on first use.
 #[derive(Debug)]
-pub struct CallJudge {
+pub struct CallValidator {
     tools: Vec<Tool>,
     validators: OnceLock<Validators>,
 }
 
-impl CallJudge {
+impl CallValidator {
     /// None: no tool is declared, or the grammar enforces the arguments of all.
     #[must_use]
     pub fn new(rules: &Rules) -> Option<Self> {
@@ -25,7 +25,7 @@ impl CallJudge {
 
     /// Whether this many bytes of a tool's arguments are validated in less than a millisecond.
     #[must_use]
-    pub fn judges_quickly(&self, name: &str, bytes: usize) -> bool {
+    pub fn validates_quickly(&self, name: &str, bytes: usize) -> bool {
         self.validators.get().is_some_and(|validators| validators.is_quick(Some(name), bytes))
     }
 
@@ -38,14 +38,14 @@ impl CallJudge {
     }
 
     fn validators(&self) -> Validators {
-        let tools = self.tools.iter().map(|tool| Tool { parameters: Some(judged(tool)), ..tool.clone() }).collect();
+        let tools = self.tools.iter().map(|tool| Tool { parameters: Some(schema_of(tool)), ..tool.clone() }).collect();
         Validators::new(&Rules { tools, enforcement: Enforcement::NamesAndArguments, ..Rules::default() })
     }
 }
 
-/// The schema that arguments are judged by. Nobody has checked the declaration: if it is no valid schema, or a larger
+/// The schema that arguments are validated against. Nobody has checked the declaration: if it is no valid schema, or a larger
 /// one than a grammar may have, the arguments may be any object.
-fn judged(tool: &Tool) -> Value {
+fn schema_of(tool: &Tool) -> Value {
     match &tool.parameters {
         Some(schema) if !schema.is_null() => {
             let valid = schema::check(schema, "").is_ok() && validate::check(schema, "").is_ok();
