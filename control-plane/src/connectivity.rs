@@ -7,29 +7,11 @@ use std::{
     collections::{BTreeMap, HashMap},
 };
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
-    decide::{WorkerClass, class_of_worker},
     limits,
-    records::WorkerRecord,
+    records::{LinkAttempt, WorkerClass, WorkerRecord, class_of_worker},
     view::ClusterView,
 };
-
-/// What a worker found when it last probed its peers.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LinkReport {
-    /// By the peer's id.
-    pub tried: BTreeMap<String, LinkAttempt>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LinkAttempt {
-    /// The peer's. Results for an older incarnation are ignored.
-    pub incarnation: u64,
-    /// Why they cannot link. None: they can.
-    pub failure: Option<String>,
-}
 
 /// Whether two workers can link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use crate::{
     epoch, limits,
     placement::{Placement, place},
     rebalance::Rebalance,
-    records::{GroupMember, GroupRecord, Keys, Seat, WorkerRecord, WorkerState, encode},
+    records::{GroupMember, GroupRecord, Keys, Seat, WorkerClass, WorkerRecord, WorkerState, class_of_worker, encode},
     store::{KeyCondition, Revision, Transaction},
     view::{ClusterView, GroupState},
 };
@@ -95,13 +95,6 @@ pub struct Controller {
     names: GroupNames,
     /// When to decide again if nothing changes before.
     wake: Option<Duration>,
-}
-
-/// Workers of one class can form a group together: model, fingerprint, group size and protocol.
-pub(crate) type WorkerClass = (String, String, usize, u32);
-
-pub(crate) fn class_of_worker(worker: &WorkerRecord) -> WorkerClass {
-    (worker.model.clone(), worker.fingerprint.clone(), worker.group_size, worker.release.protocol)
 }
 
 /// Workers that can be given a seat, ordered by name; blamed ones are last.

@@ -3,6 +3,7 @@
 //! This module does not know who reads or writes them.
 
 use std::borrow::Borrow;
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -314,6 +315,28 @@ pub struct RouterRecord {
     pub draining: bool,
     #[serde(default, flatten)]
     pub release: Release,
+}
+
+/// Workers of one class can form a group together: model, fingerprint, group size and protocol.
+pub(crate) type WorkerClass = (String, String, usize, u32);
+
+pub(crate) fn class_of_worker(worker: &WorkerRecord) -> WorkerClass {
+    (worker.model.clone(), worker.fingerprint.clone(), worker.group_size, worker.release.protocol)
+}
+
+/// What a worker found when it last probed its peers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// By the peer's id.
+    pub tried: BTreeMap<String, LinkAttempt>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkAttempt {
+    /// The peer's. Results for an older incarnation are ignored.
+    pub incarnation: u64,
+    /// Why they cannot link. None: they can.
+    pub failure: Option<String>,
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    connectivity::LinkReport,
     records::{
-        ExpertLoad, GroupRecord, Keys, Load, RankFailure, Ready, Release, RouterRecord, Seat, WorkerRecord, decode,
+        ExpertLoad, GroupRecord, Keys, LinkReport, Load, RankFailure, Ready, Release, RouterRecord, Seat, WorkerRecord,
+        decode,
     },
     store::{Entry, KeyCondition, Revision, Snapshot},
 };

@@ -48,8 +48,8 @@ pub use crate::{
     discovery::FleetConfig,
     error::{Error, ErrorKind},
     fleet::{
-        pool::{EngineTransport, transport},
         route::RoutePolicy,
+        transport::{EngineTransport, transport},
     },
     request::model::ModelPolicy,
 };

@@ -19,9 +19,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use rein_control_plane::connectivity::{LinkReport, needs_links};
+use rein_control_plane::connectivity::needs_links;
 use rein_control_plane::epoch;
-use rein_control_plane::records::{Drain, GroupRecord, Keys, Ready, Seat, WorkerRecord, WorkerState, decode, encode};
+use rein_control_plane::records::{
+    Drain, GroupRecord, Keys, LinkReport, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
+};
 use rein_control_plane::{KeyCondition, Mirror, NameHolder, Session, Store, StoreError, Transaction};
 use rein_kernels::KernelError;
 use rein_kernels::collective::tcp::{Abort, RankListener};

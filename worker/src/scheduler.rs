@@ -26,7 +26,6 @@ use crate::error::Rejected;
 use crate::executor::ExecutorShape;
 use crate::limits;
 use crate::seq::{NextWork, Seq, SeqId};
-pub use waiting::CallerHash;
 use waiting::Waiting;
 
 #[derive(Debug, Clone)]

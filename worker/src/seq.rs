@@ -8,10 +8,12 @@ use rein_proto::internal::{Draw, Limits, Sampling, Start, Steer, TokenLogprob};
 
 use crate::blocks::{BlockId, BlockPool, Parent};
 use crate::error::SteerError;
-use crate::scheduler::CallerHash;
 
 /// Number of a sequence within its engine, counting up in order of arrival.
 pub type SeqId = u64;
+
+/// The hash of an API key's name. 0: requests without a key.
+pub type CallerHash = u64;
 
 /// What a sequence could do in the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

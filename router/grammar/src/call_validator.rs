@@ -43,8 +43,8 @@ impl CallValidator {
     }
 }
 
-/// The schema that arguments are validated against. Nobody has checked the declaration: if it is no valid schema, or a larger
-/// one than a grammar may have, the arguments may be any object.
+/// The schema that arguments are validated against. Nobody has checked the declaration: if it is no valid schema, or
+/// a larger one than a grammar may have, the arguments may be any object.
 fn schema_of(tool: &Tool) -> Value {
     match &tool.parameters {
         Some(schema) if !schema.is_null() => {

@@ -16,7 +16,10 @@ use rein_proto::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    fleet::pool::{EngineHandle, EngineListing, EngineTransport},
+    fleet::{
+        pool::{EngineHandle, EngineListing},
+        transport::EngineTransport,
+    },
     limits,
 };
 

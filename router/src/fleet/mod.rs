@@ -9,3 +9,4 @@ pub mod metrics;
 pub mod pool;
 pub mod retry_budget;
 pub mod route;
+pub mod transport;

@@ -102,7 +102,7 @@ pub async fn generate(
     let (start, calls_before) = (rules.start, rules.calls_before);
     let call_validator = CallValidator::new(&rules).map(Arc::new);
     let began = Instant::now();
-    let compiled = model.compile(rules, &context).await?;
+    let compiled = model.compile(rules, context.caller.as_ref(), context.deadline).await?;
     context.metrics.grammar.compile.observe(began.elapsed());
     let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());

@@ -75,7 +75,7 @@ pub async fn generate(
     let prepare = move |model: &ServedModel| planned_prompts(model, job, bounds, deadline);
     let prompts = model.run_text_work(bytes, &context.requester(), prepare).await?;
     context.memory_charge = None;
-    let grammar = Grammar::new(model.compile_text(response, &context).await?, &model);
+    let grammar = Grammar::new(model.compile_text(response, context.caller.as_ref(), context.deadline).await?, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
     let output_mode = OutputMode::Plain { skip_special_tokens, grammar };
     Ok((generate::generate(context, model, output_mode, prompts).await?, relaxed))

@@ -1,6 +1,7 @@
 //! Generates one request: opens its choices on engines and merges their events into one stream.
 
 mod plan;
+mod unfinished;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -38,11 +39,12 @@ use crate::{
         memory::{MemoryBudget, MemoryCharge},
         metrics::RequestMetrics,
         model::{ServedModel, now},
-        outcomes::UnfinishedChoices,
         transcript::{Reader, TokenDetails, Transcript, TranscriptOptions},
     },
     request_trace::Trace,
 };
+
+use unfinished::UnfinishedChoices;
 
 pub use plan::{Defaults, Plan, restrictions, truncate};
 

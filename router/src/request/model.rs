@@ -16,12 +16,13 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument, info_span};
 
 use crate::{
+    admission::keys::ApiCaller,
     blocking_pool::BlockingPool,
     error::Error,
     fair::{FairSemaphore, Requester},
     fleet::pool::EnginePool,
     limits,
-    request::{compile_queue::CompileQueue, generate::RequestContext, job::out_of_vocabulary},
+    request::{compile_queue::CompileQueue, job::out_of_vocabulary},
 };
 
 /// Random characters after `call_` in the id of a call, for formats without ids of their own.
@@ -187,23 +188,30 @@ impl ServedModel {
     }
 
     /// Compiles the grammar of a chat turn. None: there is nothing to enforce.
-    pub async fn compile(&self, rules: Rules, context: &RequestContext) -> Result<Option<Compiled>, Error> {
-        self.compile_with(rules, context, |grammars| &grammars.turns).await
+    pub async fn compile(
+        &self,
+        rules: Rules,
+        caller: Option<&ApiCaller>,
+        deadline: Instant,
+    ) -> Result<Option<Compiled>, Error> {
+        self.compile_with(rules, caller, deadline, |grammars| &grammars.turns).await
     }
 
     /// Compiles the grammar of a plain text, without reasoning and calls.
     pub async fn compile_text(
         &self,
         response: Option<Response>,
-        context: &RequestContext,
+        caller: Option<&ApiCaller>,
+        deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
-        self.compile_with(Rules { response, ..Rules::default() }, context, |grammars| &grammars.texts).await
+        self.compile_with(Rules { response, ..Rules::default() }, caller, deadline, |grammars| &grammars.texts).await
     }
 
     async fn compile_with(
         &self,
         rules: Rules,
-        context: &RequestContext,
+        caller: Option<&ApiCaller>,
+        deadline: Instant,
         select: impl Fn(&ModelGrammars) -> &Arc<Grammars>,
     ) -> Result<Option<Compiled>, Error> {
         if !rules.binds() {
@@ -213,7 +221,7 @@ impl ServedModel {
             Ok(grammars) => select(grammars),
             Err(cause) => return Err(Error::internal("grammars cannot be enforced on this model's vocabulary", cause)),
         };
-        let compiled = self.compile_queue.compile(grammars, rules, context.caller.as_ref(), context.deadline);
+        let compiled = self.compile_queue.compile(grammars, rules, caller, deadline);
         compiled.instrument(info_span!("grammar")).await
     }
 

@@ -1,7 +1,5 @@
 //! Counts, per model, how choices ended and the outcomes of their tool calls.
 
-use std::sync::Arc;
-
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
@@ -9,18 +7,12 @@ use prometheus_client::{
 };
 use rein_proto::v1::FinishReason;
 
-use crate::{
-    error::Error,
-    request::{
-        metrics::RequestMetrics,
-        transcript::{CallOutcome, CallReport},
-    },
-};
+use crate::request::transcript::{CallOutcome, CallReport};
 
 /// The reason of choices whose client disconnected or whose request was dropped.
-const CANCELLED: &str = "cancelled";
+pub const CANCELLED: &str = "cancelled";
 /// The reason of choices that ended with an error without a code.
-const ERROR: &str = "error";
+pub const ERROR: &str = "error";
 /// Reasons that are exported from the start, at 0, because an alarm sees no rise in a counter that appears with 1.
 const REASONS: [&str; 5] = ["stop", "length", "tool_calls", CANCELLED, ERROR];
 
@@ -69,7 +61,7 @@ impl Outcomes {
         self.count_calls(model, format, &CallReport::default());
     }
 
-    fn count_finished(&self, model: &str, reason: &'static str, choices: u64) {
+    pub fn count_finished(&self, model: &str, reason: &'static str, choices: u64) {
         self.finished.get_or_create(&FinishedLabels { model: model.to_owned(), reason }).inc_by(choices);
     }
 
@@ -81,41 +73,6 @@ impl Outcomes {
         }
         let labels = MalformedLabels { model: model.to_owned(), format };
         self.malformed.get_or_create(&labels).inc_by(report.malformed.len() as u64);
-    }
-}
-
-/// The choices of one request that have not ended. Each choice is counted exactly once: those that are left on drop
-/// ended with the request.
-pub struct UnfinishedChoices {
-    metrics: Arc<RequestMetrics>,
-    model: String,
-    remaining: u32,
-    /// Why the request ended before its choices.
-    reason: &'static str,
-}
-
-impl UnfinishedChoices {
-    pub fn new(metrics: Arc<RequestMetrics>, model: &str, choices: u32) -> Self {
-        UnfinishedChoices { metrics, model: model.to_owned(), remaining: choices, reason: CANCELLED }
-    }
-
-    /// One choice finished.
-    pub fn finished(&mut self, reason: FinishReason) {
-        self.remaining = self.remaining.saturating_sub(1);
-        self.metrics.outcomes.count_finished(&self.model, finish_reason(reason), 1);
-    }
-
-    /// This error ends the request and all its choices.
-    pub fn failed(&mut self, error: &Error) {
-        self.reason = error.code.unwrap_or(ERROR);
-    }
-}
-
-impl Drop for UnfinishedChoices {
-    fn drop(&mut self) {
-        if self.remaining > 0 {
-            self.metrics.outcomes.count_finished(&self.model, self.reason, self.remaining.into());
-        }
     }
 }
 

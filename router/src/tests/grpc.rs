@@ -11,7 +11,7 @@ use tower::util::BoxCloneSyncService;
 use super::{fake::Ending, *};
 
 pub type Channel =
-    BoxCloneSyncService<http::Request<GrpcBody>, http::Response<GrpcBody>, crate::fleet::pool::TransportError>;
+    BoxCloneSyncService<http::Request<GrpcBody>, http::Response<GrpcBody>, crate::fleet::transport::TransportError>;
 
 /// A channel to the routes without a socket.
 pub fn channel(router: &TestRouter) -> Channel {

@@ -9,7 +9,10 @@ use tonic::body::Body;
 use super::fake::Fake;
 use crate::{
     RoutePolicy,
-    fleet::pool::{EngineHandle, EngineListing, EnginePool, EngineRequest, EngineTransport, Standing, transport},
+    fleet::{
+        pool::{EngineHandle, EngineListing, EnginePool, EngineRequest, Standing},
+        transport::{EngineTransport, transport},
+    },
     limits,
 };
 

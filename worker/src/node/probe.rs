@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rein_control_plane::connectivity::{LinkAttempt, LinkReport, peers};
+use rein_control_plane::connectivity::peers;
 use rein_control_plane::limits::CHANGE_BURST;
 use rein_control_plane::records::{Keys, WorkerRecord};
+use rein_control_plane::records::{LinkAttempt, LinkReport};
 use rein_control_plane::{ClusterView, Mirror, Snapshot, Store};
 use rein_kernels::collective::tcp::{ProbeError, RankListener};
 use tokio::sync::watch;

@@ -5,10 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::seq::SeqId;
-
-/// The hash of an API key's name. 0: requests without a key.
-pub type CallerHash = u64;
+use crate::seq::{CallerHash, SeqId};
 
 #[derive(Debug, Default)]
 pub struct Waiting {

@@ -1,7 +1,8 @@
 //! Workers that cannot link with others: they register, stay spare, and block no group.
 
 use super::*;
-use crate::connectivity::{Connectivity, LinkAttempt, LinkReport, peers};
+use crate::connectivity::{Connectivity, peers};
+use crate::records::{LinkAttempt, LinkReport};
 
 /// Duration of a failed probe.
 const TRY: Duration = Duration::from_secs(2);

@@ -33,7 +33,8 @@ async fn a_failed_connection_is_distinguished_from_a_closed_one() {
     let failure_of = async |port: u16| {
         let channel =
             tonic::transport::Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect_lazy();
-        let mut client = rein_proto::internal::engine_client::EngineClient::new(crate::fleet::pool::transport(channel));
+        let mut client =
+            rein_proto::internal::engine_client::EngineClient::new(crate::fleet::transport::transport(channel));
         Failure::from_status(&client.info(rein_proto::internal::InfoRequest::default()).await.unwrap_err())
     };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -87,7 +88,7 @@ mod budget {
 
     use super::*;
     use crate::{
-        fleet::{breaker::OPEN_MOST, pool::transport},
+        fleet::{breaker::OPEN_MOST, transport::transport},
         tests::fake::{Ending, Fake},
     };
 

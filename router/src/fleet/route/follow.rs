@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tonic::{Code, Response, Status, Streaming};
 
 use super::index::EngineSlot;
-use crate::{fleet::pool::EngineTransport, limits};
+use crate::{fleet::transport::EngineTransport, limits};
 
 /// The interval of each engine's events. It grows with the number of engines, which bounds the router's load.
 pub fn interval(engines: usize) -> Duration {

@@ -29,8 +29,9 @@ use tower::ServiceExt;
 use super::*;
 use crate::{
     fleet::{
-        pool::{EngineListing, EngineTransport, transport},
+        pool::EngineListing,
         route::RoutePolicy,
+        transport::{EngineTransport, transport},
     },
     metrics::text,
 };

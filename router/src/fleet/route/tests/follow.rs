@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::super::follow::{follow_events, interval};
 use super::*;
-use crate::fleet::pool::transport;
+use crate::fleet::transport::transport;
 
 type Told = mpsc::Receiver<Result<EngineEvents, Status>>;
 type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
