@@ -99,6 +99,8 @@ pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;
 pub const MAX_LEXER_STATES: usize = 100_000;
 /// Bytes of the state of one output: its copy of the lexer, and the parser's items for all accepted text.
 pub const MAX_MATCHER_BYTES: usize = 64 << 20;
+/// Tokens after which the state of an output is measured again; it can grow by 12 MiB in between.
+pub const TOKENS_PER_MEASUREMENT: u32 = 32;
 /// Bytes of compiled grammars cached per model.
 pub const MAX_CACHED_BYTES: usize = 256 << 20;
 /// Blanks between JSON tokens, where they are allowed.

@@ -10,7 +10,9 @@ use llguidance::earley::{BiasComputer, ParserRecognizer};
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{Recognizer, SimpleVob, TokTrie};
 
-use crate::limits::{MAX_FORCED_TOKENS, MAX_MATCHER_BYTES, MAX_STEP_TIME, MAX_TRIAL_TIME, TOKENS_PER_STEP};
+use crate::limits::{
+    MAX_FORCED_TOKENS, MAX_MATCHER_BYTES, MAX_STEP_TIME, MAX_TRIAL_TIME, TOKENS_PER_MEASUREMENT, TOKENS_PER_STEP,
+};
 use crate::trial;
 use crate::vocab::Vocab;
 use crate::watchdog::watch;
@@ -41,8 +43,9 @@ pub struct Matcher {
     unfueled: u32,
     /// Items that the parser added for tokens. It keeps those of all accepted text.
     items: usize,
-    /// Approximate memory when it was last measured.
+    /// Approximate memory when it was last measured, and the tokens since.
     bytes: usize,
+    unmeasured: u32,
     /// A stop token was accepted.
     ended: bool,
     /// The error that ended the request; the parser is not used after it.
@@ -66,8 +69,8 @@ impl std::fmt::Debug for Matcher {
 
 impl Matcher {
     pub(crate) fn new(parser: TokenParser, vocab: Arc<Vocab>, bytewise: bool) -> Self {
-        let (unfueled, items, bytes, ended, failed) = (TOKENS_PER_STEP, 0, 0, false, None);
-        Self { parser, vocab, bytewise, unfueled, items, bytes, ended, failed }
+        let (unfueled, items, bytes, unmeasured) = (TOKENS_PER_STEP, 0, 0, 0);
+        Self { parser, vocab, bytewise, unfueled, items, bytes, unmeasured, ended: false, failed: None }
     }
 
     /// Accepts the token if the grammar allows it; otherwise the state stays the same. A stop token that the grammar
@@ -85,7 +88,8 @@ impl Matcher {
         let vocab = self.vocab.clone();
         self.unfueled += 1;
         let refuel = self.unfueled > TOKENS_PER_STEP;
-        if refuel && self.measure() > MAX_MATCHER_BYTES {
+        self.unmeasured += 1;
+        if self.unmeasured > TOKENS_PER_MEASUREMENT && self.measure() > MAX_MATCHER_BYTES {
             let limit = format!("its state takes more than {} MiB", MAX_MATCHER_BYTES >> 20);
             return Err(self.failed.insert(MatcherError::Limit(limit)).clone());
         }
@@ -249,6 +253,7 @@ impl Matcher {
     pub(crate) fn measure(&mut self) -> usize {
         let stats = self.parser.parser.lexer_stats();
         // Each state has a set of lexemes, which the parser's own figure omits.
+        self.unmeasured = 0;
         self.bytes = stats.num_bytes + stats.num_states * stats.num_regexps.div_ceil(8) + self.items * ITEM_BYTES;
         self.bytes
     }
