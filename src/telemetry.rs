@@ -75,7 +75,7 @@ pub fn init(target: Option<TraceTarget>) -> Result<Telemetry, Box<dyn Error>> {
     let level = EnvFilter::try_from_env("REIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     // Spans with a request id are always enabled, so that a warning names its request.
     let named = filter_fn(|metadata| metadata.is_span() && metadata.fields().field(LOGGED).is_some());
-    // Without the hint, the trace events of all crates would be built and then dropped: a tenth of the router's time.
+    // Without the hint, the trace events of all crates would be built and then dropped.
     let shown = level.or(named.with_max_level_hint(LevelFilter::INFO));
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     // Reporting that standard error cannot be written would write to standard error, and panic.

@@ -361,12 +361,17 @@ impl Scheduler {
     /// Gives slots and blocks to waiting sequences.
     fn admit(&mut self, budget: &mut usize, now: Duration) {
         while *budget > 0 {
-            let Some(id) = self.waiting.next(|id| !self.seqs[&id].is_parked()) else { return };
-            if self.running.len() < self.options.max_sequences && self.seat(id) {
-                self.waiting.run(self.seqs[&id].caller, id);
-                self.running.insert(id);
-                self.plan_tokens(id, usize::MAX, budget);
-                continue;
+            let may_run = |id| !self.seqs[&id].is_parked();
+            if self.running.len() < self.options.max_sequences {
+                let Some(id) = self.waiting.next(may_run) else { return };
+                if self.seat(id) {
+                    self.waiting.run(self.seqs[&id].caller, id);
+                    self.running.insert(id);
+                    self.plan_tokens(id, usize::MAX, budget);
+                    continue;
+                }
+            } else if !self.waiting.any(may_run) {
+                return;
             }
             // A sequence whose router does not answer must not block others.
             let grace = self.options.park_grace;

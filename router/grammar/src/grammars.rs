@@ -327,6 +327,11 @@ impl Compiled {
         self.shared.bytes
     }
 
+    /// Approximate memory of each matcher at its start. The rest of the grammar is shared.
+    pub fn matcher_bytes(&self) -> usize {
+        self.shared.fresh.bytes()
+    }
+
     /// Validates complete arguments.
     pub fn validate(&self, name: &str, arguments: &str) -> Result<(), Violation> {
         self.shared.validators.call(name, arguments)

@@ -252,8 +252,8 @@ impl Matcher {
     /// Updates [`Matcher::bytes`].
     pub(crate) fn measure(&mut self) -> usize {
         let stats = self.parser.parser.lexer_stats();
-        // Each state has a set of lexemes, which the parser's own figure omits.
         self.unmeasured = 0;
+        // Each state has a set of lexemes, which the parser's own figure omits.
         self.bytes = stats.num_bytes + stats.num_states * stats.num_regexps.div_ceil(8) + self.items * ITEM_BYTES;
         self.bytes
     }

@@ -4,10 +4,10 @@
 //! ambiguous grammar (`e: e e | "a"`) are also combined with each other, so its steps take longer with every byte, and
 //! only the time shows it.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
-use std::{cell::OnceCell, fs, io, rc::Rc};
+use std::{cell::OnceCell, fs, io};
 
 use llguidance::CancellationHandle;
 
@@ -27,7 +27,7 @@ struct Step {
     cancel: CancellationHandle,
     most: Duration,
     /// The file with the thread's processor time. None: the system has none, and elapsed time counts.
-    clock: Option<String>,
+    clock: Option<Arc<str>>,
     began: Instant,
     /// Processor time of the thread when the step was first seen.
     seen: Option<Duration>,
@@ -36,7 +36,7 @@ struct Step {
 /// The end of a watched step.
 pub struct Watch(u64);
 
-/// Cancels what this thread does with a parser if it takes more than `most` and the result is not dropped before.
+/// Cancels what this thread does with a parser if it takes more than `most`, until the result is dropped.
 pub fn watch(cancel: CancellationHandle, most: Duration) -> Watch {
     let mut steps = steps();
     let number = steps.next;
@@ -89,16 +89,16 @@ impl Step {
 }
 
 /// The file with the processor time of this thread (Linux).
-fn thread_clock() -> Option<String> {
+fn thread_clock() -> Option<Arc<str>> {
     thread_local! {
-        static CLOCK: OnceCell<Option<Rc<str>>> = const { OnceCell::new() };
+        static CLOCK: OnceCell<Option<Arc<str>>> = const { OnceCell::new() };
     }
     let open = || {
         let task = fs::read_link("/proc/thread-self").ok()?;
         let path = format!("/proc/{}/schedstat", task.to_str()?);
         processor_time(&path).ok().map(|_| path.into())
     };
-    CLOCK.with(|clock| clock.get_or_init(open).as_deref().map(str::to_owned))
+    CLOCK.with(|clock| clock.get_or_init(open).clone())
 }
 
 /// The first number of Linux's schedstat: nanoseconds that the thread has run.

@@ -113,22 +113,22 @@ impl Grammar {
 
     /// Charges the state with which this many choices begin.
     async fn charge(&self, choices: u32, context: &RequestContext) -> Result<MemoryCharge, Error> {
-        let each = self.compiled.bytes().saturating_sub(limits::UNCOUNTED_MATCHER_BYTES);
+        let each = self.compiled.matcher_bytes().saturating_sub(limits::UNCOUNTED_MATCHER_BYTES);
         let bytes = each * choices as usize;
         if bytes > context.matcher_memory.bytes() {
             let (found, limit) = (bytes >> 20, context.matcher_memory.bytes() >> 20);
             let message = format!("the grammar of {choices} choices takes {found} MiB of memory; the limit is {limit}");
             return Err(Error::invalid("n", message));
         }
-        let mut charge = context.matcher_memory.open_charge_above(0);
+        let mut charge = context.matcher_memory.open_charge(0);
         charge.resize(bytes, context.deadline).await?;
         Ok(charge)
     }
 
     /// The charge for what the state of a choice grows by.
     fn growth(&self, context: &RequestContext) -> MemoryCharge {
-        let first = self.compiled.bytes().max(limits::UNCOUNTED_MATCHER_BYTES);
-        context.matcher_memory.open_charge_above(first)
+        let first = self.compiled.matcher_bytes().max(limits::UNCOUNTED_MATCHER_BYTES);
+        context.matcher_memory.open_charge(first)
     }
 
     /// Descriptions of the schema parts that the grammar does not enforce.

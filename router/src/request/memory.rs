@@ -15,7 +15,7 @@ const UNIT: usize = 1 << 10;
 
 pub struct RequestMemory {
     /// Bodies, and their values until they are tokenized.
-    pub bodies: MemoryBudget,
+    bodies: MemoryBudget,
     /// The grammars' state.
     pub matchers: MemoryBudget,
     parsers: BlockingPool,
@@ -26,8 +26,6 @@ pub struct RequestMemory {
 pub struct MemoryBudget {
     bytes: usize,
     units: Arc<Semaphore>,
-    /// Bytes of each charge that do not count, if it sets no other number.
-    uncounted: usize,
     /// What it is for, in errors.
     purpose: &'static str,
 }
@@ -35,6 +33,7 @@ pub struct MemoryBudget {
 /// A share of a budget. Dropping it returns the share.
 pub struct MemoryCharge {
     budget: MemoryBudget,
+    /// Bytes that do not count.
     uncounted: usize,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -44,10 +43,15 @@ impl RequestMemory {
     pub fn new(body: usize, matchers: usize) -> Self {
         let bodies = limits::BODY_MEMORY_BYTES.max(4 * body);
         RequestMemory {
-            bodies: MemoryBudget::new(bodies, limits::UNCOUNTED_BODY_BYTES, "large requests"),
-            matchers: MemoryBudget::new(matchers, limits::UNCOUNTED_MATCHER_BYTES, "grammars"),
+            bodies: MemoryBudget::new(bodies, "large requests"),
+            matchers: MemoryBudget::new(matchers, "grammars"),
             parsers: BlockingPool::default(),
         }
+    }
+
+    /// The charge of a body: small requests never wait for large ones.
+    pub fn open_charge(&self) -> MemoryCharge {
+        self.bodies.open_charge(limits::UNCOUNTED_BODY_BYTES)
     }
 
     /// Decodes a body of this many bytes: inline if it is small, else off the async threads.
@@ -65,21 +69,17 @@ impl RequestMemory {
 }
 
 impl MemoryBudget {
-    fn new(bytes: usize, uncounted: usize, purpose: &'static str) -> Self {
+    fn new(bytes: usize, purpose: &'static str) -> Self {
         let units = (bytes / UNIT).min(Semaphore::MAX_PERMITS);
-        MemoryBudget { bytes, units: Arc::new(Semaphore::new(units)), uncounted, purpose }
+        MemoryBudget { bytes, units: Arc::new(Semaphore::new(units)), purpose }
     }
 
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    pub fn open_charge(&self) -> MemoryCharge {
-        self.open_charge_above(self.uncounted)
-    }
-
     /// A charge of which only what is above `uncounted` bytes counts.
-    pub fn open_charge_above(&self, uncounted: usize) -> MemoryCharge {
+    pub fn open_charge(&self, uncounted: usize) -> MemoryCharge {
         MemoryCharge { budget: self.clone(), uncounted, permit: None }
     }
 
@@ -89,8 +89,7 @@ impl MemoryBudget {
 }
 
 impl MemoryCharge {
-    /// Sets the charge to `bytes` in total, and waits for them if necessary. The first bytes of a charge do not count,
-    /// so that small requests never wait for large ones.
+    /// Sets the charge to `bytes` in total, and waits for them if necessary.
     pub async fn resize(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {
         let Some(more) = self.shrink(bytes) else { return Ok(()) };
         let acquired = timeout(limits::MEMORY_WAIT, self.budget.units.clone().acquire_many_owned(more));

@@ -38,6 +38,12 @@ impl Waiting {
         self.len += usize::from(self.callers.entry(caller).or_default().waiting.insert(id));
     }
 
+    /// Whether there is a next sequence.
+    pub fn any(&self, may_run: impl Fn(SeqId) -> bool) -> bool {
+        let waiting = self.callers.values().flat_map(|own| &own.waiting);
+        self.preempted.iter().chain(waiting).any(|id| may_run(*id))
+    }
+
     /// The next sequence of those that may run.
     pub fn next(&self, may_run: impl Fn(SeqId) -> bool) -> Option<SeqId> {
         if let Some(id) = self.preempted.iter().copied().find(|id| may_run(*id)) {

@@ -201,7 +201,7 @@ async fn read<T: Send + 'static>(
 ) -> Result<(ParsedBody<T>, MemoryCharge), Error> {
     let requester = incoming.requester();
     let deadline = requester.deadline;
-    let body = body::read(request, state.config.body_bytes, state.memory.bodies.open_charge(), deadline);
+    let body = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline);
     let (body, mut charge) = incoming.unless_evicted(body).await?;
     let read = state.memory.parse(body.len(), &requester, move || parse(&body)).await?;
     charge.resize(read.bytes, deadline).await?;

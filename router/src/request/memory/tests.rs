@@ -7,8 +7,7 @@ use crate::error::ErrorKind;
 async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
     let memory = RequestMemory::new(1, 0);
     let until = Instant::now() + Duration::from_secs(60);
-    let (mut first, mut second, mut small) =
-        (memory.bodies.open_charge(), memory.bodies.open_charge(), memory.bodies.open_charge());
+    let (mut first, mut second, mut small) = (memory.open_charge(), memory.open_charge(), memory.open_charge());
     first.resize(limits::BODY_MEMORY_BYTES - UNIT, until).await.unwrap();
     let began = Instant::now();
     let error = second.resize(limits::BODY_MEMORY_BYTES / 2, until).await.unwrap_err();
@@ -23,7 +22,7 @@ async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
 #[test]
 fn a_charge_grows_only_into_free_memory_and_returns_what_it_no_longer_needs() {
     let matchers = RequestMemory::new(1, 10 * UNIT).matchers;
-    let (mut first, mut second) = (matchers.open_charge_above(UNIT), matchers.open_charge_above(0));
+    let (mut first, mut second) = (matchers.open_charge(UNIT), matchers.open_charge(0));
     first.try_resize(UNIT).unwrap();
     assert_eq!(matchers.units.available_permits(), 10);
     first.try_resize(8 * UNIT).unwrap();
