@@ -1,6 +1,67 @@
 //! How kinds of devices store weights and KV entries. No device needs to be there.
 
-use crate::backend::{HostForm, Precision, ScaleForm, StoredForm, WeightRole};
+use half::bf16;
+
+/// How the checkpoint stores a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredForm {
+    F32,
+    F16,
+    Bf16,
+    Fp8 { block: [usize; 2] },
+    Int4 { group: usize, scales: ScaleForm },
+}
+
+/// The type of an int4 weight's scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaleForm {
+    /// Also where the checkpoint stores f16.
+    F32,
+    Bf16,
+}
+
+impl ScaleForm {
+    /// Bytes of a scale.
+    pub fn bytes(self) -> usize {
+        match self {
+            ScaleForm::F32 => size_of::<f32>(),
+            ScaleForm::Bf16 => size_of::<bf16>(),
+        }
+    }
+}
+
+/// The form in which the loader hands over a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostForm {
+    F32,
+    Bf16,
+    /// As the checkpoint stores it; f16 as f32.
+    Stored,
+}
+
+/// What a weight is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightRole {
+    Embedding,
+    Linear,
+    /// Scores of experts.
+    Router,
+    /// One of the three matrices of an expert.
+    Expert,
+    /// `kv_b_proj` of latent attention.
+    LatentExpansion,
+}
+
+/// How a weight is stored and multiplied. Accumulation is always f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// f32 weights, f32 activations.
+    F32,
+    /// bf16 weights; activations are rounded to bf16 at the start of each product.
+    Bf16,
+    /// int8 weights with one f32 scale per group of inputs, quantized at load.
+    Int8,
+}
 
 /// What a kind of device keeps of a model in its memory.
 pub trait DeviceStorage {

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 use http::Uri;
 use prometheus_client::registry::Registry;
 
-use crate::{admission::keys::ApiKeys, fleet::route::RoutePolicy, limits};
+use crate::{admission::keys::ApiKeys, fleet::route::RoutePolicy, limits, seal::Seal};
 
 /// The settings of a router.
 #[derive(Debug, Clone)]
@@ -31,6 +31,8 @@ pub struct RouterConfig {
     /// How long an engine may send nothing for a new sequence before a second engine gets the sequence, too. None:
     /// sequences are not hedged.
     pub hedge_after: Option<Duration>,
+    /// Seals what clients keep between requests. Routers of one cluster share its key.
+    pub seal: Seal,
     /// Metrics of the process that `/metrics` shows beside the router's own.
     pub process_metrics: ProcessMetrics,
 }
@@ -72,6 +74,7 @@ impl Default for RouterConfig {
             matcher_bytes: limits::MATCHER_MEMORY_BYTES,
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
+            seal: Seal::random(),
             process_metrics: ProcessMetrics::default(),
         }
     }

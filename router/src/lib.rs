@@ -27,6 +27,7 @@ pub mod metrics;
 mod report;
 mod request;
 mod request_trace;
+pub mod seal;
 mod state;
 mod surface_metrics;
 

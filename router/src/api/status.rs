@@ -15,7 +15,8 @@ use crate::{
     limits,
 };
 
-/// The HTTP response to a failed request.
+/// The HTTP response to a failed request, with OpenAI's body. The error itself is an extension of the response, so that
+/// the layer of another API can replace status and body.
 pub fn http_response(error: &Error) -> Response {
     log_cause(error);
     let mut response = (http_code(error.kind), Json(body(error))).into_response();
@@ -25,6 +26,7 @@ pub fn http_response(error: &Error) -> Response {
     if let Some(after) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, whole_seconds(after).into());
     }
+    response.extensions_mut().insert(error.clone());
     response
 }
 

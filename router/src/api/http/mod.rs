@@ -97,7 +97,7 @@ async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trac
         let (events, relaxed) = chat::generate(context, model, job).await?;
         let mut response = if delivery.stream {
             let mut chunks = Chunks::new(delivery, token_ids);
-            sse::response(trace.span.clone(), events, move |event| openai::encode_chat(&mut chunks, &event))
+            sse::chunks(trace.span.clone(), events, move |event| openai::encode_chat(&mut chunks, &event))
         } else {
             json_bytes(openai::chat_body(collect(events).await?, delivery, token_ids))
         };
@@ -124,7 +124,7 @@ async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, r
         let (events, relaxed) = completion::generate(context, model, job).await?;
         let mut response = if delivery.stream {
             let mut chunks = Chunks::new(delivery, token_ids);
-            sse::response(trace.span.clone(), events, move |event| openai::encode_completion(&mut chunks, &event))
+            sse::chunks(trace.span.clone(), events, move |event| openai::encode_completion(&mut chunks, &event))
         } else {
             json_bytes(openai::completion_body(collect(events).await?, token_ids))
         };

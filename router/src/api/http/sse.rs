@@ -17,19 +17,57 @@ use crate::{api::status::body, error::Error, limits, request::delivery::ChatEven
 
 /// Sent first, when the request is admitted, so that clients and proxies see that the stream has begun.
 const ADMITTED: &[u8] = b": admitted\n\n";
-/// Sent if nothing else was sent for [`limits::SSE_SILENCE`].
-const WAITING: &[u8] = b": waiting\n\n";
 /// Bytes after which a chunk is sent even if more events are ready.
 const WRITE_BYTES: usize = 16 << 10;
 
-/// Encodes one event as a payload. None: the event is not sent.
-trait Encode: FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static {}
-impl<F: FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static> Encode for F {}
+/// Encodes the events of an answer as the frames of one API's stream.
+pub trait EncodeFrames: Send + 'static {
+    /// Appends the frames of an event.
+    fn event(&mut self, event: v1::ChatEvent, out: &mut Vec<u8>);
 
-#[allow(private_bounds)]
-pub fn response<E: Encode>(span: Span, events: ChatEvents, encode: E) -> Response {
+    /// Appends the frames with which a failed answer ends.
+    fn error(&mut self, error: &Error, out: &mut Vec<u8>);
+
+    /// Appends the frames with which a whole answer ends.
+    fn end(&mut self, out: &mut Vec<u8>);
+
+    /// Appends what is sent if nothing else was sent for [`limits::SSE_SILENCE`].
+    fn silence(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b": waiting\n\n");
+    }
+}
+
+/// OpenAI's chunks: one unnamed frame for each event that `encode` has a payload for, then `[DONE]`.
+struct ChunkFrames<E>(E);
+
+impl<E: FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static> EncodeFrames for ChunkFrames<E> {
+    fn event(&mut self, event: v1::ChatEvent, out: &mut Vec<u8>) {
+        if let Some(payload) = (self.0)(event) {
+            write_data(&payload, out);
+        }
+    }
+
+    fn error(&mut self, error: &Error, out: &mut Vec<u8>) {
+        write_event("error", body(error).to_string().as_bytes(), out);
+    }
+
+    fn end(&mut self, out: &mut Vec<u8>) {
+        write_data(b"[DONE]", out);
+    }
+}
+
+/// The stream of an API with chunks.
+pub fn chunks(
+    span: Span,
+    events: ChatEvents,
+    encode: impl FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static,
+) -> Response {
+    response(span, events, ChunkFrames(encode))
+}
+
+pub fn response(span: Span, events: ChatEvents, frames: impl EncodeFrames) -> Response {
     let watch = events.watch();
-    let writer = Writer { span, events, encode, begun: false, ended: false };
+    let writer = Writer { span, events, frames, begun: false, ended: false };
     let chunks = stream::unfold(writer, async |mut writer| {
         let chunk = writer.chunk().await?;
         Some((Ok::<_, Infallible>(chunk), writer))
@@ -43,16 +81,16 @@ pub fn response<E: Encode>(span: Span, events: ChatEvents, encode: E) -> Respons
     (headers, Body::from_stream(watch.wrap(chunks.boxed()))).into_response()
 }
 
-struct Writer<E> {
+struct Writer<F> {
     /// The request's span, which ends when everything is written.
     span: Span,
     events: ChatEvents,
-    encode: E,
+    frames: F,
     begun: bool,
     ended: bool,
 }
 
-impl<E: Encode> Writer<E> {
+impl<F: EncodeFrames> Writer<F> {
     /// The payloads that are ready, at least one payload or comment. None after the end of the stream.
     async fn chunk(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
@@ -67,7 +105,7 @@ impl<E: Encode> Writer<E> {
             // Events that are not sent do not extend the deadline.
             match timeout_at(silence, self.events.next()).await {
                 Ok(item) => self.write(item, &mut out),
-                Err(_) => out.extend_from_slice(WAITING),
+                Err(_) => self.frames.silence(&mut out),
             }
         }
         while !self.ended && out.len() < WRITE_BYTES {
@@ -79,25 +117,28 @@ impl<E: Encode> Writer<E> {
 
     fn write(&mut self, item: Option<Result<v1::ChatEvent, Error>>, out: &mut Vec<u8>) {
         match item {
-            Some(Ok(event)) => {
-                if let Some(payload) = (self.encode)(event) {
-                    write_data(&payload, out);
-                }
-            }
+            Some(Ok(event)) => self.frames.event(event, out),
             Some(Err(error)) => {
                 if let Some(cause) = &error.cause {
                     tracing::error!(parent: &self.span, cause, "{}", error.message);
                 }
-                out.extend_from_slice(b"event: error\n");
-                write_data(body(&error).to_string().as_bytes(), out);
+                self.frames.error(&error, out);
                 self.ended = true;
             }
             None => {
-                write_data(b"[DONE]", out);
+                self.frames.end(out);
                 self.ended = true;
             }
         }
     }
+}
+
+/// Appends a frame with a name.
+pub fn write_event(name: &str, payload: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    write_data(payload, out);
 }
 
 fn write_data(payload: &[u8], out: &mut Vec<u8>) {
