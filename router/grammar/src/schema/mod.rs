@@ -27,6 +27,7 @@ mod pattern;
 mod range;
 mod scalar;
 mod spelled;
+mod string_grammar;
 mod text;
 
 use std::cell::Cell;

@@ -30,6 +30,13 @@ pub(crate) struct Closer {
     pub whole: String,
 }
 
+impl Closer {
+    /// The letters that follow the value.
+    fn end(&self) -> String {
+        format!("{}{}", self.lead, self.marker.unwrap_or_default())
+    }
+}
+
 /// How one argument is written.
 pub(crate) struct Pattern<'p> {
     /// The part before the value as an expression, given the key (None: any key) and the value's JSON type.
@@ -48,6 +55,8 @@ enum Text {
     Free,
     Constants(Vec<String>),
     Constrained(TextConstraints),
+    /// The reference to its grammar.
+    Grammar(String),
 }
 
 impl Compiler<'_, '_, '_> {
@@ -208,7 +217,7 @@ impl Compiler<'_, '_, '_> {
             }
             for kind in types {
                 if kind == "string" {
-                    texts.extend(self.text(flat, &path)?);
+                    texts.extend(self.text(flat, &path, &pattern.closer)?);
                     continue;
                 }
                 let mut one = flat.clone();
@@ -252,7 +261,10 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// What a string's schema requires of its raw text. None: nothing satisfies it.
-    fn text(&mut self, flat: &Schema, path: &str) -> Result<Option<Text>, RuleError> {
+    fn text(&mut self, flat: &Schema, path: &str, closer: &Closer) -> Result<Option<Text>, RuleError> {
+        if let Some(grammar) = self.raw_grammar(flat, path, &closer.end())? {
+            return Ok(Some(Text::Grammar(grammar)));
+        }
         let Some(constraints) = self.texts(flat, path)? else { return Ok(None) };
         let constraints = constraints.except(excluded(flat).iter().filter_map(Value::as_str));
         Ok(Some(if constraints.is_free() { Text::Free } else { Text::Constrained(constraints) }))
@@ -260,9 +272,10 @@ impl Compiler<'_, '_, '_> {
 
     /// A raw string and everything up to the next argument.
     fn raw(&mut self, text: &Text, closer: &Closer) -> String {
-        let end = format!("{}{}", closer.lead, closer.marker.unwrap_or_default());
+        let end = closer.end();
         let suffix = if end.is_empty() { String::new() } else { format!(" {}", literal(&end)) };
         let body = match text {
+            Text::Grammar(grammar) => return format!("{grammar}{suffix} {}", closer.rest),
             Text::Constants(all) => all.iter().map(|s| literal(&format!("{s}{end}"))).collect::<Vec<_>>().join(" | "),
             Text::Free | Text::Constrained(_) => {
                 let mut all = vec![match text {

@@ -133,6 +133,9 @@ impl Compiler<'_, '_, '_> {
     }
 
     pub(super) fn string(&mut self, flat: &Schema, banned: &[&Value], path: &str) -> Result<Option<String>, RuleError> {
+        if let Some(rule) = self.quoted_grammar(flat, path)? {
+            return Ok(Some(rule));
+        }
         let Some(constraints) = self.texts(flat, path)? else { return Ok(None) };
         let constraints = constraints.except(banned.iter().filter_map(|v| v.as_str()));
         Ok(Some(if constraints.is_free() { self.any_string() } else { self.quoted_text(&constraints) }))

@@ -20,6 +20,15 @@ pub(super) enum Quotes {
 
 impl Quotes {
     pub const COUNT: usize = Self::Single as usize + 1;
+
+    /// The mark before and after the text.
+    pub fn mark(self) -> &'static str {
+        match self {
+            Self::Raw => "",
+            Self::Json | Self::Double => "\"",
+            Self::Single => "'",
+        }
+    }
 }
 
 /// Escapes of one letter, and their meaning.
@@ -32,14 +41,9 @@ const ASTRAL: u32 = 0x10000;
 
 /// A regular expression, for use between slashes, of all spellings of these texts, including quotes.
 pub(super) fn spelled(texts: &Hir, quotes: Quotes) -> String {
-    let quote = match quotes {
-        Quotes::Raw => "",
-        Quotes::Json | Quotes::Double => "\"",
-        Quotes::Single => "'",
-    };
-    let mut out = quote.to_owned();
+    let mut out = quotes.mark().to_owned();
     write(texts, quotes, &mut out);
-    out.push_str(quote);
+    out.push_str(quotes.mark());
     out
 }
 
@@ -81,18 +85,39 @@ fn write(hir: &Hir, quotes: Quotes, out: &mut String) {
 
 /// One character of a class.
 fn character(class: &ClassUnicode, quotes: Quotes, out: &mut String) {
+    if quotes == Quotes::Raw {
+        return bracketed(class, out);
+    }
+    let ways: Vec<_> = unescaped(class, quotes).into_iter().chain(escapes(class, quotes)).collect();
+    out.push_str("(?:");
+    match ways.is_empty() {
+        true => bracketed(class, out),
+        false => out.push_str(&ways.join("|")),
+    }
+    out.push(')');
+}
+
+/// The characters of a class that may stand in a string without an escape. None: there are none.
+pub(super) fn unescaped(class: &ClassUnicode, quotes: Quotes) -> Option<String> {
     let mut raw = class.clone();
-    let escapes = match quotes {
-        Quotes::Raw => return bracketed(&raw, out),
-        Quotes::Json => JSON_ESCAPES,
-        Quotes::Double | Quotes::Single => PYTHON_ESCAPES,
-    };
     let quote = if quotes == Quotes::Single { '\'' } else { '"' };
     let escaped = [('\0', '\x1f'), ('\\', '\\'), (quote, quote)];
     raw.difference(&ClassUnicode::new(escaped.map(|(from, to)| ClassUnicodeRange::new(from, to))));
+    let mut out = String::new();
+    bracketed(&raw, &mut out);
+    (!raw.ranges().is_empty()).then_some(out)
+}
+
+/// The escapes of the characters of a class. None: there are none.
+pub(super) fn escapes(class: &ClassUnicode, quotes: Quotes) -> Option<String> {
+    let letters = match quotes {
+        Quotes::Raw => return None,
+        Quotes::Json => JSON_ESCAPES,
+        Quotes::Double | Quotes::Single => PYTHON_ESCAPES,
+    };
     let has = |c: char| class.ranges().iter().any(|range| (range.start()..=range.end()).contains(&c));
     let mut ways = Vec::new();
-    let letters: Vec<_> = escapes.iter().filter(|(_, meant)| has(*meant)).map(|(letter, _)| *letter).collect();
+    let letters: Vec<_> = letters.iter().filter(|(_, meant)| has(*meant)).map(|(letter, _)| *letter).collect();
     if !letters.is_empty() {
         let mut way = String::new();
         bracketed(&ClassUnicode::new(letters.into_iter().map(|c| ClassUnicodeRange::new(c, c))), &mut way);
@@ -105,20 +130,11 @@ fn character(class: &ClassUnicode, quotes: Quotes, out: &mut String) {
     if quotes == Quotes::Json {
         ways.extend(pairs.iter().map(|(low, high)| format!(r"u{}\\u{low}", hex(high, 4))));
     }
-    out.push_str("(?:");
-    if !raw.ranges().is_empty() {
-        bracketed(&raw, out);
+    match ways.as_slice() {
+        [] => None,
+        [way] => Some(format!(r"\\{way}")),
+        ways => Some(format!(r"\\(?:{})", ways.join("|"))),
     }
-    if !ways.is_empty() {
-        let or = if raw.ranges().is_empty() { "" } else { "|" };
-        let _ = match ways.as_slice() {
-            [way] => write!(out, r"{or}\\{way}"),
-            ways => write!(out, r"{or}\\(?:{})", ways.join("|")),
-        };
-    } else if raw.ranges().is_empty() {
-        bracketed(&raw, out);
-    }
-    out.push(')');
 }
 
 fn bracketed(class: &ClassUnicode, out: &mut String) {

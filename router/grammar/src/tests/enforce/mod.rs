@@ -8,6 +8,7 @@ mod kimi;
 mod read;
 mod responses;
 mod schemas;
+mod string_grammar;
 mod strings;
 mod walk;
 

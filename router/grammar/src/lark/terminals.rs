@@ -1,0 +1,367 @@
+//! Rewrites the terminals of a client's Lark grammar, so that it describes its texts in another spelling, such as
+//! inside a JSON string.
+
+use std::fmt::Write as _;
+
+use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
+
+use super::escape;
+use crate::json_schema::{folded_characters, whole};
+use crate::limits::MAX_REGEX_FOLDS;
+
+/// Terminals of Lark's standard library (`lark/grammars/common.lark`), as far as llguidance has them.
+const COMMON: &[(&str, &str)] = &[
+    ("DIGIT", "[0-9]"),
+    ("HEXDIGIT", "[0-9A-Fa-f]"),
+    ("INT", "[0-9]+"),
+    ("SIGNED_INT", "[+-]?[0-9]+"),
+    ("DECIMAL", r"[0-9]+\.[0-9]*|\.[0-9]+"),
+    ("_EXP", "[eE][+-]?[0-9]+"),
+    ("FLOAT", r"([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+"),
+    ("SIGNED_FLOAT", r"[+-]?(([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"),
+    ("NUMBER", r"[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+"),
+    ("SIGNED_NUMBER", r"[+-]?([0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"),
+    ("ESCAPED_STRING", r#""([^"\\]|\\.)*""#),
+    ("LCASE_LETTER", "[a-z]"),
+    ("UCASE_LETTER", "[A-Z]"),
+    ("LETTER", "[A-Za-z]"),
+    ("WORD", "[A-Za-z]+"),
+    ("CNAME", "[_A-Za-z][_A-Za-z0-9]*"),
+    ("WS_INLINE", r"[ \t]+"),
+    ("WS", r"[ \t\f\r\n]+"),
+    ("CR", r"\r"),
+    ("LF", r"\n"),
+    ("NEWLINE", r"(\r?\n)+"),
+    ("SH_COMMENT", r"#[^\n]*"),
+    ("CPP_COMMENT", r"//[^\n]*"),
+    ("C_COMMENT", r"/\*[^*]*\*+([^/*][^*]*\*+)*/"),
+    ("SQL_COMMENT", r"--[^\n]*"),
+];
+
+/// What the terminals of a grammar become.
+pub(crate) enum Spelling<'s> {
+    /// Terminals: each string and each regular expression as an expression between slashes.
+    Terminals(&'s mut dyn FnMut(&Hir) -> String),
+    /// Rules: each as an expression of rules. Names of terminals become names of rules.
+    Rules(&'s mut dyn FnMut(&Hir) -> String),
+}
+
+impl Spelling<'_> {
+    fn push(&mut self, texts: &Hir, out: &mut String) {
+        match self {
+            Self::Terminals(spell) => {
+                out.push('/');
+                out.push_str(&spell(texts));
+                out.push('/');
+            }
+            Self::Rules(spell) => out.push_str(&spell(texts)),
+        }
+    }
+
+    fn makes_rules(&self) -> bool {
+        matches!(self, Self::Rules(_))
+    }
+}
+
+/// The grammar with other terminals, and without comments. What a spelling cannot keep is rejected: negation, other
+/// grammars, special tokens.
+///
+/// # Errors
+/// The problem, for the client.
+pub(crate) fn respell(lark: &str, spelling: &mut Spelling<'_>) -> Result<String, String> {
+    let mut out = String::with_capacity(2 * lark.len());
+    let mut scan = Scan {
+        rest: lark,
+        prefix: unused_prefix(lark),
+        ignored: Vec::new(),
+        ignores: spelling.makes_rules() && lark.contains("%ignore"),
+        in_terminal: false,
+    };
+    while let Some(c) = scan.rest.chars().next() {
+        match c {
+            '#' => scan.line(),
+            '/' if scan.rest.starts_with("//") => scan.line(),
+            '"' => {
+                let texts = scan.string()?;
+                scan.part(&mut out, |out| spelling.push(&texts, out));
+            }
+            '/' => {
+                let texts = scan.regex()?;
+                scan.part(&mut out, |out| spelling.push(&texts, out));
+            }
+            '%' => scan.directive(&mut out, spelling)?,
+            '<' => return Err("special tokens (<...>) cannot be used in the grammar of a string".into()),
+            '@' => return Err("references to other grammars (@...) cannot be used in the grammar of a string".into()),
+            '&' if spelling.makes_rules() => {
+                return Err("conjunctions (&) cannot be used in the grammar of a string".into());
+            }
+            '~' => {
+                // With a number it repeats; before a terminal it negates.
+                let rest = scan.rest[1..].trim_start_matches([' ', '\t']);
+                if !rest.starts_with(|c: char| c.is_ascii_digit()) {
+                    return Err("negation (~) cannot be used in the grammar of a string".into());
+                }
+                out.push('~');
+                scan.rest = rest;
+            }
+            c if c.is_ascii_alphanumeric() || c == '_' => {
+                let begins =
+                    out.rsplit('\n').next().is_none_or(|line| line.trim_matches(['?', '!', ' ', '\t']).is_empty());
+                let word = scan.word();
+                let (name, terminal) = (scan.name(word, spelling), is_terminal(word));
+                if begins && scan.rest.trim_start_matches([' ', '\t']).starts_with([':', '[', '.', '{']) {
+                    scan.in_terminal = terminal;
+                    out.push_str(&name);
+                } else if terminal {
+                    scan.part(&mut out, |out| out.push_str(&name));
+                } else {
+                    out.push_str(&name);
+                }
+            }
+            c => {
+                out.push(c);
+                scan.rest = &scan.rest[c.len_utf8()..];
+            }
+        }
+    }
+    if scan.ignores {
+        let _ = write!(out, "\n{}: ({})*\n", scan.ignored_name(), scan.ignored.join(" | "));
+    }
+    Ok(out)
+}
+
+fn is_terminal(name: &str) -> bool {
+    name.trim_start_matches('_').starts_with(|c: char| c.is_ascii_uppercase())
+}
+
+/// What no name of the grammar begins with.
+fn unused_prefix(lark: &str) -> String {
+    let mut prefix = "t_".to_owned();
+    while lark.contains(&prefix) {
+        prefix.insert(0, 't');
+    }
+    prefix
+}
+
+/// The rest of a grammar.
+struct Scan<'a> {
+    rest: &'a str,
+    /// Of the names of rules that replace terminals.
+    prefix: String,
+    /// What the grammar ignores, as expressions of rules.
+    ignored: Vec<String>,
+    /// Whether what is ignored is written after each part of a rule. (`%ignore` would allow it inside a terminal, too,
+    /// which is several lexemes here.)
+    ignores: bool,
+    in_terminal: bool,
+}
+
+impl<'a> Scan<'a> {
+    /// Skips to the end of the line.
+    fn line(&mut self) {
+        self.rest = &self.rest[self.rest.find('\n').unwrap_or(self.rest.len())..];
+    }
+
+    /// Up to the delimiter with which it begins, without both. A backslash escapes the next character.
+    fn quoted(&mut self) -> Result<&'a str, String> {
+        let delimiter = self.rest.as_bytes()[0];
+        let mut at = 1;
+        loop {
+            match self.rest.as_bytes().get(at) {
+                None | Some(b'\n') => {
+                    let shown: String = self.rest.chars().take(40).take_while(|c| *c != '\n').collect();
+                    return Err(format!("{shown} has no end on its line"));
+                }
+                Some(b'\\') => at += 2,
+                Some(b) if *b == delimiter => break,
+                Some(_) => at += 1,
+            }
+        }
+        let (inner, rest) = (&self.rest[1..at], &self.rest[at + 1..]);
+        self.rest = rest;
+        Ok(inner)
+    }
+
+    /// Writes a terminal, and in a rule what is ignored after it.
+    fn part(&self, out: &mut String, write: impl FnOnce(&mut String)) {
+        if !self.ignores || self.in_terminal {
+            return write(out);
+        }
+        out.push('(');
+        write(out);
+        let _ = write!(out, " {})", self.ignored_name());
+    }
+
+    fn ignored_name(&self) -> String {
+        format!("{}0", self.prefix)
+    }
+
+    /// The name as it is in the result.
+    fn name(&self, name: &str, spelling: &Spelling<'_>) -> String {
+        match is_terminal(name) && spelling.makes_rules() {
+            true => format!("{}{}", self.prefix, name.to_ascii_lowercase()),
+            false => name.to_owned(),
+        }
+    }
+
+    fn word(&mut self) -> &'a str {
+        let end =
+            self.rest.find(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | '-')).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        word
+    }
+
+    fn blanks(&mut self) {
+        self.rest = self.rest.trim_start_matches([' ', '\t']);
+    }
+
+    fn takes(&mut self, sign: &str) -> bool {
+        self.blanks();
+        let rest = self.rest.strip_prefix(sign);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    /// A string in JSON's syntax, which may also have `\x41` and the flag `i`, or a range of two characters.
+    fn string(&mut self) -> Result<Hir, String> {
+        let text = self.text()?;
+        if let Some(rest) = self.rest.strip_prefix('i') {
+            self.rest = rest;
+            return regex(&format!("(?i:{})", escape(&text)));
+        }
+        let after = self.rest.trim_start_matches([' ', '\t']);
+        let Some(upto) = after.strip_prefix("..").map(|rest| rest.trim_start_matches([' ', '\t'])) else {
+            return Ok(Hir::literal(text.into_bytes()));
+        };
+        self.rest = upto;
+        let last = if upto.starts_with('"') { self.text()? } else { String::new() };
+        match (one_character(&text), one_character(&last)) {
+            (Some(from), Some(to)) if from <= to => {
+                Ok(Hir::class(Class::Unicode(ClassUnicode::new([ClassUnicodeRange::new(from, to)]))))
+            }
+            _ => Err(format!("the range from {text:?} must go to a later character, such as \"a\"..\"z\"")),
+        }
+    }
+
+    fn text(&mut self) -> Result<String, String> {
+        let inner = self.quoted()?;
+        let json = format!("\"{}\"", inner.replace(r"\\", r"\u005c").replace(r"\x", r"\u00"));
+        serde_json::from_str(&json).map_err(|error| format!("the string \"{inner}\" is invalid: {error}"))
+    }
+
+    fn regex(&mut self) -> Result<Hir, String> {
+        let inner = self.quoted()?;
+        let end = self.rest.find(|c: char| !"imslux".contains(c)).unwrap_or(self.rest.len());
+        let (flags, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        match flags {
+            "" => regex(inner),
+            flags => regex(&format!("(?{flags}:{inner})")),
+        }
+    }
+
+    /// A line that begins with `%`. Imports become definitions.
+    fn directive(&mut self, out: &mut String, spelling: &mut Spelling<'_>) -> Result<(), String> {
+        self.takes("%");
+        match self.word() {
+            "ignore" => self.ignore(out, spelling),
+            "import" => self.import(out, spelling),
+            name => Err(format!("%{name} cannot be used in the grammar of a string")),
+        }
+    }
+
+    /// What is ignored must be runs of characters, so that it ends wherever something else begins.
+    fn ignore(&mut self, out: &mut String, spelling: &mut Spelling<'_>) -> Result<(), String> {
+        if !spelling.makes_rules() {
+            out.push_str("%ignore");
+            return Ok(());
+        }
+        self.blanks();
+        let texts = match self.rest.chars().next() {
+            Some('"') => self.string()?,
+            Some('/') => self.regex()?,
+            _ => {
+                let name = self.word();
+                let known = COMMON.iter().find(|(known, _)| *known == name);
+                let (_, texts) = known.ok_or_else(|| format!("%ignore {name}: {IGNORED}"))?;
+                regex(texts)?
+            }
+        };
+        let character = match texts.kind() {
+            HirKind::Repetition(repetition) => &*repetition.sub,
+            _ => &texts,
+        };
+        match character.kind() {
+            HirKind::Class(_) => {}
+            HirKind::Literal(one) if std::str::from_utf8(&one.0).is_ok_and(|one| one_character(one).is_some()) => {}
+            _ => return Err(format!("%ignore {texts}: {IGNORED}")),
+        }
+        let mut rule = String::new();
+        spelling.push(character, &mut rule);
+        self.ignored.push(rule);
+        Ok(())
+    }
+
+    /// `%import common.NAME`, `%import common.NAME -> OTHER` or `%import common (NAME, NAME)`.
+    fn import(&mut self, out: &mut String, spelling: &mut Spelling<'_>) -> Result<(), String> {
+        self.blanks();
+        let from = self.word();
+        let mut names = Vec::new();
+        if self.takes(".") {
+            let name = self.word();
+            let own = if self.takes("->") {
+                self.blanks();
+                self.word()
+            } else {
+                name
+            };
+            names.push((name, own));
+        } else if self.takes("(") {
+            loop {
+                self.blanks();
+                let name = self.word();
+                names.push((name, name));
+                if !self.takes(",") {
+                    break;
+                }
+            }
+            self.takes(")");
+        }
+        for (name, own) in names {
+            let known = COMMON.iter().find(|(known, _)| from == "common" && *known == name);
+            let Some((_, texts)) = known else {
+                return Err(format!("%import {from}.{name} is unknown; terminals of Lark's 'common' can be imported"));
+            };
+            out.push_str(&self.name(own, spelling));
+            out.push_str(": ");
+            spelling.push(&regex(texts)?, out);
+            out.push('\n');
+        }
+        Ok(())
+    }
+}
+
+const IGNORED: &str = "the grammar of a string can only ignore runs of characters, such as common.WS or /[ \\t]+/";
+
+fn one_character(text: &str) -> Option<char> {
+    let mut all = text.chars();
+    all.next().filter(|_| all.next().is_none())
+}
+
+fn regex(regex: &str) -> Result<Hir, String> {
+    let folds = folded_characters(regex, false);
+    if folds > MAX_REGEX_FOLDS {
+        return Err(format!("its case-insensitive classes have {folds} characters; the limit is {MAX_REGEX_FOLDS}"));
+    }
+    // In Lark, a slash is escaped.
+    let texts =
+        whole(&regex.replace(r"\/", "/")).ok_or_else(|| format!("the regular expression /{regex}/ is invalid"))?;
+    match texts.properties().look_set().is_empty() {
+        true => Ok(texts),
+        false => Err(format!("the regular expression /{regex}/ may have no anchors")),
+    }
+}
+
+#[cfg(test)]
+mod tests;
