@@ -27,6 +27,8 @@ impl Cancel {
 pub struct Budget {
     limit: u64,
     spent: u64,
+    /// The part of it that was spent before llguidance compiled what it is for.
+    reserved: u64,
     /// Stops at the end of the budget. Otherwise the remaining schemas are relaxed.
     gives_up: bool,
     cancel: Cancel,
@@ -35,12 +37,12 @@ pub struct Budget {
 impl Budget {
     /// For a first attempt, which ends with [`RuleError::Unfinished`] if it needs more than ordinary schemas do.
     pub fn first_attempt(cancel: Cancel) -> Self {
-        Self { limit: MAX_FIRST_WORK, spent: 0, gives_up: true, cancel }
+        Self { limit: MAX_FIRST_WORK, spent: 0, reserved: 0, gives_up: true, cancel }
     }
 
     /// The whole budget of a request.
     pub fn whole(cancel: Cancel) -> Self {
-        Self { limit: MAX_COMPILE_WORK, spent: 0, gives_up: false, cancel }
+        Self { limit: MAX_COMPILE_WORK, spent: 0, reserved: 0, gives_up: false, cancel }
     }
 
     pub fn spent(&self) -> u64 {
@@ -60,6 +62,19 @@ impl Budget {
     pub(crate) fn spend(&mut self, steps: u64) -> Result<(), RuleError> {
         self.spent = self.spent.saturating_add(steps);
         self.go_on()
+    }
+
+    /// Spends the steps that llguidance will take to compile a part, so that a part that costs too much is relaxed.
+    pub(crate) fn reserve(&mut self, steps: u64) -> Result<(), RuleError> {
+        self.reserved += steps;
+        self.spend(steps)
+    }
+
+    /// Spends llguidance's steps, without those that were reserved.
+    pub(crate) fn spend_fuel(&mut self, steps: u64) -> Result<(), RuleError> {
+        let known = self.reserved.min(steps);
+        self.reserved -= known;
+        self.spend(steps - known)
     }
 
     pub(crate) fn go_on(&self) -> Result<(), RuleError> {

@@ -9,6 +9,7 @@ use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGramm
 use llguidance::earley::Grammar;
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::panic_utils::catch_unwind;
+use serde_json::Value;
 
 use crate::budget::Budget;
 use crate::cache::{Cache, Key};
@@ -16,13 +17,13 @@ use crate::format::{Codec, Format, Step};
 use crate::json_schema::folded_characters_of_lark;
 use crate::lark::{self, Common, is_costly_grammar};
 use crate::limits::{
-    MAX_CACHED_BYTES, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES, MAX_REGEX_FOLDS,
-    MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
+    MAX_CACHED_BYTES, MAX_DECIMAL_DIVISOR, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL,
+    MAX_NAME_BYTES, MAX_REGEX_FOLDS, MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
 use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, Violation};
-use crate::schema;
+use crate::schema::{self, divisor_price};
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
 
@@ -194,7 +195,7 @@ impl Grammars {
                 catch_unwind(AssertUnwindSafe(|| init.to_internal(Some(env), limits.clone())))?
             }
         };
-        budget.spend(lexer.cost() + grammar.num_symbols() as u64)?;
+        budget.spend_fuel(lexer.cost() + grammar.num_symbols() as u64)?;
         let text = || written.foreign.iter().map(|(_, lark)| lark.as_str()).collect::<Vec<_>>().join("\n");
         if !written.foreign.is_empty() && is_costly_grammar(lexer.regex_builder.clone().into_exprset(), &text()) {
             return Err(Refusal::Grammar(TOO_AMBIGUOUS.into()));
@@ -203,7 +204,7 @@ impl Grammars {
         if !written.foreign.is_empty() {
             parser.enable_cancellation();
         }
-        budget.spend(parser.parser.lexer_stats().total_fuel_spent as u64)?;
+        budget.spend_fuel(parser.parser.lexer_stats().total_fuel_spent as u64)?;
         // A client's own grammar may name any token.
         Ok(Matcher::new(parser, self.vocab.clone(), written.foreign.is_empty()))
     }
@@ -273,6 +274,11 @@ fn check_foreign(lark: &str) -> Result<(), Refusal> {
     if !lark.contains("%json") {
         return Ok(());
     }
+    if let Some(of) = lark.split("%json").skip(1).filter_map(first_value).find_map(|schema| costly_divisor(&schema)) {
+        return Err(Refusal::Grammar(format!(
+            "the multipleOf of a %json schema must be at most {MAX_DIVISOR}, or a power of ten up to {MAX_DECIMAL_DIVISOR}, got {of}"
+        )));
+    }
     let patterns = ["\"pattern\"", "\"format\"", "\"patternProperties\""].map(|key| lark.matches(key).count());
     let combined = ["\"allOf\"", "\"$ref\""].iter().any(|key| lark.contains(key));
     match combined && patterns.iter().sum::<usize>() > MAX_FOREIGN_PATTERNS {
@@ -280,6 +286,23 @@ fn check_foreign(lark: &str) -> Result<(), Refusal> {
             "a %json schema with allOf or $ref may use at most {MAX_FOREIGN_PATTERNS} of pattern, format and patternProperties"
         ))),
         false => Ok(()),
+    }
+}
+
+/// The JSON value at the start of a text.
+fn first_value(text: &str) -> Option<Value> {
+    serde_json::Deserializer::from_str(text).into_iter().next()?.ok()
+}
+
+/// A `multipleOf` in a schema that llguidance would compile at an unbounded cost.
+fn costly_divisor(schema: &Value) -> Option<Value> {
+    match schema {
+        Value::Object(members) => {
+            let own = members.get("multipleOf").filter(|of| of.is_number() && divisor_price(of).is_none());
+            own.cloned().or_else(|| members.values().find_map(costly_divisor))
+        }
+        Value::Array(items) => items.iter().find_map(costly_divisor),
+        _ => None,
     }
 }
 

@@ -17,6 +17,10 @@ pub const MAX_SCHEMA_NODES: usize = 20_000;
 /// Steps of one compilation: about 0.3 s of a core. A step is a schema node that is copied or compared, or a unit of
 /// llguidance's fuel.
 pub const MAX_COMPILE_WORK: u64 = 3_000_000;
+/// Largest `multipleOf` that is enforced, without its decimal point.
+pub const MAX_DIVISOR: u64 = 10_000;
+/// The same for powers of ten.
+pub const MAX_DECIMAL_DIVISOR: u64 = 1_000_000;
 /// Steps of a first attempt, enough for every small schema: about 20 ms.
 pub const MAX_FIRST_WORK: u64 = 200_000;
 /// Steps for combining the parts of one schema.

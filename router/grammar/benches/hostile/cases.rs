@@ -67,6 +67,12 @@ fn patterns(n: usize) -> Value {
     json!({"type": "object", "patternProperties": object((0..n).map(|i| (format!("^.*{i}.*$"), json!({"type": "integer"}))))})
 }
 
+/// Integers that are multiples of this number and of the following ones.
+fn multiples(first: usize, n: usize) -> Value {
+    let one = |i: usize| (format!("p{i}"), json!({"type": "integer", "multipleOf": first + i}));
+    json!({"type": "object", "properties": object((0..n).map(one))})
+}
+
 fn two_ways(n: usize) -> Value {
     let way = |i: usize| json!({"anyOf": [{"required": [format!("a{i}")]}, {"required": [format!("b{i}")]}]});
     let names = (0..n).flat_map(|i| [format!("a{i}"), format!("b{i}")]);
@@ -174,6 +180,16 @@ pub fn all() -> Vec<Case> {
         case("ambiguous in 14 ways", lark(ambiguous(15)), &"a".repeat(2_000), Limited("one of its steps")),
         case("a list of 2,000", lark("start: \"a\" start | \"b\""), &("a".repeat(2_000) + "b"), Enforced),
         case("500 rules alike", lark(alike(500)), &"a".repeat(20_000), Limited("its state takes more than 64 MiB")),
+        case("multiples of 999,983", tool(multiples(999_983, 1), false), r#"{"p0": 999983}"#, Relaxed("multipleOf")),
+        case("multiples of 9,973", tool(multiples(9_973, 1), false), r#"{"p0": 19946}"#, Enforced),
+        case("multiples of 10^6", tool(multiples(1_000_000, 1), false), r#"{"p0": 3000000}"#, Enforced),
+        case("multiples of 40 numbers", tool(multiples(9_931, 40), false), r#"{"p0": 9931}"#, Relaxed("multipleOf")),
+        case(
+            "multiples in a Lark grammar",
+            lark(r#"start: %json {"type": "integer", "multiple\u004ff": 999983}"#),
+            "",
+            Refused("multipleOf"),
+        ),
         case("4,000 alternatives", lark(format!("start: {}\n{}", each(4000), kinds(4000))), "k1", Enforced),
     ]
 }

@@ -43,7 +43,7 @@ use crate::validate::accepts;
 
 pub(crate) use common::common_regexes;
 pub(crate) use params::{Closer, Pattern};
-pub(crate) use scalar::quoted;
+pub(crate) use scalar::{divisor_price, quoted};
 
 use crate::json_schema::{Schema, TYPES, is_annotation, is_type, mentions, size, types};
 use constants::{excluded, values};
@@ -284,7 +284,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
                 "object" => self.object(flat, path)?,
                 "array" => self.array(flat, path)?,
                 "string" => self.string(flat, &banned, path)?,
-                "integer" | "number" => self.number(flat, kind, &banned, path),
+                "integer" | "number" => self.number(flat, kind, &banned, path)?,
                 "boolean" => self.boolean(&banned),
                 "null" => banned.is_empty().then(|| self.null()),
                 other => return Err(self.refuse(path, "type", &format!("unknown type {other:?}"))),

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::range::{Bound, EXACT_INTEGERS, NumberRange, between};
 use super::{Compiler, Dialect, Schema};
 use crate::lark::{literal, some_blanks};
+use crate::limits::{MAX_DECIMAL_DIVISOR, MAX_DIVISOR};
 use crate::rules::RuleError;
 
 /// A JSON string. Escaped surrogates occur only in pairs, so that every parser accepts it.
@@ -60,7 +61,13 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// None: there is no such number.
-    pub(super) fn number(&mut self, flat: &Schema, kind: &str, banned: &[&Value], path: &str) -> Option<String> {
+    pub(super) fn number(
+        &mut self,
+        flat: &Schema,
+        kind: &str,
+        banned: &[&Value],
+        path: &str,
+    ) -> Result<Option<String>, RuleError> {
         let whole = kind == "integer";
         let (low, high) = bounds(flat);
         let given: Vec<&str> =
@@ -71,19 +78,23 @@ impl Compiler<'_, '_, '_> {
         } else if !given.is_empty() {
             match between(low, high, whole) {
                 NumberRange::Numbers(range) => body = range,
-                NumberRange::Nothing => return None,
+                NumberRange::Nothing => return Ok(None),
                 NumberRange::Beyond => given.iter().for_each(|key| self.relax(path, key)),
             }
         }
         if let Some(of) = flat.get("multipleOf") {
-            match self.multiple(flat, of, kind) {
+            let price =
+                divisor_price(of).filter(|price| self.work.budget.gives_up() || *price <= self.work.budget.left());
+            self.work.budget.reserve(price.unwrap_or_default())?;
+            match self.multiple(flat, of, kind).filter(|_| price.is_some()) {
                 Some(rule) => {
                     if !banned.is_empty() {
                         self.relax(path, "not");
                     }
-                    return Some(rule);
+                    return Ok(Some(rule));
                 }
-                None => self.relax(path, "multipleOf"),
+                None if price.is_some() => self.relax(path, "multipleOf"),
+                None => self.relax_costly(path, "multipleOf"),
             }
         }
         match banned {
@@ -95,7 +106,7 @@ impl Compiler<'_, '_, '_> {
             }
             _ => self.relax(path, "not"),
         }
-        Some(self.w().terminal(&body))
+        Ok(Some(self.w().terminal(&body)))
     }
 
     /// Multiples, which llguidance compiles itself, as far as floating point represents all integers. None: it cannot.
@@ -222,6 +233,19 @@ fn ascii(text: &str) -> String {
         }
     }
     out
+}
+
+/// The steps for compiling the multiples of a number: llguidance follows each remainder. None: too many.
+pub(crate) fn divisor_price(of: &Value) -> Option<u64> {
+    const STEPS_PER_REMAINDER: u64 = 45;
+    let text = of.as_f64().filter(|of| *of > 0.0).map(|of| format!("{of}"))?;
+    let digits: String = text.chars().filter(char::is_ascii_digit).collect();
+    let remainders: u64 = digits.trim_start_matches('0').parse().ok()?;
+    // The last digits decide.
+    if digits.trim_matches('0') == "1" && remainders <= MAX_DECIMAL_DIVISOR {
+        return Some(0);
+    }
+    (remainders <= MAX_DIVISOR).then_some(STEPS_PER_REMAINDER * remainders)
 }
 
 /// The bounds of a number's schema.
