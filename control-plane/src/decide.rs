@@ -88,6 +88,8 @@ pub struct Controller {
     last_served: BTreeMap<String, (u64, BTreeSet<(String, u64)>)>,
     /// Workers that were replaced because their ranks did not join the group.
     blamed: BTreeMap<String, Cooldown>,
+    /// Per group: the epoch that did not form, and when its first member reported that.
+    first_reports: BTreeMap<String, (u64, Duration)>,
     /// Per worker: the last logged reason why it gets no seat.
     logged_refusals: BTreeMap<String, String>,
     /// When to check the expert layout of a group next.
@@ -145,6 +147,7 @@ impl Controller {
             first_seen: BTreeMap::new(),
             last_served: BTreeMap::new(),
             blamed: BTreeMap::new(),
+            first_reports: BTreeMap::new(),
             logged_refusals: BTreeMap::new(),
             next_relayout: BTreeMap::new(),
             names: GroupNames::default(),
@@ -202,6 +205,7 @@ impl Controller {
         self.draining.retain(|id, _| record(id).is_some_and(|record| record.draining));
         self.next_relayout.retain(|id, _| record(id).is_some());
         self.last_served.retain(|id, _| record(id).is_some());
+        self.first_reports.retain(|id, _| record(id).is_some());
         self.blamed.retain(|_, blamed| now < blamed.expires());
         self.first_seen.retain(|id, _| view.workers.contains_key(id));
         for (id, worker) in &view.workers {
@@ -309,7 +313,7 @@ impl Controller {
         now: Duration,
     ) {
         let view = round.view;
-        let mut lost = self.lost(round, id, group, record, now);
+        let Some(mut lost) = self.lost(round, id, group, record, now) else { return };
         let of_epoch = |trouble: &&crate::records::RankFailure| trouble.epoch == record.epoch();
         let broken = group.trouble.values().find(of_epoch);
         let mut why = match (lost.first(), broken) {

@@ -39,6 +39,9 @@ pub const ORPHAN_TIME: Duration = Duration::from_secs(6);
 pub const REFORM_PAUSE: Duration = Duration::from_secs(1);
 /// Longest such pause. After twice the pause without a change it is reset.
 pub const MAX_REFORM_PAUSE: Duration = Duration::from_secs(16);
+/// How long the controller waits for reports of the other members after a member has reported that its group did not
+/// form.
+pub const REPORT_PATIENCE: Duration = Duration::from_secs(1);
 /// How long other workers are preferred over one whose ranks did not join a group. It doubles each time.
 pub const BLAME_PAUSE: Duration = Duration::from_secs(10);
 /// Longest such time. After four times the pause it is reset.

@@ -10,12 +10,13 @@ use std::{
 use super::{Controller, Round};
 use crate::{
     connectivity::Connectivity,
+    limits,
     records::{GroupMember, GroupRecord},
     view::{ClusterView, GroupState},
 };
 
 impl Controller {
-    /// The members that are lost.
+    /// The members that are lost. None: the members are still reporting which of them did not join.
     pub(super) fn lost(
         &mut self,
         round: &Round,
@@ -23,7 +24,7 @@ impl Controller {
         group: &GroupState,
         record: &GroupRecord,
         now: Duration,
-    ) -> BTreeSet<usize> {
+    ) -> Option<BTreeSet<usize>> {
         let (view, mut lost) = (round.view, BTreeSet::new());
         let here = |member: &GroupMember| {
             view.workers.get(&member.worker).is_some_and(|w| w.incarnation == member.incarnation)
@@ -46,7 +47,14 @@ impl Controller {
             }
         }
         if !lost.is_empty() {
-            return lost;
+            return Some(lost);
+        }
+        let reporting = |i: &usize| {
+            let reported = group.trouble.get(&record.first_rank(*i)).is_some_and(|t| t.epoch == record.epoch());
+            here(&record.members[*i]) && !reported
+        };
+        if self.awaits_reports(id, group, record, (0..record.members.len()).any(|i| reporting(&i)), now) {
+            return None;
         }
         let mut votes = vec![0usize; record.members.len()];
         for (&rank, trouble) in group.trouble.iter().filter(|(_, trouble)| trouble.epoch == record.epoch()) {
@@ -70,7 +78,34 @@ impl Controller {
             (votes[i], round.connectivity.unreachable_peers(&member.worker), !served_last(member), i)
         };
         lost.extend((0..votes.len()).filter(|&i| votes[i] > 0).max_by_key(guilt));
-        lost
+        Some(lost)
+    }
+
+    /// Whether to wait for more reports. Members that could not join report at about the same time; the first report may
+    /// be that of the member that all others miss. Members of a group that has served lose it one after the other, and
+    /// the first report is the best.
+    fn awaits_reports(
+        &mut self,
+        id: &str,
+        group: &GroupState,
+        record: &GroupRecord,
+        some_report: bool,
+        now: Duration,
+    ) -> bool {
+        let epoch = record.epoch();
+        let served = self.last_served.get(id).is_some_and(|(served, _)| *served == epoch);
+        if served || !some_report || !group.trouble.values().any(|trouble| trouble.epoch == epoch) {
+            return false;
+        }
+        let first = self.first_reports.entry(id.to_owned()).or_insert((epoch, now));
+        if first.0 != epoch {
+            *first = (epoch, now);
+        }
+        let until = first.1 + limits::REPORT_PATIENCE;
+        if now < until {
+            self.wake_at(until);
+        }
+        now < until
     }
 
     /// Logs why a worker gets no seat when the first reason changes. `rein status` shows all reasons.

@@ -200,7 +200,9 @@ impl Cluster {
         let with = |other: &crate::records::GroupMember| {
             self.workers.get(&other.worker).filter(|other_worker| {
                 let same = other_worker.member.as_ref().is_some_and(|theirs| {
-                    (&theirs.group, theirs.record.epoch(), theirs.over) == (&member.group, member.record.epoch(), false)
+                    // One that gave up waiting for another member was there.
+                    let there = !theirs.over || !(theirs.linked || member.linked);
+                    there && (&theirs.group, theirs.record.epoch()) == (&member.group, member.record.epoch())
                 });
                 // An established link stays.
                 let open = member.linked || me.links.open && other_worker.links.open;
@@ -221,12 +223,13 @@ impl Cluster {
             Some(trouble.suspect)
         });
         let mut end: Option<Option<usize>> = None;
+        let join = if me.links.hasty { JOIN.mul_f64(0.98) } else { JOIN };
         let mut linked = member.linked;
         match missing {
             _ if member.linked && told.is_some() => end = told,
             None => linked = true,
             Some(missing) if member.linked && now > member.since + SILENCE => end = Some(Some(missing)),
-            Some(missing) if !member.linked && now > member.since + JOIN => end = Some(Some(missing)),
+            Some(missing) if !member.linked && now > member.since + join => end = Some(Some(missing)),
             Some(_) => {}
         }
         let me = self.workers.get_mut(id).expect("known");

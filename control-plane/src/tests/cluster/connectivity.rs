@@ -13,6 +13,8 @@ pub struct Links {
     pub open: bool,
     /// It and its peers report the truth; otherwise they all report that the link is open.
     honest: bool,
+    /// It reports that its group did not form before its peers do.
+    pub hasty: bool,
     /// Its peers, by incarnation, and since when it knows them.
     met: BTreeMap<String, (u64, bool, Duration)>,
     said: Option<LinkReport>,
@@ -20,7 +22,7 @@ pub struct Links {
 
 impl Default for Links {
     fn default() -> Self {
-        Links { open: true, honest: true, met: BTreeMap::new(), said: None }
+        Links { open: true, honest: true, hasty: false, met: BTreeMap::new(), said: None }
     }
 }
 
@@ -187,6 +189,28 @@ fn a_spare_that_never_joins_is_tried_last_and_less_and_less_often() {
     }
     // The survivor serves alone, except for 10 s now and then.
     assert!(serves > minutes * 9 / 10, "{serves} of {minutes} s");
+}
+
+/// At rank 0 it reports another rank first, and then all others report it.
+#[test]
+fn a_newcomer_that_nobody_can_link_with_costs_no_good_member() {
+    for size in [2, 3, 4] {
+        let mut cluster = Cluster::new(size, size, 1);
+        cluster.run(8.0);
+        cluster.add("a", Links { open: false, honest: false, hasty: true, ..Links::default() });
+        cluster.run(8.0);
+        cluster.kill("w0");
+        let good: Vec<String> = (1..size).map(|i| format!("w{i}")).collect();
+        let mut first = None;
+        for second in 0..60 {
+            cluster.run(1.0);
+            let members = cluster.members();
+            assert!(good.iter().all(|id| members.contains(id)), "{size}, {second} s: {members:?}");
+            first = first.or((cluster.serving() == 1 && members == good).then_some(second));
+        }
+        // One attempt takes `JOIN`.
+        assert!(first.is_some_and(|first| first < 15), "{size}: {first:?}");
+    }
 }
 
 #[test]
