@@ -29,12 +29,13 @@ impl Parser {
                     head.opener = if begins { Some(opener) } else { head.opener };
                     return;
                 }
+                let typed = !begins && self.format.call.contains(&Step::Tok(opener));
                 let mut text = String::new();
-                if calls && !self.lead_in.trim().is_empty() {
+                if (calls || typed) && !self.lead_in.trim().is_empty() {
                     text = std::mem::take(&mut self.lead_in) + " ";
                 }
                 self.flush_lead_in(out);
-                self.head = Some(Head { opener: begins.then_some(opener), text, ..Head::default() });
+                self.head = Some(Head { opener: begins.then_some(opener), text, typed, ..Head::default() });
                 return;
             }
             // Without the marker before them, the words alone tell what begins.

@@ -12,16 +12,16 @@ const LONGEST_LEAD_IN: usize = 256;
 impl Parser {
     /// Reads text where no call is open. Returns the number of consumed bytes.
     pub(super) fn prose_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
-        if self.region == Region::Text && self.parse_tools {
+        if self.region == Region::Text {
             if !self.open {
-                if let Some(n) = self.bare_call(s, out) {
+                if let Some(n) = self.parse_tools.then(|| self.bare_call(s, out)).flatten() {
                     return n;
                 }
                 if !self.wrapped && self.keep_lead_in(s, out) {
                     return s.len();
                 }
             }
-            if self.calls_in_text {
+            if self.parse_tools && self.calls_in_text {
                 return self.text_before_call(s, out);
             }
         }
@@ -68,12 +68,22 @@ impl Parser {
     fn keep_lead_in(&mut self, s: &str, out: &mut Vec<Event>) -> bool {
         let Some(label) = self.lex.blocks.as_ref().and_then(|b| b.call()).and_then(|p| p.label()) else { return false };
         self.lead_in.push_str(s);
-        let start = self.lead_in.trim_start();
-        let word = start.trim_end();
-        let words = self.lex.blocks.iter().flat_map(|b| &b.phrases).flat_map(Phrase::words);
-        let begins = words.into_iter().any(|w| if word == start { w.starts_with(word) } else { w == word });
-        let may_be =
-            (label.starts_with(start) || begins) && self.lead_in.len() < LONGEST_LEAD_IN || start.starts_with(label);
+        let known = self.lex.blocks.iter().flat_map(|b| &b.phrases).flat_map(Phrase::words);
+        let known: Vec<&str> = known.collect();
+        let mut words = self.lead_in.split_inclusive(char::is_whitespace).map(str::trim).filter(|w| !w.is_empty());
+        let ended = self.lead_in.ends_with(char::is_whitespace);
+        let last = words.clone().next_back();
+        // After the attribute, anything may be a part of the head.
+        let addressed = words.clone().any(|word| word.starts_with(label));
+        let begins = words.all(|word| match Some(word) == last && !ended {
+            true => label.starts_with(word) || known.iter().any(|known| known.starts_with(word)),
+            false => known.contains(&word),
+        });
+        let heads = self.lead_in.split_whitespace().take_while(|word| !word.starts_with(label));
+        let may_be = match addressed {
+            true => heads.clone().all(|word| known.contains(&word)),
+            false => begins && self.lead_in.len() < LONGEST_LEAD_IN,
+        };
         if !may_be {
             self.flush_lead_in(out);
         }

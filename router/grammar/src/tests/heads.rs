@@ -42,6 +42,18 @@ fn gpt_oss_is_read() {
             "«<|channel|>»commentary to=python «<|constrain|>»code«<|message|>»print(1)«<|end|>»«<|start|>»assistant«<|channel|>»final«<|message|>»b",
             "M(commentary to=python  code print(1))T(b)",
         ),
+        // Without the first marker.
+        (" to=python «<|constrain|>»code«<|message|>»print(1)", "M(to=python  code print(1))"),
+        (" to=f «<|constrain|>»json«<|message|>»{\"a\": \"x\"}", "C(f|-|{\"a\": \"x\"})"),
+        ("to=functions.f «<|constrain|>»json«<|message|>»{}«<|call|>»", "C(f|-|{})"),
+        ("commentary to=f «<|constrain|>»json«<|message|>»{}«<|call|>»", "C(f|-|{})"),
+        ("commentary to=python «<|constrain|>»code«<|message|>»x", "M(commentary to=python  code x)"),
+        (
+            "«<|channel|>»analysis«<|message|>»a«<|end|>»to=python «<|constrain|>»code«<|message|>»x",
+            "R(a)M(to=python  code x)",
+        ),
+        ("commentary on it", "T(commentary on it)"),
+        ("commentary to do", "T(commentary to do)"),
         // Doubled headers: the last one counts.
         (
             "«<|channel|>»commentary to=assistant«<|channel|>»analysis«<|message|>»Hm.«<|end|>»«<|start|>»assistant«<|channel|>»final«<|message|>»b",
@@ -67,6 +79,26 @@ fn gpt_oss_is_read() {
         ("«<|channel|>»commentary to=functions.f «<|constrain|>»json«<|message|>»{\"s\": \"x", r#"C?(f|-|{"s": "x)"#),
     ];
     check("gpt_oss", &cases);
+}
+
+#[test]
+fn without_tools_a_recipient_is_never_text() {
+    for (output, want) in [
+        (" to=python «<|constrain|>»code«<|message|>»print(1)", "M(to=python  code print(1))"),
+        (
+            "«<|channel|>»commentary to=python «<|constrain|>»code«<|message|>»print(1)",
+            "M(commentary to=python  code print(1))",
+        ),
+        ("to do", "T(to do)"),
+    ] {
+        for cut in cuts(&pieces(output), &mut Random::new(7)) {
+            assert_eq!(
+                short(&parse(format("gpt_oss"), ParserOptions::default(), &cut)),
+                want,
+                "{output:?} cut as {cut:?}"
+            );
+        }
+    }
 }
 
 #[test]
