@@ -18,6 +18,10 @@ use fields::{flag, list, member, string, strings};
 use until::{Until, begins, openings};
 
 const FIELD: &str = "structural_tag";
+/// The outermost object. The name is no type of a format.
+const WHOLE: &str = "structural tag";
+/// The same, of the older list.
+const LIST: &str = "structural tag with structures";
 /// Styles of a schema's object, and the format that writes arguments in that style.
 const STYLES: &[(&str, &str)] = &[
     ("qwen_xml", "qwen3_coder"),
@@ -47,7 +51,9 @@ const FIELDS: &[(&str, &[&str])] = &[
     ("dispatch", &["rules", "loop", "excludes"]),
     ("tags_with_separator", &["tags", "separator", "at_least_one", "stop_after_first"]),
     ("token", &["token"]),
+    (WHOLE, &["format"]),
     // Of the older list.
+    (LIST, &["structures", "triggers"]),
     ("structure", &["begin", "schema", "end"]),
 ];
 
@@ -92,6 +98,7 @@ struct Around {
 pub(super) fn write(work: &mut Work<'_>, tag: &Value, marking: &Marking<'_>) -> Result<String, RuleError> {
     sized(FIELD, &tag.to_string())?;
     let mut tags = Tags { work, marking, depth: 0 };
+    known(tag, FIELD, if tag.get("format").is_some() { WHOLE } else { LIST })?;
     let part = match tag.get("format") {
         Some(format) => tags.format(format, &format!("{FIELD}.format"), &Until::End)?,
         None => tags.format(&older(tag)?, FIELD, &Until::End)?,

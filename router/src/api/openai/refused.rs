@@ -127,6 +127,11 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("banned_strings", Empty, "use 'bad_words'"),
     refused("ban_eos_token", Empty, "use 'ignore_eos'"),
     refused("grammar_string", Empty, LARK),
+    refused("penalize_nl", Empty, SAMPLER),
+    refused("suppress_tokens", Empty, "use 'logit_bias'"),
+    refused("bad_words_ids", Empty, "use 'bad_words' or 'logit_bias'"),
+    refused("stop_strings", Empty, STOP),
+    refused("web_search", Empty, SEARCH),
     refused("rep_pen", ONE, "use 'repetition_penalty'"),
     refused("repetition_penalty_range", OFF, RANGE),
     refused("max_length", NeutralValues::None, LIMIT),
@@ -168,6 +173,7 @@ pub const IN_CHATS: &[Refused] = &[
     refused("thinking_forced_open", Empty, "the template decides; see 'thinking'"),
     refused("instructions", Empty, "send a message with the role 'system'"),
     refused("prompt_mode", Empty, "use 'reasoning_effort'"),
+    refused("max_output_tokens", NeutralValues::None, LIMIT),
 ];
 
 /// Refused by `/v1/completions` only.
@@ -178,6 +184,7 @@ pub const IN_COMPLETIONS: &[Refused] = &[
     refused("instructions", Empty, "write them in the prompt"),
     refused("thinking_token_budget", NeutralValues::None, NO_REASONING),
     refused("thinking_budget_tokens", NeutralValues::None, NO_REASONING),
+    refused("max_output_tokens", NeutralValues::None, LIMIT),
 ];
 
 #[cfg(test)]

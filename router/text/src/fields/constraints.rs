@@ -190,7 +190,11 @@ fn response_format(fields: &mut Fields) -> Result<Option<Response>, InvalidReque
     let kind = format.string("type")?;
     let response = match kind.as_deref() {
         Some("text") => None,
-        Some("json_object") => Some(Response::JsonObject),
+        // llama.cpp and Together take a schema here.
+        Some("json_object") => Some(match format.object("schema")? {
+            Some(schema) => Response::JsonSchema { schema: Value::Object(schema), strict: false },
+            None => Response::JsonObject,
+        }),
         Some("json_schema") => {
             let what = "an object with name and schema";
             let mut described = format
@@ -250,10 +254,13 @@ fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, InvalidRe
     if object.bool("json_object")? == Some(true) {
         found.push(Response::JsonObject);
     }
-    // Whitespace and the grammar library are the server's choice, so these fields are accepted and ignored.
-    for name in ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"] {
-        object.take(name);
-    }
+    // The grammar library is the server's choice.
+    object.take("disable_fallback");
+    const BLANKS: &str = "a JSON grammar decides about the blanks between tokens";
+    object.require("disable_any_whitespace", |value| *value == Value::Bool(false), BLANKS)?;
+    object.require("whitespace_pattern", |value| value.as_str() == Some(""), BLANKS)?;
+    let why = "set 'additionalProperties' to false in the schema";
+    object.require("disable_additional_properties", |value| *value == Value::Bool(false), why)?;
     fields.add_ignored(object);
     if found.len() > 1 {
         let message =

@@ -308,7 +308,8 @@ impl Rewriter<'_> {
                     let open = self.out.len();
                     let Some(separators) = self.bracket() else { return };
                     match separators.colons[..] {
-                        [first, second] => self.slice(start, open, first, second),
+                        [first] => self.slice(start, open, first, None),
+                        [first, second] => self.slice(start, open, first, Some(second)),
                         _ => self.item(start, open),
                     }
                 }
@@ -344,22 +345,19 @@ impl Rewriter<'_> {
         }
     }
 
-    /// Rewrites `x[a:b:c]` if it has a step.
-    fn slice(&mut self, start: usize, open: usize, first: usize, second: usize) {
+    /// Rewrites `x[a:b:c]`: the engine has no negative steps, and takes a part of nothing.
+    fn slice(&mut self, start: usize, open: usize, first: usize, second: Option<usize>) {
         let part = |from: usize, to: usize| match self.out[from..to].trim() {
             "" => "none",
             text => text,
         };
         let close = self.out.len() - 1;
-        if part(second + 1, close) == "none" {
-            return;
-        }
         let value = &self.out[start..open];
         let call = format!(
             "{SLICE}({value}, {}, {}, {})",
             part(open + 1, first),
-            part(first + 1, second),
-            part(second + 1, close)
+            part(first + 1, second.unwrap_or(close)),
+            second.map_or("none", |second| part(second + 1, close))
         );
         self.out.truncate(start);
         self.out.push_str(&call);

@@ -160,6 +160,7 @@ fn absent_content_is_passed_in_the_form_that_the_template_supports() {
         ("{% for m in messages %}{{ m.content | tojson }};{% endfor %}", "\"\"", "\"\""),
         ("{% for m in messages %}{{ '[' + m.content + ']' }};{% endfor %}", "[]", "[]"),
         ("{% for m in messages %}{% if 'x' in m.content %}{% endif %}{{ m.content | length }};{% endfor %}", "0", "0"),
+        ("{% for m in messages %}{{ m.content[:3] }}{{ m.content[-2:] }};{% endfor %}", "", ""),
         ("{% for m in messages %}{% for part in m.content %}{{ part }}{% endfor %};{% endfor %}", "", ""),
         // Rejects an empty text.
         (

@@ -125,6 +125,14 @@ fn unknown_fields_of_a_tag_are_rejected_by_name() {
     let compile = |format: serde_json::Value| {
         b.grammars.compile(&respond(Response::StructuralTag(json!({"format": format})))).map(|_| ())
     };
+    let structures = json!([{"begin": "<", "schema": {"type": "integer"}, "end": ">"}]);
+    for whole in [
+        json!({"type": "structural_tag", "format": {"type": "any_text"}, "max_chars": 1}),
+        json!({"type": "structural_tag", "structures": structures, "triggers": ["<"], "max_chars": 1}),
+    ] {
+        let error = b.grammars.compile(&respond(Response::StructuralTag(whole))).expect_err("max_chars").to_string();
+        assert!(error.starts_with("structural_tag.max_chars: is not supported here; a structural tag"), "{error}");
+    }
     for (mut format, field) in formats {
         let list = |tag: &serde_json::Value| json!({"type": "tags_with_separator", "separator": ",", "tags": [tag]});
         assert_eq!(compile(format.clone()), Ok(()), "{field}");
