@@ -271,13 +271,35 @@ impl Output<'_, '_> {
         all
     }
 
+    /// The response between markers that the format leaves to the model.
+    fn framed_response(&mut self) -> Result<Option<String>, CallError> {
+        let text = &self.marking.format.text;
+        let (Some(response), [Step::Maybe(open), ..], [Step::Maybe(close), ..]) =
+            (self.response.as_ref().filter(|_| !self.must_call), text.open, text.close)
+        else {
+            return Ok(None);
+        };
+        let blank = Piece::Maybe(layout());
+        let (open, close) = (self.marking.plain(&[Step::Tok(open)])?, self.marking.plain(&[Step::Tok(close)])?);
+        let open =
+            join(self.work.writer, &[std::slice::from_ref(&blank), &open, std::slice::from_ref(&blank)].concat());
+        let close = join(self.work.writer, &[std::slice::from_ref(&blank), &close].concat());
+        Ok(Some(format!("{open} {response} {close} {}", self.finish)))
+    }
+
     /// Where neither reasoning nor text is open.
     fn outside(&mut self, entry: &Option<Entry>) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let wrapped = format.text.is_needed();
         let free = !self.must_call && self.response.is_none();
-        let open = join(self.work.writer, &self.marking.plain(format.text.open)?);
+        let mut open = self.marking.plain(format.text.open)?;
+        if !free && matches!(open.first(), Some(Piece::Token(_))) {
+            // A stray blank must not decide between the response and a call.
+            open.insert(0, Piece::Maybe(layout()));
+        }
+        let open = join(self.work.writer, &open);
         let mut all: Vec<String> = self.text(entry)?.into_iter().map(|t| format!("{open} {t}")).collect();
+        all.extend(self.framed_response()?);
         if wrapped && free {
             all.push(if self.finish.is_empty() { "\"\"".into() } else { self.finish.clone() });
         }

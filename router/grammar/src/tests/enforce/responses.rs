@@ -408,3 +408,26 @@ fn a_number_before_several_ends_is_refused_if_one_could_continue_it() {
     let rules = respond(Response::StructuralTag(json!({"format": followed(&[either("</n>")])})));
     assert!(b.takes(&rules, "1.5</n>") && b.takes(&rules, "2<z>"));
 }
+
+/// Blanks after the reasoning decide nothing, and markers that a model may write around its text are accepted.
+#[test]
+fn what_stands_around_a_response_is_accepted() {
+    let json = Rules { response: Some(Response::JsonObject), ..Rules::default() };
+    let with_tools = Rules {
+        response: Some(Response::JsonObject),
+        ..super::rules(vec![super::tool("f", json!({"type": "object"}))])
+    };
+    let k3 = "⟦<|open|>⟧think⟦<|sep|>⟧x⟦<|close|>⟧think⟦<|sep|>⟧\n⟦<|open|>⟧response⟦<|sep|>⟧{\"a\": 1}⟦<|close|>⟧response⟦<|sep|>⟧⟦<|close|>⟧message⟦<|sep|>⟧";
+    for (name, turn) in [
+        ("kimi_k3", k3),
+        ("granite_3_3", "⟦<think>⟧t⟦</think>⟧⟦<response>⟧{\"a\": 1}⟦</response>⟧"),
+        ("granite_3_3", "⟦<think>⟧t⟦</think>⟧\n⟦<response>⟧\n{\"a\": 1}\n⟦</response>⟧"),
+        ("granite_3_3", "⟦<think>⟧t⟦</think>⟧{\"a\": 1}"),
+    ] {
+        let b = Bench::new(crate::by_name(name).expect("format"), false);
+        for rules in [&json, &with_tools] {
+            assert_eq!(b.prefix(rules, turn), turn.replace(['⟦', '⟧'], ""), "{name}");
+            assert!(b.takes(rules, turn), "{name}: {turn}");
+        }
+    }
+}
