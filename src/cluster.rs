@@ -5,6 +5,7 @@ mod drain;
 mod links;
 mod page;
 mod router;
+mod seal;
 mod status;
 mod worker;
 

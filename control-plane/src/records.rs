@@ -89,6 +89,11 @@ impl Keys {
         format!("{}links/{worker}", self.root)
     }
 
+    /// The key with which routers seal what clients keep between requests. The first router creates it.
+    pub fn seal(&self) -> String {
+        format!("{}seal", self.root)
+    }
+
     /// A request that the worker leaves. `rein drain` writes it, the worker deletes it.
     pub fn drain(&self, worker: &str) -> String {
         format!("{}drains/{worker}", self.root)

@@ -1,7 +1,10 @@
 //! Seals texts that a client keeps between two requests and must neither read nor change, such as reasoning. Every
 //! router with the same key opens them.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use rand::RngCore;
@@ -33,24 +36,36 @@ pub enum SealPurpose {
     Thinking,
 }
 
-/// Seals and opens with the key of the cluster.
-#[derive(Clone)]
-pub struct Seal(Prk);
+/// Seals and opens with the key of the cluster. Clones share the key.
+#[derive(Clone, Default)]
+pub struct Seal(Arc<OnceLock<Prk>>);
+
+/// A new key.
+pub fn random_key() -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
+    rand::rng().fill_bytes(&mut key);
+    key
+}
 
 impl Seal {
     pub fn new(key: &[u8; KEY_BYTES]) -> Self {
-        Seal(Salt::new(HKDF_SHA256, b"rein seal").extract(key))
+        let seal = Seal::default();
+        seal.set(key);
+        seal
     }
 
     /// A key of this process alone.
     pub fn random() -> Self {
-        let mut key = [0; KEY_BYTES];
-        rand::rng().fill_bytes(&mut key);
-        Seal::new(&key)
+        Seal::new(&random_key())
+    }
+
+    /// Sets the key of a default seal, which seals and opens nothing before. A key that is set stays.
+    pub fn set(&self, key: &[u8; KEY_BYTES]) {
+        self.0.get_or_init(|| Salt::new(HKDF_SHA256, b"rein seal").extract(key));
     }
 
     /// Encrypts and authenticates (AES-256-GCM). The result is base64url; empty for a text of more than 64 GiB, which
-    /// cannot be sealed.
+    /// cannot be sealed, and without a key.
     pub fn seal(&self, context: SealContext<'_>, plain: &[u8]) -> String {
         let mut salt = [0; SALT_BYTES];
         rand::rng().fill_bytes(&mut salt);
@@ -74,7 +89,7 @@ impl Seal {
     /// The AES key of one text.
     fn key(&self, salt: &[u8]) -> Option<LessSafeKey> {
         let info = [salt];
-        let derived = self.0.expand(&info, &AES_256_GCM).ok()?;
+        let derived = self.0.get()?.expand(&info, &AES_256_GCM).ok()?;
         Some(LessSafeKey::new(UnboundKey::from(derived)))
     }
 }

@@ -9,6 +9,7 @@ use rein_control_plane::records::{RouterRecord, decode, encode};
 use rein_control_plane::{Session, SessionState, limits::LEASE};
 use rein_router::FleetConfig;
 use rein_router::fleet::membership::Dial;
+use rein_router::seal::Seal;
 use rein_router::{Router, RouterConfig};
 use rein_text::model_text::ModelOverrides;
 use rein_text::template::Sources;
@@ -79,8 +80,10 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let hedge_after = args.hedge_after.map(Duration::from_millis);
         let certificates = peers.iter().map(Peers::certificate).chain(listeners.certificate()).collect();
         let process_metrics = api_server::process_metrics(certificates);
+        let seal = Seal::default();
+        let sealing = tokio::spawn(super::seal::share(seal.clone(), store.clone(), keys.seal()));
         let config =
-            RouterConfig { policy: args.policy, hedge_after, process_metrics, ..api_server::config(&args.api)? };
+            RouterConfig { policy: args.policy, hedge_after, process_metrics, seal, ..api_server::config(&args.api)? };
         let router = Router::open(config)?;
         let fleet =
             FleetConfig { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
@@ -121,6 +124,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             why = conflict => Err(why.into()),
         };
         following.abort();
+        sealing.abort();
         publishing.abort();
         drop(publish);
         // An aborted task may still hold the session. Then its keys are not deleted but expire.
