@@ -81,9 +81,9 @@ impl Controller {
         Some(lost)
     }
 
-    /// Whether to wait for more reports. Members that could not join report at about the same time, and the first report
-    /// may be that of the member that all others miss. A group that has served does not wait: a rank that is lost then
-    /// never reports.
+    /// Whether to wait for more reports. Members that could not join report at about the same time, and the first
+    /// report may be that of the member that all others miss. A group that has served does not wait: a rank that is
+    /// lost then never reports.
     fn awaits_reports(
         &mut self,
         id: &str,
