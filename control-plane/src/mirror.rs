@@ -83,7 +83,11 @@ pub(crate) async fn read_and_watch(store: &dyn Store, prefix: &str) -> Result<(S
 async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, prefix: String, view: watch::Sender<Arc<Snapshot>>) {
     loop {
         let error = watch_once(&*store, &prefix, &view, &mut backoff).await;
-        backoff.failed("lost the watch of the store; keeping the last known state", &error);
+        let message = match view.borrow().revision {
+            0 => "cannot reach the store",
+            _ => "lost the watch of the store; keeping the last known state",
+        };
+        backoff.failed(message, &error);
         backoff.wait().await;
     }
 }

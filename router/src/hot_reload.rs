@@ -121,7 +121,7 @@ impl<T> HotReloaded<T> {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
         last_check.digest = digest;
         let files: Vec<String> = self.sources.iter().map(|source| source.path.display().to_string()).collect();
-        tracing::info!(?files, "files reloaded");
+        tracing::info!(files = files.join(", "), "files reloaded");
         Ok(())
     }
 }

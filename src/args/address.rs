@@ -64,13 +64,16 @@ impl FromStr for ListenAddr {
             Some(("", port)) => (Ipv4Addr::UNSPECIFIED.to_string(), port),
             Some((host, port)) => (host.to_owned(), port),
         };
-        // Rust would also parse `+80`.
-        let port =
-            Some(port).filter(|port| port.bytes().all(|c| c.is_ascii_digit())).and_then(|port| port.parse().ok());
         let named =
             host.parse::<Ipv4Addr>().is_ok() || (values::host(&host).is_ok() && host.parse::<IpAddr>().is_err());
-        match port {
-            Some(port) if named => Ok(ListenAddr { host, port }),
+        let bracketed = format!("{host}:0").parse::<SocketAddr>().is_ok();
+        // Rust would also parse `+80`.
+        let digits = !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit());
+        match port.parse() {
+            Ok(port) if named && digits => Ok(ListenAddr { host, port }),
+            Err(_) if digits && (named || bracketed) => {
+                Err(format!("the port must be between 0 and {}, got {port}", u16::MAX))
+            }
             _ => Err(expected()),
         }
     }

@@ -65,7 +65,7 @@ impl NetworkArgs {
     }
 }
 
-/// What holds tool calls to their declarations.
+/// How much of a tool call the grammar enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum EnforcementArg {
     /// Only declared tools, with arguments that satisfy their schemas
@@ -73,7 +73,7 @@ pub enum EnforcementArg {
     NamesAndArguments,
     /// Only declared tools, with any JSON object as arguments
     Names,
-    /// Only what a request's `strict` asks for; calls are parsed leniently
+    /// Only what the request asks for: a `tool_choice` other than `auto`, `strict` tools, a response format
     Off,
 }
 

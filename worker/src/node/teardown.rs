@@ -14,7 +14,7 @@ impl Node {
     pub(super) async fn trouble(&mut self, reason: String, suspect: Option<usize>) {
         let Some(now) = &self.now else { return };
         let (group, rank, epoch) = (now.group.clone(), now.rank, epoch::number(now.record.epoch()));
-        tracing::warn!(group, epoch, ?suspect, reason, "left the group");
+        tracing::warn!(group, epoch, suspect, reason, "left the group");
         let keys = self.options.keys.clone();
         self.session.remove(&keys.ready(&group, rank));
         self.session.put(

@@ -57,7 +57,7 @@ fn run(mut peers: Vec<Peer>, shared: &Shared) {
             if let Some(abort) = peer.listen() {
                 shared.abort(&abort.reason, abort.suspect);
             } else if peer.gone {
-                shared.abort(&format!("rank {} left the group", peer.rank), Some(peer.rank));
+                shared.abort(&format!("rank {} closed its connection", peer.rank), Some(peer.rank));
             } else if peer.heard.elapsed() > SILENCE {
                 shared.abort(&format!("no heartbeat from rank {} for {SILENCE:?}", peer.rank), Some(peer.rank));
             }
