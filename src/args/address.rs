@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
-use super::values;
+use crate::option_values;
 
 /// `HOST:PORT`, where the host is a name or an IP address (IPv6 in brackets), `:PORT` for all IPv4 interfaces, or
 /// `PORT` for 127.0.0.1.
@@ -65,7 +65,7 @@ impl FromStr for ListenAddr {
             Some((host, port)) => (host.to_owned(), port),
         };
         let named =
-            host.parse::<Ipv4Addr>().is_ok() || (values::host(&host).is_ok() && host.parse::<IpAddr>().is_err());
+            host.parse::<Ipv4Addr>().is_ok() || (option_values::host(&host).is_ok() && host.parse::<IpAddr>().is_err());
         let bracketed = format!("{host}:0").parse::<SocketAddr>().is_ok();
         // Rust would also parse `+80`.
         let digits = !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit());
@@ -81,7 +81,7 @@ impl FromStr for ListenAddr {
 
 /// The host of a [`ListenAddr`] alone: a name or an IP address, without a port.
 pub fn listen_host(text: &str) -> Result<String, String> {
-    match text.parse::<IpAddr>().is_ok() || values::host(text).is_ok() {
+    match text.parse::<IpAddr>().is_ok() || option_values::host(text).is_ok() {
         true => Ok(text.to_owned()),
         false => Err("expected a host name or an IP address without a port, such as 0.0.0.0, localhost or ::1".into()),
     }

@@ -43,7 +43,7 @@ use seat::{GroupLinks, SeatError, SeatTask, TakenSeat};
 pub use switch::{EngineSwitch, WorkerReport};
 
 use crate::checkpoint::LoadError;
-use crate::rank::Resident;
+use crate::rank::ResidentWeights;
 use crate::scheduler::EngineOptions;
 use crate::service::EngineService;
 
@@ -142,7 +142,7 @@ struct Node {
     now: Option<Membership>,
     taking: Option<JoinHandle<Result<TakenSeat, SeatError>>>,
     ended: Option<oneshot::Receiver<Abort>>,
-    returned_weights: (Sender<Resident>, Receiver<Resident>),
+    returned_weights: (Sender<ResidentWeights>, Receiver<ResidentWeights>),
     load_retry: Duration,
     /// Until then this worker does not offer itself for a seat.
     unavailable_until: Option<Instant>,
@@ -419,15 +419,15 @@ impl Node {
         tracing::info!(group, epoch = epoch::number(seat.epoch), rank = record.first_rank(member), "taking a seat");
         self.record.seat = seat;
         let links = Arc::new(GroupLinks::default());
-        let residents = self.returned_weights.1.try_iter().collect();
+        let resident_weights = self.returned_weights.1.try_iter().collect();
         let taking = SeatTask {
             work: self.work.clone(),
             group: group.clone(),
             record: record.clone(),
             member,
             listener: self.listener.clone(),
-            residents,
-            home: self.returned_weights.0.clone(),
+            resident_weights,
+            return_weights: self.returned_weights.0.clone(),
             links: links.clone(),
             options: self.options.engine.clone(),
         };

@@ -100,7 +100,7 @@ pub(super) struct StepParts<T> {
     pub tables: T,
     /// The rows whose logits are wanted.
     pub wanted: T,
-    /// The end, where what the step draws follows.
+    /// The end of these parts. The parameters of the step's draws follow.
     pub end: T,
 }
 

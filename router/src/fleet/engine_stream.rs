@@ -301,7 +301,7 @@ impl EngineStream {
             if *client.borrow() == ClientState::Stalled {
                 self.park();
             }
-            // Rare and large: on the heap while they last, not in every stream.
+            // The future is large and rarely needed, so it is boxed: otherwise every stream would hold its memory.
             if self.link.is_none() {
                 self.unpark(&mut client).boxed().await?;
             }

@@ -28,16 +28,16 @@ struct Peer {
     gone: bool,
 }
 
-pub fn start(rank: usize, pulses: Vec<Option<Wire>>, shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
+pub fn start(rank: usize, heartbeats: Vec<Option<Wire>>, shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
     let now = Instant::now();
     let mut peers = Vec::new();
-    for (rank, wire) in pulses.into_iter().enumerate() {
+    for (rank, wire) in heartbeats.into_iter().enumerate() {
         let Some(wire) = wire else { continue };
         wire.raw.set_read_timeout(Some(PATIENCE))?;
         wire.raw.set_write_timeout(Some(INTERVAL))?;
         peers.push(Peer { rank, wire, heard: now, buffer: Vec::new(), gone: false });
     }
-    std::thread::Builder::new().name(format!("pulse {rank}")).spawn(move || run(peers, &shared))
+    std::thread::Builder::new().name(format!("heartbeat {rank}")).spawn(move || run(peers, &shared))
 }
 
 fn run(mut peers: Vec<Peer>, shared: &Shared) {
