@@ -11,7 +11,7 @@ use std::{
 
 use ring::digest::{Context, SHA256};
 
-/// Most bytes of one file.
+/// Maximum size of one file, in bytes.
 const FILE_BYTES: u64 = 1 << 20;
 /// Shortest interval between two checks of the files.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -63,12 +63,12 @@ mod limits {
     pub const ENGINE_END: Duration = Duration::from_secs(2);
     /// Ranks whose weights can be returned; no process holds more.
     pub const RETURNED_WEIGHTS: usize = 64;
-    /// A worker that could not load is unavailable for a while: from the first to the second.
+    /// Shortest and longest time for which a worker that could not load is unavailable.
     pub const LOAD_RETRY_FIRST: Duration = Duration::from_secs(1);
     pub const LOAD_RETRY_LONGEST: Duration = Duration::from_secs(60);
     /// How often a leader checks the use of experts.
     pub const EXPERTS_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-    /// It publishes the use when the imbalance has changed by this, and otherwise this often.
+    /// It publishes the use at once when the imbalance has changed by the first value, and otherwise at this interval.
     pub const EXPERTS_CHANGE: f64 = 0.05;
     pub const EXPERTS_INTERVAL: Duration = Duration::from_secs(60);
     /// After this time a count has half its weight.

@@ -267,7 +267,7 @@ impl ModelLoader {
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
         let mut found: Vec<Option<DeviceWeights<D::Backend>>> =
             mine.iter().map(|rank| DeviceWeights::take(&mut resident_weights, rank, size)).collect();
-        // Residents that do not fit free their memory.
+        // Frees the memory of weights that no rank uses.
         drop(resident_weights);
         let to_load = || mine.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(rank, _)| *rank);
         let (plan, held) = self.checkpoint.footprint(devices, |footprint| {

@@ -9,7 +9,7 @@ const MINUTE: f64 = 60.0;
 #[derive(Debug, Clone)]
 pub struct TokenBucket {
     per_minute: f64,
-    /// Below 0 after a [`Self::charge`] of more than was there: this has to be refilled first.
+    /// Negative after a [`Self::charge`] of more than the bucket had.
     level: f64,
     updated: Instant,
 }

@@ -93,7 +93,7 @@ impl<D: Devices> RankJob<D> {
         link: Box<dyn Collective>,
     ) -> Result<(Network<D::Backend>, usize), LoadError> {
         let network = self.read(resident, link);
-        // Also if it could not be read: a changed file may be the reason.
+        // Checked even if the read failed, because a changed file may be the reason.
         self.checkpoint.weights.verify_reads()?;
         let mut network = network?;
         if let Some(desk) = &self.leads {
