@@ -80,11 +80,15 @@ impl Backoff {
 
     /// Logs a warning if the message is new in this outage.
     pub fn failed(&mut self, message: &'static str, error: &StoreError) {
-        let mut outage = outage();
-        if !std::mem::replace(&mut self.failing, true) {
-            outage.enter();
-        }
-        match outage.is_new(message) {
+        let entered = !std::mem::replace(&mut self.failing, true);
+        let is_new = {
+            let mut outage = outage();
+            if entered {
+                outage.enter();
+            }
+            outage.is_new(message)
+        };
+        match is_new {
             true => tracing::warn!(who = self.who, %error, "{message}; retrying"),
             false => tracing::debug!(who = self.who, %error, "{message}; retrying"),
         }

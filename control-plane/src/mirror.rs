@@ -74,8 +74,8 @@ pub(crate) async fn read_and_watch(store: &dyn Store, prefix: &str) -> Result<(S
     }
     let known = snapshot.revision;
     let later = changes.filter(move |changes| {
-        let told = changes.as_ref().is_ok_and(|changes| changes.revision <= known);
-        async move { !told }
+        let seen = changes.as_ref().is_ok_and(|changes| changes.revision <= known);
+        async move { !seen }
     });
     Ok((snapshot, later.boxed()))
 }
