@@ -223,9 +223,9 @@ impl ModelLoader {
         Ok((Arc::new(placement), links.map(|link| Box::new(link) as Box<dyn Collective>).collect()))
     }
 
-    /// Loads and starts the ranks of these links. A rank whose weights are in `resident_weights` does not read them again.
-    /// When their group ends, the ranks send their weights to `return_weights`. Returns when all ranks of the group, in all
-    /// processes, have loaded.
+    /// Loads and starts the ranks of these links. A rank whose weights are in `resident_weights` does not read them
+    /// again. When their group ends, the ranks send their weights to `return_weights`. Returns when all ranks of the
+    /// group, in all processes, have loaded.
     pub fn seat(
         &self,
         placement: &Arc<Placement>,

@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 use super::error::check;
 use super::{CudaDevice, CudaError, Result};
 
-/// The version of CUDA that compiles the kernels. A driver runs kernels that were compiled with its own version of CUDA or
-/// an older one.
+/// The version of CUDA that compiles the kernels. A driver runs kernels that were compiled with its own version of CUDA
+/// or an older one.
 pub const MINIMUM_CUDA: Version = Version { major: 13, minor: 0 };
 /// The first driver that supports [`MINIMUM_CUDA`].
 pub const MINIMUM_DRIVER: u32 = 580;

@@ -1,8 +1,8 @@
 //! The sequences that wait for a slot, and which of them is next. It does not know blocks.
 //!
-//! Callers are the API keys of the routers, and share the engine's slots. The next slot goes to the caller that holds the
-//! fewest slots. If equal, it goes to the caller that has received no slot for the longest time. The sequences of one
-//! caller get slots in order of arrival.
+//! Callers are the API keys of the routers, and share the engine's slots. The next slot goes to the caller that holds
+//! the fewest slots. If equal, it goes to the caller that has received no slot for the longest time. The sequences of
+//! one caller get slots in order of arrival.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -257,8 +257,8 @@ impl Parser {
         }
     }
 
-    /// Must be called before [`Parser::finish`] if the output was cut. Text that more output could have turned into a call
-    /// is then an incomplete or malformed call, never text.
+    /// Must be called before [`Parser::finish`] if the output was cut. Text that more output could have turned into a
+    /// call is then an incomplete or malformed call, never text.
     pub fn cut(&mut self) {
         self.cut = true;
     }
