@@ -7,7 +7,6 @@ mod capacity;
 mod cluster;
 mod model;
 mod tools;
-pub mod values;
 
 use std::path::PathBuf;
 

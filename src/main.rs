@@ -17,6 +17,7 @@ mod metrics;
 #[path = "../tests/metrics_reference.rs"]
 mod metrics_reference;
 mod model_dir;
+mod option_values;
 mod progress;
 mod quantiles;
 mod reference;

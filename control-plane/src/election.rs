@@ -89,9 +89,12 @@ pub async fn campaign(
         let transaction =
             Transaction::default().when(KeyCondition::Absent(key.to_owned())).put(key, ballot, Some(lease));
         match store.commit(transaction).await {
-            Ok(Some(revision)) => return Leadership { key: key.to_owned(), lease, revision },
+            Ok(Some(revision)) => {
+                backoff.reset();
+                return Leadership { key: key.to_owned(), lease, revision };
+            }
             // Another candidate was faster.
-            Ok(None) | Err(StoreError::LeaseLost) => {}
+            Ok(None) | Err(StoreError::LeaseLost) => backoff.answered(),
             Err(error) => backoff.failed("cannot write the candidacy", &error),
         }
         backoff.wait().await;

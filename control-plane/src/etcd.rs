@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    error::Error as _,
     future::Future,
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -154,7 +155,24 @@ fn read_error(error: Error) -> StoreError {
         Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::InvalidMetadataValue(_) => {
             StoreError::Refused(error.to_string())
         }
-        error => StoreError::Unavailable(error.to_string()),
+        error => StoreError::Unavailable(messages(&error)),
+    }
+}
+
+/// The messages of an error and its sources. The client's own text has the sources as Rust debug text.
+fn messages(error: &Error) -> String {
+    let (first, source) = match error {
+        Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),
+        Error::TransportError(error) => (error.to_string(), error.source()),
+        Error::IoError(error) => (error.to_string(), error.source()),
+        error => (error.to_string(), None),
+    };
+    let sources = std::iter::successors(source, |&error| error.source()).map(ToString::to_string);
+    let mut all: Vec<String> = std::iter::once(first).chain(sources).filter(|message| !message.is_empty()).collect();
+    all.dedup();
+    match (all.is_empty(), error) {
+        (true, Error::GRpcStatus(status)) => status.code().to_string(),
+        _ => all.join(": "),
     }
 }
 
@@ -285,3 +303,6 @@ impl Store for Etcd {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -74,8 +74,8 @@ pub(crate) async fn read_and_watch(store: &dyn Store, prefix: &str) -> Result<(S
     }
     let known = snapshot.revision;
     let later = changes.filter(move |changes| {
-        let told = changes.as_ref().is_ok_and(|changes| changes.revision <= known);
-        async move { !told }
+        let seen = changes.as_ref().is_ok_and(|changes| changes.revision <= known);
+        async move { !seen }
     });
     Ok((snapshot, later.boxed()))
 }
@@ -83,7 +83,11 @@ pub(crate) async fn read_and_watch(store: &dyn Store, prefix: &str) -> Result<(S
 async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, prefix: String, view: watch::Sender<Arc<Snapshot>>) {
     loop {
         let error = watch_once(&*store, &prefix, &view, &mut backoff).await;
-        backoff.failed("lost the watch of the store; keeping the last known state", &error);
+        let message = match view.borrow().revision {
+            0 => "cannot reach the store",
+            _ => "lost the watch of the store; keeping the last known state",
+        };
+        backoff.failed(message, &error);
         backoff.wait().await;
     }
 }

@@ -173,12 +173,14 @@ impl State {
 }
 
 async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, root: String, shared: Arc<Shared>) {
+    let mut watched = false;
     loop {
         let session = async {
             let (snapshot, mut changes) = mirror::read_and_watch(&*store, &root).await?;
             backoff.reset();
             shared.reset(snapshot.entries);
             shared.synced.send_replace(true);
+            watched = true;
             while let Some(changes) = changes.next().await {
                 shared.state().apply(changes?);
             }
@@ -188,7 +190,7 @@ async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, root: String, share
         shared.synced.send_replace(false);
         // All watchers must read again.
         shared.state().watchers.clear();
-        backoff.failed("lost the watch of the store", &error);
+        backoff.failed(if watched { "lost the watch of the store" } else { "cannot reach the store" }, &error);
         backoff.wait().await;
     }
 }

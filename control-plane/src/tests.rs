@@ -7,6 +7,7 @@ mod etcd;
 mod experts;
 mod faulty_store;
 mod fencing;
+mod intercepted_store;
 mod session;
 mod shared_store;
 mod traffic;

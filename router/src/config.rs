@@ -22,7 +22,7 @@ pub struct RouterConfig {
     pub request_time: Duration,
     /// How long a client may leave its answer unread before the request ends.
     pub client_stall: Duration,
-    /// Most bytes of a request body.
+    /// Maximum size of a request body, in bytes.
     pub body_bytes: usize,
     /// Bytes of the grammars' state of all requests together.
     pub matcher_bytes: usize,

@@ -123,6 +123,11 @@ impl Error {
             ..Error::new(ErrorKind::Internal, message)
         }
     }
+
+    /// What happened, for the log: the cause, or the message if there is no other cause.
+    pub fn reason(&self) -> &str {
+        self.cause.as_deref().unwrap_or(&self.message)
+    }
 }
 
 impl fmt::Display for Error {

@@ -76,7 +76,7 @@ impl Waiters {
         if of_caller.is_empty() {
             self.turns.push_back(caller.clone());
         }
-        // Those that left are forgotten before the queue grows, else it would grow with every client that gives up.
+        // Removes waiters that left before the queue grows: otherwise each client that gives up would make it longer.
         if of_caller.len() == of_caller.capacity() {
             of_caller.retain(|give| !give.is_closed());
         }

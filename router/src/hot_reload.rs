@@ -11,7 +11,7 @@ use std::{
 
 use ring::digest::{Context, SHA256};
 
-/// Most bytes of one file.
+/// Maximum size of one file, in bytes.
 const FILE_BYTES: u64 = 1 << 20;
 /// Shortest interval between two checks of the files.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -121,7 +121,7 @@ impl<T> HotReloaded<T> {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
         last_check.digest = digest;
         let files: Vec<String> = self.sources.iter().map(|source| source.path.display().to_string()).collect();
-        tracing::info!(?files, "files reloaded");
+        tracing::info!(files = files.join(", "), "files reloaded");
         Ok(())
     }
 }

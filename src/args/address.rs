@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
-use super::values;
+use crate::option_values;
 
 /// `HOST:PORT`, where the host is a name or an IP address (IPv6 in brackets), `:PORT` for all IPv4 interfaces, or
 /// `PORT` for 127.0.0.1.
@@ -64,13 +64,16 @@ impl FromStr for ListenAddr {
             Some(("", port)) => (Ipv4Addr::UNSPECIFIED.to_string(), port),
             Some((host, port)) => (host.to_owned(), port),
         };
-        // Rust would also parse `+80`.
-        let port =
-            Some(port).filter(|port| port.bytes().all(|c| c.is_ascii_digit())).and_then(|port| port.parse().ok());
         let named =
-            host.parse::<Ipv4Addr>().is_ok() || (values::host(&host).is_ok() && host.parse::<IpAddr>().is_err());
-        match port {
-            Some(port) if named => Ok(ListenAddr { host, port }),
+            host.parse::<Ipv4Addr>().is_ok() || (option_values::host(&host).is_ok() && host.parse::<IpAddr>().is_err());
+        let bracketed = format!("{host}:0").parse::<SocketAddr>().is_ok();
+        // Rust would also parse `+80`.
+        let digits = !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit());
+        match port.parse() {
+            Ok(port) if named && digits => Ok(ListenAddr { host, port }),
+            Err(_) if digits && (named || bracketed) => {
+                Err(format!("the port must be between 0 and {}, got {port}", u16::MAX))
+            }
             _ => Err(expected()),
         }
     }
@@ -78,7 +81,7 @@ impl FromStr for ListenAddr {
 
 /// The host of a [`ListenAddr`] alone: a name or an IP address, without a port.
 pub fn listen_host(text: &str) -> Result<String, String> {
-    match text.parse::<IpAddr>().is_ok() || values::host(text).is_ok() {
+    match text.parse::<IpAddr>().is_ok() || option_values::host(text).is_ok() {
         true => Ok(text.to_owned()),
         false => Err("expected a host name or an IP address without a port, such as 0.0.0.0, localhost or ::1".into()),
     }

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use rein_router::Origin;
 
 use super::address::{ListenAddr, listen_host};
-use super::values;
+use crate::option_values;
 use crate::tls::TlsArgs;
 
 #[derive(Debug, Clone, Args)]
@@ -65,7 +65,7 @@ impl NetworkArgs {
     }
 }
 
-/// What holds tool calls to their declarations.
+/// How much of a tool call the grammar enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum EnforcementArg {
     /// Only declared tools, with arguments that satisfy their schemas
@@ -73,7 +73,7 @@ pub enum EnforcementArg {
     NamesAndArguments,
     /// Only declared tools, with any JSON object as arguments
     Names,
-    /// Only what a request's `strict` asks for; calls are parsed leniently
+    /// Only what the request asks for: a `tool_choice` other than `auto`, `strict` tools, a response format
     Off,
 }
 
@@ -134,6 +134,6 @@ pub struct TelemetryArgs {
     /// OpenTelemetry collector for traces (OTLP over gRPC), such as http://127.0.0.1:4317 [default: no traces].
     /// OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_TRACES_SAMPLER_ARG (share of traces to keep, 0 to 1) also
     /// apply
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = values::collector)]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = option_values::collector)]
     pub otlp_endpoint: Option<String>,
 }

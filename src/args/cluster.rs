@@ -6,7 +6,8 @@ use clap::Args;
 use rein_router::RoutePolicy;
 
 use super::address::ListenAddr;
-use super::{ApiArgs, EngineArgs, TelemetryArgs, WeightArgs, values};
+use super::{ApiArgs, EngineArgs, TelemetryArgs, WeightArgs};
+use crate::option_values;
 use crate::tls::PeerArgs;
 
 /// The cluster, and the etcd that stores its state.
@@ -14,7 +15,7 @@ use crate::tls::PeerArgs;
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
     /// Comma-separated etcd endpoints, HOST:PORT or https://HOST:PORT
-    #[arg(long, env = "REIN_ETCD", default_value = "127.0.0.1:2379", value_delimiter = ',', value_name = "ENDPOINTS", value_parser = values::etcd)]
+    #[arg(long, env = "REIN_ETCD", default_value = "127.0.0.1:2379", value_delimiter = ',', value_name = "ENDPOINTS", value_parser = option_values::etcd)]
     pub etcd: Vec<String>,
     /// Name of the cluster: letters, digits, `-`, `_` and `.`; starts with a letter or a digit
     #[arg(long, env = "REIN_CLUSTER", default_value = "default", value_name = "NAME")]
@@ -95,7 +96,7 @@ pub struct WorkerGroupArgs {
     #[arg(long, env = "REIN_REDUNDANT_EXPERTS", default_value_t = 0, value_name = "N")]
     pub redundant_experts: u16,
     /// Seconds after which a running step counts as hung and the group is formed again
-    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = values::deadline)]
+    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = option_values::deadline)]
     pub step_deadline: f64,
     /// Workers in this process, each with its own name and port; for load tests with --engine sim
     #[arg(long, env = "REIN_REPLICAS", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -114,7 +115,7 @@ pub struct WorkerNetworkArgs {
     #[arg(long, env = "REIN_MESH", value_name = "ADDR")]
     pub mesh: Option<ListenAddr>,
     /// Host name or IP address under which routers and other workers reach this process [default: the host of --listen]
-    #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST", value_parser = values::host)]
+    #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST", value_parser = option_values::host)]
     pub advertise: Option<String>,
     /// Address of the admin HTTP server (/metrics, /health, /ready), unencrypted and unauthenticated; port 0 picks a
     /// free port [default: none]
@@ -142,7 +143,7 @@ pub struct ControllerArgs {
     )]
     pub rebalance_every: u64,
     /// Rebalance a layer's experts when its busiest rank has more than this many times the mean load
-    #[arg(long, env = "REIN_REBALANCE_ABOVE", default_value = "1.1", value_name = "FACTOR", value_parser = values::factor, help_heading = "Placement")]
+    #[arg(long, env = "REIN_REBALANCE_ABOVE", default_value = "1.1", value_name = "FACTOR", value_parser = option_values::factor, help_heading = "Placement")]
     pub rebalance_above: f64,
     /// Address of the admin HTTP server (/metrics, /health, /ready), unencrypted and unauthenticated; port 0 picks a
     /// free port [default: none]

@@ -7,7 +7,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use rein_worker::limits;
 
-use super::values;
+use crate::option_values;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DtypeArg {
@@ -40,7 +40,7 @@ pub struct WeightArgs {
     #[arg(long, env = "REIN_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Seconds without data from the disk or file server after which loading fails
-    #[arg(long, env = "REIN_READ_TIMEOUT", default_value = "60", value_name = "S", value_parser = values::deadline)]
+    #[arg(long, env = "REIN_READ_TIMEOUT", default_value = "60", value_name = "S", value_parser = option_values::deadline)]
     pub read_timeout: f64,
 }
 

@@ -108,7 +108,7 @@ pub enum SelftestSection {
 }
 
 impl SelftestSection {
-    /// The newest first: what a run that is cut off has shown then.
+    /// The newest sections first: an interrupted run has then checked the newest code.
     const ORDER: [SelftestSection; 7] =
         [Self::Ops, Self::Models, Self::Invariance, Self::Engine, Self::Bench, Self::Device, Self::Ptx];
 }

@@ -68,7 +68,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub requests: Option<u32>,
     /// Seconds per concurrency, instead of --requests
-    #[arg(long, value_name = "S", conflicts_with = "requests", value_parser = crate::args::values::seconds)]
+    #[arg(long, value_name = "S", conflicts_with = "requests", value_parser = crate::option_values::seconds)]
     pub duration: Option<f64>,
     /// Requests sent before the measurement; they also calibrate the number of words per prompt
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -101,13 +101,13 @@ pub struct BenchOptions {
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
     /// JSON object whose members are added to each request body
-    #[arg(long, value_name = "JSON", value_parser = crate::args::values::object)]
+    #[arg(long, value_name = "JSON", value_parser = crate::option_values::object)]
     pub extra: Option<serde_json::Map<String, serde_json::Value>>,
     /// Seed of the prompts
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
     /// Seconds after which a request counts as failed
-    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::args::values::seconds)]
+    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::option_values::seconds)]
     pub timeout: f64,
     /// Write the report as JSON to this file; with `-`, to standard output, and the table to standard error
     #[arg(long, value_name = "FILE")]
@@ -119,7 +119,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "DIR", requires = "probe")]
     pub model_dir: Option<PathBuf>,
     /// Bytes per weight in memory, if they differ from the checkpoint: 1 for int8, 4 for f32 [default: as stored]
-    #[arg(long, value_name = "BYTES", requires = "model_dir", value_parser = crate::args::values::seconds)]
+    #[arg(long, value_name = "BYTES", requires = "model_dir", value_parser = crate::option_values::seconds)]
     pub weight_bytes: Option<f64>,
     /// Threads of the memory probe [default: all cores]
     #[arg(long, value_name = "N", requires = "probe", value_parser = clap::value_parser!(u16).range(1..=1024))]

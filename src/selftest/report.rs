@@ -58,7 +58,7 @@ impl Section {
     pub fn new(found: Result<Vec<ReportRow>, Box<dyn Error>>, seconds: f64, reduced: bool) -> Self {
         match found {
             Ok(rows) => {
-                // A section that looked at nothing has shown nothing.
+                // A section without rows has checked nothing, so it does not pass.
                 let passed = !rows.is_empty() && rows.iter().all(|row| row.passed);
                 Section { passed, reduced, seconds, error: None, rows }
             }

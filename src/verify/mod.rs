@@ -100,7 +100,7 @@ pub struct VerifyOptions {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub retries: u32,
     /// Seconds after which a request counts as failed
-    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::args::values::seconds)]
+    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::option_values::seconds)]
     pub timeout: f64,
     /// Continue an interrupted run in --out; `false` starts over
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
@@ -115,7 +115,7 @@ pub struct VerifyOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: Option<u32>,
     /// JSON object whose members are added to each request body
-    #[arg(long, value_name = "JSON", value_parser = crate::args::values::object)]
+    #[arg(long, value_name = "JSON", value_parser = crate::option_values::object)]
     pub extra_body: Option<Map<String, Value>>,
     /// Header to send, `name: value`; can be repeated
     #[arg(long, value_name = "HEADER")]

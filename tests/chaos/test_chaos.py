@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fleet import Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
+from fleet import Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers, whole_fleet
 from networks import Networks, possible
 
 STREAMS = 32
@@ -36,18 +36,9 @@ class Steady:
         print(f"\n{what}: {self.requests} requests, longest silence {self.silence:.2f} s, {self.retried} retried")
 
 
-def whole(kind, directory):
-    fleet = kind(directory, workers=4, group_size=2)
-    try:
-        fleet.whole(2)
-        yield fleet
-    finally:
-        fleet.close()
-
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    yield from whole(Fleet, tmp_path_factory.mktemp("fleet"))
+    yield from whole_fleet(Fleet, tmp_path_factory.mktemp("fleet"))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +112,7 @@ def test_rolling_restarts_for_a_while(fleet, undisturbed):
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory):
-    yield from whole(Networks, tmp_path_factory.mktemp("networks"))
+    yield from whole_fleet(Networks, tmp_path_factory.mktemp("networks"))
 
 
 @pytest.fixture(scope="module")

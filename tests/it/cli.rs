@@ -67,6 +67,11 @@ fn completions_and_man_pages_cover_every_command() {
     for command in commands {
         let page = std::fs::read_to_string(dir.join(format!("rein-{command}.1"))).expect(command);
         assert!(page.contains(".SH OPTIONS"), "{command}: {page}");
+        let help = run(&[command, "--help"]);
+        let help = String::from_utf8_lossy(&help.stdout).into_owned();
+        for variable in help.split("[env: ").skip(1).filter_map(|rest| rest.split(['=', ']']).next()) {
+            assert!(page.contains(variable), "{command}: {variable} in {page}");
+        }
     }
     std::fs::remove_dir_all(&dir).expect("cleans up");
 }

@@ -407,6 +407,8 @@ fn a_trace_spans_processes_and_shows_a_lost_worker() {
 
     let id = &request.attributes["request_id"];
     let lines = log.lines();
+    let lost = lines.iter().find(|line| line["fields"]["message"] == "lost the engine; resuming");
+    assert_eq!(lost.map(|line| &line["fields"]["error"]), Some(&json!(resume.attributes["reason"])));
     for message in ["lost the engine; resuming", "the request ended"] {
         let line = lines.iter().find(|line| line["fields"]["message"] == message);
         assert_eq!(line.map(|line| &line["span"]["request_id"]), Some(&json!(id)), "{message}: {lines:#?}");

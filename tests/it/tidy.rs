@@ -12,7 +12,7 @@ use rein_grammar::{Format, formats};
 const MAX_LINES: usize = 600;
 /// Files that are tables; each row reads on its own.
 const TABLES: &[&str] = &["router/grammar/src/formats.rs"];
-/// Crates and what they must never depend on (DESIGN.md section 8).
+/// Crates and what they must never depend on (docs/architecture.md, "What each part knows").
 const NEVER: &[(&str, &[&str])] = &[
     ("router/Cargo.toml", &["rein-worker", "rein-kernels"]),
     ("worker/Cargo.toml", &["rein-router", "rein-text", "rein-grammar", "axum", "minijinja"]),

@@ -351,6 +351,16 @@ class Load:
         return max(answer.silence for answer in self.answers)
 
 
+def whole_fleet(kind, directory, **options):
+    """Two groups of two workers that serve; for fixtures."""
+    fleet = kind(directory, workers=4, group_size=2, **options)
+    try:
+        fleet.whole(2)
+        yield fleet
+    finally:
+        fleet.close()
+
+
 def targets(fleet, *routers):
     return [(fleet.host(router), fleet.ports[router][0]) for router in routers or fleet.ports]
 

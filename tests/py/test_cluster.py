@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fleet import BIN, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers, until
+from fleet import BIN, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers, until, whole_fleet
 
 STREAMS = 32
 REQUESTS = [request(i) for i in range(STREAMS)]
@@ -15,13 +15,7 @@ REQUESTS = [request(i) for i in range(STREAMS)]
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    more = {"REIN_LOG": "info,rein_worker=debug"}
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"), workers=4, group_size=2, more=more)
-    try:
-        fleet.whole(2)
-        yield fleet
-    finally:
-        fleet.close()
+    yield from whole_fleet(Fleet, tmp_path_factory.mktemp("fleet"), more={"REIN_LOG": "info,rein_worker=debug"})
 
 
 @pytest.fixture(scope="module")

@@ -235,7 +235,7 @@ impl EngineThread {
         }
     }
 
-    /// False if there are no senders any more.
+    /// Returns false when all senders are gone.
     fn take_commands(&mut self) -> bool {
         for _ in 0..COMMAND_QUEUE {
             match self.commands.try_recv() {

@@ -43,7 +43,7 @@ use seat::{GroupLinks, SeatError, SeatTask, TakenSeat};
 pub use switch::{EngineSwitch, WorkerReport};
 
 use crate::checkpoint::LoadError;
-use crate::rank::Resident;
+use crate::rank::ResidentWeights;
 use crate::scheduler::EngineOptions;
 use crate::service::EngineService;
 
@@ -63,12 +63,12 @@ mod limits {
     pub const ENGINE_END: Duration = Duration::from_secs(2);
     /// Ranks whose weights can be returned; no process holds more.
     pub const RETURNED_WEIGHTS: usize = 64;
-    /// A worker that could not load is unavailable for a while: from the first to the second.
+    /// Shortest and longest time for which a worker that could not load is unavailable.
     pub const LOAD_RETRY_FIRST: Duration = Duration::from_secs(1);
     pub const LOAD_RETRY_LONGEST: Duration = Duration::from_secs(60);
     /// How often a leader checks the use of experts.
     pub const EXPERTS_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-    /// It publishes the use when the imbalance has changed by this, and otherwise this often.
+    /// It publishes the use at once when the imbalance has changed by the first value, and otherwise at this interval.
     pub const EXPERTS_CHANGE: f64 = 0.05;
     pub const EXPERTS_INTERVAL: Duration = Duration::from_secs(60);
     /// After this time a count has half its weight.
@@ -142,7 +142,7 @@ struct Node {
     now: Option<Membership>,
     taking: Option<JoinHandle<Result<TakenSeat, SeatError>>>,
     ended: Option<oneshot::Receiver<Abort>>,
-    returned_weights: (Sender<Resident>, Receiver<Resident>),
+    returned_weights: (Sender<ResidentWeights>, Receiver<ResidentWeights>),
     load_retry: Duration,
     /// Until then this worker does not offer itself for a seat.
     unavailable_until: Option<Instant>,
@@ -419,15 +419,15 @@ impl Node {
         tracing::info!(group, epoch = epoch::number(seat.epoch), rank = record.first_rank(member), "taking a seat");
         self.record.seat = seat;
         let links = Arc::new(GroupLinks::default());
-        let residents = self.returned_weights.1.try_iter().collect();
+        let resident_weights = self.returned_weights.1.try_iter().collect();
         let taking = SeatTask {
             work: self.work.clone(),
             group: group.clone(),
             record: record.clone(),
             member,
             listener: self.listener.clone(),
-            residents,
-            home: self.returned_weights.0.clone(),
+            resident_weights,
+            return_weights: self.returned_weights.0.clone(),
             links: links.clone(),
             options: self.options.engine.clone(),
         };

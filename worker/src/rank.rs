@@ -32,8 +32,8 @@ mod memory;
 mod open;
 mod thread;
 
-use devices::{AnyDevices, DeviceResident, Home};
-pub use devices::{DeviceChoice, DeviceDefaults, Resident};
+use devices::{AnyDevices, DeviceWeights, ReturnWeights};
+pub use devices::{DeviceChoice, DeviceDefaults, ResidentWeights};
 pub use layout::Layouts;
 use layout::{Inboxes, LayoutInbox, RankInbox};
 pub use memory::{KvPlan, WeightMemory};
@@ -223,20 +223,25 @@ impl ModelLoader {
         Ok((Arc::new(placement), links.map(|link| Box::new(link) as Box<dyn Collective>).collect()))
     }
 
-    /// Loads and starts the ranks of these links. Uses `residents` that hold the wanted weights; the ranks return their
-    /// weights to `home` when their group ends. Returns when all ranks of the group, in all processes, have loaded.
+    /// Loads and starts the ranks of these links. A rank whose weights are in `resident_weights` does not read them
+    /// again. When their group ends, the ranks send their weights to `return_weights`. Returns when all ranks of the
+    /// group, in all processes, have loaded.
     pub fn seat(
         &self,
         placement: &Arc<Placement>,
         links: Links,
-        residents: Vec<Resident>,
-        home: Option<Sender<Resident>>,
+        resident_weights: Vec<ResidentWeights>,
+        return_weights: Option<Sender<ResidentWeights>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Seated, LoadError> {
         match &self.devices {
-            AnyDevices::Cpu(devices) => self.seat_on(devices, placement, links, residents, home, progress),
+            AnyDevices::Cpu(devices) => {
+                self.seat_on(devices, placement, links, resident_weights, return_weights, progress)
+            }
             #[cfg(feature = "cuda")]
-            AnyDevices::Cuda(devices) => self.seat_on(devices, placement, links, residents, home, progress),
+            AnyDevices::Cuda(devices) => {
+                self.seat_on(devices, placement, links, resident_weights, return_weights, progress)
+            }
         }
     }
 
@@ -245,24 +250,25 @@ impl ModelLoader {
         devices: &D,
         placement: &Arc<Placement>,
         links: Links,
-        residents: Vec<Resident>,
-        home: Option<Sender<Resident>>,
+        resident_weights: Vec<ResidentWeights>,
+        return_weights: Option<Sender<ResidentWeights>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Seated, LoadError> {
-        let mut residents: Vec<DeviceResident<D::Backend>> = residents.into_iter().filter_map(Resident::on).collect();
-        let home = home.map(|home| -> Home<D::Backend> {
+        let mut resident_weights: Vec<DeviceWeights<D::Backend>> =
+            resident_weights.into_iter().filter_map(ResidentWeights::on).collect();
+        let return_weights = return_weights.map(|return_weights| -> ReturnWeights<D::Backend> {
             Arc::new(move |resident| {
                 // The owner may be gone.
-                let _ = home.send(Resident::new(resident));
+                let _ = return_weights.send(ResidentWeights::new(resident));
             })
         });
         let Checkpoint { spec, weights, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
-        let mut found: Vec<Option<DeviceResident<D::Backend>>> =
-            mine.iter().map(|rank| DeviceResident::take(&mut residents, rank, size)).collect();
-        // Residents that do not fit free their memory.
-        drop(residents);
+        let mut found: Vec<Option<DeviceWeights<D::Backend>>> =
+            mine.iter().map(|rank| DeviceWeights::take(&mut resident_weights, rank, size)).collect();
+        // Frees the memory of weights that no rank uses.
+        drop(resident_weights);
         let to_load = || mine.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(rank, _)| *rank);
         let (plan, held) = self.checkpoint.footprint(devices, |footprint| {
             let plan = KvPlan::new(footprint, &mine, to_load(), size, &self.options);
@@ -302,7 +308,7 @@ impl ModelLoader {
                 inbox,
                 report: report.clone(),
                 leads: (rank.rank == 0).then(|| desk.clone()),
-                home: home.clone(),
+                return_weights: return_weights.clone(),
             };
             let resident = resident.take();
             let thread = std::thread::Builder::new()

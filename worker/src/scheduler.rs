@@ -331,8 +331,8 @@ impl Scheduler {
         self.planned.push(Planned { seq: id, count, after, scored });
     }
 
-    /// The sequence that gives its blocks to `id`: the last to arrive of those that wait for their router, else the
-    /// last to arrive.
+    /// The sequence that must give its blocks to `id`: the last to arrive of those that wait for their router, or else
+    /// the last to arrive of those that arrived after `id`.
     fn victim(&self, id: SeqId) -> Option<SeqId> {
         let holders = || self.running.iter().rev().filter(|&&other| other != id && !self.seqs[&other].table.is_empty());
         holders()

@@ -92,7 +92,7 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
             after: After::Nothing.into(),
             draw: None,
             score: TOP,
-            // Any token will do after the last one: only its alternatives are used.
+            // The token after the last one is arbitrary: only its alternatives are used.
             next: Some(tokens.get(end).copied().unwrap_or(0)),
         };
         let step = Step { epoch: executor.epoch(), id: i as u64, rows: vec![row], ..Step::default() };

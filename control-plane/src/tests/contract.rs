@@ -11,10 +11,10 @@ use std::{
 use async_trait::async_trait;
 use futures::StreamExt;
 
-use super::{etcd::Server, values};
+use super::{etcd::Server, intercepted_store::InterceptedStore, values};
 use crate::{
-    Changes, KeyCondition, Memory, Mirror, Snapshot, Store, StoreError, Transaction,
-    store::{ChangeStream, LeaseId, Revision},
+    Changes, KeyCondition, Memory, Mirror, Store, StoreError, Transaction,
+    store::{ChangeStream, Revision},
 };
 
 fn put(key: &str, value: &'static str) -> Transaction {
@@ -110,34 +110,18 @@ struct Compacted {
 }
 
 #[async_trait]
-impl Store for Compacted {
-    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
-        self.store.read(prefix).await
+impl InterceptedStore for Compacted {
+    fn inner(&self) -> &dyn Store {
+        &*self.store
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
+    async fn on_watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
         if self.watches.fetch_add(1, Ordering::SeqCst) == 0 {
             self.store.commit(Transaction::default().delete("/a/gone")).await?.expect("no condition");
             let last = self.store.commit(put("/a/1", "again")).await?.expect("no condition");
             self.server.compact(last).await;
         }
         self.store.watch(prefix, after).await
-    }
-
-    async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
-        self.store.commit(transaction).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        self.store.grant(ttl).await
-    }
-
-    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.renew(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.revoke(lease).await
     }
 }
 

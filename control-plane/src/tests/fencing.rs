@@ -9,6 +9,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
+use super::intercepted_store::InterceptedStore;
 use crate::{
     Keys, Memory, ModelShape, Store,
     controller::{ControllerOptions, run},
@@ -16,7 +17,7 @@ use crate::{
     limits,
     records::{GroupRecord, Release, Seat, WorkerRecord, WorkerState, decode, encode},
     stats::ControllerStats,
-    store::{ChangeStream, LeaseId, Revision, Snapshot, StoreError, Transaction},
+    store::{Revision, StoreError, Transaction},
 };
 
 /// A write and its result.
@@ -41,16 +42,12 @@ impl Late {
 }
 
 #[async_trait]
-impl Store for Late {
-    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
-        self.store.read(prefix).await
+impl InterceptedStore for Late {
+    fn inner(&self) -> &dyn Store {
+        &self.store
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
-        self.store.watch(prefix, after).await
-    }
-
-    async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
+    async fn on_commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
         if !transaction.writes.iter().any(|write| write.key().ends_with("/placement")) || *self.open.borrow() {
             return self.store.commit(transaction).await;
         }
@@ -62,18 +59,6 @@ impl Store for Late {
         self.sent.lock().unwrap().push((transaction, lands));
         tokio::time::sleep(limits::STORE_CALL).await;
         Err(StoreError::Unavailable("no answer in time".into()))
-    }
-
-    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        self.store.grant(ttl).await
-    }
-
-    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.renew(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.revoke(lease).await
     }
 }
 

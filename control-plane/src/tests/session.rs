@@ -13,11 +13,9 @@ use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::time::Instant;
 
-use super::{etcd::Server, faulty_store::Faulty, seeds, values};
+use super::{etcd::Server, faulty_store::Faulty, intercepted_store::InterceptedStore, seeds, values};
 use crate::{
-    Memory, Mirror, Session, SharedStore, Snapshot, Store, StoreError, Transaction, campaign,
-    records::Release,
-    store::{ChangeStream, LeaseId, Revision},
+    Memory, Mirror, Session, SharedStore, Store, StoreError, Transaction, campaign, records::Release, store::LeaseId,
 };
 
 const TTL: Duration = Duration::from_secs(5);
@@ -64,34 +62,18 @@ struct Renewals {
 }
 
 #[async_trait]
-impl Store for Renewals {
-    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
-        self.store.read(prefix).await
+impl InterceptedStore for Renewals {
+    fn inner(&self) -> &dyn Store {
+        &self.store
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
-        self.store.watch(prefix, after).await
-    }
-
-    async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
-        self.store.commit(transaction).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        self.store.grant(ttl).await
-    }
-
-    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
+    async fn on_renew(&self, lease: LeaseId) -> Result<(), StoreError> {
         self.at.lock().unwrap().push(Instant::now());
         if self.fail.load(Ordering::Relaxed) > 0 {
             self.fail.fetch_sub(1, Ordering::Relaxed);
             return Err(StoreError::Unavailable("the call was lost".into()));
         }
         self.store.renew(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.revoke(lease).await
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use futures::{FutureExt, StreamExt};
 
-use super::values;
+use super::{intercepted_store::InterceptedStore, values};
 use crate::{
     LeaseId, Memory, Mirror, Revision, Session, SharedStore, Snapshot, Store, StoreError, Transaction, limits,
     store::{ChangeStream, Changes},
@@ -27,33 +27,29 @@ struct Counting {
 }
 
 #[async_trait]
-impl Store for Counting {
-    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+impl InterceptedStore for Counting {
+    fn inner(&self) -> &dyn Store {
+        &self.store
+    }
+
+    async fn on_read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.store.read(prefix).await
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
+    async fn on_watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.store.watch(prefix, after).await
     }
 
-    async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
+    async fn on_commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
         self.written.fetch_add(1, Ordering::Relaxed);
         self.store.commit(transaction).await
     }
 
-    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+    async fn on_grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         self.leases.fetch_add(1, Ordering::Relaxed);
         self.store.grant(ttl).await
-    }
-
-    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.renew(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.revoke(lease).await
     }
 }
 

@@ -39,7 +39,8 @@ pub fn memory_bandwidth(threads: usize, seconds: f64) -> f64 {
     let pass = || {
         let start = Instant::now();
         pool.run(items, &|i| {
-            // SAFETY: ITEM bytes inside the buffer, aligned, written above and by nobody now; `isa` was detected.
+            // SAFETY: these ITEM bytes are inside the buffer, aligned and initialized above, and no thread writes them
+            // now. The CPU supports `isa`, which was detected.
             unsafe {
                 let words = std::slice::from_raw_parts(base.get().add(i * ITEM).cast::<f32>(), ITEM / 4);
                 black_box(read(isa, words));

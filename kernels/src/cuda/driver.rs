@@ -7,9 +7,10 @@ use cudarc::driver::sys;
 use super::error::check;
 use super::{CudaDevice, CudaError, Result};
 
-/// The kernels are compiled by this version of CUDA, and drivers run what their own version or an older one compiled.
+/// The version of CUDA that compiles the kernels. A driver runs kernels that were compiled with its own version of CUDA
+/// or an older one.
 pub const MINIMUM_CUDA: Version = Version { major: 13, minor: 0 };
-/// The first driver that supports it.
+/// The first driver that supports [`MINIMUM_CUDA`].
 pub const MINIMUM_DRIVER: u32 = 580;
 
 /// A version of CUDA, or a compute capability.

@@ -117,7 +117,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Ends a step that repeats; what it leaves.
+    /// Launches the recorded graph of this shape, and returns where its results are. None: there is no such graph.
     pub fn repeat(&mut self, device: &CudaDevice, shape: &StepShape) -> Result<Option<Results>> {
         self.mode = Mode::Plain;
         let Some(Some(graph)) = self.known.get(shape) else { return Ok(None) };

@@ -4,7 +4,7 @@ use super::draw::result_words;
 use crate::backend::{Draw, LogitsOf, Rows};
 use crate::error::{KernelError, Result};
 
-/// Marks rows that no sequence has, and places that nothing is written to.
+/// Marks rows of no sequence, and places that are not written.
 pub(super) const NONE: u32 = u32::MAX;
 /// Larger decode steps are not recorded.
 const LARGEST_BUCKET: usize = 512;
@@ -100,7 +100,7 @@ pub(super) struct StepParts<T> {
     pub tables: T,
     /// The rows whose logits are wanted.
     pub wanted: T,
-    /// The end, where what the step draws follows.
+    /// The end of these parts. The parameters of the step's draws follow.
     pub end: T,
 }
 

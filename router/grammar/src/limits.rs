@@ -33,8 +33,8 @@ pub const MAX_ROW_MEMBERS: usize = 4_500;
 pub const MAX_ORDERED_PROPERTIES: usize = 2_200;
 /// Maximum number of `patternProperties` for which keys are constrained.
 pub const MAX_PATTERNS: usize = 16;
-/// Product of the numbers of ways in which the conjuncts of an expression can continue at one place, without the most
-/// ambiguous one. llguidance tries all combinations at once.
+/// Maximum number of combinations in which the conjuncts of one expression can continue at one place. The most
+/// ambiguous conjunct is not counted. llguidance tries all combinations at once.
 pub const MAX_OVERLAP: u64 = 256;
 /// llguidance's fuel for building the lexer.
 pub const MAX_LEXER_FUEL: u64 = 1_000_000;

@@ -68,7 +68,7 @@ pub enum Response {
 /// How much of a call is enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Enforcement {
-    /// Nothing, unless the request requires a call.
+    /// Only what the request asks for: a tool choice other than auto, strict tools, a response format.
     Off,
     /// Declared names; arguments are any JSON object.
     Names,

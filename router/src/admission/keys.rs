@@ -1,7 +1,7 @@
 //! API keys: authentication, and rate limits per key. It does not know requests.
 //!
-//! The file has only hashes. A key is 256 random bits, so a plain SHA-256 is enough: slow password hashes protect
-//! secrets that can be guessed, and 256 random bits cannot.
+//! The file has only hashes. A key is 256 random bits, so a plain SHA-256 is enough: a slow password hash protects only
+//! against guessing, and nobody can guess 256 random bits.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,9 +29,9 @@ use crate::{
     metrics::{NO_LABELS, Samples, on_scrape},
 };
 
-/// Most keys in one file: each adds labels to `/metrics`.
+/// Maximum number of keys in one file: each adds labels to `/metrics`.
 const KEYS: usize = 1024;
-/// Most bytes of a key's name.
+/// Maximum length of a key's name, in bytes.
 const NAME_BYTES: usize = 64;
 
 #[derive(Debug, Deserialize)]
@@ -70,7 +70,7 @@ struct Client {
 
 const HASH_BYTES: usize = 32;
 
-/// What the key with a name has used. It survives reloads of the file.
+/// The usage of the key with a name. It survives reloads of the file.
 #[derive(Default)]
 struct Usage {
     buckets: Mutex<Buckets>,

@@ -112,7 +112,7 @@ impl InFlightPermit {
 }
 
 impl PendingRequest {
-    /// Returns when the request must leave for another one. Cancel-safe.
+    /// Returns when the request must leave the queue to make place for another one. Cancel-safe.
     pub async fn evicted(&mut self) -> Error {
         // The sender lives in the shared state until it is used: this never fails.
         let _ = (&mut self.0.woken).await;
@@ -120,8 +120,9 @@ impl PendingRequest {
         evicted()
     }
 
-    /// Waits for this many in-flight slots, or for all if there are fewer. Lower priorities are admitted earlier, and
-    /// callers that hold fewer slots. A request that would wait until after its deadline is rejected at once.
+    /// Waits for this many in-flight slots, or for all if there are fewer. Requests with a lower priority value, and
+    /// requests of callers that hold fewer slots, are admitted earlier. A request that would wait until after its
+    /// deadline is rejected at once.
     pub async fn admit(mut self, slots: usize, priority: i64, deadline: Instant) -> Result<InFlightPermit, Error> {
         let began = Instant::now();
         if let Some(key_permit) = &mut self.0.key_permit {

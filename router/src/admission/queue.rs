@@ -5,9 +5,9 @@
 //! choices are known: it *waits* or is *in flight* until it ends. Requests in flight hold at most `slots` slots, one
 //! for each choice, and at most `queue` requests more are present.
 //!
-//! Callers share the slots and the queue. The next slot goes to the caller that has waited longest since it last was
-//! given or gave back one; the slots that it holds count against it like a higher priority value. A full queue
-//! refuses the caller that has most requests in it.
+//! Callers share the slots and the queue. The next slot goes to the caller whose last change, a slot received or
+//! returned, is the oldest. The slots that a caller holds count against it like a higher priority value. A full queue
+//! refuses the caller that has the most requests in it.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
@@ -165,8 +165,9 @@ impl WaitQueue {
         Ok(Entered { number, evicted, admitted })
     }
 
-    /// Makes place for a request of `caller`: of a caller with at least two requests more in the queue the last one
-    /// leaves, or else the first request whose body has been read for longer than `limits::PENDING_TIME`.
+    /// Makes place for a request of `caller`. If the caller with the most requests in the queue has at least two more,
+    /// its last request leaves. Otherwise the oldest pending request leaves, if its body has been read for longer than
+    /// `limits::PENDING_TIME`.
     fn evict(&mut self, caller: &CallerName, now: Instant) -> Option<RequestNumber> {
         let own = self.callers.get(caller).map_or(0, CallerRequests::queued);
         let longest = self.callers.iter().max_by_key(|(name, requests)| (requests.queued(), *name));
@@ -327,7 +328,7 @@ impl WaitQueue {
         }
     }
 
-    /// Estimated wait of a request that `before` slots come before. None: no request has ended yet.
+    /// Estimated wait of a request if `before` slots are given to others first. None: no request has ended yet.
     fn estimated_wait(&self, before: usize) -> Option<Duration> {
         Some(self.mean_time?.mul_f64((before + 1) as f64 / self.slots.max(1) as f64))
     }

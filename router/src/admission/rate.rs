@@ -9,7 +9,7 @@ const MINUTE: f64 = 60.0;
 #[derive(Debug, Clone)]
 pub struct TokenBucket {
     per_minute: f64,
-    /// Below 0 after a [`Self::charge`] of more than was there: this has to be refilled first.
+    /// Negative after a [`Self::charge`] of more than the bucket had.
     level: f64,
     updated: Instant,
 }
@@ -31,21 +31,21 @@ impl TokenBucket {
         self.per_minute as u64
     }
 
-    /// Takes 1. Err: how long until there is 1.
+    /// Takes one token from the bucket. Err: the time until the bucket has one.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.ready(now)?;
         self.level -= 1.0;
         Ok(())
     }
 
-    /// Whether there is 1. Err: how long until there is.
+    /// Whether the bucket has a token. Err: the time until it has one.
     pub fn ready(&mut self, now: Instant) -> Result<(), Duration> {
         self.refill(now);
         // The tolerance is for rounding errors of the refill.
         if self.level >= 1.0 - 1e-6 { Ok(()) } else { Err(self.time_until(1.0)) }
     }
 
-    /// Takes `amount` even if there is less. The level may become negative.
+    /// Takes `amount` even if the bucket has less: its level may become negative.
     pub fn charge(&mut self, amount: u64, now: Instant) {
         self.refill(now);
         self.level -= amount as f64;

@@ -1,6 +1,20 @@
 //! Maps gRPC statuses of engines to errors for the client.
 
+use std::error::Error as _;
+
 use crate::error::{Error, ErrorKind};
+
+/// The message of a status and the messages of its sources. `Display` has the sources as Rust debug text.
+pub fn status_text(status: &tonic::Status) -> String {
+    let sources = std::iter::successors(status.source(), |&error| error.source()).map(ToString::to_string);
+    let mut messages: Vec<String> = std::iter::once(status.message().to_owned()).chain(sources).collect();
+    messages.retain(|message| !message.is_empty());
+    messages.dedup();
+    match messages.is_empty() {
+        true => status.code().to_string(),
+        false => messages.join(": "),
+    }
+}
 
 impl Error {
     /// The client's error for a failed call to an engine.
@@ -13,9 +27,12 @@ impl Error {
             tonic::Code::DeadlineExceeded => Error::deadline(),
             // FailedPrecondition: the engine does not support this router's protocol version.
             tonic::Code::Unavailable | tonic::Code::FailedPrecondition => {
-                Error { cause: Some(status.to_string()), ..Error::unavailable("the engine cannot be reached") }
+                Error { cause: Some(status_text(status)), ..Error::unavailable("the engine cannot be reached") }
             }
-            _ => Error::internal("the engine failed on this request", status),
+            _ => Error::internal("the engine failed on this request", status_text(status)),
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

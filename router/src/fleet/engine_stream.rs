@@ -27,6 +27,7 @@ use crate::{
     error::{Error, ErrorKind},
     fleet::{
         breaker::Fault,
+        engine_error::status_text,
         metrics::FleetMetrics,
         pool::{EngineLease, EnginePool, EngineRequest},
         retry_budget::{CountGuard, RetryBudget},
@@ -166,7 +167,7 @@ impl Failure {
             Code::ResourceExhausted => Failure::Lost(None, error),
             // The engine sent UNAVAILABLE because it stops; statuses with a source come from a broken connection.
             Code::Unavailable => Failure::Lost(Some(Fault::Gone), error),
-            _ if std::error::Error::source(status).is_some() => Failure::engine_gone(status),
+            _ if std::error::Error::source(status).is_some() => Failure::engine_gone(status_text(status)),
             _ => Failure::Lost(Some(Fault::Failed), error),
         }
     }
@@ -176,9 +177,7 @@ impl Failure {
 /// full because others are gone, the cluster has lost capacity.
 fn to_capacity_lost(error: Error) -> Error {
     match error.kind {
-        ErrorKind::Unavailable | ErrorKind::Full => {
-            Error::capacity_lost(error.cause.as_deref().unwrap_or(&error.message))
-        }
+        ErrorKind::Unavailable | ErrorKind::Full => Error::capacity_lost(error.reason()),
         _ => error,
     }
 }
@@ -302,7 +301,7 @@ impl EngineStream {
             if *client.borrow() == ClientState::Stalled {
                 self.park();
             }
-            // Rare and large: on the heap while they last, not in every stream.
+            // The future is large and rarely needed, so it is boxed: otherwise every stream would hold its memory.
             if self.link.is_none() {
                 self.unpark(&mut client).boxed().await?;
             }
@@ -323,7 +322,7 @@ impl EngineStream {
             }
             match self.hedge.promote() {
                 Some((link, progress)) => {
-                    tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "lost the engine; continuing on the second engine");
+                    tracing::warn!(parent: &self.span, sequence = self.start.request_id, error = error.reason(), "lost the engine; continuing on the second engine");
                     self.context.retry_budget.count_won();
                     (self.kind, self.progress, self.finished) = (link.lease.engine().kind.clone(), progress, false);
                     self.link = Some(link);
@@ -409,7 +408,8 @@ impl EngineStream {
     /// Resumes on another engine after a loss, within the limits for resumes and retries.
     async fn resume(&mut self, lost: Error) -> Result<(), Error> {
         let accepted = self.progress.accepted.len();
-        tracing::warn!(parent: &self.span, sequence = self.start.request_id, accepted, error = %lost, "lost the engine; resuming");
+        let reason = lost.reason();
+        tracing::warn!(parent: &self.span, sequence = self.start.request_id, accepted, error = reason, "lost the engine; resuming");
         // The first resume costs no budget, because it replaces work that was lost.
         let again = self.resumes > 0;
         if self.resumes >= limits::RESUMES || again && !self.context.retry_budget.try_retry(Instant::now()) {
@@ -417,7 +417,6 @@ impl EngineStream {
             return Err(to_capacity_lost(lost));
         }
         self.resumes += 1;
-        let reason = lost.cause.as_deref().unwrap_or(&lost.message);
         self.reopen(reason).await.map_err(|error| {
             self.context.metrics.resume_failed.inc();
             to_capacity_lost(error)

@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     fleet::{
+        engine_error::status_text,
         pool::{EngineHandle, EngineListing},
         transport::EngineTransport,
     },
@@ -29,7 +30,7 @@ pub type Dial = Arc<dyn Fn(&str) -> Option<EngineTransport> + Send + Sync>;
 /// Why a model's text files could not be fetched from a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    #[error(transparent)]
+    #[error("{}", status_text(.0))]
     Call(#[from] tonic::Status),
     #[error("the worker sent a file outside the model's directory: '{0}'")]
     Path(String),
@@ -132,16 +133,17 @@ fn log_incompatible(view: &ClusterView, logged: &mut BTreeSet<String>) {
 /// Logs a model whose groups differ, once for each set of kinds.
 fn log_differences(model: &str, groups: &[ServingGroup], logged: &mut BTreeMap<String, BTreeSet<String>>) {
     let kinds: BTreeSet<String> = groups.iter().map(|group| group.listing.kind.clone()).collect();
-    let texts: BTreeSet<&str> = groups.iter().map(|group| group.text.as_str()).collect();
+    let texts: BTreeSet<String> = groups.iter().map(|group| group.text.clone()).collect();
+    let listed = |values: &BTreeSet<String>| values.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
     if logged.get(model) == Some(&kinds) {
         return;
     }
     if texts.len() > 1 {
         let why = "groups of one model have different text files; only groups with the files that were loaded first get sequences";
-        tracing::error!(model, ?texts, "{why}");
+        tracing::error!(model, texts = listed(&texts), "{why}");
     } else if kinds.len() > 1 {
         let why = "groups of one model differ in checkpoint, data types or group size; answers depend on the group";
-        tracing::warn!(model, ?kinds, "{why}");
+        tracing::warn!(model, kinds = listed(&kinds), "{why}");
     }
     logged.insert(model.to_owned(), kinds);
 }

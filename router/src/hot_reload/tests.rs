@@ -10,7 +10,7 @@ impl Drop for Dir {
 
 #[test]
 fn replaced_files_are_reloaded_and_invalid_ones_are_ignored() {
-    let dir = Dir(std::env::temp_dir().join(format!("rein-reread-{}", std::process::id())));
+    let dir = Dir(std::env::temp_dir().join(format!("rein-reloaded-{}", std::process::id())));
     std::fs::create_dir_all(&dir.0).unwrap();
     let [a, b] = ["a", "b"].map(|name| WatchedFile { flag: "--number", path: dir.0.join(name) });
     let sum = |contents: &[Vec<u8>]| {
@@ -28,19 +28,19 @@ fn replaced_files_are_reloaded_and_invalid_ones_are_ignored() {
     let error = open().err().unwrap().to_string();
     assert!(error.ends_with("/b: invalid digit found in string"), "{error}");
     std::fs::write(&b.path, "2").unwrap();
-    let reread = open().unwrap();
-    assert_eq!(*reread.get(), 3);
+    let reloaded = open().unwrap();
+    assert_eq!(*reloaded.get(), 3);
     // Contents are compared, not sizes or dates: this file has the same size and possibly the same date.
     std::fs::write(&b.path, "3").unwrap();
-    assert_eq!(*reread.refresh(), 4);
+    assert_eq!(*reloaded.refresh(), 4);
     for wrong in ["x", "", "9999999999999"] {
         std::fs::write(&b.path, wrong).unwrap();
-        assert_eq!(*reread.refresh(), 4, "{wrong}");
+        assert_eq!(*reloaded.refresh(), 4, "{wrong}");
     }
     std::fs::remove_file(&b.path).unwrap();
-    assert_eq!(*reread.refresh(), 4);
+    assert_eq!(*reloaded.refresh(), 4);
     std::fs::write(&b.path, "5").unwrap();
-    assert_eq!(*reread.refresh(), 6);
+    assert_eq!(*reloaded.refresh(), 6);
     std::fs::write(&b.path, vec![b' '; FILE_BYTES as usize + 1]).unwrap();
-    assert_eq!(*reread.refresh(), 6);
+    assert_eq!(*reloaded.refresh(), 6);
 }

@@ -60,9 +60,9 @@ impl SteeredOutput {
 pub struct Choice {
     transcript: Transcript,
     steered: Option<SteeredOutput>,
-    /// The session was moved to a blocking thread and has not come back: it is at work, or lost.
+    /// The session was moved to a blocking thread and has not been returned: the thread still works, or has panicked.
     offloaded: bool,
-    /// None: ended.
+    /// None: the choice has ended.
     engine: Option<EngineStream>,
     metrics: Arc<RequestMetrics>,
     caller: Option<ApiCaller>,

@@ -17,7 +17,7 @@ use crate::{
 
 /// Limits how many grammars one model compiles at once.
 pub struct CompileQueue {
-    /// Permits for first attempts: each ends within some milliseconds, finished or not.
+    /// Permits for first attempts. Each attempt ends within some milliseconds, even if it has not finished the grammar.
     first_attempts: FairSemaphore,
     /// Permits for large grammars, and for those that a first attempt did not finish.
     long_compiles: FairSemaphore,
@@ -99,7 +99,7 @@ fn rule_error(error: RuleError) -> Error {
         | RuleError::Unenforceable { field, .. }
         | RuleError::TooLarge { field, .. } => field,
         RuleError::Format { field, .. } => *field,
-        // A whole budget ends with another error; only the request's deadline leaves a compilation unfinished.
+        // A spent budget gives another error. Only the request's deadline leaves a compilation unfinished.
         RuleError::Unfinished => return Error::deadline(),
     };
     Error { code: Some("unenforceable"), ..Error::invalid(field, error.to_string()) }

@@ -39,7 +39,7 @@ struct State {
     events: Option<BoxStream<'static, Item>>,
     /// Events that were produced while the client did not read.
     buffered: VecDeque<Item>,
-    /// When the client got its last item without asking for the next. None: it waits for an item.
+    /// When the client got its last item, if it has not asked for the next one. None: it waits for an item.
     unread_since: Option<Instant>,
 }
 

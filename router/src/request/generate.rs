@@ -222,7 +222,7 @@ pub async fn generate(
         });
         Ok(Merged { starts, choices: stream::select_all(choices), usage, n, client: state, running })
     };
-    // Its state is large, and is freed when it ends; the stream lives on.
+    // Opening has a large state. It is boxed, so that it is freed when the choices are open and the stream continues.
     let events = stream::once(opening.boxed()).flat_map(|opened| match opened {
         Ok(merged) => stream::unfold(Some(merged), async |merged| merged?.next().await).boxed(),
         Err(error) => stream::once(std::future::ready(Err(error))).boxed(),

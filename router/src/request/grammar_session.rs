@@ -58,8 +58,8 @@ pub struct DrawOutcome {
     pub ended: bool,
 }
 
-/// Whether the engine waits for a mask at every step, which costs latency and is worth it after frequent refusals. It
-/// depends on the history of refusals alone.
+/// Decides whether the engine waits for a mask at every step. Waiting costs latency, and pays off after frequent
+/// refusals. The decision depends on the history of refusals alone.
 #[derive(Debug, Default)]
 struct Hold {
     /// One bit per checked token, the latest lowest; 1: refused.

@@ -16,7 +16,7 @@ use super::NodeError;
 use super::limits::{JOIN_TIME, STOP_CHECK_INTERVAL};
 use crate::executor::Executor;
 use crate::load_log::LoadLog;
-use crate::rank::{Layouts, ModelLoader, Resident, Seated};
+use crate::rank::{Layouts, ModelLoader, ResidentWeights, Seated};
 use crate::scheduler::EngineOptions;
 use crate::service::{self, EngineService};
 
@@ -111,8 +111,8 @@ pub struct SeatTask {
     pub record: Arc<GroupRecord>,
     pub member: usize,
     pub listener: Arc<RankListener>,
-    pub residents: Vec<Resident>,
-    pub home: Sender<Resident>,
+    pub resident_weights: Vec<ResidentWeights>,
+    pub return_weights: Sender<ResidentWeights>,
     pub links: Arc<GroupLinks>,
     pub options: EngineOptions,
 }
@@ -133,7 +133,9 @@ impl SeatTask {
         let placement = Arc::new(self.record.placement.clone());
         let mut log = LoadLog::start();
         let seated = model
-            .seat(&placement, links, self.residents, Some(self.home), &mut |done, total| log.report(done, total))
+            .seat(&placement, links, self.resident_weights, Some(self.return_weights), &mut |done, total| {
+                log.report(done, total)
+            })
             .map_err(|error| match error {
                 crate::checkpoint::LoadError::Kernel(rein_kernels::KernelError::Aborted(reason)) => {
                     let suspect = self.links.ends().first().and_then(|(group_end, _)| group_end.abort()?.suspect);

@@ -14,7 +14,7 @@ impl Node {
     pub(super) async fn trouble(&mut self, reason: String, suspect: Option<usize>) {
         let Some(now) = &self.now else { return };
         let (group, rank, epoch) = (now.group.clone(), now.rank, epoch::number(now.record.epoch()));
-        tracing::warn!(group, epoch, ?suspect, reason, "left the group");
+        tracing::warn!(group, epoch, suspect, reason, "left the group");
         let keys = self.options.keys.clone();
         self.session.remove(&keys.ready(&group, rank));
         self.session.put(
@@ -61,7 +61,7 @@ impl Node {
         }
         if ran && let Workload::Model(_) = self.work {
             let returned_weights = self.returned_weights.1.clone();
-            let home = self.returned_weights.0.clone();
+            let return_weights = self.returned_weights.0.clone();
             let wait = move || {
                 let until = std::time::Instant::now() + RETURN_TIME;
                 let mut back = Vec::new();
@@ -70,7 +70,7 @@ impl Node {
                 {
                     back.push(resident);
                 }
-                back.into_iter().for_each(|resident| drop(home.send(resident)));
+                back.into_iter().for_each(|resident| drop(return_weights.send(resident)));
             };
             // Weights that do not come back are read again.
             let _ = tokio::task::spawn_blocking(wait).await;

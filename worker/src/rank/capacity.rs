@@ -13,7 +13,7 @@ use super::{DeviceChoice, DeviceDefaults, KvPlan, ModelOptions, open};
 use crate::checkpoint::{LoadError, StatedForms};
 use crate::model::{self, Attention, Footprint, Mlp, Precisions, WeightParts};
 
-/// Larger groups are not looked at.
+/// Maximum number of ranks of a group.
 const MOST_GPUS: usize = 1024;
 /// Tokens of each sequence in a decode step, unless given.
 const CONTEXT: usize = 8192;

@@ -142,22 +142,22 @@ fn check_cuda(options: &ModelOptions, devices: usize) -> Result<(), LoadError> {
     }
 }
 
-/// A rank's weights on their device, which outlive its group: a `DeviceResident` of some backend.
-pub struct Resident(Box<dyn Any + Send>);
+/// A rank's weights on their device, which outlive its group: a `DeviceWeights` of some backend.
+pub struct ResidentWeights(Box<dyn Any + Send>);
 
-impl Resident {
-    pub fn new<B: Backend>(weights: DeviceResident<B>) -> Self {
-        Resident(Box::new(weights))
+impl ResidentWeights {
+    pub fn new<B: Backend>(weights: DeviceWeights<B>) -> Self {
+        ResidentWeights(Box::new(weights))
     }
 
     /// None: they are on another kind of device.
-    pub fn on<B: Backend>(self) -> Option<DeviceResident<B>> {
+    pub fn on<B: Backend>(self) -> Option<DeviceWeights<B>> {
         self.0.downcast().ok().map(|weights| *weights)
     }
 }
 
 /// A rank's weights on one kind of device.
-pub struct DeviceResident<B: Backend> {
+pub struct DeviceWeights<B: Backend> {
     pub network: Network<B>,
     /// The size of the group, on which a rank's weights depend.
     pub ranks: usize,
@@ -165,25 +165,25 @@ pub struct DeviceResident<B: Backend> {
     pub device: usize,
 }
 
-/// Takes the weights back when a group ends. Their owner may be gone.
-pub type Home<B> = Arc<dyn Fn(DeviceResident<B>) + Send + Sync>;
+/// Called with a rank's weights when its group ends. The receiver may be gone.
+pub type ReturnWeights<B> = Arc<dyn Fn(DeviceWeights<B>) + Send + Sync>;
 
-impl<B: Backend> DeviceResident<B> {
-    pub fn take(residents: &mut Vec<Self>, rank: &RankPlacement, ranks: usize) -> Option<Self> {
+impl<B: Backend> DeviceWeights<B> {
+    pub fn take(resident_weights: &mut Vec<Self>, rank: &RankPlacement, ranks: usize) -> Option<Self> {
         // Experts may have moved; the missing ones are loaded.
         let holds = |resident: &Self| {
             let known = resident.network.rank();
             let same = (known.rank, &known.heads, &known.kv_heads) == (rank.rank, &rank.heads, &rank.kv_heads);
             same && resident.ranks == ranks
         };
-        residents.iter().position(holds).map(|i| residents.swap_remove(i))
+        resident_weights.iter().position(holds).map(|i| resident_weights.swap_remove(i))
     }
 }
 
 /// The device of each rank of this process: that of its weights, or else the first that has none.
-pub fn assign(residents: &[Option<usize>]) -> Vec<usize> {
-    let mut free = (0..).filter(|device| !residents.contains(&Some(*device)));
-    residents.iter().map(|device| device.or_else(|| free.next()).unwrap_or(0)).collect()
+pub fn assign(known: &[Option<usize>]) -> Vec<usize> {
+    let mut free = (0..).filter(|device| !known.contains(&Some(*device)));
+    known.iter().map(|device| device.or_else(|| free.next()).unwrap_or(0)).collect()
 }
 
 #[cfg(test)]

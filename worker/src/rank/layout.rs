@@ -12,7 +12,7 @@ use super::Checkpoint;
 use crate::checkpoint::LoadError;
 use crate::model::{LayoutSwap, Network};
 
-/// Layouts that a rank was given and no step has used yet; an idle group applies none.
+/// Maximum number of pending layouts of a rank, which no step has used yet. An idle group applies none.
 const AHEAD: usize = 2;
 
 /// Pending layouts of a rank, in order.
@@ -85,7 +85,7 @@ impl<D: Devices> LoadLayout for Inboxes<D> {
             Network::fetch(&backend, source, (placement, to.rank), &before.ranks[to.rank], stop)
         };
         let swaps: Result<Vec<_>, LoadError> = self.ranks.iter().map(|to| Ok((&to.inbox, fetch(to)?))).collect();
-        // Also if they could not be read: a changed file may be the reason.
+        // Checked even if the read failed, because a changed file may be the reason.
         checkpoint.weights.verify_reads()?;
         let swaps = swaps?;
         if stop.load(Ordering::Relaxed) {

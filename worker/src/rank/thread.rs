@@ -12,7 +12,7 @@ use rein_kernels::collective::{Collective, ControlLink, threads};
 use rein_kernels::{Backend, Devices, ExpertCounts, KernelError, Result as KernelResult};
 use rein_proto::internal::{Step, StepResult};
 
-use super::devices::{DeviceResident, Home};
+use super::devices::{DeviceWeights, ReturnWeights};
 use super::layout::LayoutInbox;
 use super::{Checkpoint, KvPlan};
 use crate::checkpoint::LoadError;
@@ -52,14 +52,14 @@ pub struct RankJob<D: Devices> {
     pub report: Sender<RankReport>,
     /// None: this rank follows.
     pub leads: Option<LeaderQueues>,
-    pub home: Option<Home<D::Backend>>,
+    pub return_weights: Option<ReturnWeights<D::Backend>>,
 }
 
 impl<D: Devices> RankJob<D> {
-    pub fn run(self, resident: Option<DeviceResident<D::Backend>>, link: Box<dyn Collective>) {
+    pub fn run(self, resident: Option<DeviceWeights<D::Backend>>, link: Box<dyn Collective>) {
         let ranks = link.size();
         let loaded = self.load(resident, link);
-        let RankJob { checkpoint, device, rank, placement, report, leads, inbox, home, .. } = self;
+        let RankJob { checkpoint, device, rank, placement, report, leads, inbox, return_weights, .. } = self;
         drop(checkpoint);
         let (network, outcome) = match loaded {
             Ok((network, blocks)) => (Some(network), Ok(blocks)),
@@ -79,21 +79,21 @@ impl<D: Devices> RankJob<D> {
         }
         // Weights on a device that failed are of no use.
         let failed = matches!(end, Some(KernelError::Device(_) | KernelError::OutOfMemory(_)));
-        let home = home.filter(|_| !failed);
+        let return_weights = return_weights.filter(|_| !failed);
         let mut network = executing.into_network();
-        if let Some(home) = home {
+        if let Some(return_weights) = return_weights {
             network.leave(Box::new(threads::alone()));
-            home(DeviceResident { network, ranks, device });
+            return_weights(DeviceWeights { network, ranks, device });
         }
     }
 
     fn load(
         &self,
-        resident: Option<DeviceResident<D::Backend>>,
+        resident: Option<DeviceWeights<D::Backend>>,
         link: Box<dyn Collective>,
     ) -> Result<(Network<D::Backend>, usize), LoadError> {
         let network = self.read(resident, link);
-        // Also if it could not be read: a changed file may be the reason.
+        // Checked even if the read failed, because a changed file may be the reason.
         self.checkpoint.weights.verify_reads()?;
         let mut network = network?;
         if let Some(desk) = &self.leads {
@@ -106,12 +106,12 @@ impl<D: Devices> RankJob<D> {
 
     fn read(
         &self,
-        resident: Option<DeviceResident<D::Backend>>,
+        resident: Option<DeviceWeights<D::Backend>>,
         link: Box<dyn Collective>,
     ) -> Result<Network<D::Backend>, LoadError> {
         let source = self.checkpoint.source(&self.devices);
         match resident {
-            Some(DeviceResident { mut network, .. }) => {
+            Some(DeviceWeights { mut network, .. }) => {
                 network.join(link);
                 let goal = (&self.placement, self.rank);
                 let (never, before) = (AtomicBool::new(false), network.rank());

@@ -1,7 +1,8 @@
 //! The sequences that wait for a slot, and which of them is next. It does not know blocks.
 //!
-//! Callers are the API keys of the routers, and share the engine's slots: the next slot goes to the caller that holds
-//! fewest, then to the one that was given none for longest. A caller's own sequences come in order of arrival.
+//! Callers are the API keys of the routers, and share the engine's slots. The next slot goes to the caller that holds
+//! the fewest slots. If equal, it goes to the caller that has received no slot for the longest time. The sequences of
+//! one caller get slots in order of arrival.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use crate::seq::{CallerHash, SeqId};
 #[derive(Debug, Default)]
 pub struct Waiting {
     callers: BTreeMap<CallerHash, CallerSequences>,
-    /// Sequences that had a slot before: they precede all others.
+    /// Sequences that had a slot before. They get the next slots before all others.
     preempted: BTreeSet<SeqId>,
     /// Counts the slots given.
     turn: u64,

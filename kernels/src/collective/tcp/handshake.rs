@@ -44,7 +44,7 @@ impl Hello {
         let (protocol, kind, epoch, numbers, name) = match self {
             Hello::Join(place) => {
                 let numbers = [place.from, place.to, place.size];
-                (place.protocol, u8::from(place.pulse), place.epoch, numbers, &place.group)
+                (place.protocol, u8::from(place.heartbeat), place.epoch, numbers, &place.group)
             }
             Hello::Probe(name) => (0, 2, 0, [0; 3], name),
         };
@@ -80,7 +80,7 @@ impl Hello {
         stream.read_exact(&mut name)?;
         let name = String::from_utf8(name).map_err(io::Error::other)?;
         match kind {
-            0 | 1 => Ok(Hello::Join(LinkId { group: name, epoch, from, to, size, pulse: kind == 1, protocol })),
+            0 | 1 => Ok(Hello::Join(LinkId { group: name, epoch, from, to, size, heartbeat: kind == 1, protocol })),
             2 => Ok(Hello::Probe(name)),
             _ => Err(io::Error::other("not a rank")),
         }

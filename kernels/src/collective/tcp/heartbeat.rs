@@ -28,16 +28,16 @@ struct Peer {
     gone: bool,
 }
 
-pub fn start(rank: usize, pulses: Vec<Option<Wire>>, shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
+pub fn start(rank: usize, heartbeats: Vec<Option<Wire>>, shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
     let now = Instant::now();
     let mut peers = Vec::new();
-    for (rank, wire) in pulses.into_iter().enumerate() {
+    for (rank, wire) in heartbeats.into_iter().enumerate() {
         let Some(wire) = wire else { continue };
         wire.raw.set_read_timeout(Some(PATIENCE))?;
         wire.raw.set_write_timeout(Some(INTERVAL))?;
         peers.push(Peer { rank, wire, heard: now, buffer: Vec::new(), gone: false });
     }
-    std::thread::Builder::new().name(format!("pulse {rank}")).spawn(move || run(peers, &shared))
+    std::thread::Builder::new().name(format!("heartbeat {rank}")).spawn(move || run(peers, &shared))
 }
 
 fn run(mut peers: Vec<Peer>, shared: &Shared) {
@@ -57,7 +57,7 @@ fn run(mut peers: Vec<Peer>, shared: &Shared) {
             if let Some(abort) = peer.listen() {
                 shared.abort(&abort.reason, abort.suspect);
             } else if peer.gone {
-                shared.abort(&format!("rank {} left the group", peer.rank), Some(peer.rank));
+                shared.abort(&format!("rank {} closed its connection", peer.rank), Some(peer.rank));
             } else if peer.heard.elapsed() > SILENCE {
                 shared.abort(&format!("no heartbeat from rank {} for {SILENCE:?}", peer.rank), Some(peer.rank));
             }

@@ -70,7 +70,7 @@ pub(super) struct LinkId {
     pub from: usize,
     pub to: usize,
     pub size: usize,
-    pub pulse: bool,
+    pub heartbeat: bool,
     pub protocol: u32,
 }
 
@@ -205,30 +205,30 @@ impl RankListener {
         let deadline = Instant::now() + patience;
         let JoinRequest { group, epoch, rank, protocol, addresses } = member;
         let size = addresses.len();
-        let place = |from, to, pulse| LinkId {
+        let place = |from, to, heartbeat| LinkId {
             group: group.clone(),
             epoch: *epoch,
             from,
             to,
             size,
-            pulse,
+            heartbeat,
             protocol: *protocol,
         };
-        let above = [false, true].into_iter().flat_map(|pulse| (rank + 1..size).map(move |peer| (peer, pulse)));
-        let _expecting = self.expect(above.map(|(peer, pulse)| place(peer, *rank, pulse)).collect());
+        let above = [false, true].into_iter().flat_map(|heartbeat| (rank + 1..size).map(move |peer| (peer, heartbeat)));
+        let _expecting = self.expect(above.map(|(peer, heartbeat)| place(peer, *rank, heartbeat)).collect());
         let empty = || (0..size).map(|_| None).collect::<Vec<Option<Wire>>>();
         let mut links = [empty(), empty()];
         // First connect to lower ranks, then accept higher ranks, then wait for acceptance by lower ranks: this order
         // cannot deadlock.
-        let reach = |to: usize, pulse| self.reach(&addresses[to], &place(*rank, to, pulse), deadline);
-        for (pulse, links) in [false, true].into_iter().zip(&mut links) {
+        let reach = |to: usize, heartbeat| self.reach(&addresses[to], &place(*rank, to, heartbeat), deadline);
+        for (heartbeat, links) in [false, true].into_iter().zip(&mut links) {
             for (peer, link) in links.iter_mut().enumerate().take(*rank) {
-                *link = Some(reach(peer, pulse)?);
+                *link = Some(reach(peer, heartbeat)?);
             }
         }
-        for (pulse, links) in [false, true].into_iter().zip(&mut links) {
+        for (heartbeat, links) in [false, true].into_iter().zip(&mut links) {
             for (peer, link) in links.iter_mut().enumerate().skip(rank + 1) {
-                let mut wire = self.await_peer(&place(peer, *rank, pulse), deadline)?;
+                let mut wire = self.await_peer(&place(peer, *rank, heartbeat), deadline)?;
                 wire.stream.write_all(&[ACCEPTED]).and_then(|()| wire.stream.flush())?;
                 *link = Some(wire);
             }
@@ -240,12 +240,12 @@ impl RankListener {
                 }
             }
         }
-        let [data, pulses] = links;
-        for wire in data.iter().chain(&pulses).flatten() {
+        let [data, heartbeats] = links;
+        for wire in data.iter().chain(&heartbeats).flatten() {
             wire.raw.set_read_timeout(None)?;
             wire.raw.set_write_timeout(None)?;
         }
-        Ok(Tcp::new(*rank, data, pulses)?)
+        Ok(Tcp::new(*rank, data, heartbeats)?)
     }
 
     /// Keeps connections of these peers, until the result is dropped.

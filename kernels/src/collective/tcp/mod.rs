@@ -129,7 +129,7 @@ pub struct Tcp {
     /// Number of operations begun.
     round: Cell<u64>,
     shared: Arc<Shared>,
-    pulse: Option<JoinHandle<()>>,
+    heartbeat: Option<JoinHandle<()>>,
 }
 
 /// Precedes a rank's data in an operation. All ranks must send the same, except for the length.
@@ -236,8 +236,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 impl Tcp {
-    fn new(rank: usize, data: Vec<Option<Wire>>, pulses: Vec<Option<Wire>>) -> io::Result<Tcp> {
-        let all = data.iter().chain(&pulses).flatten();
+    fn new(rank: usize, data: Vec<Option<Wire>>, heartbeats: Vec<Option<Wire>>) -> io::Result<Tcp> {
+        let all = data.iter().chain(&heartbeats).flatten();
         let sockets = all.map(|wire| wire.raw.try_clone()).collect::<io::Result<Vec<_>>>()?;
         let shared = Arc::new(Shared {
             abort: Mutex::new(None),
@@ -245,9 +245,9 @@ impl Tcp {
             sockets,
             waiting: AtomicUsize::new(rank),
         });
-        let pulse = heartbeat::start(rank, pulses, shared.clone())?;
+        let heartbeat = heartbeat::start(rank, heartbeats, shared.clone())?;
         let peers = data.into_iter().map(|wire| wire.map(|wire| RefCell::new(wire.stream))).collect();
-        Ok(Tcp { rank, peers, round: Cell::new(0), shared, pulse: Some(pulse) })
+        Ok(Tcp { rank, peers, round: Cell::new(0), shared, heartbeat: Some(heartbeat) })
     }
 
     pub fn group_end(&self) -> GroupEnd {
@@ -498,9 +498,9 @@ impl Collective for Tcp {
 impl Drop for Tcp {
     fn drop(&mut self) {
         self.shared.abort(&format!("rank {} left the group", self.rank), Some(self.rank));
-        if let Some(pulse) = self.pulse.take() {
+        if let Some(heartbeat) = self.heartbeat.take() {
             // The thread ends on the abort; a panic has been printed.
-            let _ = pulse.join();
+            let _ = heartbeat.join();
         }
     }
 }

@@ -79,7 +79,7 @@ impl Body {
         }
     }
 
-    /// Whether what was read so far could go on as a call.
+    /// Whether more input can still turn the input so far into a call.
     pub fn may_be_call(&self) -> bool {
         match self {
             Body::Object(b) => b.may_be_call(),

@@ -80,8 +80,8 @@ impl Object {
         self.json.depth() == 0 && self.arguments == Arguments::Missing
     }
 
-    /// Whether what was read so far could go on as a call: without a marker, only if it has no other members and its
-    /// name is, or begins, one of a declared tool.
+    /// Whether more input can still turn the input so far into a call: without a marker, only if it has no other
+    /// members and its name is, or begins, one of a declared tool.
     pub fn may_be_call(&self) -> bool {
         let Codec::Object { members, ignored } = self.codec else { return true };
         if self.call.trust != Trust::Name {

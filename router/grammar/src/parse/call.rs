@@ -288,7 +288,7 @@ impl Parser {
                 self.input.consume(n + len);
                 return true;
             }
-            // Left in the buffer: it ends the call and tells what comes next.
+            // The marker stays in the buffer: it ends the call, and decides what follows.
             return self.leave_body(n, End::Marker, out);
         }
         // No marker counts inside a string, but a string that the model forgot to close must not swallow later calls:

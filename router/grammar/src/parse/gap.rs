@@ -244,7 +244,7 @@ impl Parser {
         self.input.push_bytes(&list.raw);
     }
 
-    /// Whether the output was cut inside a list that could go on as a list of calls.
+    /// Whether the output was cut inside a list that more output could have turned into a list of calls.
     fn is_cut_list(&self, list: &List) -> bool {
         if !self.cut || list.done {
             return false;

@@ -257,13 +257,13 @@ impl Parser {
         }
     }
 
-    /// Tells, before [`Parser::finish`], that the output was cut. What could have gone on as a call is then an
-    /// incomplete or malformed call, never text.
+    /// Must be called before [`Parser::finish`] if the output was cut. Text that more output could have turned into a
+    /// call is then an incomplete or malformed call, never text.
     pub fn cut(&mut self) {
         self.cut = true;
     }
 
-    /// Whether what is on trial could go on as a call.
+    /// Whether more input can still turn the tentative text into a call.
     fn may_be_call(&self) -> bool {
         self.trial.is_some()
             && match &self.state {

@@ -39,8 +39,8 @@ impl Requests {
         self.served.push(InFlight { caller, since: now, slots });
     }
 
-    /// Requests were admitted. Nobody overtakes a request that arrived, and whose caller was served, so much earlier
-    /// that this outweighs priorities and slots held.
+    /// Checks the order in which requests were admitted: one may overtake another only within the time that priorities
+    /// and held slots are worth.
     fn admit(&mut self, numbers: Vec<u64>, now: Instant) {
         for number in numbers {
             let next = self.waiting.remove(&number).expect("admitted twice, or never waiting");

@@ -26,18 +26,20 @@ fn links(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
     (links.into_iter().map(|link| Box::new(link) as Box<dyn Collective>).collect(), abort)
 }
 
-/// Loads each rank separately; the weights that they return go into `residents`, by rank.
+/// Loads each rank separately; the weights that they return go into `resident_weights`, by rank.
 fn seat_apart(
     model: &ModelLoader,
     links: Vec<Box<dyn Collective>>,
-    residents: Vec<Vec<Resident>>,
-    home: &Sender<Resident>,
+    resident_weights: Vec<Vec<ResidentWeights>>,
+    return_weights: &Sender<ResidentWeights>,
 ) -> Vec<Result<Seated, LoadError>> {
     let placement = Arc::new(place(&model.shape(), links.len(), 1).expect("a placement"));
     std::thread::scope(|scope| {
-        let seats = links.into_iter().zip(residents).map(|(link, residents)| {
-            let (placement, home) = (&placement, home.clone());
-            scope.spawn(move || model.seat(placement, vec![link], residents, Some(home), &mut |_, _| ()))
+        let seats = links.into_iter().zip(resident_weights).map(|(link, resident_weights)| {
+            let (placement, return_weights) = (&placement, return_weights.clone());
+            scope.spawn(move || {
+                model.seat(placement, vec![link], resident_weights, Some(return_weights), &mut |_, _| ())
+            })
         });
         let seats: Vec<_> = seats.collect();
         seats.into_iter().map(|seat| seat.join().expect("no panic")).collect()
@@ -66,16 +68,16 @@ fn separate_ranks_give_the_same_results_as_threads_and_keep_their_weights() {
     let options = ModelOptions { tp: 2, ..f32_options() };
     let together = steps(&mut load(&fixture.dir, &options));
     let model = ModelLoader::open(&fixture.dir, &options).expect("opens");
-    let (home, homes) = bounded(8);
+    let (return_weights, returned) = bounded(8);
     let (first, abort) = links(2);
-    let (mut group, followers) = lead(seat_apart(&model, first, vec![Vec::new(), Vec::new()], &home));
+    let (mut group, followers) = lead(seat_apart(&model, first, vec![Vec::new(), Vec::new()], &return_weights));
     assert_eq!(steps(&mut group), together);
     abort.abort("another epoch");
     // The leader's rank ends with its group, the other one with the links.
     drop(followers);
     drop(group);
-    let mut back: Vec<_> = homes.try_iter().filter_map(Resident::on::<Cpu>).collect();
-    let rank = |resident: &DeviceResident<Cpu>| resident.network.rank().rank;
+    let mut back: Vec<_> = returned.try_iter().filter_map(ResidentWeights::on::<Cpu>).collect();
+    let rank = |resident: &DeviceWeights<Cpu>| resident.network.rank().rank;
     back.sort_by_key(rank);
     assert_eq!(back.iter().map(rank).collect::<Vec<_>>(), [0, 1]);
     // Loaded again, nothing is read.
@@ -84,7 +86,7 @@ fn separate_ranks_give_the_same_results_as_threads_and_keep_their_weights() {
     let again = std::thread::scope(|scope| {
         let seats: Vec<_> = second
             .into_iter()
-            .zip(back.into_iter().map(Resident::new))
+            .zip(back.into_iter().map(ResidentWeights::new))
             .map(|(link, resident)| {
                 let (model, placement) = (&model, &placement);
                 scope.spawn(move || {
@@ -106,9 +108,9 @@ fn separate_ranks_give_the_same_results_as_threads_and_keep_their_weights() {
 fn a_lost_rank_ends_the_group_and_no_rank_hangs() {
     let fixture = fixture("llama3");
     let model = ModelLoader::open(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() }).expect("opens");
-    let (home, _homes) = bounded(8);
+    let (return_weights, _returned) = bounded(8);
     let (links, abort) = links(2);
-    let (mut group, followers) = lead(seat_apart(&model, links, vec![Vec::new(), Vec::new()], &home));
+    let (mut group, followers) = lead(seat_apart(&model, links, vec![Vec::new(), Vec::new()], &return_weights));
     steps(&mut group);
     abort.abort("rank 1: out of memory");
     let step = Step { epoch: 1, id: 9, rows: vec![row(1, &[5], 0, &[0], After::Draw)], ..Step::default() };

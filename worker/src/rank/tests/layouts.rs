@@ -16,11 +16,12 @@ struct Running {
 fn start(
     model: &ModelLoader,
     placement: &Arc<Placement>,
-    residents: Vec<Resident>,
-    home: Option<Sender<Resident>>,
+    resident_weights: Vec<ResidentWeights>,
+    return_weights: Option<Sender<ResidentWeights>>,
 ) -> Running {
     let links = collective::threads::group(RANKS).into_iter().map(|link| Box::new(link) as Box<dyn Collective>);
-    let seated = model.seat(placement, links.collect(), residents, home, &mut |_, _| ()).expect("seated");
+    let seated =
+        model.seat(placement, links.collect(), resident_weights, return_weights, &mut |_, _| ()).expect("seated");
     let layouts = seated.layouts().clone();
     Running { group: seated.executor().expect("it leads"), layouts }
 }
@@ -67,8 +68,8 @@ fn outputs_do_not_change_while_experts_move() {
         let want = run(&mut undisturbed, |_, _| ());
         let counted = undisturbed.layouts.counts().expect("the leader counts");
 
-        let (home, homes) = bounded(RANKS);
-        let mut moving = start(&model, &first, Vec::new(), Some(home));
+        let (return_weights, returned) = bounded(RANKS);
+        let mut moving = start(&model, &first, Vec::new(), Some(return_weights));
         let got = run(&mut moving, |i, layouts| {
             let go_on = AtomicBool::new(false);
             match i {
@@ -89,7 +90,7 @@ fn outputs_do_not_change_while_experts_move() {
 
         // The returned weights serve another layout.
         drop(moving);
-        let back: Vec<Resident> = homes.iter().take(RANKS).collect();
+        let back: Vec<ResidentWeights> = returned.iter().take(RANKS).collect();
         let mut again = start(&model, &turned(&model, 5), back, None);
         assert_eq!(run(&mut again, |_, _| ()), want, "{name}");
     }

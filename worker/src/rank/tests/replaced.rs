@@ -33,11 +33,11 @@ impl Opened {
     fn seat(
         &self,
         ranks: usize,
-        residents: Vec<Resident>,
-        home: Option<Sender<Resident>>,
+        resident_weights: Vec<ResidentWeights>,
+        return_weights: Option<Sender<ResidentWeights>>,
     ) -> Result<Seated, LoadError> {
         let links = collective::threads::group(ranks).into_iter().map(|link| Box::new(link) as Box<dyn Collective>);
-        self.model.seat(&self.placement(ranks), links.collect(), residents, home, &mut |_, _| ())
+        self.model.seat(&self.placement(ranks), links.collect(), resident_weights, return_weights, &mut |_, _| ())
     }
 
     fn scores(&self) -> Result<Vec<RowResult>, LoadError> {
@@ -128,11 +128,11 @@ fn owner_and_name_of_a_file_may_change() {
 #[test]
 fn loaded_weights_need_no_file() {
     let it = opened(true);
-    let (home, homes) = bounded(1);
-    drop(it.seat(1, Vec::new(), Some(home.clone())).expect("loads"));
+    let (return_weights, returned) = bounded(1);
+    drop(it.seat(1, Vec::new(), Some(return_weights.clone())).expect("loads"));
     it.write_in_place();
-    let back = homes.iter().take(1).collect();
-    it.seat(1, back, Some(home)).expect("nothing is read");
+    let back = returned.iter().take(1).collect();
+    it.seat(1, back, Some(return_weights)).expect("nothing is read");
 }
 
 #[test]
