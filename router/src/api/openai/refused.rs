@@ -139,7 +139,6 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("raw", Empty, "'/v1/completions' takes prompts without a template"),
     refused("images", Empty, TEXT_ONLY),
     // Hosted services
-    refused("stop_sequences", Empty, STOP),
     refused("random_seed", NeutralValues::None, "use 'seed'"),
     refused("safe_prompt", Empty, "write it in a system message"),
     refused("prompt_truncate_len", NeutralValues::None, PROMPT),
@@ -153,6 +152,8 @@ pub const EVERYWHERE: &[Refused] = &[
 
 /// Refused by `/v1/chat/completions` only.
 pub const IN_CHATS: &[Refused] = &[
+    refused("stop_sequences", Empty, STOP),
+    refused("system", Empty, "send a message with the role 'system'"),
     refused("audio", NeutralValues::None, "only text is generated"),
     refused("functions", Empty, "it is deprecated; use 'tools'"),
     refused("function_call", Texts(&["none"]), "it is deprecated; use 'tool_choice'"),
@@ -161,7 +162,6 @@ pub const IN_CHATS: &[Refused] = &[
     refused("chat_template", NeutralValues::None, "the model's own template is used"),
     refused("mm_processor_kwargs", Empty, TEXT_ONLY),
     refused("media_io_kwargs", Empty, TEXT_ONLY),
-    refused("system", Empty, "send a message with the role 'system'"),
     refused("prompt", Empty, "a chat has 'messages'; '/v1/completions' takes a prompt"),
     refused("echo", Empty, "answers do not repeat their prompt"),
     refused("suffix", Empty, "fill-in-the-middle is not supported"),
@@ -172,6 +172,7 @@ pub const IN_CHATS: &[Refused] = &[
 
 /// Refused by `/v1/completions` only.
 pub const IN_COMPLETIONS: &[Refused] = &[
+    refused("stop_sequences", Empty, STOP),
     refused("suffix", Empty, "fill-in-the-middle is not supported"),
     refused("messages", Empty, "a completion has a 'prompt'; '/v1/chat/completions' takes messages"),
     refused("tools", Empty, "completions cannot call tools; use '/v1/chat/completions'"),
