@@ -2,6 +2,7 @@
 has a home directory of its own, an API on loopback, and its other traffic turned off."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from script_proxy import ScriptProxy, call
 
 # The wrapper finds the program without the package's install script, which npm may be told not to run.
 CLAUDE = REPOSITORY / ".node/node_modules/@anthropic-ai/claude-code/cli-wrapper.cjs"
+# The variables that the guide sets.
+GUIDE = (REPOSITORY / "docs/howto/claude-code.md").read_text()
+VARIABLES = re.findall(r"(?<= )([A-Z_]+)=(\S+)", "\n".join(re.findall(r"^export .*", GUIDE, flags=re.M)))
 # Tokens of the longest prompt and answer: the agent's own instructions take most of it.
 CONTEXT = 100_000
 # Seconds of a turn, with room for a busy machine; idle, it takes about three.
@@ -60,11 +64,9 @@ class Agent:
             path.mkdir(parents=True)
         self.environment = {
             "PATH": os.environ["PATH"], "HOME": str(directory / "home"), "TMPDIR": str(directory),
-            "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "ANTHROPIC_MODEL": "demo",
-            "ANTHROPIC_SMALL_FAST_MODEL": "demo", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             # A proxy that does not exist: requests to other machines fail.
             "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1",
-            "DISABLE_TELEMETRY": "1", "DISABLE_ERROR_REPORTING": "1", "DISABLE_AUTOUPDATER": "1",
+            **{name: value.replace("http://127.0.0.1:8000", url).replace("my-model", "demo") for name, value in VARIABLES},
         }
 
     def turn(self, prompt, *options):

@@ -1,7 +1,7 @@
 //! The APIs: OpenAI and Anthropic over HTTP, and gRPC. Only this folder knows status codes. It must not know engines or name chat
 //! templates.
 
-mod anthropic;
+pub mod anthropic;
 pub mod authenticate;
 mod body;
 pub mod grpc;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use crate::{
+    api::anthropic::NO_THREADS,
     error::{Error, ErrorKind},
     limits,
 };
@@ -79,11 +80,11 @@ pub fn anthropic_body(error: &Error, request_id: Option<&str>) -> Value {
         ErrorKind::Deadline => "timeout_error",
         ErrorKind::Internal => "api_error",
     };
-    json!({
-        "type": "error",
-        "error": {"type": kind, "message": clipped(&error.message)},
-        "request_id": request_id,
-    })
+    let mut inner = json!({"type": kind, "message": clipped(&error.message)});
+    if error.code == Some(NO_THREADS) {
+        inner["details"] = json!({"error_code": NO_THREADS, "unsupported": []});
+    }
+    json!({"type": "error", "error": inner, "request_id": request_id})
 }
 
 /// Whether the server, and not the limit of an API key, refuses a request for now.

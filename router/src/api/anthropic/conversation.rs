@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{origins::MessageOrigin, python_json, thinking::ThinkingSeal};
+use super::{origins::MessageOrigin, python_json, thinking::ThinkingSeal, tools::ToolChanges};
 use crate::error::Error;
 
 /// A line that Claude Code adds to its system prompt. In many versions it has a checksum that differs in every request,
@@ -17,8 +17,7 @@ pub struct DecodedConversation {
     pub origins: Vec<MessageOrigin>,
     /// Paths of blocks that the prompt does not contain.
     pub left_out: Vec<String>,
-    /// Tools that a tool search has loaded.
-    pub loaded: HashSet<String>,
+    pub tool_changes: ToolChanges,
     /// The answer continues the last message.
     pub continues: bool,
 }
@@ -37,8 +36,13 @@ pub fn conversation(
     if let Some(system) = system {
         reader.system("system", "system", system)?;
     }
+    let last_user = messages.iter().rposition(|message| message["role"] == "user");
     for (i, message) in messages.into_iter().enumerate() {
-        reader.message(&format!("messages[{i}]"), message)?;
+        // A system message may be meant for the user's turn before it only.
+        let passed = message["clear_at"] == "next_user_message" && last_user.is_some_and(|last| last > i);
+        if !(passed && message["role"] == "system") {
+            reader.message(&format!("messages[{i}]"), message)?;
+        }
     }
     reader.finish()
 }
@@ -99,9 +103,17 @@ impl Reader<'_> {
 
     fn system(&mut self, at: &str, content_at: &str, content: Value) -> Result<(), Error> {
         let mut texts = Vec::new();
-        for (at, block) in blocks(content_at, content)? {
+        for (at, mut block) in blocks(content_at, content)? {
             let text = match block.kind(&at)? {
                 "text" => block.text(&at, "text")?,
+                "tool_addition" => {
+                    self.change_tool(at, &mut block, ToolChanges::add)?;
+                    continue;
+                }
+                "tool_removal" => {
+                    self.change_tool(at, &mut block, ToolChanges::remove)?;
+                    continue;
+                }
                 other => return Err(not_text(&at, other)),
             };
             let kept = without_billing_header(&text);
@@ -112,6 +124,28 @@ impl Reader<'_> {
         match &mut self.turn {
             Turn::System { texts: known, .. } => known.append(&mut texts),
             _ => self.begin(Turn::System { at: at.to_owned(), texts }),
+        }
+        Ok(())
+    }
+
+    /// Applies a change of the tools that can be called, `{"tool": {"type": "tool_reference", "name"}}`.
+    fn change_tool(
+        &mut self,
+        at: String,
+        block: &mut Block,
+        change: fn(&mut ToolChanges, String),
+    ) -> Result<(), Error> {
+        let at = format!("{at}.tool");
+        let tool = match block.take("tool") {
+            Some(Value::Object(tool)) => Block(tool),
+            Some(other) => return Err(Error::wrong_type(&at, "an object", &other)),
+            None => return Err(Error::missing(&at, "a reference to a tool")),
+        };
+        match tool.kind(&at)? {
+            "tool_reference" => change(&mut self.out.tool_changes, tool.text(&at, "name")?),
+            // Tools of servers that Anthropic calls.
+            "mcp_tool_reference" | "mcp_toolset_reference" => self.out.left_out.push(at),
+            other => return Err(Error::unsupported(format!("{at}.type"), &format!("'{other}' must be in 'tools'"))),
         }
         Ok(())
     }
@@ -159,7 +193,7 @@ impl Reader<'_> {
                 "text" => block.text(&at, "text")?,
                 "tool_reference" => {
                     let name = block.text(&at, "tool_name")?;
-                    self.out.loaded.insert(name.clone());
+                    self.out.tool_changes.add(name.clone());
                     format!("tool_reference: {name}")
                 }
                 other => return Err(not_text(&at, other)),

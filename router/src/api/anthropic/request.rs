@@ -50,6 +50,9 @@ const WITHOUT_EFFECT: [&str; 10] = [
     "anthropic_version",
 ];
 
+/// The code of Anthropic's API for a conversation that the server would have to keep.
+pub const NO_THREADS: &str = "thread_unsupported_request";
+
 /// Decodes the body of `/v1/messages`.
 pub fn messages(body: &[u8], seal: &ThinkingSeal) -> Result<ParsedBody<MessagesRequest>, Error> {
     decode(body, seal, true)
@@ -75,6 +78,11 @@ fn read(fields: &mut Fields, seal: &ThinkingSeal, generates: bool) -> Result<(Me
     }
     fields.refuse(openai::EVERYWHERE)?;
     fields.refuse(IN_MESSAGES)?;
+    if fields.take("thread").is_some() {
+        // Clients that find this code send the whole conversation from then on.
+        let message = "'thread' is not supported: each request carries its whole conversation";
+        return Err(Error { code: Some(NO_THREADS), ..Error::invalid("thread", message) });
+    }
     let model = fields.string("model")?;
     let max_tokens = fields.integer("max_tokens", 1..=u32::MAX)?;
     if generates && max_tokens.is_none() {
@@ -88,11 +96,11 @@ fn read(fields: &mut Fields, seal: &ThinkingSeal, generates: bool) -> Result<(Me
     };
     let system = fields.take("system").filter(|system| system.as_str() != Some(""));
     let name = model.as_deref().unwrap_or_default();
-    let DecodedConversation { messages, origins, mut left_out, loaded, continues } =
+    let DecodedConversation { messages, origins, mut left_out, tool_changes, continues } =
         conversation(system, list, seal, name)?;
-    let decoded = tools::tools(fields.array("tools")?.unwrap_or_default(), &loaded)?;
+    let decoded = tools::tools(fields.array("tools")?.unwrap_or_default(), &tool_changes)?;
     let exact_tools = match fields.exact("tools") {
-        Some(Value::Array(items)) => Some(tools::tools(items, &loaded)?.tools),
+        Some(Value::Array(items)) => Some(tools::tools(items, &tool_changes)?.tools),
         _ => None,
     };
     let (tool_choice, parallel_tool_calls) = tools::choice(fields, &decoded)?;

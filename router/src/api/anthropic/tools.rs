@@ -18,8 +18,33 @@ pub struct DecodedTools {
     pub hosted: Vec<(String, String)>,
 }
 
-/// Decodes tools. A tool with `defer_loading` counts only if a tool search has loaded it: if `loaded` has its name.
-pub fn tools(items: Vec<Value>, loaded: &HashSet<String>) -> Result<DecodedTools, Error> {
+/// What the conversation says about the tools that can be called.
+#[derive(Default)]
+pub struct ToolChanges {
+    added: HashSet<String>,
+    removed: HashSet<String>,
+}
+
+impl ToolChanges {
+    /// A message, or the result of a tool search, makes a tool available.
+    pub fn add(&mut self, name: String) {
+        self.removed.remove(&name);
+        self.added.insert(name);
+    }
+
+    pub fn remove(&mut self, name: String) {
+        self.added.remove(&name);
+        self.removed.insert(name);
+    }
+
+    /// Whether a tool can be called; a deferred one only if it was added.
+    fn offers(&self, name: &str, deferred: bool) -> bool {
+        self.added.contains(name) || !(deferred || self.removed.contains(name))
+    }
+}
+
+/// Decodes tools.
+pub fn tools(items: Vec<Value>, changes: &ToolChanges) -> Result<DecodedTools, Error> {
     let mut decoded = DecodedTools::default();
     for (i, item) in items.into_iter().enumerate() {
         let at = format!("tools[{i}]");
@@ -44,7 +69,7 @@ pub fn tools(items: Vec<Value>, loaded: &HashSet<String>) -> Result<DecodedTools
             None | Some(Value::Null) => return Err(Error::missing(&format!("{at}.name"), "the tool's name")),
             Some(other) => return Err(Error::wrong_type(&format!("{at}.name"), "a string", other)),
         }
-        if tool.get("defer_loading") == Some(&Value::Bool(true)) && !loaded.contains(text("name")) {
+        if !changes.offers(text("name"), tool.get("defer_loading") == Some(&Value::Bool(true))) {
             continue;
         }
         decoded.origins.push((i, text("name").to_owned()));

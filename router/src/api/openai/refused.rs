@@ -153,7 +153,6 @@ pub const EVERYWHERE: &[Refused] = &[
 /// Refused by `/v1/chat/completions` only.
 pub const IN_CHATS: &[Refused] = &[
     refused("stop_sequences", Empty, STOP),
-    refused("system", Empty, "send a message with the role 'system'"),
     refused("audio", NeutralValues::None, "only text is generated"),
     refused("functions", Empty, "it is deprecated; use 'tools'"),
     refused("function_call", Texts(&["none"]), "it is deprecated; use 'tool_choice'"),
@@ -162,6 +161,7 @@ pub const IN_CHATS: &[Refused] = &[
     refused("chat_template", NeutralValues::None, "the model's own template is used"),
     refused("mm_processor_kwargs", Empty, TEXT_ONLY),
     refused("media_io_kwargs", Empty, TEXT_ONLY),
+    refused("system", Empty, "send a message with the role 'system'"),
     refused("prompt", Empty, "a chat has 'messages'; '/v1/completions' takes a prompt"),
     refused("echo", Empty, "answers do not repeat their prompt"),
     refused("suffix", Empty, "fill-in-the-middle is not supported"),

@@ -182,6 +182,22 @@ fn tools_that_a_search_has_not_loaded_are_left_out() {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "late"}]}]},
     ]);
     assert_eq!(names(found), ["search", "late"]);
+    let change = |kind: &str, name: &str| json!({"type": kind, "tool": {"type": "tool_reference", "name": name}});
+    let changed = |blocks: Value| json!([{"role": "user", "content": "q"}, {"role": "system", "content": blocks}]);
+    assert_eq!(names(changed(json!([change("tool_addition", "late"), change("tool_removal", "search")]))), ["late"]);
+    let back = json!([change("tool_removal", "search"), change("tool_addition", "search")]);
+    assert_eq!(names(changed(back)), ["search"]);
+    let inline = json!([{"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {}}}]);
+    assert_eq!(refused(json!({"messages": changed(inline)})).0, "messages[1].content[0].tool.type");
+}
+
+#[test]
+fn a_system_message_may_be_for_one_turn() {
+    let system = json!({"role": "system", "content": "now", "clear_at": "next_user_message"});
+    let user = |text: &str| json!({"role": "user", "content": text});
+    assert_eq!(conversation(json!([user("a"), system])).as_array().unwrap().len(), 2);
+    let later = conversation(json!([user("a"), system, {"role": "assistant", "content": "b"}, user("c")]));
+    assert_eq!(later, json!([user("a"), {"role": "assistant", "content": "b"}, user("c")]));
 }
 
 #[test]
@@ -227,6 +243,7 @@ fn wrong_fields_are_named_as_the_client_wrote_them() {
         (json!({"stop": ["x"]}), "stop"),
         (json!({"n": 2}), "n"),
         (json!({"mirostat": 1}), "mirostat"),
+        (json!({"thread": {"type": "create"}}), "thread"),
     ] {
         let (found, message) = refused(more.clone());
         assert_eq!(found, param, "{more}: {message}");
