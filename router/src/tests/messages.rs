@@ -130,9 +130,14 @@ async fn a_second_turn_sends_back_what_the_first_answered() {
         let answer = router.post(PATH, messages_request(&bytes("done"), second)).await;
         assert_eq!(answer.header("x-rein-ignored-fields"), "");
         assert_eq!(answer.ok()["content"], json!([{"type": "text", "text": "done"}]));
-        let prompt = router.fake.starts().last().unwrap().prompt.iter().map(|&id| id as u8).collect();
+        let spelled = |&id: &u32| match id {
+            THINK => "<think>".to_owned(),
+            END_THINK => "</think>".to_owned(),
+            byte => char::from(byte as u8).to_string(),
+        };
+        let prompt: String = router.fake.starts().last().unwrap().prompt.iter().map(spelled).collect();
         assert_eq!(
-            String::from_utf8(prompt).unwrap().split("assistant: ").nth(1).unwrap(),
+            prompt.split("assistant: ").nth(1).unwrap(),
             "<think>why</think>[functions.f:0 {\"a\": [1, 2]}][functions.f:1 {}]\ntool: second of functions.f:1\n\
              tool: first of functions.f:0\nf"
         );
@@ -255,7 +260,7 @@ async fn a_server_that_cannot_take_a_request_is_overloaded() {
         );
         assert_eq!(!answer.header("retry-after").is_empty(), status == 529);
         let metrics = router.get("/metrics").await.text;
-        let counted = format!("endpoint=\"messages\",code=\"{status}\"");
+        let counted = format!("endpoint=\"messages\",status=\"{status}\"");
         assert!(metrics.contains(&counted), "{counted} is missing in {metrics}");
     }
     // In a stream, the error is its last event.
