@@ -33,7 +33,7 @@ pub struct MessageFrames {
 
 enum OpenBlock {
     Text,
-    Thinking(UnsignedThinking),
+    Thinking(Box<UnsignedThinking>),
     ToolUse,
 }
 
@@ -66,12 +66,16 @@ struct BlockDelta<'a> {
 }
 
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum Delta<'a> {
-    TextDelta { text: &'a str },
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'a str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 #[derive(Serialize)]
@@ -124,7 +128,7 @@ impl MessageFrames {
             Some(OpenBlock::Text | OpenBlock::ToolUse) => {}
             Some(OpenBlock::Thinking(thinking)) => {
                 let signature = thinking.sign(&self.seal, &self.model);
-                self.delta(Delta::SignatureDelta { signature: &signature }, out);
+                self.delta(Delta::Signature { signature: &signature }, out);
             }
         }
         write("content_block_stop", &json!({"type": "content_block_stop", "index": self.blocks}), out);
@@ -133,13 +137,13 @@ impl MessageFrames {
 
     fn thinking(&mut self, text: &str, out: &mut Vec<u8>) {
         if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
-            let block = OpenBlock::Thinking(UnsignedThinking::new(self.options.omit_thinking));
+            let block = OpenBlock::Thinking(Box::new(UnsignedThinking::new(self.options.omit_thinking)));
             self.begin(block, BlockBeginning::Thinking { thinking: "", signature: "" }, out);
         }
         if let Some(OpenBlock::Thinking(thinking)) = &mut self.open
             && thinking.push(text)
         {
-            self.delta(Delta::ThinkingDelta { thinking: text }, out);
+            self.delta(Delta::Thinking { thinking: text }, out);
         }
     }
 
@@ -147,7 +151,7 @@ impl MessageFrames {
         if !matches!(self.open, Some(OpenBlock::Text)) {
             self.begin(OpenBlock::Text, BlockBeginning::Text { text: "" }, out);
         }
-        self.delta(Delta::TextDelta { text }, out);
+        self.delta(Delta::Text { text }, out);
     }
 }
 
@@ -167,7 +171,7 @@ impl EncodeFrames for MessageFrames {
                 self.call_ids.insert(call.id, id);
             }
             Some(Event::ArgumentsDelta(delta)) if !delta.text.is_empty() => {
-                self.delta(Delta::InputJsonDelta { partial_json: &delta.text }, out);
+                self.delta(Delta::InputJson { partial_json: &delta.text }, out);
             }
             Some(Event::ReasoningEnd(_) | Event::TextEnd(_) | Event::ToolCallEnd(_)) => self.close(out),
             Some(Event::Done(done)) => {

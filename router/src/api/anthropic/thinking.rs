@@ -1,5 +1,5 @@
-//! Signatures of thinking blocks: a client returns a block with the signature that it got, and the block is used only if
-//! its text is the one that was signed.
+//! Signatures of thinking blocks: a client returns a block with the signature that it got, and the block is used only
+//! if its text is the one that was signed.
 
 use ring::digest::{Context, SHA256, digest};
 
