@@ -1,4 +1,5 @@
-//! The APIs of OpenAI and Anthropic over HTTP: routes, bodies, status codes, server-sent events. It must not know engines.
+//! The APIs of OpenAI and Anthropic over HTTP: routes, bodies, status codes, server-sent events. It must not know
+//! engines.
 
 mod cors;
 mod messages;
