@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{origins::MessageOrigin, python_json, thinking::ThinkingSeal, tools::ToolChanges};
+use super::{origins::MessageOrigin, thinking::ThinkingSeal, tools::ToolChanges};
 use crate::error::Error;
 
 /// A line that Claude Code adds to its system prompt. In many versions it has a checksum that differs in every request,
@@ -241,12 +241,12 @@ impl Reader<'_> {
             }
             "tool_use" => {
                 let (id, name) = (block.text(&at, "id")?, block.text(&at, "name")?);
-                let mut arguments = String::new();
-                match block.take("input") {
-                    None => arguments.push_str("{}"),
-                    Some(input @ Value::Object(_)) => python_json::write(&input, &mut arguments),
+                // As an object, so that the template writes it as the model does.
+                let arguments = match block.take("input") {
+                    None => json!({}),
+                    Some(input @ Value::Object(_)) => input,
                     Some(other) => return Err(Error::wrong_type(&format!("{at}.input"), "an object", &other)),
-                }
+                };
                 let function = json!({"name": name, "arguments": arguments});
                 turn.calls.push(json!({"id": id, "type": "function", "function": function}));
                 turn.origin.calls.push(at);

@@ -5,7 +5,6 @@ mod body;
 mod conversation;
 mod frames;
 mod origins;
-mod python_json;
 mod refused;
 mod request;
 mod thinking;

@@ -89,7 +89,7 @@ fn read(fields: &mut Fields, seal: &ThinkingSeal, generates: bool) -> Result<(Me
         return Err(Error::missing("max_tokens", "the maximum number of tokens to generate"));
     }
     let plain = fields.array("messages")?.ok_or_else(|| Error::missing("messages", "an array of messages"))?;
-    // Numbers occur in the inputs of calls only, which become text.
+    // Numbers occur in the inputs of calls only, which no check reads.
     let list = match fields.exact("messages") {
         Some(Value::Array(exact)) => exact,
         _ => plain,

@@ -26,7 +26,7 @@ pub fn from_slice(bytes: &[u8]) -> serde_json::Result<Json> {
 }
 
 /// The literal inside a marked string.
-pub fn literal(text: &str) -> Option<&str> {
+pub(super) fn literal(text: &str) -> Option<&str> {
     let literal = text.strip_prefix(MARK)?;
     let digits = literal.strip_prefix('-').unwrap_or(literal);
     let valid = digits.starts_with(|c: char| c.is_ascii_digit())
