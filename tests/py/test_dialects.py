@@ -48,13 +48,16 @@ def test_verify_gives_the_same_results_over_the_messages_api(demo, samples, tmp_
     rein(*common, "--out", tmp_path / "chat")
     rein(*common, "--dialect", "messages", "--out", tmp_path / "messages")
 
-    def value(arguments, reason):
+    def value(arguments):
         """Inputs are objects in this API. A stream may end in a call that the limit cuts."""
-        return arguments if reason == "length" else json.loads(arguments)
+        try:
+            return json.loads(arguments)
+        except json.JSONDecodeError:
+            return arguments
 
     def answers(directory):
         return [(record["sample"], record["finish_reason"], record["content"] or None, record["usage"]["prompt_tokens"], record["problems"],
-                 [(name, value(arguments, record["finish_reason"])) for name, arguments in calls]) for record, calls in results(directory)]
+                 [(name, value(arguments)) for name, arguments in calls]) for record, calls in results(directory)]
 
     seen = answers(tmp_path / "chat")
     assert len(seen) == 48 and any(calls for *_, calls in seen) and any(not calls for *_, calls in seen)
