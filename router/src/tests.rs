@@ -15,6 +15,7 @@ mod hostile;
 mod ignored_inputs;
 mod keys_and_queue;
 mod lifecycle;
+mod messages;
 #[path = "../../tests/metrics_reference.rs"]
 mod metrics_reference;
 #[path = "../text/src/tests/model_dir.rs"]

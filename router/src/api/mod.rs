@@ -1,6 +1,7 @@
-//! The APIs: OpenAI over HTTP, and gRPC. Only this folder knows status codes. It must not know engines or name chat
-//! templates.
+//! The APIs: OpenAI and Anthropic over HTTP, and gRPC. Only this folder knows status codes. It must not know engines or
+//! name chat templates.
 
+pub mod anthropic;
 pub mod authenticate;
 mod body;
 pub mod grpc;

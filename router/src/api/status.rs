@@ -1,4 +1,4 @@
-//! Maps errors to HTTP and gRPC status codes and to the OpenAI error body.
+//! Maps errors to HTTP and gRPC status codes and to the error bodies of OpenAI and Anthropic.
 
 use std::time::Duration;
 
@@ -11,9 +11,13 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use crate::{
+    api::anthropic::NO_THREADS,
     error::{Error, ErrorKind},
     limits,
 };
+
+/// Anthropic's status for an overloaded server, which has no name in HTTP.
+const OVERLOADED: u16 = 529;
 
 /// The HTTP response to a failed request, with OpenAI's body. The error itself is an extension of the response, so that
 /// the layer of another API can replace status and body.
@@ -52,6 +56,44 @@ pub fn body(error: &Error) -> Value {
         "param": error.param.as_deref().map(clipped),
         "code": error.code,
     }})
+}
+
+/// The HTTP status of a failed request to Anthropic's API.
+pub fn anthropic_code(error: &Error) -> StatusCode {
+    if is_overload(error) {
+        return StatusCode::from_u16(OVERLOADED).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    http_code(error.kind)
+}
+
+/// Anthropic's error body.
+pub fn anthropic_body(error: &Error, request_id: Option<&str>) -> Value {
+    let kind = match error.kind {
+        _ if is_overload(error) => "overloaded_error",
+        ErrorKind::Invalid | ErrorKind::MethodNotAllowed | ErrorKind::UnsupportedMediaType | ErrorKind::BodyTimeout => {
+            "invalid_request_error"
+        }
+        ErrorKind::Unauthenticated => "authentication_error",
+        ErrorKind::NotFound => "not_found_error",
+        ErrorKind::TooLarge => "request_too_large",
+        ErrorKind::Full | ErrorKind::Unavailable => "rate_limit_error",
+        ErrorKind::Deadline => "timeout_error",
+        ErrorKind::Internal => "api_error",
+    };
+    let mut inner = json!({"type": kind, "message": clipped(&error.message)});
+    if error.code == Some(NO_THREADS) {
+        inner["details"] = json!({"error_code": NO_THREADS, "unsupported": []});
+    }
+    json!({"type": "error", "error": inner, "request_id": request_id})
+}
+
+/// Whether the server, and not the limit of an API key, refuses a request for now.
+fn is_overload(error: &Error) -> bool {
+    match error.kind {
+        ErrorKind::Unavailable => true,
+        ErrorKind::Full => error.code != Some("rate_limit_exceeded"),
+        _ => false,
+    }
 }
 
 fn log_cause(error: &Error) {

@@ -361,7 +361,7 @@ impl ChoiceOpener<'_> {
         let kind = first.engine().map(|engine| engine.kind().clone()).unwrap_or_default();
         let system_fingerprint = self.model.system_fingerprint(&kind);
         let mut prompt_logprobs = Vec::new();
-        if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
+        if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only || plan.report_prompt {
             let admitted = first.admitted().await?;
             let logprobs = admitted.prompt_logprobs.into_iter();
             prompt_logprobs = logprobs.map(|logprob| self.model.logprob(logprob)).collect();
@@ -386,6 +386,7 @@ impl ChoiceOpener<'_> {
                 choice.end_without_tokens();
             }
             let shown = index.is_multiple_of(plan.n);
+            let usage = plan.report_prompt.then(|| choice.transcript().usage());
             starts.push_back(v1::ChatEvent {
                 choice: index,
                 event: Some(chat_event::Event::Start(v1::Started {
@@ -395,6 +396,8 @@ impl ChoiceOpener<'_> {
                     prompt_token_ids: if shown && plan.token_ids { prompt.clone() } else { Vec::new() },
                     prompt_logprobs: if shown { prompt_logprobs.clone() } else { Vec::new() },
                     system_fingerprint: system_fingerprint.clone(),
+                    // Tokens that the grammar forced before the first draw do not count yet.
+                    usage: usage.map(|usage| v1::Usage { completion_tokens: 0, ..usage }),
                 })),
                 ..v1::ChatEvent::default()
             });

@@ -38,6 +38,10 @@ pub struct Generation {
     pub truncate_prompt_tokens: Option<Truncation>,
     /// Requests of one session are routed to the same engine if possible.
     pub session: Option<String>,
+    /// A `max_tokens` above what the context leaves is lowered instead of refused.
+    pub fit_max_tokens: bool,
+    /// `Started` reports the prompt's tokens, so it waits until the prompt is computed.
+    pub report_prompt: bool,
 }
 
 /// How many tokens are kept of the prompt's end.

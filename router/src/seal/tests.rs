@@ -8,7 +8,8 @@ fn a_sealed_text_opens_with_the_same_key_and_context_only() {
     let seal = Seal::new(&[7; KEY_BYTES]);
     for plain in ["", "a", "I must read the file first."] {
         let sealed = seal.seal(CONTEXT, plain.as_bytes());
-        assert!(plain.is_empty() || !sealed.contains(plain));
+        // A short text may occur in a random one.
+        assert!(plain.len() < 8 || !sealed.contains(plain));
         assert_ne!(sealed, seal.seal(CONTEXT, plain.as_bytes()), "equal texts must not be seen to be equal");
         // Another router with the cluster's key.
         assert_eq!(Seal::new(&[7; KEY_BYTES]).open(CONTEXT, &sealed).as_deref(), Some(plain.as_bytes()));

@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use super::*;
-use crate::api::openai;
+use super::{
+    messages::{message_events, message_tool, messages_request},
+    *,
+};
+use crate::api::{anthropic, openai};
 
 fn document() -> Value {
     serde_json::from_str(crate::api::openapi::DOCUMENT).unwrap()
@@ -52,7 +55,7 @@ fn every_route_in_the_code_is_described() {
         .map(|route| route.replace("{*id}", "{id}"))
         .collect();
     let described: BTreeSet<String> = document()["paths"].as_object().unwrap().keys().cloned().collect();
-    assert_eq!((routes.len(), routes), (13, described));
+    assert_eq!((routes.len(), routes), (15, described));
 }
 
 #[test]
@@ -63,12 +66,19 @@ fn exactly_the_fields_that_are_read_are_described() {
     assert_eq!(set(chat), properties(&document, "ChatRequest"));
     let completion = openai::asked_by_completion(json!({"prompt": "a"}));
     assert_eq!(set(completion), properties(&document, "CompletionRequest"));
+    let messages =
+        anthropic::asked_by_messages(json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}));
+    assert_eq!(set(messages), properties(&document, "MessagesRequest"));
 }
 
 #[test]
 fn every_field_that_is_refused_is_described_with_its_reason() {
     let document = document();
-    for (schema, own) in [("ChatRequest", openai::IN_CHATS), ("CompletionRequest", openai::IN_COMPLETIONS)] {
+    for (schema, own) in [
+        ("ChatRequest", openai::IN_CHATS),
+        ("CompletionRequest", openai::IN_COMPLETIONS),
+        ("MessagesRequest", anthropic::IN_MESSAGES),
+    ] {
         let refused: serde_json::Map<String, Value> =
             openai::EVERYWHERE.iter().chain(own).map(|one| (one.name.into(), one.why.into())).collect();
         let schema = &document["components"]["schemas"][schema];
@@ -163,6 +173,20 @@ async fn every_answer_fits_its_description() {
         check("Completion", &chunk);
     }
     let chat = chat_request(&[], json!({}));
+    for messages_body in [
+        messages_request(&script, json!({"tools": [message_tool("f")]})),
+        messages_request(&broken, json!({"tools": [message_tool("f")]})),
+    ] {
+        check("AnthropicMessage", &router.post("/v1/messages", messages_body.clone()).await.ok());
+        let mut streamed = messages_body;
+        streamed["stream"] = true.into();
+        for event in message_events(&router.post("/v1/messages", streamed).await) {
+            check("AnthropicEvent", &event);
+        }
+    }
+    let count = messages_request(&[], json!({}));
+    check("AnthropicTokenCount", &router.post("/v1/messages/count_tokens", count).await.ok());
+    check("AnthropicError", &router.post("/v1/messages", json!({})).await.json());
     check("Rendered", &router.post("/v1/chat/completions/render", chat).await.ok());
     check("Tokenized", &router.post("/tokenize", json!({"prompt": "a", "return_token_strs": true})).await.ok());
     check("Detokenized", &router.post("/detokenize", json!({"tokens": [97]})).await.ok());

@@ -1,6 +1,8 @@
-//! The OpenAI API over HTTP: routes, bodies, status codes, server-sent events. It must not know engines.
+//! The APIs of OpenAI and Anthropic over HTTP: routes, bodies, status codes, server-sent events. It must not know
+//! engines.
 
 mod cors;
+mod messages;
 mod playground;
 mod sse;
 
@@ -40,18 +42,25 @@ use crate::{
     request_trace::{REQUEST_ID, Trace, is_request_id},
     state::RouterState,
 };
+pub use sse::{EncodeFrames, write_event};
 
 /// Header with the request's timeout in seconds.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// Traced POST requests: path, name of the endpoint, prefix of its ids.
-const TRACED: [(&str, &str, &str); 5] = [
-    ("/v1/chat/completions", "chat", "chatcmpl"),
-    ("/v1/completions", "completions", "cmpl"),
-    ("/v1/chat/completions/render", "render", "req"),
-    ("/tokenize", "tokenize", "req"),
-    ("/detokenize", "detokenize", "req"),
+const TRACED: [(&str, &str, &str); 7] = [
+    ("/v1/chat/completions", "chat", "chatcmpl-"),
+    ("/v1/completions", "completions", "cmpl-"),
+    ("/v1/messages", "messages", "msg_"),
+    ("/v1/messages/count_tokens", "count_tokens", "req-"),
+    ("/v1/chat/completions/render", "render", "req-"),
+    ("/tokenize", "tokenize", "req-"),
+    ("/detokenize", "detokenize", "req-"),
 ];
+
+/// The id of a request's response.
+#[derive(Clone)]
+struct RequestId(HeaderValue);
 
 pub fn routes(state: Arc<RouterState>) -> axum::Router {
     axum::Router::new()
@@ -60,6 +69,8 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/chat/completions/render", post(render))
         .route("/v1/completions", post(completions))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(tokenize))
@@ -71,6 +82,7 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(state.clone(), authenticate::http))
+        .layer(middleware::from_fn(messages::errors))
         .layer(middleware::from_fn(request_id))
         .layer(middleware::from_fn_with_state(state.clone(), cors::allow))
         .with_state(state)
@@ -197,7 +209,7 @@ async fn read<T: Send + 'static>(
     state: &RouterState,
     request: Request,
     incoming: &mut IncomingRequest,
-    parse: fn(&[u8]) -> Result<ParsedBody<T>, Error>,
+    parse: impl FnOnce(&[u8]) -> Result<ParsedBody<T>, Error> + Send + 'static,
 ) -> Result<(ParsedBody<T>, MemoryCharge), Error> {
     let requester = incoming.requester();
     let deadline = requester.deadline;
@@ -302,19 +314,28 @@ fn json_bytes(body: Vec<u8>) -> Response {
 async fn request_id(mut request: Request, next: Next) -> Response {
     let valid = |id: &&HeaderValue| id.to_str().is_ok_and(is_request_id);
     let given = request.headers().get(REQUEST_ID).filter(valid).cloned();
+    let identify = |request: &mut Request, id: &str| {
+        let id = given.clone().or_else(|| HeaderValue::from_str(id).ok())?;
+        request.extensions_mut().insert(RequestId(id.clone()));
+        Some(id)
+    };
     let traced = |(path, ..): &(&str, &str, &str)| request.method() == Method::POST && request.uri().path() == *path;
     let (mut response, id) = match TRACED.into_iter().find(traced) {
         Some((_, endpoint, prefix)) => {
             let headers = request.headers();
             let trace = Trace::new("http", endpoint, prefix, &|name| headers.get(name)?.to_str().ok());
             request.extensions_mut().insert(trace.clone());
+            let id = identify(&mut request, &trace.id);
             let response = next.run(request).instrument(trace.span.clone()).await;
             trace.record_status(response.status().as_u16(), response.status().is_server_error());
-            (response, trace.id)
+            (response, id)
         }
-        None => (next.run(request).await, format!("req-{}", Uuid::new_v4().simple())),
+        None => {
+            let id = identify(&mut request, &format!("req-{}", Uuid::new_v4().simple()));
+            (next.run(request).await, id)
+        }
     };
-    if let Some(id) = given.or_else(|| HeaderValue::from_str(&id).ok()) {
+    if let Some(id) = id {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response

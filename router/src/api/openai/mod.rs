@@ -26,8 +26,9 @@ pub use chat::{ChatRequest, chat, encode as encode_chat};
 pub use chunks::Chunks;
 pub use collect::{chat_body, completion_body};
 pub use completion::{CompletionRequest, completion, encode as encode_completion};
+pub(crate) use refused::EVERYWHERE;
 #[cfg(test)]
-pub(crate) use refused::{EVERYWHERE, IN_CHATS, IN_COMPLETIONS};
+pub(crate) use refused::{IN_CHATS, IN_COMPLETIONS};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
 pub use wire::{model, models};
 #[cfg(test)]
@@ -45,7 +46,7 @@ pub struct DeliveryOptions {
 }
 
 /// The fields of a body. The error has the offset of invalid UTF-8 or JSON.
-fn body(bytes: &[u8]) -> Result<Fields<'_>, InvalidRequest> {
+pub fn body(bytes: &[u8]) -> Result<Fields<'_>, InvalidRequest> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let message = format!("the body must be UTF-8: the byte at offset {} is invalid", error.valid_up_to());
         InvalidRequest::new("invalid_utf8", message)
@@ -86,19 +87,7 @@ fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
     let completion_limit = fields.integer("max_completion_tokens", 1..=u32::MAX)?;
     let limit = fields.integer("max_tokens", 0..=u32::MAX)?;
     let generation = Generation {
-        sampling: v1::Sampling {
-            temperature: fields.number("temperature", range::TEMPERATURE)?,
-            top_p: fields.number("top_p", range::TOP_P)?,
-            top_k: top_k(fields)?,
-            min_p: fields.number("min_p", range::MIN_P)?,
-            repetition_penalty: fields.number("repetition_penalty", range::REPETITION_PENALTY)?,
-            presence_penalty: fields.number("presence_penalty", range::PRESENCE_PENALTY)?,
-            frequency_penalty: fields.number("frequency_penalty", range::FREQUENCY_PENALTY)?,
-            logit_bias: logit_bias(fields)?,
-            allowed_token_ids: allowed_token_ids(fields)?,
-            bad_words: strings("bad_words", fields.array("bad_words")?.unwrap_or_default())?,
-            seed: fields.seed("seed")?,
-        },
+        sampling: sampling(fields)?,
         limits: v1::Limits {
             max_tokens: completion_limit.or(limit),
             min_tokens: fields.integer("min_tokens", 0..=u32::MAX)?,
@@ -120,6 +109,8 @@ fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
         thinking_token_budget: None,
         truncate_prompt_tokens: truncation(fields)?,
         session: session(fields.string("prompt_cache_key")?, fields.string("user")?),
+        fit_max_tokens: false,
+        report_prompt: false,
     };
     let best_of = fields.integer("best_of", 1..=u32::MAX)?;
     // Only values that discard no choice are supported.
@@ -148,6 +139,23 @@ fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
     Ok((generation, DeliveryOptions { stream, include_usage, continuous_usage, hide_reasoning }))
 }
 
+/// Decodes the fields of sampling, which all APIs share.
+pub fn sampling(fields: &mut Fields) -> Result<v1::Sampling, Error> {
+    Ok(v1::Sampling {
+        temperature: fields.number("temperature", range::TEMPERATURE)?,
+        top_p: fields.number("top_p", range::TOP_P)?,
+        top_k: top_k(fields)?,
+        min_p: fields.number("min_p", range::MIN_P)?,
+        repetition_penalty: fields.number("repetition_penalty", range::REPETITION_PENALTY)?,
+        presence_penalty: fields.number("presence_penalty", range::PRESENCE_PENALTY)?,
+        frequency_penalty: fields.number("frequency_penalty", range::FREQUENCY_PENALTY)?,
+        logit_bias: logit_bias(fields)?,
+        allowed_token_ids: allowed_token_ids(fields)?,
+        bad_words: strings("bad_words", fields.array("bad_words")?.unwrap_or_default())?,
+        seed: fields.seed("seed")?,
+    })
+}
+
 /// As in vLLM, -1 turns it off.
 fn top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
     let Some(value) = fields.take("top_k") else { return Ok(None) };
@@ -172,14 +180,14 @@ fn allowed_token_ids(fields: &mut Fields) -> Result<Vec<u32>, Error> {
 }
 
 /// How many tokens of the prompt's end to keep. As in vLLM, -1 fits the prompt to the context.
-fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, Error> {
+pub fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, Error> {
     let Some(value) = fields.take("truncate_prompt_tokens") else { return Ok(None) };
     let number =
         fields::integer(&value).ok_or_else(|| Error::wrong_type("truncate_prompt_tokens", "an integer", &value))?;
     Truncation::new(number).map(Some).ok_or_else(|| Truncation::invalid(value))
 }
 
-fn strings(name: &str, items: Vec<Value>) -> Result<Vec<String>, Error> {
+pub fn strings(name: &str, items: Vec<Value>) -> Result<Vec<String>, Error> {
     let string = |(i, item)| match item {
         Value::String(text) => Ok(text),
         other => Err(Error::wrong_type(&format!("{name}[{i}]"), "a string", &other)),

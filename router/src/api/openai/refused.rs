@@ -144,7 +144,6 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("raw", Empty, "'/v1/completions' takes prompts without a template"),
     refused("images", Empty, TEXT_ONLY),
     // Hosted services
-    refused("stop_sequences", Empty, STOP),
     refused("random_seed", NeutralValues::None, "use 'seed'"),
     refused("safe_prompt", Empty, "write it in a system message"),
     refused("prompt_truncate_len", NeutralValues::None, PROMPT),
@@ -158,6 +157,7 @@ pub const EVERYWHERE: &[Refused] = &[
 
 /// Refused by `/v1/chat/completions` only.
 pub const IN_CHATS: &[Refused] = &[
+    refused("stop_sequences", Empty, STOP),
     refused("audio", NeutralValues::None, "only text is generated"),
     refused("functions", Empty, "it is deprecated; use 'tools'"),
     refused("function_call", Texts(&["none"]), "it is deprecated; use 'tool_choice'"),
@@ -178,6 +178,7 @@ pub const IN_CHATS: &[Refused] = &[
 
 /// Refused by `/v1/completions` only.
 pub const IN_COMPLETIONS: &[Refused] = &[
+    refused("stop_sequences", Empty, STOP),
     refused("suffix", Empty, "fill-in-the-middle is not supported"),
     refused("messages", Empty, "a completion has a 'prompt'; '/v1/chat/completions' takes messages"),
     refused("tools", Empty, "completions cannot call tools; use '/v1/chat/completions'"),

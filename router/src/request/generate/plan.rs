@@ -35,6 +35,7 @@ pub struct Plan {
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) token_ids: bool,
     pub(super) grammar_report: bool,
+    pub(super) report_prompt: bool,
     pub(super) decisions: bool,
     pub(super) cache_salt: String,
     script: Vec<u32>,
@@ -92,6 +93,7 @@ impl Plan {
             token_ids: generation.return_token_ids,
             grammar_report: generation.return_grammar || generation.return_decisions,
             decisions: generation.return_decisions,
+            report_prompt: generation.report_prompt,
             cache_salt: generation.cache_salt.clone().unwrap_or_default(),
             script: generation.script.clone(),
             restrictions,
@@ -234,6 +236,10 @@ fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: 
         None => "at least 1 more must be generated".to_owned(),
     };
     let room = (context as usize).saturating_sub(prompt);
+    let requested = match generation.fit_max_tokens {
+        true => requested.map(|requested| requested.min(room.try_into().unwrap_or(u32::MAX)).max(least)),
+        false => requested,
+    };
     if (context as usize) < prompt || (requested.unwrap_or(least) as usize) > room {
         let message =
             format!("the prompt has {prompt} tokens and {wanted}, but this model's context is {context} tokens");

@@ -3,13 +3,15 @@
 use serde_json::{Map, Value as Json};
 
 use super::error::TemplateError;
-use super::{RenderInput, lossless};
+use super::{RenderInput, lossless, python};
 
 /// The inputs that a template supports, as found by `probe`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct TemplateCapabilities {
     /// Renders tool-call arguments correctly if they are a JSON string.
     pub string_arguments: bool,
+    /// Renders tool-call arguments correctly if they are an object.
+    pub object_arguments: bool,
     /// Roles whose content may be a list of parts.
     pub part_lists: PartLists,
     /// Shows the tools that a system message declares.
@@ -212,6 +214,9 @@ fn normalize_message(message: &Map<String, Json>, traits: &TemplateCapabilities)
             ("tool_calls", Json::Array(calls)) if !traits.string_arguments => {
                 calls.iter().cloned().map(parse_arguments).collect()
             }
+            ("tool_calls", Json::Array(calls)) if !traits.object_arguments => {
+                calls.iter().cloned().map(write_arguments).collect()
+            }
             _ => value.clone(),
         };
         out.insert(key.clone(), value);
@@ -269,6 +274,17 @@ fn flatten(parts: &[Json]) -> Json {
         })
         .collect();
     texts.map_or_else(|| Json::Array(parts.to_vec()), |texts| Json::String(texts.join("\n")))
+}
+
+/// Writes arguments that are an object as JSON, as Python's `json.dumps` does.
+fn write_arguments(mut call: Json) -> Json {
+    if let Some(slot) = call.pointer_mut("/function/arguments")
+        && slot.is_object()
+        && let Ok(text) = python::JsonDumpsOptions::default().dump(&python::from_json(slot))
+    {
+        *slot = Json::String(text);
+    }
+    call
 }
 
 /// Parses arguments that are the text of a JSON object; empty arguments become an empty object; others stay a string.

@@ -9,6 +9,8 @@ use super::python;
 
 const TEXT: &str = "xqzprobe";
 const ARGUMENTS: &str = r#"{"xqzkey": "xqzvalue"}"#;
+/// How templates write these arguments as JSON.
+const JSON_FORMS: [&str; 2] = [ARGUMENTS, r#"{"xqzkey":"xqzvalue"}"#];
 
 pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> TemplateCapabilities {
     let render = |messages: Vec<Json>| render(engine, name, source, &messages, Json::Null);
@@ -44,7 +46,9 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> TemplateCapabi
         assistant: lists(&assistant).unwrap_or(by_user),
         tool: lists(&tool).unwrap_or(by_user),
     };
-    let string_arguments = match (render(calling(json!(ARGUMENTS))), render(calling(json!({"xqzkey": "xqzvalue"})))) {
+    let object = render(calling(json!({"xqzkey": "xqzvalue"})));
+    let writes_json = object.as_ref().is_some_and(|prompt| JSON_FORMS.iter().any(|form| prompt.contains(form)));
+    let string_arguments = match (render(calling(json!(ARGUMENTS))), object) {
         (Some(text), object) if text.contains("xqzkey") => {
             text.contains(ARGUMENTS) && object.is_none_or(|object| shows_dict(&object))
         }
@@ -63,7 +67,8 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> TemplateCapabi
     let with_tools = tried.iter().filter_map(|messages| self::render(engine, name, source, messages, json!([tool])));
     let shown: Vec<bool> = with_tools.map(|prompt| prompt.contains(TEXT)).collect();
     let tools = !shown.is_empty() && shown.iter().all(|shown| *shown);
-    TemplateCapabilities { string_arguments, part_lists, message_tools, tools, no_content }
+    let object_arguments = writes_json || !string_arguments;
+    TemplateCapabilities { string_arguments, object_arguments, part_lists, message_tools, tools, no_content }
 }
 
 fn probe_no_content(

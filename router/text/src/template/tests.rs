@@ -113,6 +113,26 @@ fn string_arguments_are_parsed_if_the_template_writes_them_in_another_syntax() {
 }
 
 #[test]
+fn arguments_that_are_an_object_are_written_as_the_template_does_or_as_json() {
+    let of = |arguments: &str| {
+        format!("{{% for m in messages %}}{{% for t in m.tool_calls %}}{arguments}{{% endfor %}}{{% endfor %}}")
+    };
+    let raw = of("{{ t.function.arguments }}");
+    let compact = of("{% if t.function.arguments is string %}{{ t.function.arguments }}\
+        {% else %}{{ t.function.arguments | tojson(separators=(',', ':')) }}{% endif %}");
+    let arguments = json!({"a": [1, "é"], "b": "\u{F0002}123456789012345678901234567890"});
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}});
+    let messages =
+        json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]}]);
+    for (source, expected) in [
+        (raw, r#"{"a": [1, "é"], "b": 123456789012345678901234567890}"#),
+        (compact, r#"{"a":[1,"é"],"b":123456789012345678901234567890}"#),
+    ] {
+        assert_eq!(template(&source).render(&input(messages.clone())).unwrap(), expected);
+    }
+}
+
+#[test]
 fn reasoning_is_available_under_both_names() {
     let source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}";
     for (message, expected) in [

@@ -1,0 +1,129 @@
+//! Collects the events of an answer that is not streamed into one message.
+
+use rein_proto::v1::{self, chat_event::Event};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use super::{
+    request::AnswerOptions,
+    thinking::{ThinkingSeal, UnsignedThinking},
+    wire::{IncompleteToolUse, MessageEnd, MessageHead, call_id},
+};
+
+/// A content block.
+enum Block {
+    Text(String),
+    Thinking(String),
+    ToolUse(ToolUse),
+}
+
+struct ToolUse {
+    /// The id by which the client knows the call, and the model's own.
+    id: String,
+    own: String,
+    name: String,
+    input: String,
+    complete: bool,
+}
+
+/// The body of an answer that is not streamed.
+pub fn message_body(events: Vec<v1::ChatEvent>, options: AnswerOptions, seal: &ThinkingSeal) -> Vec<u8> {
+    let (mut start, mut done, mut blocks) = (v1::Started::default(), v1::Done::default(), Vec::new());
+    // Whether the last block goes on.
+    let mut open = false;
+    for event in events {
+        match event.event {
+            Some(Event::Start(started)) => start = started,
+            Some(Event::ReasoningDelta(delta)) if !delta.text.is_empty() => match blocks.last_mut().filter(|_| open) {
+                Some(Block::Thinking(text)) => text.push_str(&delta.text),
+                _ => {
+                    blocks.push(Block::Thinking(delta.text));
+                    open = true;
+                }
+            },
+            Some(Event::TextDelta(delta)) if !delta.text.is_empty() => match blocks.last_mut().filter(|_| open) {
+                Some(Block::Text(text)) => text.push_str(&delta.text),
+                _ => {
+                    blocks.push(Block::Text(delta.text));
+                    open = true;
+                }
+            },
+            Some(Event::ToolCallStart(call)) => {
+                let v1::ToolCallStart { id: own, name, .. } = call;
+                let call = ToolUse { id: call_id(), own, name, input: String::new(), complete: false };
+                blocks.push(Block::ToolUse(call));
+                open = true;
+            }
+            Some(Event::ArgumentsDelta(delta)) => {
+                if let Some(Block::ToolUse(call)) = blocks.last_mut() {
+                    call.input.push_str(&delta.text);
+                }
+            }
+            Some(Event::ToolCallEnd(end)) => {
+                if let Some(Block::ToolUse(call)) = blocks.last_mut() {
+                    call.complete = end.complete;
+                }
+                open = false;
+            }
+            Some(Event::ReasoningEnd(_) | Event::TextEnd(_)) => open = false,
+            Some(Event::Done(ended)) => done = ended,
+            Some(
+                Event::ReasoningStart(_)
+                | Event::ReasoningDelta(_)
+                | Event::TextStart(_)
+                | Event::TextDelta(_)
+                | Event::Malformed(_)
+                | Event::Usage(_),
+            )
+            | None => {}
+        }
+    }
+    let usage = done.usage.unwrap_or_default();
+    let known = |own: &str| {
+        let call = blocks.iter().find_map(|block| match block {
+            Block::ToolUse(call) if call.own == own => Some(call.id.clone()),
+            _ => None,
+        });
+        call.unwrap_or_else(call_id)
+    };
+    let mut end = MessageEnd::new(done, options, known);
+    let content: Vec<String> =
+        blocks.into_iter().filter_map(|block| encoded(block, options, seal, &start.model, &mut end)).collect();
+    // Encoding plain data with string keys cannot fail.
+    let head = serde_json::to_string(&MessageHead::new(&start, end, usage)).unwrap_or_default();
+    head.replacen(r#""content":[]"#, &format!(r#""content":[{}]"#, content.join(",")), 1).into_bytes()
+}
+
+/// The JSON of a block. None: the client must not see it, because the call must not be executed.
+fn encoded(
+    block: Block,
+    options: AnswerOptions,
+    seal: &ThinkingSeal,
+    model: &str,
+    end: &mut MessageEnd,
+) -> Option<String> {
+    match block {
+        Block::Text(text) => Some(json!({"type": "text", "text": text}).to_string()),
+        Block::Thinking(text) => {
+            let mut thinking = UnsignedThinking::new(options.omit_thinking);
+            let shown = if thinking.push(&text) { text } else { String::new() };
+            let signature = thinking.sign(seal, model);
+            Some(json!({"type": "thinking", "thinking": shown, "signature": signature}).to_string())
+        }
+        Block::ToolUse(ToolUse { complete: false, .. }) => None,
+        Block::ToolUse(call) if !is_object(&call.input) => {
+            let ToolUse { id, name, input, .. } = call;
+            end.incomplete_tool_calls.push(IncompleteToolUse { id, name, partial_json: input });
+            None
+        }
+        // The input is written as the model wrote it, with all digits of its numbers.
+        Block::ToolUse(ToolUse { id, name, input, .. }) => {
+            let (id, name) = (Value::from(id), Value::from(name));
+            Some(format!(r#"{{"type":"tool_use","id":{id},"name":{name},"input":{input}}}"#))
+        }
+    }
+}
+
+fn is_object(text: &str) -> bool {
+    text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
+}
