@@ -27,6 +27,7 @@ pub mod metrics;
 mod report;
 mod request;
 mod request_trace;
+mod response_store;
 pub mod seal;
 mod state;
 mod surface_metrics;
@@ -53,6 +54,7 @@ pub use crate::{
         transport::{EngineTransport, transport},
     },
     request::model::ModelPolicy,
+    response_store::ResponsesStoreMode,
 };
 
 /// A model and one engine that runs it. Entries with the same name are engines of one model.

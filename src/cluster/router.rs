@@ -9,7 +9,7 @@ use rein_control_plane::records::{RouterRecord, decode, encode};
 use rein_control_plane::{Session, SessionState, limits::LEASE};
 use rein_router::FleetConfig;
 use rein_router::fleet::membership::Dial;
-use rein_router::{Router, RouterConfig};
+use rein_router::{ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::ModelOverrides;
 use rein_text::template::Sources;
 use tokio::sync::watch;
@@ -79,8 +79,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let hedge_after = args.hedge_after.map(Duration::from_millis);
         let certificates = peers.iter().map(Peers::certificate).chain(listeners.certificate()).collect();
         let process_metrics = api_server::process_metrics(certificates);
-        let config =
-            RouterConfig { policy: args.policy, hedge_after, process_metrics, ..api_server::config(&args.api)? };
+        let base = api_server::config(&args.api, ResponsesStoreMode::Off)?;
+        let config = RouterConfig { policy: args.policy, hedge_after, process_metrics, ..base };
         let router = Router::open(config)?;
         let fleet =
             FleetConfig { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };

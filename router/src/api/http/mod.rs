@@ -1,7 +1,8 @@
-//! The OpenAI API over HTTP: routes, bodies, status codes, server-sent events. It must not know engines.
+//! The APIs over HTTP: routes, bodies, status codes, server-sent events. It must not know engines.
 
 mod cors;
 mod playground;
+mod responses;
 mod sse;
 
 use std::{sync::Arc, time::Duration};
@@ -45,9 +46,11 @@ use crate::{
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// Traced POST requests: path, name of the endpoint, prefix of its ids.
-const TRACED: [(&str, &str, &str); 5] = [
+const TRACED: [(&str, &str, &str); 7] = [
     ("/v1/chat/completions", "chat", "chatcmpl"),
     ("/v1/completions", "completions", "cmpl"),
+    ("/v1/responses", "responses", "resp_"),
+    ("/v1/responses/input_tokens", "responses", "req"),
     ("/v1/chat/completions/render", "render", "req"),
     ("/tokenize", "tokenize", "req"),
     ("/detokenize", "detokenize", "req"),
@@ -60,6 +63,11 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/chat/completions/render", post(render))
         .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(tokenize))

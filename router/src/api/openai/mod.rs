@@ -29,6 +29,7 @@ pub use completion::{CompletionRequest, completion, encode as encode_completion}
 #[cfg(test)]
 pub(crate) use refused::{EVERYWHERE, IN_CHATS, IN_COMPLETIONS};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
+pub(super) use reasoning::{ReasoningFields, read as read_reasoning};
 pub use wire::{model, models};
 #[cfg(test)]
 pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion};
@@ -45,7 +46,7 @@ pub struct DeliveryOptions {
 }
 
 /// The fields of a body. The error has the offset of invalid UTF-8 or JSON.
-fn body(bytes: &[u8]) -> Result<Fields<'_>, InvalidRequest> {
+pub(super) fn body(bytes: &[u8]) -> Result<Fields<'_>, InvalidRequest> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let message = format!("the body must be UTF-8: the byte at offset {} is invalid", error.valid_up_to());
         InvalidRequest::new("invalid_utf8", message)
@@ -77,8 +78,8 @@ fn session(cache_key: Option<String>, user: Option<String>) -> Option<String> {
 const WITHOUT_EFFECT: [&str; 7] =
     ["metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction", "request_id"];
 
-/// Decodes the fields that chat and completions share.
-fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
+/// Decodes the fields that all generating endpoints share.
+pub(super) fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
     for name in WITHOUT_EFFECT {
         fields.take(name);
     }

@@ -1,0 +1,126 @@
+//! Gives errors the names of the client's fields: the internal job has other messages and tools than the request. It
+//! knows paths only.
+
+use std::ops::Range;
+
+use crate::error::Error;
+
+/// Where the messages and tools of a job come from.
+#[derive(Debug, Clone, Default)]
+pub struct Origins {
+    pub messages: Vec<MessageOrigin>,
+    /// The path of each tool.
+    pub tools: Vec<String>,
+}
+
+/// The paths of the items from which a message is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MessageOrigin {
+    pub item: String,
+    pub reasoning: String,
+    /// The item of each call.
+    pub calls: Vec<String>,
+    /// The result of a call.
+    pub is_output: bool,
+    /// The item is the text itself, not an object with it.
+    pub is_text: bool,
+}
+
+/// Fields of chats, and those of this API that set them.
+const RENAMED: [(&str, &str); 6] = [
+    ("messages", "input"),
+    ("response_format.json_schema.schema", "text.format.schema"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("max_tokens", "max_output_tokens"),
+    ("max_completion_tokens", "max_output_tokens"),
+];
+
+impl Origins {
+    /// The error with this API's paths.
+    pub fn rename(&self, error: Error) -> Error {
+        Error {
+            param: error.param.map(|param| self.path(&param).unwrap_or(param)),
+            message: self.text(&error.message),
+            ..error
+        }
+    }
+
+    /// The client's name of a field.
+    pub fn field(&self, name: String) -> String {
+        self.path(&name).unwrap_or(name)
+    }
+
+    /// The client's path. None: it is the same.
+    fn path(&self, path: &str) -> Option<String> {
+        if let Some((index, rest)) = indexed(path, "messages") {
+            return Some(self.messages.get(index)?.path(rest));
+        }
+        if let Some((index, rest)) = indexed(path, "tools") {
+            let rest = rest.strip_prefix(".function").unwrap_or(rest);
+            return Some(format!("{}{rest}", self.tools.get(index)?));
+        }
+        RENAMED.iter().find_map(|(own, client)| match path.strip_prefix(own)? {
+            rest if rest.is_empty() || rest.starts_with('.') => Some(format!("{client}{rest}")),
+            _ => None,
+        })
+    }
+
+    /// The text with the client's paths. Quoted words, and words with an index, are paths.
+    fn text(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut at = 0;
+        for Range { start, end } in words(text) {
+            let word = &text[start..end];
+            let quoted = text[..start].ends_with('\'') && text[end..].starts_with('\'');
+            let path = (quoted || word.contains('[')).then(|| self.path(word)).flatten();
+            out.push_str(&text[at..start]);
+            out.push_str(path.as_deref().unwrap_or(word));
+            at = end;
+        }
+        out.push_str(&text[at..]);
+        out
+    }
+}
+
+impl MessageOrigin {
+    fn path(&self, rest: &str) -> String {
+        if let Some((index, rest)) = rest.strip_prefix('.').and_then(|rest| indexed(rest, "tool_calls")) {
+            let rest = match rest.strip_prefix(".function").unwrap_or(rest) {
+                ".id" => ".call_id",
+                rest => rest,
+            };
+            return format!("{}{rest}", self.calls.get(index).unwrap_or(&self.item));
+        }
+        if rest == ".reasoning_content" && !self.reasoning.is_empty() {
+            return format!("{}.content", self.reasoning);
+        }
+        match rest {
+            _ if self.is_text => self.item.clone(),
+            ".tool_call_id" => format!("{}.call_id", self.item),
+            _ => match rest.strip_prefix(".content").filter(|_| self.is_output) {
+                Some(rest) => format!("{}.output{rest}", self.item),
+                None => format!("{}{rest}", self.item),
+            },
+        }
+    }
+}
+
+/// `NAME[INDEX]REST`.
+fn indexed<'a>(path: &'a str, name: &str) -> Option<(usize, &'a str)> {
+    let (index, rest) = path.strip_prefix(name)?.strip_prefix('[')?.split_once(']')?;
+    Some((index.parse().ok()?, rest))
+}
+
+/// The words of a text that may be paths.
+fn words(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
+    let part = |c: char| c.is_ascii_alphanumeric() || "_.[]".contains(c);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let start = at + text[at..].find(part)?;
+        let end = text[start..].find(|c| !part(c)).map_or(text.len(), |length| start + length);
+        at = end;
+        // A dot at the end belongs to the sentence.
+        Some(start..start + text[start..end].trim_end_matches('.').len())
+    })
+}

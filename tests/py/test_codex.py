@@ -1,0 +1,129 @@
+"""Codex against the sim engine: it runs a shell tool, reads the result and finishes; it resumes; it calls an MCP server."""
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import REPOSITORY
+from script_proxy import ScriptProxy, calls
+
+CODEX = REPOSITORY / ".node/node_modules/.bin/codex"
+pytestmark = pytest.mark.skipif(not CODEX.exists(), reason="no Codex: scripts/setup.sh test installs it")
+# Seconds that one run may take.
+LIMIT = 10
+
+CONFIG = """
+model = "demo"
+model_provider = "rein"
+check_for_update_on_startup = false
+
+[model_providers.rein]
+name = "Rein"
+base_url = "{http}/v1"
+wire_api = "responses"
+request_max_retries = 0
+stream_max_retries = 0
+
+[analytics]
+enabled = false
+
+[mcp_servers.notes]
+command = {python}
+args = [{server}]
+"""
+
+MCP = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    tool = {"name": "lookup", "description": "Looks a note up", "inputSchema": {
+        "type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}}
+    result = {
+        "initialize": lambda: {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                               "serverInfo": {"name": "notes", "version": "1"}},
+        "tools/list": lambda: {"tools": [tool]},
+        "tools/call": lambda: {"content": [{"type": "text", "text": "note " + asked["params"]["arguments"]["key"]}]},
+    }.get(asked["method"], dict)()
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+class Codex:
+    """Codex in a directory of its own, with nothing but this server."""
+
+    def __init__(self, directory, http):
+        self.home, self.work = directory / "home", directory / "work"
+        (self.home / ".codex").mkdir(parents=True)
+        self.work.mkdir()
+        (directory / "mcp.py").write_text(MCP)
+        config = CONFIG.format(http=http, python=json.dumps(sys.executable), server=json.dumps(str(directory / "mcp.py")))
+        (self.home / ".codex/config.toml").write_text(config)
+
+    def run(self, *arguments):
+        # No address but the server's is reachable through this proxy, which does not exist.
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+        command = [CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *arguments]
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=self.work, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        assert time.monotonic() - began < LIMIT
+        return done
+
+
+def outputs(body):
+    return [item for item in body["input"] if item.get("type", "").endswith("_output")]
+
+
+def test_codex_runs_a_shell_tool_reads_its_result_and_finishes_in_two_turns(sim, tmp_path):
+    def answer(body):
+        if body["input"][-1].get("type") != "function_call_output":
+            number = len(outputs(body))
+            return "<think>I use the shell.</think>" + calls(("exec_command", {"cmd": f"echo made-{number} >> out.txt; cat out.txt"}, number))
+        return "The file says " + body["input"][-1]["output"].rsplit("Output:", 1)[-1].strip().replace("\n", " ")
+
+    with ScriptProxy(sim, answer) as proxy:
+        codex = Codex(tmp_path, proxy.http)
+        assert codex.run("write the file").stdout.strip() == "The file says made-0"
+        assert (codex.work / "out.txt").read_text() == "made-0\n"
+        assert codex.run("resume", "--last", "again").stdout.strip() == "The file says made-0 made-1"
+    assert len(proxy.bodies) == 4
+    # The answers of the first turn come back, and the server takes them.
+    kinds = [item.get("type") for item in proxy.bodies[-1]["input"]]
+    assert kinds.count("function_call") == kinds.count("function_call_output") == 2
+    sealed = [item for item in proxy.bodies[-1]["input"] if item.get("type") == "reasoning"]
+    assert len(sealed) == 2 and all(item["encrypted_content"] for item in sealed)
+    assert all("web_search" in names for names in proxy.ignored)
+
+
+def test_codex_calls_an_mcp_server(sim, tmp_path):
+    def answer(body):
+        if not outputs(body):
+            return calls(("mcp__notes__lookup", {"key": "alpha"}, 0))
+        return "The note is: " + json.dumps(outputs(body)[-1]["output"])
+
+    with ScriptProxy(sim, answer) as proxy:
+        codex = Codex(tmp_path, proxy.http)
+        assert "note alpha" in codex.run("look the note up").stdout
+    call = next(item for item in proxy.bodies[-1]["input"] if item.get("type") == "function_call")
+    assert (call["namespace"], call["name"]) == ("mcp__notes", "lookup")
+
+
+def test_many_at_once_finish(sim, tmp_path):
+    def answer(body):
+        return "done" if outputs(body) else calls(("exec_command", {"cmd": "echo hi"}, 0))
+
+    with ScriptProxy(sim, answer) as proxy:
+        agents = []
+        for number in range(8):
+            codex = Codex(tmp_path / str(number), proxy.http)
+            environment = {"PATH": os.environ["PATH"], "HOME": str(codex.home), "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+            command = [CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "say hi"]
+            agents.append(subprocess.Popen(command, cwd=codex.work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        for agent in agents:
+            printed, _ = agent.communicate(timeout=120)
+            assert agent.returncode == 0 and printed.rstrip().endswith("done"), printed
