@@ -1,19 +1,21 @@
 """Codex against the sim engine: it runs a shell tool, reads the result and finishes; it resumes; it calls an MCP server."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 
-from conftest import REPOSITORY
+from conftest import REPOSITORY, Server
 from script_proxy import ScriptProxy, calls
 
 CODEX = REPOSITORY / ".node/node_modules/.bin/codex"
 pytestmark = pytest.mark.skipif(not CODEX.exists(), reason="no Codex: scripts/setup.sh test installs it")
 # Seconds that one run may take.
 LIMIT = 10
+CONTEXT = 131072
 
 CONFIG = """
 model = "demo"
@@ -53,6 +55,18 @@ for line in sys.stdin:
 """
 
 
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    """The sim engine with a context that holds an agent's prompt: the demo model's own holds 4,096 tokens."""
+    model = tmp_path_factory.mktemp("model") / "demo"
+    shutil.copytree(REPOSITORY / "models/demo", model, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
+    server = Server("--engine", "sim", model=model)
+    yield server
+    server.stop()
+
+
 class Codex:
     """Codex in a directory of its own, with nothing but this server."""
 
@@ -79,14 +93,14 @@ def outputs(body):
     return [item for item in body["input"] if item.get("type", "").endswith("_output")]
 
 
-def test_codex_runs_a_shell_tool_reads_its_result_and_finishes_in_two_turns(sim, tmp_path):
+def test_codex_runs_a_shell_tool_reads_its_result_and_finishes_in_two_turns(roomy, tmp_path):
     def answer(body):
         if body["input"][-1].get("type") != "function_call_output":
             number = len(outputs(body))
             return "<think>I use the shell.</think>" + calls(("exec_command", {"cmd": f"echo made-{number} >> out.txt; cat out.txt"}, number))
         return "The file says " + body["input"][-1]["output"].rsplit("Output:", 1)[-1].strip().replace("\n", " ")
 
-    with ScriptProxy(sim, answer) as proxy:
+    with ScriptProxy(roomy, answer) as proxy:
         codex = Codex(tmp_path, proxy.http)
         assert codex.run("write the file").stdout.strip() == "The file says made-0"
         assert (codex.work / "out.txt").read_text() == "made-0\n"
@@ -100,24 +114,24 @@ def test_codex_runs_a_shell_tool_reads_its_result_and_finishes_in_two_turns(sim,
     assert all("web_search" in names for names in proxy.ignored)
 
 
-def test_codex_calls_an_mcp_server(sim, tmp_path):
+def test_codex_calls_an_mcp_server(roomy, tmp_path):
     def answer(body):
         if not outputs(body):
             return calls(("mcp__notes__lookup", {"key": "alpha"}, 0))
         return "The note is: " + json.dumps(outputs(body)[-1]["output"])
 
-    with ScriptProxy(sim, answer) as proxy:
+    with ScriptProxy(roomy, answer) as proxy:
         codex = Codex(tmp_path, proxy.http)
         assert "note alpha" in codex.run("look the note up").stdout
     call = next(item for item in proxy.bodies[-1]["input"] if item.get("type") == "function_call")
     assert (call["namespace"], call["name"]) == ("mcp__notes", "lookup")
 
 
-def test_many_at_once_finish(sim, tmp_path):
+def test_many_at_once_finish(roomy, tmp_path):
     def answer(body):
         return "done" if outputs(body) else calls(("exec_command", {"cmd": "echo hi"}, 0))
 
-    with ScriptProxy(sim, answer) as proxy:
+    with ScriptProxy(roomy, answer) as proxy:
         agents = []
         for number in range(8):
             codex = Codex(tmp_path / str(number), proxy.http)

@@ -148,9 +148,9 @@ def test_the_stream_helper_and_parse(client, scripted):
     class City(pydantic.BaseModel):
         city: str
 
-    with client.responses.stream(model="demo", input="hello", temperature=0, max_output_tokens=20) as stream:
+    with client.responses.stream(model="demo", input="hello", temperature=0) as stream:
         kinds = [event.type for event in stream]
-        assert stream.get_final_response().output_text and kinds[-1] in ("response.completed", "response.incomplete")
+        assert stream.get_final_response().output_text and kinds[-1] == "response.completed"
     parsed = scripted.client.responses.parse(
         model="demo", input=ASK, text_format=City, extra_body={"script": tokens_of(scripted, '{"city": "Paris"}')})
     assert parsed.output_parsed == City(city="Paris")
