@@ -112,13 +112,13 @@ def refused(document, name):
 
 def api_fields():
     document = json.loads(find("openapi.json", "router")[0].read_text())
-    chat, completion = ("ChatRequest", "CompletionRequest")
-    parts = {f"fields {name}": fields(document, name) for name in [chat, completion, "Message", "Tool", "TokenizeRequest", "DetokenizeRequest"]}
+    chat, completion, responses = ("ChatRequest", "CompletionRequest", "ResponsesRequest")
+    parts = {f"fields {name}": fields(document, name) for name in [chat, completion, responses, "Message", "Tool", "TokenizeRequest", "DetokenizeRequest"]}
     schemas = document["components"]["schemas"]
     common = [field for field in schemas[chat]["x-refused-fields"] if field in schemas[completion]["x-refused-fields"]]
     both = {"components": {"schemas": {"Both": {"x-refused-fields": {field: schemas[chat]["x-refused-fields"][field] for field in common}}}}}
     parts["refused both"] = refused(both, "Both")
-    for name in [chat, completion]:
+    for name in [chat, completion, responses]:
         own = {field: why for field, why in schemas[name]["x-refused-fields"].items() if field not in common}
         parts[f"refused {name}"] = refused({"components": {"schemas": {"Own": {"x-refused-fields": own}}}}, "Own")
     return parts

@@ -5,7 +5,9 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 use http::Uri;
 use prometheus_client::registry::Registry;
 
-use crate::{admission::keys::ApiKeys, fleet::route::RoutePolicy, limits, response_store::ResponsesStoreMode, seal::Seal};
+use crate::{
+    admission::keys::ApiKeys, fleet::route::RoutePolicy, limits, response_store::ResponsesStoreMode, seal::Seal,
+};
 
 /// The settings of a router.
 #[derive(Debug, Clone)]

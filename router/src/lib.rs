@@ -7,7 +7,7 @@
 //! 3. `state`, `config`, `report` and `surface_metrics`: what all requests share, and what an operator sets and sees.
 //! 4. [`request`]: one request, from the prompt to the answer.
 //! 5. [`admission`] and [`fleet`]: queue and API keys; engines.
-//! 6. The other files of this folder (`error`, `limits`, `metrics`, `request_trace` and more), which know none of the
+//! 6. The other files of this folder (`error`, `limits`, `metrics`, `response_store` and more), which know none of the
 //!    above.
 //!
 //! docs/architecture.md walks a request through them.

@@ -10,6 +10,7 @@ import pytest
 
 from conftest import REPOSITORY, Server
 from script_proxy import ScriptProxy, calls
+from test_docs import blocks
 
 CODEX = REPOSITORY / ".node/node_modules/.bin/codex"
 pytestmark = pytest.mark.skipif(not CODEX.exists(), reason="no Codex: scripts/setup.sh test installs it")
@@ -17,15 +18,9 @@ pytestmark = pytest.mark.skipif(not CODEX.exists(), reason="no Codex: scripts/se
 LIMIT = 10
 CONTEXT = 131072
 
-CONFIG = """
-model = "demo"
-model_provider = "rein"
-check_for_update_on_startup = false
-
-[model_providers.rein]
-name = "Rein"
-base_url = "{http}/v1"
-wire_api = "responses"
+# The configuration of the guide, and what a test needs beside it.
+GUIDE = next(code for language, code, note in blocks(REPOSITORY / "docs/howto/codex.md") if note == "codex: configuration")
+TEST = """
 request_max_retries = 0
 stream_max_retries = 0
 
@@ -75,7 +70,8 @@ class Codex:
         (self.home / ".codex").mkdir(parents=True)
         self.work.mkdir()
         (directory / "mcp.py").write_text(MCP)
-        config = CONFIG.format(http=http, python=json.dumps(sys.executable), server=json.dumps(str(directory / "mcp.py")))
+        test = TEST.format(python=json.dumps(sys.executable), server=json.dumps(str(directory / "mcp.py")))
+        config = "check_for_update_on_startup = false\n" + GUIDE.replace("http://127.0.0.1:8000", http) + test
         (self.home / ".codex/config.toml").write_text(config)
 
     def run(self, *arguments):

@@ -9,6 +9,6 @@ pub mod http;
 mod incoming;
 pub mod openai;
 pub mod openapi;
-mod responses;
+pub mod responses;
 mod status;
 mod unread;

@@ -151,6 +151,8 @@ fn file_name(caller: &CallerName, id: &str) -> Option<String> {
     if !id.bytes().all(plain) || id.is_empty() || id.len() > 64 {
         return None;
     }
-    let caller = caller.as_ref().map_or_else(|| "none".to_owned(), |name| sha256_hex(name.as_bytes())[..CALLER_DIGITS].to_owned());
+    let caller = caller
+        .as_ref()
+        .map_or_else(|| "none".to_owned(), |name| sha256_hex(name.as_bytes())[..CALLER_DIGITS].to_owned());
     Some(format!("{caller}.{id}.{EXTENSION}"))
 }

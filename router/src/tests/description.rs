@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
-use crate::api::openai;
+use crate::api::{openai, responses};
 
 fn document() -> Value {
     serde_json::from_str(crate::api::openapi::DOCUMENT).unwrap()
@@ -24,8 +24,9 @@ async fn every_described_route_is_served_with_its_methods_only() {
         let described: Vec<&String> = item.as_object().unwrap().keys().collect();
         for method in ["get", "post"] {
             let request = Request::builder().method(method.to_uppercase().as_str()).uri(&path);
-            let status = router.send(request.body(Body::empty()).unwrap()).await.status();
-            let wrong = status == StatusCode::METHOD_NOT_ALLOWED || status == StatusCode::NOT_FOUND;
+            let answer = Answer::of(router.send(request.body(Body::empty()).unwrap()).await).await;
+            let status = answer.status;
+            let wrong = status == StatusCode::METHOD_NOT_ALLOWED || answer.text.contains("unknown_url");
             assert_eq!(described.contains(&&method.to_owned()), !wrong, "{method} {path}: {status}");
         }
     }
@@ -38,7 +39,7 @@ fn every_route_that_requires_a_key_is_described_so() {
             let says = |status: &str| operation["responses"].get(status).is_some();
             let keyed = !crate::api::authenticate::is_public(path);
             // Looking at the list of models is free.
-            assert_eq!((says("401"), says("429")), (keyed, keyed && method == "post"), "{method} {path}");
+            assert_eq!((says("401"), says("429")), (keyed, keyed && method != "get"), "{method} {path}");
         }
     }
 }
@@ -52,7 +53,7 @@ fn every_route_in_the_code_is_described() {
         .map(|route| route.replace("{*id}", "{id}"))
         .collect();
     let described: BTreeSet<String> = document()["paths"].as_object().unwrap().keys().cloned().collect();
-    assert_eq!((routes.len(), routes), (13, described));
+    assert_eq!((routes.len(), routes), (18, described));
 }
 
 #[test]
@@ -61,6 +62,8 @@ fn exactly_the_fields_that_are_read_are_described() {
     let set = |names: Vec<&'static str>| names.into_iter().map(String::from).collect::<BTreeSet<_>>();
     let chat = openai::asked_by_chat(json!({"messages": []}));
     assert_eq!(set(chat), properties(&document, "ChatRequest"));
+    let response = responses::asked(json!({"input": "a"}));
+    assert_eq!(set(response), properties(&document, "ResponsesRequest"));
     let completion = openai::asked_by_completion(json!({"prompt": "a"}));
     assert_eq!(set(completion), properties(&document, "CompletionRequest"));
 }
@@ -68,7 +71,11 @@ fn exactly_the_fields_that_are_read_are_described() {
 #[test]
 fn every_field_that_is_refused_is_described_with_its_reason() {
     let document = document();
-    for (schema, own) in [("ChatRequest", openai::IN_CHATS), ("CompletionRequest", openai::IN_COMPLETIONS)] {
+    for (schema, own) in [
+        ("ChatRequest", openai::IN_CHATS),
+        ("CompletionRequest", openai::IN_COMPLETIONS),
+        ("ResponsesRequest", responses::REFUSED),
+    ] {
         let refused: serde_json::Map<String, Value> =
             openai::EVERYWHERE.iter().chain(own).map(|one| (one.name.into(), one.why.into())).collect();
         let schema = &document["components"]["schemas"][schema];
@@ -162,6 +169,11 @@ async fn every_answer_fits_its_description() {
     for chunk in router.post("/v1/completions", streamed).await.payloads() {
         check("Completion", &chunk);
     }
+    let all = json!({"model": "bytes", "input": "a", "script": bytes("b"), "return_token_ids": true, "user": "u",
+        "max_tool_calls": 1, "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s"});
+    let response = router.post("/v1/responses", all).await.ok();
+    let described = properties(&document, "Response");
+    assert!(response.as_object().unwrap().keys().all(|name| described.contains(name)), "{response}");
     let chat = chat_request(&[], json!({}));
     check("Rendered", &router.post("/v1/chat/completions/render", chat).await.ok());
     check("Tokenized", &router.post("/tokenize", json!({"prompt": "a", "return_token_strs": true})).await.ok());

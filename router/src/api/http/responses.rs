@@ -52,12 +52,15 @@ pub(super) async fn create(State(state): Shared, Extension(trace): Extension<Tra
         let keeps = state.responses.is_on() && received.request.store;
         let Prepared { job, request, origins, ignored, input } =
             received.prepare(&state, &model, &requester, keeps.then(|| trace.id.clone())).await?;
+        // The rest of the request is dropped when its prompt is known.
+        let mut charge = state.memory.open_charge();
+        charge.resize(request.echo_bytes() + input.as_ref().map_or(0, |input| input.len()), requester.deadline).await?;
         let seals = request.seals;
         let mut answering = request.answering(trace.id.clone(), now(), model.name().to_owned(), keeps);
         answering.seal = seals.then(|| sealer(&state, &model, &requester));
         let generated = chat::generate(context, model, job).await;
         let (events, relaxed) = generated.map_err(|error| origins.rename(error))?;
-        let keeper = Keeper { state: state.clone(), caller: requester.caller, input };
+        let keeper = Keeper { state: state.clone(), caller: requester.caller, input, _charge: charge };
         let mut response = if stream {
             sse::response(trace.span.clone(), events, ResponseFrames::new(answering, keeper))
         } else {
@@ -107,11 +110,7 @@ pub(super) async fn retrieve(
     finish(&state, ENDPOINT, answer.await)
 }
 
-pub(super) async fn delete(
-    State(state): Shared,
-    id: Result<Path<String>, PathRejection>,
-    caller: Caller,
-) -> Response {
+pub(super) async fn delete(State(state): Shared, id: Result<Path<String>, PathRejection>, caller: Caller) -> Response {
     let answer = async {
         let id = path_id(id)?;
         match state.responses.delete(&name(&caller), &id).await {
@@ -122,11 +121,7 @@ pub(super) async fn delete(
     finish(&state, ENDPOINT, answer.await)
 }
 
-pub(super) async fn cancel(
-    State(state): Shared,
-    id: Result<Path<String>, PathRejection>,
-    caller: Caller,
-) -> Response {
+pub(super) async fn cancel(State(state): Shared, id: Result<Path<String>, PathRejection>, caller: Caller) -> Response {
     let answer = async {
         find(&state, id, &caller).await?;
         let message = "only background responses can be cancelled, and this server has none: close the connection of a \
@@ -183,9 +178,9 @@ async fn receive(
     let mut load = async |param: &str, id: &str| {
         let found = state.responses.get(&requester.caller, id).await;
         let stored = found.ok_or_else(|| not_found(state, Some(param), id))?;
-        bytes += VALUES_PER_BYTE * (stored.input.len() + stored.response.len());
-        charge.resize(bytes, requester.deadline).await?;
         let size = stored.input.len() + stored.response.len();
+        bytes += VALUES_PER_BYTE * size;
+        charge.resize(bytes, requester.deadline).await?;
         let read = move || Ok((values(&stored.input)?, output(&stored.response)?));
         state.memory.parse(size, requester, read).await
     };
@@ -246,11 +241,7 @@ fn context<'a>(model: &'a ServedModel, caller: &'a CallerName) -> SealContext<'a
     SealContext { purpose: SealPurpose::Reasoning, model: model.name(), caller: caller.as_deref() }
 }
 
-fn sealer(
-    state: &RouterState,
-    model: &Arc<ServedModel>,
-    requester: &Requester,
-) -> Box<dyn Fn(&str) -> String + Send> {
+fn sealer(state: &RouterState, model: &Arc<ServedModel>, requester: &Requester) -> Box<dyn Fn(&str) -> String + Send> {
     let (seal, model, caller): (Seal, _, _) = (state.config.seal.clone(), model.clone(), requester.caller.clone());
     Box::new(move |text| seal.seal(context(&model, &caller), text.as_bytes()))
 }
@@ -261,6 +252,8 @@ struct Keeper {
     caller: CallerName,
     /// None: the response is not kept.
     input: Option<Arc<[u8]>>,
+    /// Of what the answer repeats of the request, and of the input.
+    _charge: MemoryCharge,
 }
 
 impl Keeper {
@@ -289,9 +282,10 @@ impl ResponseFrames {
     /// Keeps the response before the client learns that it is complete.
     fn keep_final(&mut self) {
         if self.builder.is_final()
-            && let Some(keeper) = self.keeper.take().filter(|keeper| keeper.input.is_some())
+            && self.keeper.as_ref().is_some_and(|keeper| keeper.input.is_some())
+            && let Some(keeper) = self.keeper.take()
         {
-            keeper.keep(&self.builder);
+            drop(keeper.keep(&self.builder));
         }
     }
 }
@@ -346,8 +340,11 @@ fn not_found(state: &RouterState, param: Option<&str>, id: &str) -> Error {
         let what = param.map_or("responses cannot be fetched".to_owned(), |param| format!("'{param}' cannot be used"));
         let message = format!("{what}: this server keeps no responses; start it with '--responses-store memory'");
         // A field that cannot work is wrong; a path that does not exist is not found.
-        let kind = if param.is_some() { ErrorKind::Invalid } else { ErrorKind::NotFound };
-        return Error { param: param.map(str::to_owned), code: Some("unsupported"), ..Error::new(kind, message) };
+        let (kind, code) = match param {
+            Some(_) => (ErrorKind::Invalid, "unsupported_parameter"),
+            None => (ErrorKind::NotFound, "response_not_found"),
+        };
+        return Error { param: param.map(str::to_owned), code: Some(code), ..Error::new(kind, message) };
     }
     let message = format!("no response or item with the id '{id}' is kept for this API key");
     Error {
@@ -367,8 +364,8 @@ fn values(json: &[u8]) -> Result<StoredItems, Error> {
 }
 
 fn output(response: &[u8]) -> Result<StoredItems, Error> {
-    let mut response: Value =
-        serde_json::from_slice(response).map_err(|error| Error::internal("a kept response could not be read", error))?;
+    let mut response: Value = serde_json::from_slice(response)
+        .map_err(|error| Error::internal("a kept response could not be read", error))?;
     match response.get_mut("output").map(Value::take) {
         Some(Value::Array(items)) => Ok(items),
         _ => Ok(Vec::new()),

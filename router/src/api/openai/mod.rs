@@ -26,10 +26,10 @@ pub use chat::{ChatRequest, chat, encode as encode_chat};
 pub use chunks::Chunks;
 pub use collect::{chat_body, completion_body};
 pub use completion::{CompletionRequest, completion, encode as encode_completion};
+pub(super) use reasoning::{ReasoningFields, read as read_reasoning};
 #[cfg(test)]
 pub(crate) use refused::{EVERYWHERE, IN_CHATS, IN_COMPLETIONS};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
-pub(super) use reasoning::{ReasoningFields, read as read_reasoning};
 pub use wire::{model, models};
 #[cfg(test)]
 pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion};

@@ -104,12 +104,16 @@ impl ResponseBuilder {
     pub fn event(&mut self, event: v1::ChatEvent, write: &mut WriteFrame<'_>) {
         self.begin(write);
         self.own.token_ids.extend(event.token_ids);
-        self.logprobs.extend(event.logprobs);
+        match event.event {
+            Some(Event::TextStart(_) | Event::TextDelta(_) | Event::TextEnd(_)) => self.logprobs.extend(event.logprobs),
+            _ => self.logprobs.clear(),
+        }
         match event.event {
             Some(Event::Start(start)) => self.own.prompt_token_ids = start.prompt_token_ids,
             Some(Event::ReasoningDelta(v1::Delta { text })) => self.add_reasoning(&text, write),
             Some(Event::TextDelta(v1::Delta { text })) => self.add_text(&text, write),
-            Some(Event::ReasoningEnd(_) | Event::TextEnd(_)) => self.ended = true,
+            Some(Event::ReasoningEnd(_)) => self.ended = true,
+            Some(Event::TextEnd(_)) => self.end_text(),
             Some(Event::ToolCallStart(call)) => self.begin_call(call.index, call.id, &call.name, write),
             Some(Event::ArgumentsDelta(v1::ArgumentsDelta { index, text })) => self.add_arguments(index, &text, write),
             Some(Event::ToolCallEnd(v1::ToolCallEnd { index, complete })) => {
@@ -182,6 +186,13 @@ impl ResponseBuilder {
         self.send_delta("response.output_text.delta", text, Some(written), write);
     }
 
+    fn end_text(&mut self) {
+        self.ended = true;
+        if let Some(ItemKind::Message { logprobs, .. }) = self.items.last_mut().map(|item| &mut item.kind) {
+            logprobs.append(&mut self.logprobs);
+        }
+    }
+
     fn is_open(&self, is_kind: impl Fn(&ItemKind) -> bool) -> bool {
         self.open && !self.ended && self.items.last().is_some_and(|item| is_kind(&item.kind))
     }
@@ -207,7 +218,6 @@ impl ResponseBuilder {
                 ("response.reasoning_text.done", &*text, None)
             }
             ItemKind::Message { text, logprobs } => {
-                logprobs.append(&mut self.logprobs);
                 ("response.output_text.done", &*text, Some(output::written(logprobs)))
             }
             ItemKind::FunctionCall { .. } | ItemKind::CustomCall { .. } => return,
@@ -228,7 +238,6 @@ impl ResponseBuilder {
     }
 
     fn begin_call(&mut self, index: u32, call_id: String, function: &str, write: &mut WriteFrame<'_>) {
-        self.logprobs.clear();
         let tool = self.answering.tools.called(function);
         let (namespace, name) = match tool {
             Some(tool) => (tool.namespace.clone(), tool.name.clone()),

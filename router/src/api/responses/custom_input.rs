@@ -50,16 +50,12 @@ impl CustomInput {
         let before = self.text.len();
         self.flush_high();
         // Arguments in another form: an object with further members, or what a model without enforcement wrote.
-        if !matches!(self.state, State::Text | State::Closed) {
+        if self.state == State::Other {
             let parsed: Option<Value> = serde_json::from_str(&self.arguments).ok();
             let input = parsed.as_ref().and_then(|value| value.get(INPUT)?.as_str());
             self.text.push_str(input.unwrap_or(&self.arguments));
         }
         &self.text[before..]
-    }
-
-    pub fn text(&self) -> &str {
-        &self.text
     }
 
     /// Decodes one token or character. False: more arguments are needed, or nothing more is decoded.

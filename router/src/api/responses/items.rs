@@ -83,7 +83,7 @@ impl<'a> InputConverter<'a> {
                     "'{at}' must be message, reasoning, function_call, function_call_output, custom_tool_call or \
                      custom_tool_call_output, got '{other}'"
                 );
-                return Err(Error { code: Some("unsupported_item"), ..Error::invalid(at, message) });
+                return Err(Error { code: Some("unsupported_content"), ..Error::invalid(at, message) });
             }
         }
         body.add_ignored(fields);
@@ -97,8 +97,13 @@ impl<'a> InputConverter<'a> {
         let content = content(fields, "content")?;
         match role.as_str() {
             "assistant" => {
+                let continues = self.turn.as_ref().is_some_and(|turn| response.is_some() && turn.response == response);
                 let turn = self.turn_for(path, response, |turn| turn.content.is_empty() || !turn.calls.is_empty());
-                turn.content.extend(parts_of(content));
+                // Texts of one answer are one text in a chat.
+                match (turn.content.last_mut().and_then(|part| part.get_mut("text")), content) {
+                    (Some(Value::String(text)), Value::String(more)) if continues => text.push_str(&more),
+                    (_, content) => turn.content.extend(parts_of(content)),
+                }
             }
             "user" | "system" | "developer" => {
                 self.end_turn();
@@ -234,8 +239,9 @@ fn content(fields: &mut Fields, name: &'static str) -> Result<Value, Error> {
             "refusal" => ("refusal", required(&mut part, "refusal", "a string")?),
             other => {
                 let at = part.at("type");
-                let message =
-                    format!("'{at}' must be 'input_text', 'output_text' or 'refusal', got '{other}': models take only text");
+                let message = format!(
+                    "'{at}' must be 'input_text', 'output_text' or 'refusal', got '{other}': models take only text"
+                );
                 return Err(Error { code: Some("unsupported_content"), ..Error::invalid(at, message) });
             }
         };

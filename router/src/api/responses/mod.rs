@@ -25,3 +25,6 @@ pub(crate) use request::REFUSED;
 pub use request::asked;
 pub use request::{ResponseRequest, request};
 pub use stored::{Page, StoredItems, input_items, page, referenced};
+
+#[cfg(test)]
+mod tests;

@@ -69,7 +69,8 @@ impl Serialize for ResponseObject<'_> {
         map.serialize_entry("created_at", &response.answering.created)?;
         map.serialize_entry("status", &response.status)?;
         map.serialize_entry("error", &response.failure)?;
-        let incomplete = (response.status == ResponseStatus::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
+        let incomplete =
+            (response.status == ResponseStatus::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
         map.serialize_entry("incomplete_details", &incomplete)?;
         map.serialize_entry("model", &response.answering.model)?;
         map.serialize_entry("output", &response.items)?;

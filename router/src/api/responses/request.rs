@@ -58,10 +58,7 @@ pub(crate) const REFUSED: &[Refused] = &[
     ),
     refused("moderation", NeutralValues::None, "this server does not moderate"),
     refused("messages", NeutralValues::Empty, "use 'input'; '/v1/chat/completions' takes messages"),
-    refused("n", NeutralValues::Numbers(&[1.0]), "a response has one answer; '/v1/chat/completions' gives several"),
-    refused("best_of", NeutralValues::Numbers(&[1.0]), "a response has one answer"),
     refused("logprobs", NeutralValues::Empty, "use 'include' with 'message.output_text.logprobs'"),
-    refused("prompt_logprobs", NeutralValues::None, "'/v1/chat/completions' gives them"),
     refused("return_grammar", NeutralValues::Empty, "'/v1/chat/completions' gives it"),
     refused("return_decisions", NeutralValues::Empty, "'/v1/chat/completions' gives them"),
     refused("verbosity", NeutralValues::Texts(&["medium"]), "there is no such setting; ask for it in the prompt"),
@@ -114,11 +111,18 @@ fn read(fields: &mut Fields) -> Result<ResponseRequest, Error> {
     }
     let limit = fields.integer("max_output_tokens", 1..=u32::MAX)?;
     let (mut generation, delivery) = openai::common(fields)?;
+    if generation.choices() > 1 {
+        return Err(Error::unsupported("n", "a response has one answer; '/v1/chat/completions' gives several"));
+    }
+    if generation.prompt_logprobs.is_some() {
+        return Err(Error::unsupported("prompt_logprobs", "'/v1/chat/completions' gives them"));
+    }
     generation.limits.max_tokens = limit.or(generation.limits.max_tokens);
     generation.max_tokens_param = Some("max_output_tokens");
     let include = include(fields)?;
     let top_logprobs = fields.integer("top_logprobs", 0..=limits::TOP_LOGPROBS)?;
-    generation.logprobs = (include.logprobs || top_logprobs.is_some_and(|top| top > 0)).then(|| top_logprobs.unwrap_or(0));
+    generation.logprobs =
+        (include.logprobs || top_logprobs.is_some_and(|top| top > 0)).then(|| top_logprobs.unwrap_or(0));
     let given_reasoning = fields.take("reasoning");
     let ReasoningFields { on, effort, budget, hide } = openai::read_reasoning(fields)?;
     generation.thinking_token_budget = budget;
@@ -246,7 +250,8 @@ fn response(fields: &mut Fields) -> Result<Option<Response>, Error> {
     fields.add_ignored(text);
     match (found, constraints::response(fields)?) {
         (Some(_), Some(_)) => {
-            let message = "'text.format' and another format of the answer, such as 'structured_outputs', cannot both be set";
+            let message =
+                "'text.format' and another format of the answer, such as 'structured_outputs', cannot both be set";
             Err(Error::invalid("text.format", message))
         }
         (found, other) => Ok(found.or(other)),
@@ -289,6 +294,19 @@ fn repeated_text(given: Option<Value>) -> Value {
     }
 }
 
+/// Approximate memory of a value, in bytes.
+fn memory(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(memory).sum(),
+            Value::Object(map) => {
+                map.iter().map(|(name, value)| size_of::<String>() + name.len() + memory(value)).sum()
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        }
+}
+
 /// A request whose messages are known.
 pub struct PreparedRequest {
     pub job: ChatJob,
@@ -304,6 +322,11 @@ impl ResponseRequest {
 
     pub fn generation(&self) -> &Generation {
         &self.job.generation
+    }
+
+    /// Memory of what the answer repeats of the request.
+    pub fn echo_bytes(&self) -> usize {
+        self.echo.iter().map(|(name, value)| name.len() + memory(value)).sum()
     }
 
     /// The request's own items.

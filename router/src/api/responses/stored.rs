@@ -59,7 +59,9 @@ pub fn input_items(response: &str, items: StoredItems) -> StoredItems {
         if kind == "message" {
             parts(&mut item);
         }
-        whole.extend(item.into_iter().filter(|(name, value)| !["id", "type"].contains(&name.as_str()) && !value.is_null()));
+        whole.extend(
+            item.into_iter().filter(|(name, value)| !["id", "type"].contains(&name.as_str()) && !value.is_null()),
+        );
         whole.entry("status").or_insert_with(|| "completed".into());
         Value::Object(whole)
     };
