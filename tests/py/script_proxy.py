@@ -28,7 +28,7 @@ class ScriptProxy:
     """Forwards to `server`. `answer(body)` returns the text that the model writes to a request, or None."""
 
     def __init__(self, server, answer):
-        self.bodies, self.ignored, target = [], [], urllib.parse.urlsplit(server.http)
+        self.bodies, self.ignored, self.replies, target = [], [], [], urllib.parse.urlsplit(server.http)
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -60,9 +60,13 @@ class ScriptProxy:
                         self.send_header(name, value)
                 self.send_header("connection", "close")
                 self.end_headers()
+                whole = b""
                 while piece := reply.read1(65536):
+                    whole += piece
                     self.wfile.write(piece)
                     self.wfile.flush()
+                if method == "POST":
+                    proxy.replies.append(whole.decode())
                 self.close_connection = True
                 connection.close()
 

@@ -85,6 +85,12 @@ class Codex:
         return done
 
 
+def usage(reply):
+    """The usage of a stream's last event."""
+    events = [json.loads(line.removeprefix("data: ")) for line in reply.splitlines() if line.startswith("data: ")]
+    return events[-1]["response"]["usage"]
+
+
 def outputs(body):
     return [item for item in body["input"] if item.get("type", "").endswith("_output")]
 
@@ -108,6 +114,10 @@ def test_codex_runs_a_shell_tool_reads_its_result_and_finishes_in_two_turns(room
     sealed = [item for item in proxy.bodies[-1]["input"] if item.get("type") == "reasoning"]
     assert len(sealed) == 2 and all(item["encrypted_content"] for item in sealed)
     assert all("web_search" in names for names in proxy.ignored)
+    # Each request finds the prompt of the one before in the prefix cache.
+    usages = [usage(reply) for reply in proxy.replies]
+    for earlier, later in zip(usages, usages[1:]):
+        assert later["input_tokens_details"]["cached_tokens"] >= 0.99 * earlier["input_tokens"]
 
 
 def test_codex_calls_an_mcp_server(roomy, tmp_path):

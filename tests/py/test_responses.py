@@ -1,6 +1,7 @@
 """The Responses API: the openai Python SDK, checked against its own (strict) types, and the OpenAI Agents SDK."""
 import asyncio
 import json
+import re
 import subprocess
 
 import openai
@@ -35,8 +36,9 @@ def scripted(sim):
     """Creates a response whose answer is this text."""
     client = openai.OpenAI(base_url=sim.http + "/v1", api_key="none", max_retries=0)
 
-    def create(text, **more):
-        return client.responses.create(**{"model": "demo", "input": ASK, "extra_body": {"script": tokens(sim, text)}, **more})
+    def create(text, extra_body=None, **more):
+        script = {"script": tokens(sim, text)} if text else {}
+        return client.responses.create(**{"model": "demo", "input": ASK, "extra_body": {**script, **(extra_body or {})}, **more})
 
     create.client = client
     return create
@@ -268,6 +270,40 @@ def test_the_agents_sdk_runs_a_tool(sim):
         run, kinds = asyncio.run(streamed())
         assert run.final_output == "It is 21 degrees." and "run_item_stream_event" in kinds
     assert seen == ["Paris", "Paris"]
+
+
+CODE = {"type": "custom", "name": "code", "description": "Takes a code", "format": {"type": "grammar", "syntax": "regex", "definition": "[A-F]{2}-[0-9]{3}|none"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_an_engine_that_drafts_nonsense_are_valid(scripted, stream):
+    # Without a script, the sim engine's drafts are random tokens.
+    finished = {"function_call": 0, "custom_tool_call": 0}
+    for seed in range(24):
+        name = {"type": "custom", "name": "code"} if seed % 2 else {"type": "function", "name": "lookup", "namespace": "mcp__notes"}
+        options = dict(tools=[*TOOLS, CODE], tool_choice=name, max_output_tokens=200, extra_body={"seed": seed})
+        response = check_stream(scripted("", stream=True, **options)) if stream else scripted("", **options)
+        for item in response.output:
+            if item.type not in finished or item.status != "completed":
+                continue
+            finished[item.type] += 1
+            if item.type == "custom_tool_call":
+                assert item.name == "code" and re.fullmatch("[A-F]{2}-[0-9]{3}|none", item.input)
+            else:
+                assert (item.namespace, item.name) == ("mcp__notes", "lookup")
+                arguments = json.loads(item.arguments)
+                assert set(arguments) == {"key"} and isinstance(arguments["key"], str)
+    assert finished["custom_tool_call"] == 12, finished
+
+
+def test_a_custom_tools_regex_replaces_what_does_not_match(scripted):
+    wrong = calls(("code", {"input": "xyz"}, 0))
+    response = scripted(wrong, tools=[CODE], max_output_tokens=100)
+    assert [item.type for item in response.output] == ["custom_tool_call"]
+    assert re.fullmatch("[A-F]{2}-[0-9]{3}|none", response.output[0].input)
+    with pytest.raises(openai.BadRequestError) as caught:
+        scripted(wrong, tools=[{**CODE, "format": {**CODE["format"], "definition": "(a"}}])
+    assert caught.value.param.startswith("tools[0]")
 
 
 NODE = """

@@ -72,7 +72,8 @@ fn functions() -> Value {
     json!([
         {"type": "function", "name": "f", "parameters": {"type": "object"}},
         {"type": "custom", "name": "g"},
-        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "h", "parameters": {"type": "object"}}]},
+        {"type": "namespace", "name": "n",
+         "tools": [{"type": "function", "name": "h", "parameters": {"type": "object"}}]},
     ])
 }
 
@@ -140,9 +141,7 @@ async fn streams_answers_kept_responses_and_chats_agree() {
             chat["max_tokens"] = limit.clone();
         }
         let chat = &router.chat(&script, chat).await.ok()["choices"][0];
-        let joined = |kind: &str| -> String {
-            items.iter().filter(|item| item["type"] == kind).map(|item| said(item)).collect()
-        };
+        let joined = |kind: &str| -> String { items.iter().filter(|item| item["type"] == kind).map(said).collect() };
         let text = |field: &str| chat["message"][field].as_str().unwrap_or_default().to_owned();
         assert_eq!((joined("message"), joined("reasoning")), (text("content"), text("reasoning_content")), "{at}");
         assert_eq!(whole["token_ids"], chat["token_ids"], "{at}");

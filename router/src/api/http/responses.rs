@@ -16,7 +16,10 @@ use crate::{
     admission::keys::{self, ApiCaller},
     api::{
         headers::{RELAXED, listed},
-        responses::{self, Answering, Origins, Page, ResponseBuilder, ResponseFrame, ResponseRequest, StoredItems},
+        responses::{
+            self, Answering, Origins, Page, ReasoningSealer, ResponseBuilder, ResponseFrame, ResponseRequest,
+            StoredItems,
+        },
     },
     error::{Error, ErrorKind},
     fair::{CallerName, Requester},
@@ -241,7 +244,7 @@ fn context<'a>(model: &'a ServedModel, caller: &'a CallerName) -> SealContext<'a
     SealContext { purpose: SealPurpose::Reasoning, model: model.name(), caller: caller.as_deref() }
 }
 
-fn sealer(state: &RouterState, model: &Arc<ServedModel>, requester: &Requester) -> Box<dyn Fn(&str) -> String + Send> {
+fn sealer(state: &RouterState, model: &Arc<ServedModel>, requester: &Requester) -> ReasoningSealer {
     let (seal, model, caller): (Seal, _, _) = (state.config.seal.clone(), model.clone(), requester.caller.clone());
     Box::new(move |text| seal.seal(context(&model, &caller), text.as_bytes()))
 }

@@ -28,8 +28,11 @@ pub struct Answering {
     pub hide_reasoning: bool,
     pub token_ids: bool,
     /// Seals reasoning, if the client wants it sealed.
-    pub seal: Option<Box<dyn Fn(&str) -> String + Send>>,
+    pub seal: Option<ReasoningSealer>,
 }
+
+/// Seals reasoning, for `encrypted_content`.
+pub type ReasoningSealer = Box<dyn Fn(&str) -> String + Send>;
 
 /// Fields that the API does not have.
 #[derive(Default)]

@@ -178,8 +178,8 @@ impl<'a> InputConverter<'a> {
         Ok(())
     }
 
-    /// The turn that an assistant's item belongs to: the current one if it `fits`, or if the same response has generated
-    /// its last item; else a new one.
+    /// The turn that an assistant's item belongs to: the current one if it `fits`, or if the same response has
+    /// generated its last item; else a new one.
     fn turn_for(
         &mut self,
         path: &str,

@@ -138,7 +138,10 @@ impl<'a> Part<'a> {
 pub fn written(logprobs: &[v1::TokenLogprob]) -> Vec<Value> {
     // JSON has no infinities.
     let finite = |logprob: f32| if logprob.is_finite() { logprob } else { NO_LOGPROB };
-    let one = |token: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(token), "logprob": finite(logprob), "bytes": token});
+    let one = |token: &[u8], logprob: f32| {
+        let text = String::from_utf8_lossy(token);
+        json!({"token": text, "logprob": finite(logprob), "bytes": token})
+    };
     let all = logprobs.iter().map(|logprob| {
         let mut written = one(&logprob.token, logprob.logprob.unwrap_or(NO_LOGPROB));
         written["top_logprobs"] = logprob.top.iter().map(|top| one(&top.token, top.logprob)).collect();

@@ -294,6 +294,11 @@ fn repeated_text(given: Option<Value>) -> Value {
     }
 }
 
+/// Whether an item is a call that was cut off: it has no output, and its arguments need not be JSON.
+fn is_cut_call(item: &Value) -> bool {
+    item.get("call_id").is_some() && item.get("status").is_some_and(|status| status == "incomplete")
+}
+
 /// Approximate memory of a value, in bytes.
 fn memory(value: &Value) -> usize {
     size_of::<Value>()
@@ -360,6 +365,9 @@ impl ResponseRequest {
                 converter.text("instructions", "system", instructions);
             }
             for mut item in history {
+                if is_cut_call(&item) {
+                    continue;
+                }
                 // The stored reasoning itself is at hand.
                 if let Some(item) = item.as_object_mut() {
                     item.shift_remove("encrypted_content");

@@ -19,7 +19,8 @@ fn tools() -> ToolTable {
     let tools = json!([
         {"type": "function", "name": "f"},
         {"type": "custom", "name": "c"},
-        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]},
+        {"type": "namespace", "name": "n",
+         "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]},
     ]);
     let tools = tools.as_array().unwrap().clone();
     Fields::within("", Map::new()).read(|body| convert(tools, body)).map_err(|error: Error| error).unwrap().value.table

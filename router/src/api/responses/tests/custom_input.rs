@@ -45,7 +45,11 @@ fn arguments_in_another_form_are_read_at_their_end() {
 
 proptest! {
     #[test]
-    fn any_text_in_any_pieces(text in any::<String>(), ascii in any::<bool>(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..9)) {
+    fn any_text_in_any_pieces(
+        text in any::<String>(),
+        ascii in any::<bool>(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..9),
+    ) {
         let mut json = if ascii {
             // Every character escaped, as some models write them.
             let units = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>();

@@ -101,7 +101,8 @@ fn tool_choice_names_the_clients_tools() {
         {"type": "function", "name": "f"},
         {"type": "custom", "name": "c"},
         {"type": "web_search"},
-        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}]},
+        {"type": "namespace", "name": "n",
+         "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}]},
     ]);
     let (tools, _) = converted(tools).unwrap();
     let chosen = |choice: Value| {
