@@ -112,7 +112,7 @@ if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
     echo "$sum" > $stamp
 fi
 
-# The Node clients of docs/howto/clients.md.
+# The Node clients of docs/howto/clients.md, and Codex.
 stamp=.node/package.sum
 sum=$(cksum < tests/node/package.json)
 if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then

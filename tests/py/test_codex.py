@@ -5,10 +5,12 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from conftest import REPOSITORY, Server
+from fleet import Fleet, until
 from script_proxy import ScriptProxy, calls
 from test_docs import blocks
 
@@ -17,6 +19,7 @@ pytestmark = pytest.mark.skipif(not CODEX.exists(), reason="no Codex: scripts/se
 # Seconds that one run may take.
 LIMIT = 10
 CONTEXT = 131072
+AGENTS = 12
 
 # The configuration of the guide, and what a test needs beside it.
 GUIDE = next(code for language, code, note in blocks(REPOSITORY / "docs/howto/codex.md") if note == "codex: configuration")
@@ -51,13 +54,18 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def roomy(tmp_path_factory):
-    """The sim engine with a context that holds an agent's prompt: the demo model's own holds 4,096 tokens."""
+def roomy_model(tmp_path_factory):
+    """The demo model's text files, with a context that holds an agent's prompt: its own holds 4,096 tokens."""
     model = tmp_path_factory.mktemp("model") / "demo"
-    shutil.copytree(REPOSITORY / "models/demo", model, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
+    shutil.copytree(REPOSITORY / "models/demo", model, ignore=shutil.ignore_patterns("*.py"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
-    server = Server("--engine", "sim", model=model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def roomy(roomy_model):
+    server = Server("--engine", "sim", model=roomy_model)
     yield server
     server.stop()
 
@@ -74,15 +82,25 @@ class Codex:
         config = "check_for_update_on_startup = false\n" + GUIDE.replace("http://127.0.0.1:8000", http) + test
         (self.home / ".codex/config.toml").write_text(config)
 
-    def run(self, *arguments):
+    def start(self, *arguments):
         # No address but the server's is reachable through this proxy, which does not exist.
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
         command = [CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *arguments]
+        streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, cwd=self.work, env=environment, **streams)
+
+    def run(self, *arguments):
+        """What it prints as its answer."""
         began = time.monotonic()
-        done = subprocess.run(command, cwd=self.work, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        printed = answered(self.start(*arguments))
         assert time.monotonic() - began < LIMIT
-        return done
+        return printed
+
+
+def answered(agent):
+    printed, log = agent.communicate(timeout=120)
+    assert agent.returncode == 0, f"{printed}\n{log}"
+    return printed.strip()
 
 
 def usage(reply):
@@ -104,9 +122,9 @@ def test_codex_runs_a_shell_tool_reads_its_result_and_finishes_in_two_turns(room
 
     with ScriptProxy(roomy, answer) as proxy:
         codex = Codex(tmp_path, proxy.http)
-        assert codex.run("write the file").stdout.strip() == "The file says made-0"
+        assert codex.run("write the file") == "The file says made-0"
         assert (codex.work / "out.txt").read_text() == "made-0\n"
-        assert codex.run("resume", "--last", "again").stdout.strip() == "The file says made-0 made-1"
+        assert codex.run("resume", "--last", "again") == "The file says made-0 made-1"
     assert len(proxy.bodies) == 4
     # The answers of the first turn come back, and the server takes them.
     kinds = [item.get("type") for item in proxy.bodies[-1]["input"]]
@@ -128,22 +146,26 @@ def test_codex_calls_an_mcp_server(roomy, tmp_path):
 
     with ScriptProxy(roomy, answer) as proxy:
         codex = Codex(tmp_path, proxy.http)
-        assert "note alpha" in codex.run("look the note up").stdout
+        assert "note alpha" in codex.run("look the note up")
     call = next(item for item in proxy.bodies[-1]["input"] if item.get("type") == "function_call")
     assert (call["namespace"], call["name"]) == ("mcp__notes", "lookup")
 
 
-def test_many_at_once_finish(roomy, tmp_path):
+def test_many_at_once_finish_while_a_worker_is_killed(roomy_model, tmp_path):
     def answer(body):
-        return "done" if outputs(body) else calls(("exec_command", {"cmd": "echo hi"}, 0))
+        return "It is done. " * 20 if outputs(body) else calls(("exec_command", {"cmd": "echo hi"}, 0))
 
-    with ScriptProxy(roomy, answer) as proxy:
-        agents = []
-        for number in range(8):
-            codex = Codex(tmp_path / str(number), proxy.http)
-            environment = {"PATH": os.environ["PATH"], "HOME": str(codex.home), "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
-            command = [CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "say hi"]
-            agents.append(subprocess.Popen(command, cwd=codex.work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-        for agent in agents:
-            printed, _ = agent.communicate(timeout=120)
-            assert agent.returncode == 0 and printed.rstrip().endswith("done"), printed
+    step = ["--engine", "sim", "--sim-step-us", "20000"]
+    fleet = Fleet(tmp_path, workers=3, group_size=1, routers=1, model=roomy_model, worker_args=step)
+    try:
+        http, _ = fleet.ports["r0"]
+        router = SimpleNamespace(http=f"http://127.0.0.1:{http}")
+        fleet.whole(3)
+        with ScriptProxy(router, answer) as proxy:
+            agents = [Codex(tmp_path / str(number), proxy.http).start("say hi") for number in range(AGENTS)]
+            until("answers have begun", lambda: len(proxy.bodies) > AGENTS, timeout=60)
+            fleet.kill("w0")
+            assert {answered(agent) for agent in agents} == {("It is done. " * 20).strip()}
+    finally:
+        fleet.close()
+

@@ -9,8 +9,17 @@ use crate::error::Error;
 #[derive(Debug, Clone, Default)]
 pub struct Origins {
     pub messages: Vec<MessageOrigin>,
-    /// The path of each tool.
-    pub tools: Vec<String>,
+    pub tools: Vec<ToolOrigin>,
+}
+
+/// The tool from which a function is made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ToolOrigin {
+    pub path: String,
+    /// The function's name: errors about a schema name the function in place of its index.
+    pub function: String,
+    /// The function's parameters come from the format of a custom tool.
+    pub is_custom: bool,
 }
 
 /// The paths of the items from which a message is made.
@@ -53,12 +62,17 @@ impl Origins {
 
     /// The client's path. None: it is the same.
     fn path(&self, path: &str) -> Option<String> {
-        if let Some((index, rest)) = indexed(path, "messages") {
-            return Some(self.messages.get(index)?.path(rest));
+        if let Some((index, rest)) = bracketed(path, "messages") {
+            return Some(self.messages.get(index.parse::<usize>().ok()?)?.path(rest));
         }
-        if let Some((index, rest)) = indexed(path, "tools") {
-            let rest = rest.strip_prefix(".function").unwrap_or(rest);
-            return Some(format!("{}{rest}", self.tools.get(index)?));
+        if let Some((index, rest)) = bracketed(path, "tools") {
+            let named = || self.tools.iter().find(|tool| tool.function == index);
+            let tool = index.parse::<usize>().ok().and_then(|index| self.tools.get(index)).or_else(named)?;
+            let rest = match rest.strip_prefix(".function").unwrap_or(rest) {
+                rest if tool.is_custom && rest.starts_with(".parameters") => ".format.definition",
+                rest => rest,
+            };
+            return Some(format!("{}{rest}", tool.path));
         }
         RENAMED.iter().find_map(|(own, client)| match path.strip_prefix(own)? {
             rest if rest.is_empty() || rest.starts_with('.') => Some(format!("{client}{rest}")),
@@ -85,12 +99,15 @@ impl Origins {
 
 impl MessageOrigin {
     fn path(&self, rest: &str) -> String {
-        if let Some((index, rest)) = rest.strip_prefix('.').and_then(|rest| indexed(rest, "tool_calls")) {
+        if let Some((index, rest)) = rest.strip_prefix('.').and_then(|rest| bracketed(rest, "tool_calls")) {
             let rest = match rest.strip_prefix(".function").unwrap_or(rest) {
                 ".id" => ".call_id",
                 rest => rest,
             };
-            return format!("{}{rest}", self.calls.get(index).unwrap_or(&self.item));
+            return format!(
+                "{}{rest}",
+                index.parse::<usize>().ok().and_then(|index| self.calls.get(index)).unwrap_or(&self.item)
+            );
         }
         if rest == ".reasoning_content" && !self.reasoning.is_empty() {
             return format!("{}.content", self.reasoning);
@@ -107,14 +124,13 @@ impl MessageOrigin {
 }
 
 /// `NAME[INDEX]REST`.
-fn indexed<'a>(path: &'a str, name: &str) -> Option<(usize, &'a str)> {
-    let (index, rest) = path.strip_prefix(name)?.strip_prefix('[')?.split_once(']')?;
-    Some((index.parse().ok()?, rest))
+fn bracketed<'a>(path: &'a str, name: &str) -> Option<(&'a str, &'a str)> {
+    path.strip_prefix(name)?.strip_prefix('[')?.split_once(']')
 }
 
 /// The words of a text that may be paths.
 fn words(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
-    let part = |c: char| c.is_ascii_alphanumeric() || "_.[]".contains(c);
+    let part = |c: char| c.is_ascii_alphanumeric() || "_-.[]".contains(c);
     let mut at = 0;
     std::iter::from_fn(move || {
         let start = at + text[at..].find(part)?;

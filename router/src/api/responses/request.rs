@@ -385,7 +385,7 @@ impl ResponseRequest {
             Ok(converter.finish())
         };
         let ParsedBody { value: converted, ignored, .. } = Fields::within("", Map::new()).read(read)?;
-        let tools = self.tools.paths().map(str::to_owned).collect();
+        let tools = self.tools.origins().collect();
         let job = ChatJob { messages: converted.messages, bytes, ..std::mem::take(&mut self.job) };
         let origins = Origins { messages: converted.origins, tools };
         Ok(PreparedRequest { job, origins, ignored })

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use rein_text::fields::Fields;
 use serde_json::{Map, Value, json};
 
+use super::origins::ToolOrigin;
 use crate::error::Error;
 
 /// The only parameter of the function that stands for a custom tool.
@@ -65,9 +66,13 @@ impl ToolTable {
         }
     }
 
-    /// The path of each function's tool.
-    pub fn paths(&self) -> impl Iterator<Item = &str> {
-        self.tools.iter().map(|tool| tool.path.as_str())
+    /// The tool of each function.
+    pub fn origins(&self) -> impl Iterator<Item = ToolOrigin> {
+        self.tools.iter().map(|tool| ToolOrigin {
+            path: tool.path.clone(),
+            function: tool.function.clone(),
+            is_custom: tool.kind == CallKind::Custom,
+        })
     }
 
     /// Gives each function its name: the tool's own, or namespace and name joined. Joined names that are taken get a

@@ -1,4 +1,4 @@
-use super::super::origins::{MessageOrigin, Origins};
+use super::super::origins::{MessageOrigin, Origins, ToolOrigin};
 use crate::error::Error;
 
 fn origins() -> Origins {
@@ -14,7 +14,10 @@ fn origins() -> Origins {
             },
             MessageOrigin { is_output: true, ..item("input[5]") },
         ],
-        tools: vec!["tools[0]".into(), "tools[3].tools[1]".into()],
+        tools: vec![
+            ToolOrigin { path: "tools[0]".into(), function: "patch-it".into(), is_custom: true },
+            ToolOrigin { path: "tools[3].tools[1]".into(), function: "n__f".into(), is_custom: false },
+        ],
     }
 }
 
@@ -32,6 +35,9 @@ fn paths_are_those_of_the_request() {
         ("messages[3].tool_call_id", "input[5].call_id"),
         ("tools[1].function.parameters.properties", "tools[3].tools[1].parameters.properties"),
         ("tools[0].function.name", "tools[0].name"),
+        ("tools[patch-it].function.parameters", "tools[0].format.definition"),
+        ("tools[n__f].function.parameters", "tools[3].tools[1].parameters"),
+        ("tools[other].function.parameters", "tools[other].function.parameters"),
         ("tools", "tools"),
         ("response_format.json_schema.schema", "text.format.schema"),
         ("max_tokens", "max_output_tokens"),

@@ -47,7 +47,7 @@ fn functions_custom_tools_and_namespaces_become_functions() {
     assert_eq!((get.namespace.as_deref(), &*get.name, get.kind), (Some("mcp__n"), "get", CallKind::Function));
     assert_eq!(tools.table.called("patch").unwrap().kind, CallKind::Custom);
     assert_eq!(
-        tools.table.paths().collect::<Vec<_>>(),
+        tools.table.origins().map(|origin| origin.path).collect::<Vec<_>>(),
         ["tools[0]", "tools[2]", "tools[3].tools[0]", "tools[3].tools[1]"]
     );
 }
