@@ -89,6 +89,8 @@ pub const MESSAGE_BYTES: usize = 2 << 10;
 pub const STORED_RESPONSES: usize = 16_384;
 /// Bytes of the kept responses, each with the whole conversation that it continues.
 pub const STORED_RESPONSE_BYTES: usize = 256 << 20;
+/// Responses that wait for being written to the directory of `--responses-store`; further ones are not kept.
+pub const PENDING_RESPONSES: usize = 1_024;
 /// How long a response is kept.
 pub const STORED_RESPONSE_AGE: Duration = Duration::from_secs(24 * 3600);
 

@@ -19,8 +19,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `prefix` begins the id; a dash follows it unless it ends in `_`. `header` returns the value of an HTTP header or of
-    /// gRPC metadata by name.
+    /// `prefix` begins the id; a dash follows it unless it ends in `_`. `header` returns the value of an HTTP header or
+    /// of gRPC metadata by name.
     pub fn new<'a>(
         surface: &'static str,
         endpoint: &'static str,

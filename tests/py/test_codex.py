@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not CODEX.exists(), reason="no Codex: scripts/se
 # Seconds that one run may take.
 LIMIT = 10
 CONTEXT = 131072
-AGENTS = 12
+AGENTS = 32
 
 # The configuration of the guide, and what a test needs beside it.
 GUIDE = next(code for language, code, note in blocks(REPOSITORY / "docs/howto/codex.md") if note == "codex: configuration")
@@ -167,6 +167,7 @@ def test_many_at_once_finish_while_a_worker_is_killed(roomy_model, tmp_path):
             until("answers have begun", lambda: len(proxy.bodies) > AGENTS, timeout=60)
             fleet.kill("w0")
             assert {answered(agent) for agent in agents} == {("It is done. " * 20).strip()}
+            assert fleet.metric("r0", "rein_resumed_total") > 0
     finally:
         fleet.close()
 

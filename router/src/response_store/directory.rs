@@ -11,7 +11,7 @@ use std::{
 use rein_text::sha256_hex;
 
 use super::{ResponseLimits, StoredResponse, expired, locked};
-use crate::fair::CallerName;
+use crate::{fair::CallerName, limits};
 
 /// Between the two texts of a file. JSON texts have no zero byte.
 const SEPARATOR: u8 = 0;
@@ -45,7 +45,15 @@ impl ResponseDirectory {
     /// Until the file is written, the response is served from memory.
     pub fn put(&self, caller: &CallerName, id: &str, stored: StoredResponse) {
         let Some(name) = file_name(caller, id) else { return };
-        locked(&self.0.pending).insert(name.clone(), stored.clone());
+        {
+            let mut pending = locked(&self.0.pending);
+            let bytes: usize = pending.values().map(StoredResponse::bytes).sum();
+            if pending.len() >= limits::PENDING_RESPONSES || bytes + stored.bytes() > self.0.limits.bytes {
+                tracing::error!("a response could not be stored: the disk does not keep up");
+                return;
+            }
+            pending.insert(name.clone(), stored.clone());
+        }
         let shared = self.0.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(error) = shared.write(&name, &stored) {

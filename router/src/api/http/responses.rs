@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Json,
+    body::Body,
     extract::{Path, RawQuery, Request, State, rejection::PathRejection},
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
+use http::header;
 use rein_proto::v1;
 use rein_text::fields::ParsedBody;
 use serde_json::Value;
@@ -108,7 +111,9 @@ pub(super) async fn retrieve(
         if streams {
             return Err(Error::unsupported("stream", "a kept response is sent in one piece"));
         }
-        Ok(json_bytes(stored.response.to_vec()))
+        // The client reads the kept bytes themselves.
+        let body = Body::from(Bytes::from_owner(stored.response));
+        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
     };
     finish(&state, ENDPOINT, answer.await)
 }
@@ -145,6 +150,8 @@ pub(super) async fn input_items(
         let (id, stored) = find(&state, id, &caller).await?;
         let deadline = tokio::time::Instant::now() + state.config.request_time;
         let requester = keys::requester(caller.as_deref(), deadline);
+        let mut charge = state.memory.open_charge();
+        charge.resize(VALUES_PER_BYTE * stored.input.len(), deadline).await?;
         let shown = state.memory.parse(stored.input.len(), &requester, move || {
             responses::page(responses::input_items(&id, values(&stored.input)?), &page)
         });

@@ -1,3 +1,5 @@
+//! The events of a stream in order, cut and failed answers.
+
 use std::sync::Arc;
 
 use rein_proto::v1::{self, chat_event::Event};

@@ -1,3 +1,5 @@
+//! The text of a custom tool comes out of its arguments, however they are cut.
+
 use proptest::prelude::*;
 use serde_json::json;
 

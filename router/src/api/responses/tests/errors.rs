@@ -1,3 +1,5 @@
+//! Errors name the fields of the request.
+
 use super::super::origins::{MessageOrigin, Origins, ToolOrigin};
 use crate::error::Error;
 

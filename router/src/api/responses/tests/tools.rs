@@ -1,3 +1,5 @@
+//! Tools become functions, and calls of functions find their tools.
+
 use rein_grammar::ToolChoice;
 use rein_text::fields::Fields;
 use serde_json::{Map, Value, json};
