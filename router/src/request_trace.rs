@@ -19,16 +19,14 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `prefix` begins the id; a dash follows it unless it ends in `_`. `header` returns the value of an HTTP header or
-    /// of gRPC metadata by name.
+    /// `prefix` is that of its id. `header` returns the value of an HTTP header or of gRPC metadata by name.
     pub fn new<'a>(
         surface: &'static str,
         endpoint: &'static str,
         prefix: &str,
         header: &'a dyn Fn(&str) -> Option<&'a str>,
     ) -> Self {
-        let separator = if prefix.ends_with('_') { "" } else { "-" };
-        let id = format!("{prefix}{separator}{}", Uuid::new_v4().simple());
+        let id = format!("{prefix}{}", Uuid::new_v4().simple());
         let span = info_span!(
             "request",
             otel.kind = "server",

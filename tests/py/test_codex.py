@@ -11,7 +11,7 @@ import pytest
 
 from conftest import BIN, REPOSITORY, Server
 from fleet import Fleet, until
-from script_proxy import ScriptProxy, calls
+from responses_proxy import ScriptProxy, calls
 from test_docs import blocks
 
 CODEX = REPOSITORY / ".node/node_modules/.bin/codex"

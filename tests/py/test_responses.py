@@ -10,7 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 
 from conftest import REPOSITORY, Server
-from script_proxy import ScriptProxy, calls, tokens
+from responses_proxy import ScriptProxy, calls, tokens
 from test_openai_sdk import strict
 
 NODE_MODULES = REPOSITORY / ".node/node_modules"

@@ -193,7 +193,7 @@ impl Inference for Service {
     type CompleteStream = Events<v1::CompleteEvent>;
 
     async fn chat(&self, request: Request<v1::ChatRequest>) -> Result<Response<Self::ChatStream>, Status> {
-        let trace = new_trace("chat", "chatcmpl", request.metadata());
+        let trace = new_trace("chat", "chatcmpl-", request.metadata());
         let answer = async {
             let incoming = self.incoming(&request)?;
             let (job, charge) = self.read(request, &incoming.requester(), request::chat).await?;
@@ -214,7 +214,7 @@ impl Inference for Service {
     }
 
     async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {
-        let trace = new_trace("complete", "cmpl", request.metadata());
+        let trace = new_trace("complete", "cmpl-", request.metadata());
         let answer = async {
             let incoming = self.incoming(&request)?;
             let (job, charge) =
@@ -239,7 +239,7 @@ impl Inference for Service {
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
-        let trace = new_trace("tokenize", "req", request.metadata());
+        let trace = new_trace("tokenize", "req-", request.metadata());
         let answer = async {
             let (requester, permit) = self.admit(&request).await?;
             let charged = request.extensions().get::<MessageCharge>().cloned();
@@ -272,7 +272,7 @@ impl Inference for Service {
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
-        let trace = new_trace("detokenize", "req", request.metadata());
+        let trace = new_trace("detokenize", "req-", request.metadata());
         let answer = async {
             let (requester, permit) = self.admit(&request).await?;
             let _charged = request.extensions().get::<MessageCharge>().cloned();
@@ -287,7 +287,7 @@ impl Inference for Service {
     }
 
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
-        let trace = new_trace("render", "req", request.metadata());
+        let trace = new_trace("render", "req-", request.metadata());
         let answer = async {
             let (requester, permit) = self.admit(&request).await?;
             let (job, _charge) = self.read(request, &requester, request::chat).await?;

@@ -47,13 +47,13 @@ const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// Traced POST requests: path, name of the endpoint, prefix of its ids.
 const TRACED: [(&str, &str, &str); 7] = [
-    ("/v1/chat/completions", "chat", "chatcmpl"),
-    ("/v1/completions", "completions", "cmpl"),
+    ("/v1/chat/completions", "chat", "chatcmpl-"),
+    ("/v1/completions", "completions", "cmpl-"),
     ("/v1/responses", "responses", "resp_"),
-    ("/v1/responses/input_tokens", "responses", "req"),
-    ("/v1/chat/completions/render", "render", "req"),
-    ("/tokenize", "tokenize", "req"),
-    ("/detokenize", "detokenize", "req"),
+    ("/v1/responses/input_tokens", "responses", "req-"),
+    ("/v1/chat/completions/render", "render", "req-"),
+    ("/tokenize", "tokenize", "req-"),
+    ("/detokenize", "detokenize", "req-"),
 ];
 
 pub fn routes(state: Arc<RouterState>) -> axum::Router {

@@ -46,7 +46,7 @@ pub struct DeliveryOptions {
 }
 
 /// The fields of a body. The error has the offset of invalid UTF-8 or JSON.
-pub(super) fn body(bytes: &[u8]) -> Result<Fields<'_>, InvalidRequest> {
+pub fn body(bytes: &[u8]) -> Result<Fields<'_>, InvalidRequest> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let message = format!("the body must be UTF-8: the byte at offset {} is invalid", error.valid_up_to());
         InvalidRequest::new("invalid_utf8", message)

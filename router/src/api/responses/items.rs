@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     custom_input,
-    origins::MessageOrigin,
+    origins::ItemOrigin,
     output,
     tools::{ToolTable, required},
 };
@@ -19,7 +19,7 @@ pub type ReasoningOpener<'a> = dyn Fn(&str) -> Option<String> + 'a;
 #[derive(Debug, Default)]
 pub struct ConvertedInput {
     pub messages: Vec<Value>,
-    pub origins: Vec<MessageOrigin>,
+    pub origins: Vec<ItemOrigin>,
 }
 
 /// Converts items one by one.
@@ -36,7 +36,7 @@ struct AssistantTurn {
     reasoning: Option<String>,
     content: Vec<Value>,
     calls: Vec<Value>,
-    origin: MessageOrigin,
+    origin: ItemOrigin,
     /// The response that generated its last item, if this server did.
     response: Option<String>,
 }
@@ -191,7 +191,7 @@ impl<'a> InputConverter<'a> {
             self.end_turn();
         }
         let turn = self.turn.get_or_insert_with(|| AssistantTurn {
-            origin: MessageOrigin { item: path.to_owned(), ..MessageOrigin::default() },
+            origin: ItemOrigin { item: path.to_owned(), ..ItemOrigin::default() },
             ..AssistantTurn::default()
         });
         turn.response = response;
@@ -211,8 +211,8 @@ impl<'a> InputConverter<'a> {
         self.converted.origins.push(turn.origin);
     }
 
-    fn push(&mut self, path: &str, message: Value, describe: impl FnOnce(&mut MessageOrigin)) {
-        let mut origin = MessageOrigin { item: path.to_owned(), ..MessageOrigin::default() };
+    fn push(&mut self, path: &str, message: Value, describe: impl FnOnce(&mut ItemOrigin)) {
+        let mut origin = ItemOrigin { item: path.to_owned(), ..ItemOrigin::default() };
         describe(&mut origin);
         self.converted.messages.push(message);
         self.converted.origins.push(origin);

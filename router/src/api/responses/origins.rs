@@ -8,7 +8,7 @@ use crate::error::Error;
 /// Where the messages and tools of a job come from.
 #[derive(Debug, Clone, Default)]
 pub struct Origins {
-    pub messages: Vec<MessageOrigin>,
+    pub messages: Vec<ItemOrigin>,
     pub tools: Vec<ToolOrigin>,
 }
 
@@ -24,7 +24,7 @@ pub struct ToolOrigin {
 
 /// The paths of the items from which a message is made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct MessageOrigin {
+pub struct ItemOrigin {
     pub item: String,
     pub reasoning: String,
     /// The item of each call.
@@ -97,7 +97,7 @@ impl Origins {
     }
 }
 
-impl MessageOrigin {
+impl ItemOrigin {
     fn path(&self, rest: &str) -> String {
         if let Some((index, rest)) = rest.strip_prefix('.').and_then(|rest| bracketed(rest, "tool_calls")) {
             let rest = match rest.strip_prefix(".function").unwrap_or(rest) {

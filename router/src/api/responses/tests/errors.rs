@@ -1,20 +1,20 @@
 //! Errors name the fields of the request.
 
-use super::super::origins::{MessageOrigin, Origins, ToolOrigin};
+use super::super::origins::{ItemOrigin, Origins, ToolOrigin};
 use crate::error::Error;
 
 fn origins() -> Origins {
-    let item = |item: &str| MessageOrigin { item: item.into(), ..MessageOrigin::default() };
+    let item = |item: &str| ItemOrigin { item: item.into(), ..ItemOrigin::default() };
     Origins {
         messages: vec![
-            MessageOrigin { is_text: true, ..item("instructions") },
+            ItemOrigin { is_text: true, ..item("instructions") },
             item("input[0]"),
-            MessageOrigin {
+            ItemOrigin {
                 reasoning: "input[1]".into(),
                 calls: vec!["input[3]".into(), "input[4]".into()],
                 ..item("input[2]")
             },
-            MessageOrigin { is_output: true, ..item("input[5]") },
+            ItemOrigin { is_output: true, ..item("input[5]") },
         ],
         tools: vec![
             ToolOrigin { path: "tools[0]".into(), function: "patch-it".into(), is_custom: true },
