@@ -193,6 +193,9 @@ pub async fn measure(options: &BenchOptions, report: &mut BenchReport) -> Result
     if options.dialect == ApiDialect::Grpc && (options.endpoint != EndpointKind::Chat || !options.stream) {
         return Err(BenchError::Option("--dialect grpc needs --endpoint chat and --stream true".into()));
     }
+    if options.dialect == ApiDialect::Responses && options.endpoint != EndpointKind::Chat {
+        return Err(BenchError::Option("--dialect responses needs --endpoint chat".into()));
+    }
     let url = options.base_url.as_deref().unwrap_or(options.dialect.default_url());
     let timeout = Duration::from_secs_f64(options.timeout);
     let endpoint = Endpoint::new(url, options.api_key.as_deref(), options.ca_file.as_deref(), timeout)?;

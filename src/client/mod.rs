@@ -3,6 +3,7 @@
 
 mod grpc;
 mod received;
+mod responses;
 mod sse;
 #[cfg(test)]
 mod tests;
@@ -45,12 +46,14 @@ pub enum ApiDialect {
     Openai,
     /// The gRPC service `rein.v1.Inference`; answers are always streamed
     Grpc,
+    /// OpenAI's Responses API over HTTP
+    Responses,
 }
 
 impl ApiDialect {
     pub fn default_url(self) -> &'static str {
         match self {
-            ApiDialect::Openai => DEFAULT_URL,
+            ApiDialect::Openai | ApiDialect::Responses => DEFAULT_URL,
             ApiDialect::Grpc => GRPC_URL,
         }
     }
@@ -59,6 +62,8 @@ impl ApiDialect {
 /// A response whose head has arrived, and whose body has not been read.
 pub enum ApiResponse {
     Http(http::Response<Incoming>),
+    /// An answer of the Responses API.
+    Responses(http::Response<Incoming>),
     Grpc(grpc::GrpcEventStream),
 }
 
@@ -115,7 +120,7 @@ pub enum Failure {
     /// The stream ended before the answer was complete.
     Broken(String),
     BadResponse(String),
-    /// The request cannot be expressed in the dialect.
+    /// The request cannot be expressed in the dialect, which the text begins with.
     BadRequest(String),
     Timeout,
 }
@@ -144,7 +149,7 @@ impl std::fmt::Display for Failure {
             Failure::InStream(e) => write!(f, "error in the stream: {e}"),
             Failure::Broken(e) => write!(f, "the stream ended early: {e}"),
             Failure::BadResponse(e) => write!(f, "not a valid response: {e}"),
-            Failure::BadRequest(e) => write!(f, "the request cannot be sent over gRPC: {e}"),
+            Failure::BadRequest(e) => write!(f, "the request cannot be sent over {e}"),
             Failure::Timeout => write!(f, "timed out"),
         }
     }
@@ -204,7 +209,7 @@ impl Endpoint {
 
     /// Sets the dialect. URLs that start with grpc:// or grpcs:// allow only gRPC.
     pub fn with_dialect(mut self, dialect: ApiDialect) -> Result<Self, ClientError> {
-        if dialect == ApiDialect::Openai && self.dialect == ApiDialect::Grpc {
+        if dialect != ApiDialect::Grpc && self.dialect == ApiDialect::Grpc {
             return Err(ClientError::Url("grpc:// and grpcs:// need --dialect grpc".into()));
         }
         if dialect == ApiDialect::Grpc && !self.prefix.is_empty() {
@@ -325,6 +330,12 @@ impl<'a> ReusedConnection<'a> {
                     let (response, start) = self.request(Method::POST, path, body).await?;
                     (ApiResponse::Http(response), start)
                 }
+                ApiDialect::Responses => {
+                    let body = responses::request(&body);
+                    let body = body.map_err(|why| Failure::BadRequest(format!("the Responses API: {why}")))?;
+                    let (response, start) = self.request(Method::POST, responses::PATH, body.into()).await?;
+                    (ApiResponse::Responses(response), start)
+                }
                 ApiDialect::Grpc => self.call(&body).await?,
             };
             read(response, start).await
@@ -436,6 +447,10 @@ fn retry_after(text: &str) -> Option<Duration> {
 pub async fn collect(response: ApiResponse) -> Result<Bytes, Failure> {
     match response {
         ApiResponse::Http(response) => collect_body(response).await,
+        ApiResponse::Responses(response) => {
+            let body = collect_body(response).await?;
+            Ok(responses::answer(&body).map_or(body, Bytes::from))
+        }
         ApiResponse::Grpc(_) => Err(Failure::BadResponse("gRPC responses are always streamed".into())),
     }
 }
@@ -446,14 +461,16 @@ async fn collect_body(response: http::Response<Incoming>) -> Result<Bytes, Failu
 }
 
 /// Reads a stream to its end. Calls `event` with the data of each event before `[DONE]`, and its time since `start`.
-/// Returns whether `[DONE]` arrived.
+/// Returns whether `[DONE]`, or the last event of the dialect, arrived.
 pub async fn read_events(
     response: ApiResponse,
     start: Instant,
     mut event: impl FnMut(&[u8], Duration),
 ) -> Result<bool, Failure> {
-    let response = match response {
-        ApiResponse::Http(response) => response,
+    let mut translator = responses::ResponseTranslator::default();
+    let (response, translated) = match response {
+        ApiResponse::Http(response) => (response, false),
+        ApiResponse::Responses(response) => (response, true),
         ApiResponse::Grpc(events) => return grpc::read_events(events, start, event).await,
     };
     let mut body = response.into_body();
@@ -463,12 +480,16 @@ pub async fn read_events(
         let frame = frame.map_err(|e| Failure::Broken(e.to_string()))?;
         let at = start.elapsed();
         let Ok(data) = frame.into_data() else { continue };
-        let pushed = events.push(&data, |data| if data == b"[DONE]" { done = true } else { event(data, at) });
+        let pushed = events.push(&data, |data| match (translated, data == b"[DONE]") {
+            (true, _) => translator.chunk(data).iter().for_each(|chunk| event(chunk, at)),
+            (false, true) => done = true,
+            (false, false) => event(data, at),
+        });
         if pushed.is_err() {
             return Err(Failure::BadResponse("an event is larger than 16 MiB".into()));
         }
     }
-    Ok(done)
+    Ok(done || translator.done)
 }
 
 /// The message of an error response; the whole text if it has no message field.

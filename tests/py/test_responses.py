@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 
 from conftest import REPOSITORY, Server
 from responses_proxy import ScriptProxy, calls, tokens
+from test_dialects import rein, results, samples  # `samples` is a fixture
 from test_openai_sdk import strict
 
 NODE_MODULES = REPOSITORY / ".node/node_modules"
@@ -96,7 +97,7 @@ def test_a_conversation_continues_after_a_tool_result_in_items_and_by_id(client)
     assert sent.output_text and sent.output_text == kept.output_text
     assert sent.usage.input_tokens == kept.usage.input_tokens
     chat = client.chat.completions.create(
-        model="demo", temperature=0, max_tokens=60, tools=[{"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}],
+        model="demo", temperature=0, max_tokens=60, tools=[{"type": "function", "function": {k: v for k, v in WEATHER.items() if k not in ("type", "strict")}}],
         messages=[{"role": "user", "content": ASK},
                   {"role": "assistant", "content": None, "tool_calls": [{"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}]},
                   {"role": "tool", "tool_call_id": call.call_id, "content": result["output"]}])
@@ -304,6 +305,25 @@ def test_a_custom_tools_regex_replaces_what_does_not_match(scripted):
     with pytest.raises(openai.BadRequestError) as caught:
         scripted(wrong, tools=[{**CODE, "format": {**CODE["format"], "definition": "(a"}}])
     assert caught.value.param == "tools[0].format.definition" and caught.value.param in caught.value.message
+
+
+def test_verify_gives_the_same_results_as_over_chats(demo, samples, tmp_path):
+    common = ["verify", "--model", "demo", "--samples", samples, "--temperature", 0, "--max-tokens", 60, "--base-url", f"{demo.http}/v1"]
+    rein(*common, "--out", tmp_path / "chat")
+    rein(*common, "--dialect", "responses", "--out", tmp_path / "responses")
+    answers = lambda directory: [
+        (record["sample"], record["finish_reason"], record["content"] or None, record["usage"]["prompt_tokens"], record["problems"], made)
+        for record, made in results(directory) if record["finish_reason"] != "length"]
+    seen = answers(tmp_path / "chat")
+    assert len(seen) > 20 and any(made for *_, made in seen) and any(not made for *_, made in seen)
+    assert answers(tmp_path / "responses") == seen
+
+
+def test_verify_finds_only_valid_calls_of_random_drafts(sim, samples, tmp_path):
+    rein("verify", "--dialect", "responses", "--base-url", f"{sim.http}/v1", "--model", "demo", "--samples", samples, "--temperature", 1,
+         "--max-tokens", 700, "--extra-body", '{"tool_choice": "required"}', "--min-schema-accuracy", 1, "--out", tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["schema_accuracy"] == 1 and summary["successful_tool_call_count"] > 10
 
 
 NODE = """

@@ -44,7 +44,8 @@ fn with_metadata<T>(endpoint: &Endpoint, message: T) -> Request<T> {
 
 /// Translates the body of an OpenAI chat request.
 pub fn request(endpoint: &Endpoint, body: &[u8]) -> Result<Request<v1::ChatRequest>, Failure> {
-    request::chat(body).map(|chat| with_metadata(endpoint, chat)).map_err(Failure::BadRequest)
+    let chat = request::chat(body).map_err(|why| Failure::BadRequest(format!("gRPC: {why}")))?;
+    Ok(with_metadata(endpoint, chat))
 }
 
 pub async fn first_model(endpoint: &Endpoint) -> Result<String, Failure> {

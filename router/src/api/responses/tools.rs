@@ -165,8 +165,10 @@ impl ConvertedTools {
         let mut function = Map::new();
         function.insert("name".into(), name.as_str().into());
         for field in ["description", "parameters", "strict"] {
-            // The conversation's check validates their types.
-            function.extend(fields.take(field).map(|value| (field.to_owned(), value)));
+            // The conversation's check validates their types. Clients of this API always say `strict: false`, which
+            // prompts of chats do not have.
+            let value = fields.take(field).filter(|value| *value != Value::Bool(false));
+            function.extend(value.map(|value| (field.to_owned(), value)));
         }
         self.declare(path, name, namespace, CallKind::Function, function);
         Ok(())

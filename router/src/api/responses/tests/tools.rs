@@ -21,6 +21,7 @@ fn functions_custom_tools_and_namespaces_become_functions() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
     let (tools, ignored) = converted(json!([
         {"type": "function", "name": "f", "description": "does", "parameters": schema, "strict": true, "defer": 1},
+        {"type": "function", "name": "g", "parameters": schema, "strict": false},
         {"type": "web_search", "filters": {}},
         {"type": "custom", "name": "patch", "description": "Patches", "format": {"type": "text"}},
         {"type": "namespace", "name": "mcp__n", "description": "Notes", "tools": [
@@ -38,19 +39,20 @@ fn functions_custom_tools_and_namespaces_become_functions() {
         tools.functions,
         [
             function(json!({"name": "f", "description": "does", "parameters": schema, "strict": true})),
+            function(json!({"name": "g", "parameters": schema})),
             function(json!({"name": "patch", "description": "Patches", "parameters": input(json!({}))})),
             function(json!({"name": "mcp__n__get", "parameters": schema,
                 "description": "Gets\n\nAll functions named mcp__n__...: Notes"})),
             function(json!({"name": "mcp__n__put", "parameters": input(json!({}))})),
         ]
     );
-    assert_eq!((tools.hosted, ignored), (vec!["tools[1]:web_search".to_owned()], vec!["tools[0].defer".to_owned()]));
+    assert_eq!((tools.hosted, ignored), (vec!["tools[2]:web_search".to_owned()], vec!["tools[0].defer".to_owned()]));
     let get = tools.table.called("mcp__n__get").unwrap();
     assert_eq!((get.namespace.as_deref(), &*get.name, get.kind), (Some("mcp__n"), "get", CallKind::Function));
     assert_eq!(tools.table.called("patch").unwrap().kind, CallKind::Custom);
     assert_eq!(
         tools.table.origins().map(|origin| origin.path).collect::<Vec<_>>(),
-        ["tools[0]", "tools[2]", "tools[3].tools[0]", "tools[3].tools[1]"]
+        ["tools[0]", "tools[1]", "tools[3]", "tools[4].tools[0]", "tools[4].tools[1]"]
     );
 }
 
