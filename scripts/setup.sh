@@ -112,7 +112,7 @@ if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
     echo "$sum" > $stamp
 fi
 
-# The Node clients of docs/howto/clients.md, and the agent of docs/howto/claude-code.md (about 100 MB).
+# The Node clients of docs/howto/clients.md, and the agents of docs/howto/claude-code.md and codex.md (about 200 MB).
 stamp=.node/package.sum
 sum=$(cksum < tests/node/package.json)
 if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then

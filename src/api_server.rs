@@ -8,7 +8,7 @@ use std::time::Duration;
 use rein_grammar::Enforcement;
 use rein_router::admission::keys::ApiKeys;
 use rein_router::hot_reload::FileError;
-use rein_router::{ModelPolicy, ProcessMetrics, Router, RouterConfig};
+use rein_router::{ModelPolicy, ProcessMetrics, ResponsesStoreMode, Router, RouterConfig};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -33,7 +33,8 @@ pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
     })
 }
 
-pub fn config(args: &ApiArgs) -> Result<RouterConfig, FileError> {
+/// `store` is where responses are kept if the options do not say.
+pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig, FileError> {
     let AdmissionArgs { api_keys, max_in_flight, max_queued, client_stall_timeout } = &args.admission;
     Ok(RouterConfig {
         max_in_flight: *max_in_flight,
@@ -41,6 +42,7 @@ pub fn config(args: &ApiArgs) -> Result<RouterConfig, FileError> {
         cors_origins: args.network.cors_origin.clone(),
         client_stall: Duration::from_secs(*client_stall_timeout),
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
+        responses_store: args.responses.responses_store.clone().unwrap_or(store),
         ..RouterConfig::default()
     })
 }

@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use rein_router::{ModelEntry, Router, RouterConfig};
+use rein_router::{ModelEntry, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::{ModelOverrides, ModelText};
 use rein_worker::EngineOptions;
 use rein_worker::bytes::ByteCount;
@@ -77,7 +77,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         let engine = rein_worker::start(executor, engine_options(&args.engine, &devices));
         let process_metrics = api_server::process_metrics(listeners.certificate().into_iter().collect());
         let router = Router::new(
-            RouterConfig { process_metrics, ..api_server::config(&args.api)? },
+            RouterConfig { process_metrics, ..api_server::config(&args.api, ResponsesStoreMode::Memory)? },
             vec![ModelEntry {
                 text,
                 engine: rein_router::transport(engine.clone().into_server()),

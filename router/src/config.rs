@@ -5,7 +5,9 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 use http::Uri;
 use prometheus_client::registry::Registry;
 
-use crate::{admission::keys::ApiKeys, fleet::route::RoutePolicy, limits, seal::Seal};
+use crate::{
+    admission::keys::ApiKeys, fleet::route::RoutePolicy, limits, response_store::ResponsesStoreMode, seal::Seal,
+};
 
 /// The settings of a router.
 #[derive(Debug, Clone)]
@@ -33,6 +35,8 @@ pub struct RouterConfig {
     pub hedge_after: Option<Duration>,
     /// Seals what clients keep between requests. Routers of one cluster share its key.
     pub seal: Seal,
+    /// Where responses of `/v1/responses` are kept.
+    pub responses_store: ResponsesStoreMode,
     /// Metrics of the process that `/metrics` shows beside the router's own.
     pub process_metrics: ProcessMetrics,
 }
@@ -75,6 +79,7 @@ impl Default for RouterConfig {
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
             seal: Seal::random(),
+            responses_store: ResponsesStoreMode::default(),
             process_metrics: ProcessMetrics::default(),
         }
     }

@@ -7,7 +7,7 @@
 //! 3. `state`, `config`, `report` and `surface_metrics`: what all requests share, and what an operator sets and sees.
 //! 4. [`request`]: one request, from the prompt to the answer.
 //! 5. [`admission`] and [`fleet`]: queue and API keys; engines.
-//! 6. The other files of this folder (`error`, `limits`, `metrics`, `request_trace` and more), which know none of the
+//! 6. The other files of this folder (`error`, `limits`, `metrics`, `response_store` and more), which know none of the
 //!    above.
 //!
 //! docs/architecture.md walks a request through them.
@@ -27,6 +27,7 @@ pub mod metrics;
 mod report;
 mod request;
 mod request_trace;
+mod response_store;
 pub mod seal;
 mod state;
 mod surface_metrics;
@@ -53,6 +54,7 @@ pub use crate::{
         transport::{EngineTransport, transport},
     },
     request::model::ModelPolicy,
+    response_store::ResponsesStoreMode,
 };
 
 /// A model and one engine that runs it. Entries with the same name are engines of one model.

@@ -85,6 +85,15 @@ pub const REQUEST_ID_BYTES: usize = 128;
 /// Bytes of an error's message, and of its `param`: both may repeat what the client sent.
 pub const MESSAGE_BYTES: usize = 2 << 10;
 
+/// Responses of `/v1/responses` that a router keeps; the oldest are dropped.
+pub const STORED_RESPONSES: usize = 16_384;
+/// Bytes of the kept responses, each with the whole conversation that it continues.
+pub const STORED_RESPONSE_BYTES: usize = 256 << 20;
+/// Responses that wait for being written to the directory of `--responses-store`; further ones are not kept.
+pub const PENDING_RESPONSES: usize = 1_024;
+/// How long a response is kept.
+pub const STORED_RESPONSE_AGE: Duration = Duration::from_secs(24 * 3600);
+
 /// Bytes of one message from an engine (prompt logprobs are the largest).
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
 /// Resumes of a sequence without a token in between: a request that crashes engines must not crash all of them.

@@ -11,6 +11,7 @@ use crate::{
     error::Error,
     fleet::{metrics::FleetMetrics, retry_budget::RetryBudget},
     request::{memory::RequestMemory, metrics::RequestMetrics, model::ServedModel},
+    response_store::{ResponseLimits, ResponseStore},
     surface_metrics::SurfaceMetrics,
 };
 
@@ -20,6 +21,7 @@ pub struct RouterState {
     models: RwLock<Arc<Vec<Arc<ServedModel>>>>,
     pub admission: Admission,
     pub memory: RequestMemory,
+    pub responses: ResponseStore,
     pub retry_budget: Arc<RetryBudget>,
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
@@ -49,6 +51,7 @@ impl RouterState {
             admission,
             retry_budget,
             memory: RequestMemory::new(config.body_bytes, config.matcher_bytes),
+            responses: ResponseStore::new(&config.responses_store, ResponseLimits::default()),
             config,
             models: RwLock::new(Arc::new(models)),
             metrics,

@@ -22,6 +22,7 @@ mod metrics_reference;
 mod model_dir;
 mod pool;
 mod random;
+mod responses;
 
 use std::{collections::HashMap, path::PathBuf, sync::atomic::AtomicU32};
 

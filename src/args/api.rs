@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{Args, ValueEnum};
-use rein_router::Origin;
+use rein_router::{Origin, ResponsesStoreMode};
 
 use super::address::{ListenAddr, listen_host};
 use crate::option_values;
@@ -18,6 +18,8 @@ pub struct ApiArgs {
     pub tool_calls: ToolCallArgs,
     #[command(flatten)]
     pub admission: AdmissionArgs,
+    #[command(flatten)]
+    pub responses: ResponsesArgs,
     #[command(flatten)]
     pub tls: TlsArgs,
     #[command(flatten)]
@@ -125,6 +127,16 @@ pub struct AdmissionArgs {
     /// Seconds without progress in reading the answer after which a client's request is ended
     #[arg(long, env = "REIN_CLIENT_STALL_TIMEOUT", default_value_t = rein_router::limits::CLIENT_STALL.as_secs(), value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub client_stall_timeout: u64,
+}
+
+/// What `/v1/responses` keeps.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Responses API")]
+pub struct ResponsesArgs {
+    /// Where responses are kept for clients that fetch or continue them: `memory`, `off`, or a directory, which several
+    /// routers may share [default: memory in `rein serve`, off in `rein router`]
+    #[arg(long, env = "REIN_RESPONSES_STORE", value_name = "memory|off|DIR")]
+    pub responses_store: Option<ResponsesStoreMode>,
 }
 
 /// Where traces go.

@@ -193,8 +193,10 @@ pub async fn measure(options: &BenchOptions, report: &mut BenchReport) -> Result
     if options.dialect == ApiDialect::Grpc && (options.endpoint != EndpointKind::Chat || !options.stream) {
         return Err(BenchError::Option("--dialect grpc needs --endpoint chat and --stream true".into()));
     }
-    if options.dialect == ApiDialect::Messages && options.endpoint != EndpointKind::Chat {
-        return Err(BenchError::Option("--dialect messages needs --endpoint chat".into()));
+    if matches!(options.dialect, ApiDialect::Messages | ApiDialect::Responses) && options.endpoint != EndpointKind::Chat
+    {
+        let dialect = if options.dialect == ApiDialect::Messages { "messages" } else { "responses" };
+        return Err(BenchError::Option(format!("--dialect {dialect} needs --endpoint chat")));
     }
     let url = options.base_url.as_deref().unwrap_or(options.dialect.default_url());
     let timeout = Duration::from_secs_f64(options.timeout);

@@ -4,6 +4,7 @@
 mod grpc;
 mod messages;
 mod received;
+mod responses;
 mod sse;
 #[cfg(test)]
 mod tests;
@@ -48,12 +49,14 @@ pub enum ApiDialect {
     Grpc,
     /// Anthropic's Messages API over HTTP
     Messages,
+    /// OpenAI's Responses API over HTTP
+    Responses,
 }
 
 impl ApiDialect {
     pub fn default_url(self) -> &'static str {
         match self {
-            ApiDialect::Openai | ApiDialect::Messages => DEFAULT_URL,
+            ApiDialect::Openai | ApiDialect::Messages | ApiDialect::Responses => DEFAULT_URL,
             ApiDialect::Grpc => GRPC_URL,
         }
     }
@@ -64,6 +67,8 @@ pub enum ApiResponse {
     Http(http::Response<Incoming>),
     /// An answer of the Messages API.
     Messages(http::Response<Incoming>),
+    /// An answer of the Responses API.
+    Responses(http::Response<Incoming>),
     Grpc(grpc::GrpcEventStream),
 }
 
@@ -339,6 +344,12 @@ impl<'a> ReusedConnection<'a> {
                     let (response, start) = self.request(Method::POST, messages::PATH, body.into()).await?;
                     (ApiResponse::Messages(response), start)
                 }
+                ApiDialect::Responses => {
+                    let body = responses::request(&body);
+                    let body = body.map_err(|why| Failure::BadRequest(format!("the Responses API: {why}")))?;
+                    let (response, start) = self.request(Method::POST, responses::PATH, body.into()).await?;
+                    (ApiResponse::Responses(response), start)
+                }
                 ApiDialect::Grpc => self.call(&body).await?,
             };
             read(response, start).await
@@ -454,6 +465,10 @@ pub async fn collect(response: ApiResponse) -> Result<Bytes, Failure> {
             let body = collect_body(response).await?;
             Ok(messages::answer(&body).map_or(body, Bytes::from))
         }
+        ApiResponse::Responses(response) => {
+            let body = collect_body(response).await?;
+            Ok(responses::answer(&body).map_or(body, Bytes::from))
+        }
         ApiResponse::Grpc(_) => Err(Failure::BadResponse("gRPC responses are always streamed".into())),
     }
 }
@@ -470,10 +485,10 @@ pub async fn read_events(
     start: Instant,
     mut event: impl FnMut(&[u8], Duration),
 ) -> Result<bool, Failure> {
-    let mut translator = messages::EventTranslator::default();
-    let (response, translated) = match response {
-        ApiResponse::Http(response) => (response, false),
-        ApiResponse::Messages(response) => (response, true),
+    let (response, mut translator) = match response {
+        ApiResponse::Http(response) => (response, None),
+        ApiResponse::Messages(response) => (response, Some(Translator::Messages(Default::default()))),
+        ApiResponse::Responses(response) => (response, Some(Translator::Responses(Default::default()))),
         ApiResponse::Grpc(events) => return grpc::read_events(events, start, event).await,
     };
     let mut body = response.into_body();
@@ -483,16 +498,38 @@ pub async fn read_events(
         let frame = frame.map_err(|e| Failure::Broken(e.to_string()))?;
         let at = start.elapsed();
         let Ok(data) = frame.into_data() else { continue };
-        let pushed = events.push(&data, |data| match (translated, data == b"[DONE]") {
-            (true, _) => translator.chunk(data).iter().for_each(|chunk| event(chunk, at)),
-            (false, true) => done = true,
-            (false, false) => event(data, at),
+        let pushed = events.push(&data, |data| match (&mut translator, data == b"[DONE]") {
+            (Some(translator), _) => translator.chunk(data).iter().for_each(|chunk| event(chunk, at)),
+            (None, true) => done = true,
+            (None, false) => event(data, at),
         });
         if pushed.is_err() {
             return Err(Failure::BadResponse("an event is larger than 16 MiB".into()));
         }
     }
-    Ok(done || translator.done)
+    Ok(done || translator.is_some_and(|translator| translator.is_done()))
+}
+
+/// Turns the events of another API into chunks of chat completions.
+enum Translator {
+    Messages(messages::EventTranslator),
+    Responses(responses::ResponseTranslator),
+}
+
+impl Translator {
+    fn chunk(&mut self, data: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Translator::Messages(translator) => translator.chunk(data),
+            Translator::Responses(translator) => translator.chunk(data),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        match self {
+            Translator::Messages(translator) => translator.done,
+            Translator::Responses(translator) => translator.done,
+        }
+    }
 }
 
 /// The message of an error response; the whole text if it has no message field.

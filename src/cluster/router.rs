@@ -10,7 +10,7 @@ use rein_control_plane::{Session, SessionState, limits::LEASE};
 use rein_router::FleetConfig;
 use rein_router::fleet::membership::Dial;
 use rein_router::seal::Seal;
-use rein_router::{Router, RouterConfig};
+use rein_router::{ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::ModelOverrides;
 use rein_text::template::Sources;
 use tokio::sync::watch;
@@ -82,8 +82,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let process_metrics = api_server::process_metrics(certificates);
         let seal = Seal::default();
         let sealing = tokio::spawn(super::seal::share(seal.clone(), store.clone(), keys.seal()));
-        let config =
-            RouterConfig { policy: args.policy, hedge_after, process_metrics, seal, ..api_server::config(&args.api)? };
+        let base = api_server::config(&args.api, ResponsesStoreMode::Off)?;
+        let config = RouterConfig { policy: args.policy, hedge_after, process_metrics, seal, ..base };
         let router = Router::open(config)?;
         let fleet =
             FleetConfig { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };

@@ -10,5 +10,6 @@ pub mod http;
 mod incoming;
 pub mod openai;
 pub mod openapi;
+pub mod responses;
 mod status;
 mod unread;

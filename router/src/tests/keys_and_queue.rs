@@ -378,3 +378,30 @@ async fn allowed_origins_may_send_requests_and_read_answers() {
     let asked = Answer::of(router.send(preflight(PAGE)).await).await;
     assert_eq!((asked.status, allowed(&asked)), (StatusCode::METHOD_NOT_ALLOWED, String::new()));
 }
+
+#[tokio::test]
+async fn kept_responses_and_sealed_reasoning_belong_to_their_key() {
+    let config = RouterConfig { responses_store: crate::ResponsesStoreMode::Memory, ..RouterConfig::default() };
+    let (_file, _, router) = guarded("", config, Fake::default());
+    let send = async |method, path: &str, key, body: Value| {
+        Answer::of(router.send(keyed(method, path, key, body)).await).await
+    };
+    let script = [&[THINK], bytes("hm").as_slice(), &[END_THINK], &bytes("a")].concat();
+    let include = json!(["reasoning.encrypted_content"]);
+    let body = json!({"model": "bytes", "input": "hi", "script": script, "include": include});
+    let kept = send("POST", "/v1/responses", KEY, body).await.ok();
+    let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
+    let continues = json!({"model": "bytes", "input": "x", "previous_response_id": kept["id"], "script": bytes("b")});
+    let sealed = json!({"model": "bytes", "script": bytes("b"),
+        "input": [{"role": "user", "content": "hi"}, kept["output"][0], {"role": "user", "content": "x"}]});
+    for (key, fetched, answered) in [(OTHER, 404, [404, 400]), (KEY, 200, [200, 200])] {
+        assert_eq!(send("GET", &path, key, Value::Null).await.status.as_u16(), fetched);
+        assert_eq!(send("GET", &format!("{path}/input_items"), key, Value::Null).await.status.as_u16(), fetched);
+        for (body, status) in [&continues, &sealed].into_iter().zip(answered) {
+            let answer = send("POST", "/v1/responses", key, body.clone()).await;
+            assert_eq!(answer.status.as_u16(), status, "{}", answer.text);
+        }
+        assert_eq!(send("DELETE", &path, key, Value::Null).await.status.as_u16(), fetched);
+    }
+    assert_eq!(send("GET", &path, KEY, Value::Null).await.status.as_u16(), 404);
+}

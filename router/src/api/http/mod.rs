@@ -4,6 +4,7 @@
 mod cors;
 mod messages;
 mod playground;
+mod responses;
 mod sse;
 
 use std::{sync::Arc, time::Duration};
@@ -48,11 +49,13 @@ pub use sse::{EncodeFrames, write_event};
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// Traced POST requests: path, name of the endpoint, prefix of its ids.
-const TRACED: [(&str, &str, &str); 7] = [
+const TRACED: [(&str, &str, &str); 9] = [
     ("/v1/chat/completions", "chat", "chatcmpl-"),
     ("/v1/completions", "completions", "cmpl-"),
     ("/v1/messages", "messages", "msg_"),
     ("/v1/messages/count_tokens", "count_tokens", "req-"),
+    ("/v1/responses", "responses", "resp_"),
+    ("/v1/responses/input_tokens", "responses", "req-"),
     ("/v1/chat/completions/render", "render", "req-"),
     ("/tokenize", "tokenize", "req-"),
     ("/detokenize", "detokenize", "req-"),
@@ -71,6 +74,11 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .route("/v1/completions", post(completions))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(tokenize))

@@ -26,6 +26,7 @@ pub use chat::{ChatRequest, chat, encode as encode_chat};
 pub use chunks::Chunks;
 pub use collect::{chat_body, completion_body};
 pub use completion::{CompletionRequest, completion, encode as encode_completion};
+pub(super) use reasoning::{ReasoningFields, read as read_reasoning};
 pub(crate) use refused::EVERYWHERE;
 #[cfg(test)]
 pub(crate) use refused::{IN_CHATS, IN_COMPLETIONS};
@@ -78,8 +79,8 @@ fn session(cache_key: Option<String>, user: Option<String>) -> Option<String> {
 const WITHOUT_EFFECT: [&str; 7] =
     ["metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction", "request_id"];
 
-/// Decodes the fields that chat and completions share.
-fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
+/// Decodes the fields that all generating endpoints share.
+pub(super) fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
     for name in WITHOUT_EFFECT {
         fields.take(name);
     }

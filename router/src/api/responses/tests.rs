@@ -1,0 +1,5 @@
+mod builder;
+mod conversations;
+mod custom_input;
+mod errors;
+mod tools;

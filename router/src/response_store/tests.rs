@@ -1,0 +1,126 @@
+use std::path::Path;
+
+use super::*;
+
+fn stored(text: &str) -> StoredResponse {
+    StoredResponse { response: text.as_bytes().into(), input: b"[]".as_slice().into() }
+}
+
+fn id(number: usize) -> String {
+    format!("resp_{number:032}")
+}
+
+struct TemporaryDirectory(PathBuf);
+
+impl TemporaryDirectory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rein-responses-{name}-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&path));
+        TemporaryDirectory(path)
+    }
+}
+
+impl Drop for TemporaryDirectory {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+fn stores(directory: &Path, limits: ResponseLimits) -> [ResponseStore; 2] {
+    [ResponsesStoreMode::Memory, ResponsesStoreMode::Directory(directory.into())]
+        .map(|mode| ResponseStore::new(&mode, limits))
+}
+
+#[tokio::test]
+async fn a_response_is_found_under_its_id_and_key_until_it_is_deleted() {
+    let directory = TemporaryDirectory::new("keys");
+    for store in stores(&directory.0, ResponseLimits::default()) {
+        let (mine, other) = (Some(Arc::from("team")), Some(Arc::from("other")));
+        store.put(&mine, &id(1), stored("one"));
+        assert_eq!(store.get(&mine, &id(1)).await, Some(stored("one")));
+        assert_eq!(store.get(&other, &id(1)).await, None);
+        assert_eq!(store.get(&None, &id(1)).await, None);
+        assert!(!store.delete(&other, &id(1)).await);
+        assert!(store.delete(&mine, &id(1)).await);
+        assert!(!store.delete(&mine, &id(1)).await);
+        assert_eq!(store.get(&mine, &id(1)).await, None);
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_off_keeps_nothing() {
+    let store = ResponseStore::new(&ResponsesStoreMode::Off, ResponseLimits::default());
+    store.put(&None, &id(1), stored("one"));
+    assert!(!store.is_on() && store.get(&None, &id(1)).await.is_none() && !store.delete(&None, &id(1)).await);
+}
+
+#[tokio::test]
+async fn the_oldest_are_dropped_beyond_count_and_bytes() {
+    let text = "x".repeat(98);
+    for limits in [
+        ResponseLimits { count: 3, ..ResponseLimits::default() },
+        ResponseLimits { bytes: 399, ..ResponseLimits::default() },
+    ] {
+        let directory = TemporaryDirectory::new(&format!("bounds{}", limits.count));
+        for store in stores(&directory.0, limits) {
+            for number in 0..10 {
+                store.put(&None, &id(number), stored(&text));
+                // Wait for the file, so that files are written in order.
+                while let Backend::Directory(_) = &store.0
+                    && !std::fs::exists(directory.0.join(format!("none.{}.response", id(number)))).unwrap()
+                {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            let mut found = Vec::new();
+            for number in 0..10 {
+                found.extend(store.get(&None, &id(number)).await.map(|_| number));
+            }
+            assert_eq!(found, [7, 8, 9]);
+        }
+    }
+}
+
+#[test]
+fn old_responses_are_dropped() {
+    let mut kept = Kept::new(ResponseLimits { age: Duration::from_secs(60), ..ResponseLimits::default() });
+    let now = SystemTime::now();
+    kept.put((None, id(1)), stored("one"), now);
+    assert!(kept.get(&(None, id(1)), now + Duration::from_secs(60)).is_some());
+    assert!(kept.get(&(None, id(1)), now + Duration::from_secs(61)).is_none());
+    assert_eq!((kept.bytes, kept.order.len(), kept.responses.len()), (0, 0, 0));
+}
+
+#[test]
+fn deleted_and_replaced_responses_do_not_count_and_do_not_grow_the_queue() {
+    let mut kept = Kept::new(ResponseLimits { count: 4, ..ResponseLimits::default() });
+    for number in 0..100 {
+        kept.put((None, id(number)), stored("one"), SystemTime::now());
+        assert!(kept.remove(&(None, id(number))));
+    }
+    assert!(kept.order.len() <= 4);
+    assert_eq!(kept.bytes, 0);
+    for text in ["a", "bb"] {
+        kept.put((None, id(7)), stored(text), SystemTime::now());
+    }
+    assert_eq!((kept.bytes, kept.get(&(None, id(7)), SystemTime::now())), (4, Some(stored("bb"))));
+}
+
+#[tokio::test]
+async fn files_outlive_the_process_and_ids_cannot_name_other_files() {
+    let directory = TemporaryDirectory::new("files");
+    let mode = ResponsesStoreMode::Directory(directory.0.clone());
+    let store = ResponseStore::new(&mode, ResponseLimits::default());
+    store.put(&None, &id(1), stored("one"));
+    while std::fs::read_dir(&directory.0).map_or(0, Iterator::count) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let again = ResponseStore::new(&mode, ResponseLimits::default());
+    assert_eq!(again.get(&None, &id(1)).await, Some(stored("one")));
+    for name in ["../secret", "a/b", "", "a.b", &"a".repeat(65)] {
+        assert_eq!(store.get(&None, name).await, None);
+        assert!(!store.delete(&None, name).await);
+    }
+}
