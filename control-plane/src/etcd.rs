@@ -168,8 +168,13 @@ fn messages(error: &Error) -> String {
         error => (error.to_string(), None),
     };
     let sources = std::iter::successors(source, |&error| error.source()).map(ToString::to_string);
-    let mut all: Vec<String> = std::iter::once(first).chain(sources).filter(|message| !message.is_empty()).collect();
-    all.dedup();
+    let mut all: Vec<String> = Vec::new();
+    for message in std::iter::once(first).chain(sources) {
+        // Layers of the transport repeat each other's messages.
+        if !message.is_empty() && !all.contains(&message) {
+            all.push(message);
+        }
+    }
     match (all.is_empty(), error) {
         (true, Error::GRpcStatus(status)) => status.code().to_string(),
         _ => all.join(": "),

@@ -7,9 +7,13 @@ use crate::error::{Error, ErrorKind};
 /// The message of a status and the messages of its sources. `Display` has the sources as Rust debug text.
 pub fn status_text(status: &tonic::Status) -> String {
     let sources = std::iter::successors(status.source(), |&error| error.source()).map(ToString::to_string);
-    let mut messages: Vec<String> = std::iter::once(status.message().to_owned()).chain(sources).collect();
-    messages.retain(|message| !message.is_empty());
-    messages.dedup();
+    let mut messages: Vec<String> = Vec::new();
+    for message in std::iter::once(status.message().to_owned()).chain(sources) {
+        // Layers of the transport repeat each other's messages.
+        if !message.is_empty() && !messages.contains(&message) {
+            messages.push(message);
+        }
+    }
     match messages.is_empty() {
         true => status.code().to_string(),
         false => messages.join(": "),
