@@ -1,5 +1,5 @@
-//! A client for OpenAI and Anthropic endpoints, over HTTP or gRPC, with or without TLS. It reuses its connection and classifies
-//! failed requests. It does not know what a response means: callers parse it.
+//! A client for OpenAI and Anthropic endpoints, over HTTP or gRPC, with or without TLS. It reuses its connection and
+//! classifies failed requests. It does not know what a response means: callers parse it.
 
 mod grpc;
 mod messages;

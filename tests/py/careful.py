@@ -36,6 +36,9 @@ class Careful:
             self.string_arguments = False
         else:
             self.string_arguments = bool(re.search(r"arguments(']|\"])? is string", source))
+        # A template that prints an object as Python does needs JSON.
+        writes_json = as_object is not None and any(form in as_object for form in (ARGUMENTS, ARGUMENTS.replace(" ", "")))
+        self.object_arguments = writes_json or not self.string_arguments
 
         self.no_content = {kind: self.absent(tries) for kind, tries in self.without_content().items()}
 
@@ -113,7 +116,16 @@ class Careful:
             message["content"] = "\n".join(part["text"] for part in content)
         if message.get("tool_calls") and not self.string_arguments:
             message["tool_calls"] = [self.parsed(call) for call in message["tool_calls"]]
+        elif message.get("tool_calls") and not self.object_arguments:
+            message["tool_calls"] = [self.dumped(call) for call in message["tool_calls"]]
         return message
+
+    @staticmethod
+    def dumped(call):
+        arguments = call.get("function", {}).get("arguments")
+        if not isinstance(arguments, dict):
+            return call
+        return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
     @staticmethod
     def parsed(call):
