@@ -67,6 +67,7 @@ impl Prepared {
             ..Rules::default()
         };
         let bound = bound(job.bytes, deadline, generation.max_prompt_tokens(bounds.context));
+        job.generation.cache_salt = generation.cache_salt.clone();
         let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
         let RenderedPrompt { prompt, mut ids, .. } = model.render(&input, bound)?;
         generate::truncate(&mut ids, &generation, bounds);
@@ -143,6 +144,7 @@ impl Conversation {
             conversation::CONTINUE_FIELDS.into_iter().for_each(|field| drop(last.shift_remove(field)));
         }
         let reasoning = model.reasoning_markers();
+        let cache_salt = job.generation.cache_salt;
         let tools_must_show = !model.allow_dropped_tools && job.tool_choice != ToolChoice::None;
         Conversation {
             calls_before,
@@ -156,6 +158,7 @@ impl Conversation {
                 messages,
                 tools_must_show,
                 reasoning_open: reasoning.map(|markers| markers.open),
+                cache_salt,
                 ..RenderInput::default()
             },
         }
