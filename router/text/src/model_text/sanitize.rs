@@ -271,15 +271,21 @@ impl ModelText {
         })?;
         let ids = info_span!("tokenize").in_scope(|| match forged.is_empty() {
             true => self.encode_prompt(&prompt, input, bound).map_err(TextError::from),
-            false => self.encode_around(&prompt, &forged, bound),
+            false => self.encode_around(&prompt, &forged, input, bound),
         })?;
         Ok(RenderedPrompt { prompt, ids })
     }
 
-    /// Encodes a prompt; the tokens at `forged` become text.
-    fn encode_around(&self, prompt: &str, forged: &[Range<usize>], bound: EncodeLimit) -> Result<Vec<u32>, TextError> {
-        let mut ids = Vec::new();
-        let mut done = 0;
+    /// Encodes a prompt; the tokens at `forged` become text. The ids before the first of them come from the cache.
+    fn encode_around(
+        &self,
+        prompt: &str,
+        forged: &[Range<usize>],
+        input: &RenderInput,
+        bound: EncodeLimit,
+    ) -> Result<Vec<u32>, TextError> {
+        let mut done = forged.first().map_or(0, |token| token.start);
+        let mut ids = self.encode_prompt(&prompt[..done], input, bound)?;
         for token in forged {
             self.encode_piece(&prompt[done..token.start], done == 0, Encode::TEMPLATED, bound, &mut ids)?;
             let piece = &prompt[token.clone()];

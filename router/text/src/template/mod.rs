@@ -238,7 +238,16 @@ impl ChatTemplate {
     pub fn dropped_tool(&self, input: &RenderInput, prompt: &str) -> Result<Option<String>, TemplateError> {
         let (_, compiled) = self.select(None, true)?;
         let names: Vec<&str> = tool_names(input).collect();
-        if names.is_empty() || (compiled.traits.tools && names.iter().all(|name| prompt.contains(name))) {
+        // Most templates print the tools in order, so search behind the name before.
+        let mut at = 0;
+        let mut shows = |name: &&str| match prompt[at..].find(*name) {
+            Some(found) => {
+                at += found;
+                true
+            }
+            None => prompt.contains(*name),
+        };
+        if names.is_empty() || (compiled.traits.tools && names.iter().all(&mut shows)) {
             return Ok(None);
         }
         // A tool's name may be in the prompt for other reasons, so render again with unique names.
