@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use rein_grammar::{CallValidator, Region, Rules, ToolChoice, ToolDecl};
+use rein_grammar::{CallValidator, Region, Rules, ToolChoice};
 use rein_text::{
     call_ids, conversation,
     model_text::{ReasoningMarkers, RenderedPrompt},
     template::RenderInput,
-    tools::{declaration, tool},
+    tools::{declarations, into_tool, tool},
 };
 use serde_json::Value;
 use tokio::time::Instant;
@@ -58,8 +58,14 @@ impl Prepared {
         let generation = std::mem::take(&mut job.generation);
         let skip_special_tokens = !job.show_special_tokens;
         let restrictions = generate::restrictions(&generation.sampling, model, bounds, deadline)?;
+        // The request's tools are rendered without changes, and are then moved into the rules.
+        let same_tools = job.exact.is_none() && conversation::message_tools(&job.messages).next().is_none();
+        let copied = match same_tools {
+            true => Vec::new(),
+            false => job.declared_tools().into_iter().filter_map(tool).collect(),
+        };
         let mut rules = Rules {
-            tools: job.declared_tools().into_iter().filter_map(tool).collect(),
+            tools: copied,
             choice: job.tool_choice.clone(),
             parallel: job.parallel_tool_calls,
             response: job.response.take(),
@@ -67,9 +73,13 @@ impl Prepared {
             ..Rules::default()
         };
         let bound = bound(job.bytes, deadline, generation.max_prompt_tokens(bounds.context));
+        job.generation.cache_salt = generation.cache_salt.clone();
         let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
         let RenderedPrompt { prompt, mut ids, .. } = model.render(&input, bound)?;
         generate::truncate(&mut ids, &generation, bounds);
+        if same_tools {
+            rules.tools = input.tools.into_iter().flatten().filter_map(into_tool).collect();
+        }
         let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
         (rules.start, rules.calls_before) = (start, calls_before);
         let mut plan = Plan::new(&generation, model, bounds, ids.len(), DEFAULTS, restrictions)?;
@@ -97,19 +107,19 @@ pub async fn generate(
     let Prepared { rules, plan, prompt, resumed, skip_special_tokens } =
         model.run_text_work(bytes, &context.requester(), prepare).await?;
     context.memory_charge = None;
-    let declarations: Vec<ToolDecl> = rules.tools.iter().map(declaration).collect();
     let parse_tools = calls_tools(&rules);
     let (start, calls_before) = (rules.start, rules.calls_before);
     let call_validator = CallValidator::new(&rules).map(Arc::new);
+    let rules = Arc::new(rules);
     let began = Instant::now();
-    let compiled = model.compile(rules, context.caller.as_ref(), context.deadline).await?;
+    let compiled = model.compile(rules.clone(), context.caller.as_ref(), context.deadline).await?;
     context.metrics.grammar.compile.observe(began.elapsed());
     let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
     let output_mode = OutputMode::Regions {
         start,
         resumed,
-        tools: declarations,
+        tools: declarations(rules),
         parse_tools,
         calls_before,
         skip_special_tokens,
@@ -143,6 +153,7 @@ impl Conversation {
             conversation::CONTINUE_FIELDS.into_iter().for_each(|field| drop(last.shift_remove(field)));
         }
         let reasoning = model.reasoning_markers();
+        let cache_salt = job.generation.cache_salt;
         let tools_must_show = !model.allow_dropped_tools && job.tool_choice != ToolChoice::None;
         Conversation {
             calls_before,
@@ -156,6 +167,7 @@ impl Conversation {
                 messages,
                 tools_must_show,
                 reasoning_open: reasoning.map(|markers| markers.open),
+                cache_salt,
                 ..RenderInput::default()
             },
         }

@@ -44,14 +44,13 @@ impl CompileQueue {
     pub async fn compile(
         &self,
         grammars: &Arc<Grammars>,
-        rules: Rules,
+        rules: impl Into<Arc<Rules>>,
         caller: Option<&ApiCaller>,
         deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
-        let requester = keys::requester(caller, deadline);
+        let (rules, requester) = (rules.into(), keys::requester(caller, deadline));
         let until_deadline = async {
             let small = rules_bytes(&rules) <= limits::SMALL_GRAMMAR_BYTES;
-            let rules = Arc::new(rules);
             if small && let Some(known) = grammars.known(&rules) {
                 return Ok(known);
             }

@@ -83,7 +83,7 @@ pub enum OutputMode {
         start: Region,
         /// The prompt ends in the middle of the region, not at its start.
         resumed: bool,
-        tools: Vec<ToolDecl>,
+        tools: Arc<[ToolDecl]>,
         parse_tools: bool,
         calls_before: usize,
         skip_special_tokens: bool,
@@ -149,11 +149,11 @@ impl OutputMode {
             OutputMode::Regions { start, tools, parse_tools, grammar, skip_special_tokens, .. } => {
                 let options = ParserOptions {
                     start: *start,
-                    tools: tools.clone(),
                     parse_tools: *parse_tools,
                     calls_in_text: grammar.is_none(),
+                    ..ParserOptions::default()
                 };
-                let parser = Box::new(Parser::new(model.format, options));
+                let parser = Box::new(Parser::with_tools(model.format, options, tools.clone()));
                 Reader::Regions { parser, skip_special_tokens: *skip_special_tokens }
             }
             OutputMode::Plain { skip_special_tokens, .. } => {

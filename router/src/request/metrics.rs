@@ -1,14 +1,16 @@
 //! Metrics of a router's generations and grammars.
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::{fmt, sync::atomic::AtomicU64, time::Duration};
 
 use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
 
+use rein_text::tokenize::PromptCacheStats;
+
 use crate::{
-    metrics::Durations,
+    metrics::{Durations, Samples},
     request::{grammar_session::GrammarStats, outcomes::Outcomes},
 };
 
@@ -53,6 +55,25 @@ impl RequestMetrics {
         self.grammar.register(registry);
         self.outcomes.register(registry);
     }
+}
+
+/// Writes the counters of the models' prompt caches.
+pub fn write_prompt_caches(samples: &mut Samples<'_>, caches: &[(String, PromptCacheStats)]) -> fmt::Result {
+    let labels = |model: &String| [("model", model.clone())];
+    let help = "Memory of the model's prompt cache";
+    samples.gauge("rein_prompt_cache_bytes", help, caches.iter().map(|(m, stats)| (labels(m), stats.bytes as u64)))?;
+    let help = "Bytes of rendered prompts whose tokens were in the prompt cache";
+    samples.counter(
+        "rein_prompt_cache_hit_bytes",
+        help,
+        caches.iter().map(|(m, stats)| (labels(m), stats.hit_bytes)),
+    )?;
+    let help = "Bytes of rendered prompts that were tokenized";
+    samples.counter(
+        "rein_prompt_cache_missed_bytes",
+        help,
+        caches.iter().map(|(m, stats)| (labels(m), stats.missed_bytes)),
+    )
 }
 
 /// Metrics that show whether tool calls are valid and what grammars cost.

@@ -190,7 +190,7 @@ impl ServedModel {
     /// Compiles the grammar of a chat turn. None: there is nothing to enforce.
     pub async fn compile(
         &self,
-        rules: Rules,
+        rules: Arc<Rules>,
         caller: Option<&ApiCaller>,
         deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
@@ -204,12 +204,13 @@ impl ServedModel {
         caller: Option<&ApiCaller>,
         deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
-        self.compile_with(Rules { response, ..Rules::default() }, caller, deadline, |grammars| &grammars.texts).await
+        let rules = Arc::new(Rules { response, ..Rules::default() });
+        self.compile_with(rules, caller, deadline, |grammars| &grammars.texts).await
     }
 
     async fn compile_with(
         &self,
-        rules: Rules,
+        rules: Arc<Rules>,
         caller: Option<&ApiCaller>,
         deadline: Instant,
         select: impl Fn(&ModelGrammars) -> &Arc<Grammars>,

@@ -6,7 +6,7 @@ use rein_proto::v1::{self, inference_client::InferenceClient};
 use rein_text::{
     model_text::{ControlTokens, GenerationDefaults, RenderedPrompt},
     template::{ChatTemplate, RenderInput, Sources, TemplateOptions},
-    tokenize::Tokenizer,
+    tokenize::{PromptCache, Tokenizer},
 };
 use serde_json::json;
 
@@ -137,6 +137,7 @@ fn models() -> Vec<(String, ServedModel)> {
     let kimi = |(tokenizer, file): (&Tokenizer, PathBuf)| ModelText {
         name: file.file_stem().unwrap().to_string_lossy().into_owned(),
         tokenizer: tokenizer.clone(),
+        prompt_cache: PromptCache::new(1 << 20),
         template: Some(
             ChatTemplate::from_sources(Sources::from_file(&file).unwrap(), TemplateOptions::default()).unwrap(),
         ),

@@ -20,3 +20,5 @@ pub const TOOL_NAME_BYTES: usize = 256;
 pub const HEADER_NAMES: usize = 32;
 /// Bytes of each field or schema that a response header names.
 pub const HEADER_NAME_BYTES: usize = 128;
+/// Bytes of each model's prompt cache: the token ids of prompts, and their text.
+pub const PROMPT_CACHE_BYTES: usize = 128 << 20;

@@ -12,8 +12,11 @@ use tracing::info_span;
 
 pub use sanitize::{ControlTokens, ReasoningMarkers};
 
+use crate::limits::PROMPT_CACHE_BYTES;
 use crate::template::{ChatTemplate, Reason, RenderInput, Sources, TemplateError, TemplateOptions, parse_now};
-use crate::tokenize::{Encode, EncodeLimit, NAMED_SPECIAL_TOKENS, TokenizeError, Tokenizer, read_json, token_text};
+use crate::tokenize::{
+    EncodeLimit, NAMED_SPECIAL_TOKENS, PromptCache, TokenizeError, Tokenizer, read_json, token_text,
+};
 
 /// Hexadecimal digits of a commit hash.
 const COMMIT_DIGITS: usize = 40;
@@ -84,6 +87,8 @@ pub struct RenderedPrompt {
 pub struct ModelText {
     pub name: String,
     pub tokenizer: Tokenizer,
+    /// Token ids of the prompts that were rendered.
+    pub prompt_cache: PromptCache,
     /// `None` for a base model, which supports only completions.
     pub template: Option<ChatTemplate>,
     pub generation: GenerationDefaults,
@@ -178,6 +183,7 @@ impl ModelText {
         Ok(ModelText {
             name: overrides.name.clone().or_else(directory).unwrap_or_else(|| "model".into()),
             tokenizer,
+            prompt_cache: PromptCache::new(PROMPT_CACHE_BYTES),
             template,
             generation,
             stop_token_ids: stop.into_iter().collect(),
@@ -218,9 +224,12 @@ impl ModelText {
             let prompt = self.chat_template()?.render(input)?;
             self.check_tools(input, &prompt).map(|()| prompt)
         })?;
-        let ids =
-            info_span!("tokenize").in_scope(|| self.tokenizer.encode_within(&prompt, Encode::TEMPLATED, bound))?;
+        let ids = info_span!("tokenize").in_scope(|| self.encode_prompt(&prompt, input, bound))?;
         Ok(RenderedPrompt { prompt, ids })
+    }
+
+    fn encode_prompt(&self, prompt: &str, input: &RenderInput, bound: EncodeLimit) -> Result<Vec<u32>, TokenizeError> {
+        self.tokenizer.encode_prompt(prompt, &self.prompt_cache, input.cache_salt.as_deref().unwrap_or_default(), bound)
     }
 
     /// Fails if the prompt must show the tools but does not show one of them.

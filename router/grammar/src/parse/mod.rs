@@ -163,11 +163,17 @@ enum Cause {
 }
 
 impl Parser {
-    pub fn new(format: &'static Format, options: ParserOptions) -> Self {
+    pub fn new(format: &'static Format, mut options: ParserOptions) -> Self {
+        let tools = std::mem::take(&mut options.tools);
+        Self::with_tools(format, options, tools.into())
+    }
+
+    /// Parsers of one request share its tools, which replace those of the options.
+    pub fn with_tools(format: &'static Format, options: ParserOptions, tools: Arc<[ToolDecl]>) -> Self {
         Self {
             format,
             lex: Lexicon::new(format),
-            tools: options.tools.into(),
+            tools,
             parse_tools: options.parse_tools,
             calls_in_text: options.calls_in_text,
             input: Input::default(),

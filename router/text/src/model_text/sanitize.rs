@@ -63,15 +63,37 @@ impl ControlTokens {
         self.matcher.find_iter(text).map(|found| found.range())
     }
 
+    /// Whether the conversation may have control tokens to mark. False is certain, and needs no copy.
+    fn may_mark(&self, chat: &PreparedInput<'_>) -> bool {
+        let several = |message: &Json| message.get("content").and_then(Json::as_array).is_some_and(|p| p.len() > 1);
+        let lists = [Some(chat.messages.as_slice()), chat.tools.as_deref(), chat.documents.as_deref()];
+        let mut values = lists.into_iter().flatten().flatten().chain(chat.kwargs.values());
+        chat.messages.iter().any(several)
+            || chat.kwargs.keys().any(|key| self.matcher.is_match(key))
+            || values.any(|value| self.is_in(value))
+    }
+
+    fn is_in(&self, json: &Json) -> bool {
+        match json {
+            Json::String(text) => self.matcher.is_match(text),
+            Json::Array(items) => items.iter().any(|item| self.is_in(item)),
+            Json::Object(map) => map.iter().any(|(key, value)| self.matcher.is_match(key) || self.is_in(value)),
+            _ => false,
+        }
+    }
+
     /// The conversation with its control tokens marked; `None` if it has none.
     fn mark<'a>(&self, chat: &PreparedInput<'a>) -> Option<PreparedInput<'a>> {
+        if !self.may_mark(chat) {
+            return None;
+        }
         let mut marking = Marking { controls: self, marked: false };
         let mut out = chat.clone();
         for message in &mut out.messages {
             marking.message(message);
         }
-        for item in [&mut out.tools, &mut out.documents].into_iter().flatten().flatten() {
-            *item = marking.json(item);
+        for list in [&mut out.tools, &mut out.documents].into_iter().flatten() {
+            *list = list.iter().map(|item| marking.json(item)).collect();
         }
         out.kwargs = marking.map(&out.kwargs);
         marking.marked.then_some(out)
@@ -248,16 +270,22 @@ impl ModelText {
             Ok::<_, TextError>((prompt, forged))
         })?;
         let ids = info_span!("tokenize").in_scope(|| match forged.is_empty() {
-            true => self.tokenizer.encode_within(&prompt, Encode::TEMPLATED, bound).map_err(TextError::from),
-            false => self.encode_around(&prompt, &forged, bound),
+            true => self.encode_prompt(&prompt, input, bound).map_err(TextError::from),
+            false => self.encode_around(&prompt, &forged, input, bound),
         })?;
         Ok(RenderedPrompt { prompt, ids })
     }
 
-    /// Encodes a prompt; the tokens at `forged` become text.
-    fn encode_around(&self, prompt: &str, forged: &[Range<usize>], bound: EncodeLimit) -> Result<Vec<u32>, TextError> {
-        let mut ids = Vec::new();
-        let mut done = 0;
+    /// Encodes a prompt; the tokens at `forged` become text. The ids before the first of them come from the cache.
+    fn encode_around(
+        &self,
+        prompt: &str,
+        forged: &[Range<usize>],
+        input: &RenderInput,
+        bound: EncodeLimit,
+    ) -> Result<Vec<u32>, TextError> {
+        let mut done = forged.first().map_or(0, |token| token.start);
+        let mut ids = self.encode_prompt(&prompt[..done], input, bound)?;
         for token in forged {
             self.encode_piece(&prompt[done..token.start], done == 0, Encode::TEMPLATED, bound, &mut ids)?;
             let piece = &prompt[token.clone()];

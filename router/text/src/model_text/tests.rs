@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::*;
+use crate::tokenize::Encode;
 
 /// A model directory with a small Kimi tokenizer: its base vocabulary, then [BOS] +0, [EOS] +1, <|im_end|> +2.
 struct Model(PathBuf);
@@ -193,4 +194,111 @@ fn errors_of_model_directories_name_file_and_field() {
     assert!(error.contains("name: must not be empty"), "{error}");
     let error = Model::new("jinja", &config()).with("chat_template.jinja", "{% if").load().unwrap_err().to_string();
     assert!(error.contains("does not parse"), "{error}");
+}
+
+/// The demo model, Kimi's if it is present, and the fixtures.
+fn tokenizers() -> Vec<(String, Tokenizer)> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let fixtures =
+        ["byte_level", "byte_fallback", "metaspace", "kimi"].map(|name| format!("src/tokenize/fixtures/{name}"));
+    let others = ["../../models/demo", "../../../shared/data/kimi-k2-tokenizer"].map(str::to_owned);
+    let load = |dir: String| Tokenizer::load(&root.join(&dir)).ok().map(|tokenizer| (dir, tokenizer));
+    let all: Vec<_> = fixtures.into_iter().chain(others).filter_map(load).collect();
+    assert!(all.len() >= 5, "fixtures are missing");
+    all
+}
+
+/// The demo model's template, small ones, and public ones if they are present.
+fn sources() -> Vec<(String, String)> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let public = fs::read_dir(root.join("../../../shared/data/templates")).into_iter().flatten();
+    let mut files: Vec<PathBuf> = public.map(|entry| entry.unwrap().path()).collect();
+    files.extend(fs::read_dir(root.join("../../tests/py/templates")).into_iter().flatten().map(|e| e.unwrap().path()));
+    let mut sources: Vec<(String, String)> = files
+        .into_iter()
+        .filter(|file| file.extension().is_some_and(|extension| extension == "jinja"))
+        .map(|file| (file.display().to_string(), fs::read_to_string(&file).unwrap()))
+        .collect();
+    let demo = ModelText::load(&root.join("../../models/demo"), &ModelOverrides::default()).unwrap();
+    sources.push(("demo".into(), demo.template_source().to_owned()));
+    let all =
+        "{{ tools | tojson }}{% for m in messages %}<|end|>{{ m.role }}<tool>{{ m.content }}</s>{% endfor %}<|end|>";
+    sources.push(("added tokens".into(), all.into()));
+    sources
+        .push(("no added tokens".into(), "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}".into()));
+    sources
+}
+
+/// A conversation that calls tools, with texts that spell control tokens.
+fn conversation(turns: usize) -> Vec<Json> {
+    let mut messages = vec![
+        json!({"role": "system", "content": "You are a coding agent. ".repeat(30)}),
+        json!({"role": "user", "content": "Größe 北京 🙂  \n\n fix the test"}),
+    ];
+    for turn in 0..turns {
+        let call = json!({"id": format!("functions.get:{turn}"), "type": "function",
+            "function": {"name": "get", "arguments": format!("{{\"path\": \"file{turn}\"}}")}});
+        messages.push(json!({"role": "assistant", "content": format!("step {turn}"), "tool_calls": [call]}));
+        let output = match turn {
+            2 => " <|end|> \t<|im_end|>\n".to_owned(),
+            _ => format!(" line {turn}\n").repeat(20 * turn + 1),
+        };
+        let id = format!("functions.get:{turn}");
+        messages.push(json!({"role": "tool", "tool_call_id": id, "name": "get", "content": output}));
+    }
+    messages
+}
+
+#[test]
+fn cached_prompts_have_the_ids_of_whole_prompts_for_all_templates_and_tokenizers() {
+    let (mut rendered, mut hits) = (0, 0);
+    let tool = json!({"type": "function", "function": {"name": "get", "description": "Reads a file. ".repeat(40),
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}}});
+    let model = Model::new("cached", &config());
+    let tokenizers = tokenizers();
+    for (file, source) in sources() {
+        for (dir, tokenizer) in &tokenizers {
+            let template = ChatTemplate::from_source(&source, TemplateOptions::default()).unwrap();
+            let mut text =
+                ModelText { tokenizer: tokenizer.clone(), template: Some(template), ..model.load().unwrap() };
+            let controls = controls(&text);
+            let mut warm = PromptCache::new(PROMPT_CACHE_BYTES);
+            for (turns, salt) in [(0, ""), (1, ""), (1, ""), (3, ""), (4, ""), (4, "salt")] {
+                let (messages, tools) = (conversation(turns), Some(vec![tool.clone()]));
+                let cache_salt = Some(salt.to_owned());
+                let input = RenderInput { messages, tools, cache_salt, ..RenderInput::default() };
+                std::mem::swap(&mut text.prompt_cache, &mut warm);
+                let cached = (text.render(&input), text.render_sanitized(&input, &controls));
+                std::mem::swap(&mut text.prompt_cache, &mut warm);
+                text.prompt_cache = PromptCache::new(0);
+                let (Ok(plain), Ok(sanitized)) = cached else { continue };
+                let whole = text.tokenizer.encode(&plain.prompt, Encode::TEMPLATED).unwrap();
+                assert_eq!(plain.ids, whole, "{file} {dir}: {turns} turns");
+                let uncached = text.render_sanitized(&input, &controls).unwrap();
+                assert_eq!(sanitized, uncached, "{file} {dir}: {turns} turns");
+                rendered += 1;
+            }
+            hits += u64::from(warm.stats().hit_bytes > 0);
+        }
+    }
+    assert!(rendered > 200 && hits > 5, "{rendered} prompts, {hits} models with hits");
+}
+
+#[test]
+fn a_longer_conversation_encodes_only_what_is_new() {
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    let text = ModelText::load(&demo, &ModelOverrides::default()).unwrap();
+    let prompt = |turns: usize| {
+        let before = text.prompt_cache.stats();
+        let input = RenderInput { messages: conversation(turns), ..RenderInput::default() };
+        let bytes = text.render(&input).unwrap().prompt.len() as u64;
+        let after = text.prompt_cache.stats();
+        (bytes, after.hit_bytes - before.hit_bytes, after.missed_bytes - before.missed_bytes)
+    };
+    let (first, hit, missed) = prompt(1);
+    assert_eq!((hit, missed), (0, first));
+    let (second, hit, missed) = prompt(2);
+    assert_eq!(hit + missed, second);
+    // The last part of the first turn ends in another way: at most one short message is encoded again.
+    assert!(missed < second - first + 300, "{first} {second} {missed}");
 }

@@ -27,6 +27,7 @@ mod typescript;
 mod variadic;
 mod views;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
@@ -55,6 +56,8 @@ pub const TEMPLATE_FUEL: u64 = 20_000_000;
 /// them unchanged wherever it prints text. transformers uses the same characters.
 pub(crate) const MARK_START: char = '\u{F0000}';
 pub(crate) const MARK_END: char = '\u{F0001}';
+/// The byte with which both begin in UTF-8.
+const PRIVATE_USE_BYTE: u8 = 0xF3;
 
 /// Whether a client may not set this variable of the template: arguments of transformers, special tokens, and names
 /// that the renderer and the engine define.
@@ -135,6 +138,8 @@ pub struct RenderInput {
     pub tools_must_show: bool,
     /// Render the messages like `render_jinja_template` of transformers, without normalization and checks.
     pub raw: bool,
+    /// Prompts with different salts share no cached token ids.
+    pub cache_salt: Option<String>,
 }
 
 impl Default for RenderInput {
@@ -149,6 +154,7 @@ impl Default for RenderInput {
             reasoning_open: None,
             tools_must_show: false,
             raw: false,
+            cache_salt: None,
         }
     }
 }
@@ -232,7 +238,16 @@ impl ChatTemplate {
     pub fn dropped_tool(&self, input: &RenderInput, prompt: &str) -> Result<Option<String>, TemplateError> {
         let (_, compiled) = self.select(None, true)?;
         let names: Vec<&str> = tool_names(input).collect();
-        if names.is_empty() || (compiled.traits.tools && names.iter().all(|name| prompt.contains(name))) {
+        // Most templates print the tools in order, so search behind the name before.
+        let mut at = 0;
+        let mut shows = |name: &&str| match prompt[at..].find(*name) {
+            Some(found) => {
+                at += found;
+                true
+            }
+            None => prompt.contains(*name),
+        };
+        if names.is_empty() || (compiled.traits.tools && names.iter().all(&mut shows)) {
             return Ok(None);
         }
         // A tool's name may be in the prompt for other reasons, so render again with unique names.
@@ -261,7 +276,11 @@ impl ChatTemplate {
     }
 
     /// Validates the input and, unless it is raw, converts it to what the template supports.
-    pub(crate) fn prepare(&self, name: Option<&str>, input: &RenderInput) -> Result<PreparedInput<'_>, TemplateError> {
+    pub(crate) fn prepare<'a>(
+        &'a self,
+        name: Option<&str>,
+        input: &'a RenderInput,
+    ) -> Result<PreparedInput<'a>, TemplateError> {
         let declares = |message: &Json| message.get("tools").is_some_and(|tools| !tools.is_null());
         let with_tools = match &input.tools {
             Some(tools) if input.raw || !tools.is_empty() => true,
@@ -287,21 +306,22 @@ impl ChatTemplate {
             engine: &self.engine,
             name,
             source: &compiled.source,
-            messages: input.messages.clone(),
-            tools: input.tools.clone().filter(|tools| input.raw || !tools.is_empty()),
+            messages: Vec::new(),
+            tools: input.tools.as_deref().filter(|tools| input.raw || !tools.is_empty()).map(Cow::Borrowed),
             documents: match (&input.documents, input.kwargs.get("documents")) {
-                (None, Some(Json::Array(documents))) => Some(documents.clone()),
-                (documents, _) => documents.clone(),
+                (None, Some(Json::Array(documents))) => Some(Cow::Borrowed(documents)),
+                (documents, _) => documents.as_deref().map(Cow::Borrowed),
             },
             kwargs: free.map(|(name, value)| (name.clone(), value.clone())).collect(),
             generation_prompt,
             continuation: None,
             reasoning_open: input.reasoning_open.clone(),
         };
-        if !input.raw {
-            chat.normalize(&compiled.traits);
-        }
-        chat.messages = std::mem::take(&mut chat.messages).into_iter().map(normalize::alias_reasoning).collect();
+        let messages = match input.raw {
+            true => input.messages.clone(),
+            false => chat.normalize(&input.messages, &compiled.traits),
+        };
+        chat.messages = messages.into_iter().map(normalize::alias_reasoning).collect();
         chat.continuation = continued.then(|| Continuation::of(chat.messages.last(), input.raw));
         // Normalization may have replaced absent content by an empty text.
         let absent = |message: &Json| message.get("content").is_none_or(Json::is_null);
@@ -329,8 +349,8 @@ pub(crate) struct PreparedInput<'a> {
     name: &'a str,
     source: &'a str,
     pub messages: Vec<Json>,
-    pub tools: Option<Vec<Json>>,
-    pub documents: Option<Vec<Json>>,
+    pub tools: Option<Cow<'a, [Json]>>,
+    pub documents: Option<Cow<'a, [Json]>>,
     pub kwargs: Map<String, Json>,
     generation_prompt: bool,
     continuation: Option<Continuation>,
@@ -338,14 +358,15 @@ pub(crate) struct PreparedInput<'a> {
 }
 
 impl PreparedInput<'_> {
-    fn normalize(&mut self, traits: &TemplateCapabilities) {
-        if !traits.message_tools {
-            let declared = normalize::take_message_tools(&mut self.messages);
+    /// Returns the messages in the form that the template supports, and converts the tools.
+    fn normalize(&mut self, messages: &[Json], traits: &TemplateCapabilities) -> Vec<Json> {
+        let mut messages = Cow::Borrowed(messages);
+        if !traits.message_tools && messages.iter().any(|message| message.get("tools").is_some()) {
+            let declared = normalize::take_message_tools(messages.to_mut());
             if !declared.is_empty() {
-                self.tools.get_or_insert_default().extend(declared);
+                self.tools.get_or_insert_default().to_mut().extend(declared);
             }
         }
-        self.messages = normalize::normalize(&self.messages, traits);
         if let Some(tools) = self.tools.as_mut().filter(|_| self.source.contains(typescript::VARIABLE)) {
             *tools = tools.iter().map(typescript::sorted).collect();
             // Without this variable the template falls back to JSON, as in Python.
@@ -353,10 +374,23 @@ impl PreparedInput<'_> {
                 self.kwargs.insert(typescript::VARIABLE.into(), text.into());
             }
         }
+        normalize::normalize(&messages, traits)
     }
 
     /// Removes these characters from all strings of the conversation.
     pub fn remove_chars(&mut self, chars: &[char]) {
+        fn contains(json: &Json, chars: &[char]) -> bool {
+            match json {
+                Json::String(text) => has(text, chars),
+                Json::Array(items) => items.iter().any(|item| contains(item, chars)),
+                Json::Object(map) => map.iter().any(|(key, value)| has(key, chars) || contains(value, chars)),
+                _ => false,
+            }
+        }
+        // Searching for one byte is fast, and these characters are rare in any text.
+        fn has(text: &str, chars: &[char]) -> bool {
+            text.as_bytes().contains(&PRIVATE_USE_BYTE) && text.contains(chars)
+        }
         fn remove(json: &mut Json, chars: &[char]) {
             match json {
                 Json::String(text) if text.contains(chars) => text.retain(|c| !chars.contains(&c)),
@@ -371,8 +405,13 @@ impl PreparedInput<'_> {
                 _ => {}
             }
         }
-        let lists = [Some(&mut self.messages), self.tools.as_mut(), self.documents.as_mut()];
-        lists.into_iter().flatten().flatten().chain(self.kwargs.values_mut()).for_each(|json| remove(json, chars));
+        for list in [&mut self.tools, &mut self.documents].into_iter().flatten() {
+            if list.iter().any(|item| contains(item, chars)) {
+                list.to_mut().iter_mut().for_each(|item| remove(item, chars));
+            }
+        }
+        let owned = self.messages.iter_mut().chain(self.kwargs.values_mut());
+        owned.filter(|json| contains(json, chars)).for_each(|json| remove(json, chars));
     }
 
     pub fn render(&self) -> Result<String, TemplateError> {
@@ -384,7 +423,7 @@ impl PreparedInput<'_> {
 
     fn run(&self, messages: &[Json], generation_prompt: bool) -> Result<String, TemplateError> {
         let list = |items: &[Json]| Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());
-        let optional = |items: Option<&Vec<Json>>| items.map_or_else(|| Value::from(()), |items| list(items));
+        let optional = |items: Option<&Cow<'_, [Json]>>| items.map_or_else(|| Value::from(()), |items| list(items));
         let mut context: Vec<(&str, Value)> = Vec::with_capacity(8 + self.kwargs.len());
         context.extend(self.engine.special_tokens().iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
         context.push(("add_generation_prompt", Value::from(generation_prompt)));

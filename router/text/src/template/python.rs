@@ -8,7 +8,7 @@ use minijinja::value::{DynObject, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
-use super::lossless;
+use super::lossless::{self, run_length};
 use super::views::is_view;
 
 /// A number that the template engine cannot hold or would print differently: an integer beyond 128 bits, or a float
@@ -314,25 +314,36 @@ impl JsonDumpsOptions {
     }
 
     fn write_string(&self, out: &mut String, s: &str) {
+        // Every byte of a character beyond ASCII is at least 0x80, so a run of plain bytes ends at a character.
+        let plain = |b: u8| b >= b' ' && b != b'"' && b != b'\\' && (!self.ensure_ascii || b < 0x7f);
         out.push('"');
-        for c in s.chars() {
-            match c {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
-                '\n' => out.push_str("\\n"),
-                '\r' => out.push_str("\\r"),
-                '\t' => out.push_str("\\t"),
-                '\x08' => out.push_str("\\b"),
-                '\x0c' => out.push_str("\\f"),
-                c if c < ' ' || (self.ensure_ascii && !(' '..='~').contains(&c) && !is_marker(c)) => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        let _ = write!(out, "\\u{unit:04x}");
-                    }
-                }
-                c => out.push(c),
-            }
+        let mut rest = s;
+        loop {
+            let (run, after) = rest.split_at(run_length(rest.as_bytes(), plain));
+            out.push_str(run);
+            let Some(c) = after.chars().next() else { break };
+            self.write_char(out, c);
+            rest = &after[c.len_utf8()..];
         }
         out.push('"');
+    }
+
+    fn write_char(&self, out: &mut String, c: char) {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\x08' => out.push_str("\\b"),
+            '\x0c' => out.push_str("\\f"),
+            c if c < ' ' || (self.ensure_ascii && !(' '..='~').contains(&c) && !is_marker(c)) => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            c => out.push(c),
+        }
     }
 }
 

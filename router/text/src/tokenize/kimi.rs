@@ -32,7 +32,7 @@ const SPECIAL_TOKENS: u32 = 256;
 /// Most characters that Kimi's code encodes at once.
 const MAX_PART: usize = 400_000;
 /// Longest run of whitespace, or of other characters, that Kimi's code encodes at once.
-pub(super) const MAX_RUN: usize = 25_000;
+const MAX_RUN: usize = 25_000;
 
 /// Builds the tokenizer from the rank file and from `added_tokens_decoder` of the configuration.
 pub(super) fn convert(model: &[u8], config: &Json) -> Result<tokenizers::Tokenizer, String> {
@@ -134,6 +134,16 @@ fn last_merge(token: &[u8], rank: u32, ranks: &HashMap<&[u8], u32>) -> Option<us
         }
     }
     (borders.len() == 3).then(|| borders[1])
+}
+
+/// Whether [`split_long_text`] may split this text; false only if it does not.
+pub(super) fn may_split(text: &str) -> bool {
+    // A run that is too long fills a whole block of half its length.
+    let one_kind = |block: &[u8]| {
+        let space = |b: &u8| matches!(b, b' ' | b'\n' | b'\t' | b'\r');
+        !block.iter().any(space) || !block.iter().any(|b| b.is_ascii_graphic())
+    };
+    text.len() > MAX_PART || text.as_bytes().chunks_exact(MAX_RUN / 2).any(one_kind)
 }
 
 /// Splits a long text at the same places as Kimi's code, which encodes each part separately.

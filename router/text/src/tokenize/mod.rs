@@ -2,9 +2,11 @@
 //! stream. It knows no templates.
 
 mod bytes;
+mod cuts;
 mod encode_limit;
 mod kimi;
 mod load;
+mod prefix_cache;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -21,9 +23,11 @@ use tokenizers::{AddedVocabulary, PreTokenizedString};
 pub use encode_limit::EncodeLimit;
 pub use load::read_json;
 pub(crate) use load::{NAMED_SPECIAL_TOKENS, token_text};
+pub use prefix_cache::{PromptCache, PromptCacheStats};
 pub use stream::{Detokenizer, TokenPiece};
 
 use bytes::{ByteJoiner, Decoding, LeadingStrip, TokenTable};
+use cuts::{Cuts, MIN_PART_BYTES};
 
 /// Largest text of one call, bytes. Encoding costs at most about a microsecond per character.
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
@@ -77,6 +81,8 @@ struct Inner {
     no_added: AddedVocabulary,
     /// Whether long texts are split as in Kimi's code.
     splits_like_kimi: bool,
+    /// Where prompts may be cut; `None`: nowhere.
+    cuts: Option<Cuts>,
     table: TokenTable,
     added: HashMap<u32, Added>,
     added_ids: HashMap<String, u32>,
@@ -114,6 +120,7 @@ impl Tokenizer {
         let table = TokenTable::new(&tokenizer, &decoding, &added).map_err(unsupported)?;
         let max_bytes_per_token = encode_limit::max_bytes_per_token(&tokenizer, &table, &decoding);
         Ok(Tokenizer(Arc::new(Inner {
+            cuts: Cuts::new(&tokenizer),
             tokenizer,
             no_added: AddedVocabulary::new(),
             splits_like_kimi,
@@ -136,7 +143,7 @@ impl Tokenizer {
             return Err(TokenizeError::TooLong { bytes: text.len() });
         }
         bound.check(self.least_tokens(text.len()))?;
-        if self.0.splits_like_kimi && text.len() > kimi::MAX_RUN {
+        if self.0.splits_like_kimi && kimi::may_split(text) {
             let mut ids = Vec::new();
             for piece in kimi::split_long_text(text) {
                 ids.extend(self.encode_part(piece, how, bound.after(ids.len()))?);
@@ -144,6 +151,44 @@ impl Tokenizer {
             return Ok(ids);
         }
         self.encode_part(text, how, bound)
+    }
+
+    /// Encodes a rendered prompt like `encode_within` with [`Encode::TEMPLATED`]. The ids of its first parts come from
+    /// the cache, if it has prompts with the same beginning and salt.
+    pub fn encode_prompt(
+        &self,
+        prompt: &str,
+        cache: &PromptCache,
+        salt: &str,
+        bound: EncodeLimit,
+    ) -> Result<Vec<u32>, TokenizeError> {
+        let Some(cuts) = self.0.cuts.as_ref().filter(|_| prompt.len() <= MAX_TEXT_BYTES) else {
+            return self.encode_within(prompt, Encode::TEMPLATED, bound);
+        };
+        bound.check(self.least_tokens(prompt.len()))?;
+        let whole = match self.0.splits_like_kimi && kimi::may_split(prompt) {
+            true => kimi::split_long_text(prompt),
+            false => vec![prompt],
+        };
+        let parts = whole.into_iter().flat_map(|text| cuts.parts(text, MIN_PART_BYTES).map(|range| &text[range]));
+        let mut ids = Vec::with_capacity(prompt.len() / 4);
+        let mut place = cache.start(salt);
+        let (mut at, mut found_bytes) = (0, 0);
+        for part in parts {
+            at += part.len();
+            if let Some(node) = place.and_then(|place| cache.find(place, part)) {
+                ids.extend_from_slice(&node.ids);
+                bound.check(ids.len())?;
+                (place, found_bytes) = (Some(node.behind), at);
+                continue;
+            }
+            let from = ids.len();
+            ids.extend(self.encode_part(part, Encode::TEMPLATED, bound.after(from))?);
+            // The next turn continues the last part, so it will not be found.
+            place = place.filter(|_| at < prompt.len()).and_then(|place| cache.store(place, part, &ids[from..]));
+        }
+        cache.count(found_bytes, prompt.len() - found_bytes);
+        Ok(ids)
     }
 
     /// The fewest tokens that a text of this many bytes can have.
