@@ -72,6 +72,7 @@ pub(crate) const REFUSED: &[Refused] = &[
     refused("system", NeutralValues::Empty, "use 'instructions'"),
     refused("echo", NeutralValues::Empty, "answers do not repeat their prompt"),
     refused("suffix", NeutralValues::Empty, "fill-in-the-middle is not supported"),
+    refused("stop_sequences", NeutralValues::Empty, "use 'stop'"),
 ];
 
 /// A decoded request. Its messages come later, because they may continue a stored response.
