@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 
+import lark
 import openai
 import pydantic
 import pytest
@@ -305,6 +306,80 @@ def test_a_custom_tools_regex_replaces_what_does_not_match(scripted):
     with pytest.raises(openai.BadRequestError) as caught:
         scripted(wrong, tools=[{**CODE, "format": {**CODE["format"], "definition": "(a"}}])
     assert caught.value.param == "tools[0].format.definition" and caught.value.param in caught.value.message
+
+
+def grammar_tool(name, definition):
+    return {"type": "custom", "name": name, "description": "Takes a text of its language", "format": {"type": "grammar", "syntax": "lark", "definition": definition}}
+
+
+SUMS = """start: term (("+" | "-") term)*
+term: NUMBER | "(" start ")" | NAME "\\\\" NAME
+NUMBER: /[0-9]{1,3}/
+NAME: "\\"" /[a-c]/ "\\""
+%ignore " "
+"""
+# The grammar with which Codex declares its tool.
+PATCHES = """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+
+
+def test_a_custom_tools_lark_grammar_is_the_language_of_its_input(scripted):
+    # Python's lark decides.
+    parser = lark.Lark(SUMS)
+    inputs = []
+    for seed in range(24):
+        options = dict(tools=[grammar_tool("add", SUMS)], tool_choice={"type": "custom", "name": "add"}, max_output_tokens=300, temperature=1, extra_body={"seed": seed})
+        for item in scripted("", **options).output:
+            if item.type == "custom_tool_call" and item.status == "completed":
+                parser.parse(item.input)
+                inputs.append(item.input)
+    assert len(inputs) >= 20 and len(set(inputs)) >= 12, inputs
+    assert any('"' in text for text in inputs) and any(" " in text for text in inputs), inputs
+
+
+@pytest.mark.parametrize("patch, valid", [
+    ("*** Begin Patch\n*** Add File: a \"b\".py\n+print('hi\\n')\n+\n*** End Patch", True),
+    ("*** Begin Patch\n*** Update File: src/a.rs\n*** Move to: b.rs\n@@ fn f\n-\told\n+\tnew \u00e9\u4f60\U0001f600\n*** End Patch\n", True),
+    ("*** Begin Patch\n*** Add File: a.py\nprint('no plus')\n*** End Patch", False),
+    ("*** Begin Patch\n*** Delete File: a\n", False),
+    ("diff --git a/x b/x\n", False),
+])
+def test_codexs_patches_are_enforced(scripted, patch, valid):
+    # Python's lark has no terminals that match nothing.
+    parser = lark.Lark(PATCHES.replace("/(.*)/", "/(.+)/?"))
+    if valid:
+        parser.parse(patch)
+    tool = grammar_tool("apply_patch", PATCHES)
+    final = check_stream(scripted(calls(("apply_patch", {"input": patch}, 0)), stream=True, tools=[tool], max_output_tokens=400))
+    [call] = [item for item in final.output if item.type == "custom_tool_call"]
+    assert (call.status == "completed" and call.input == patch) == valid, call
+    if call.status == "completed":
+        parser.parse(call.input)
+
+
+def test_a_lark_grammar_that_cannot_be_used_names_its_field(scripted):
+    for definition in ["start: <|im_end|>", "start: other", "start: %json {}", "start: T\nT: ~/a/"]:
+        with pytest.raises(openai.BadRequestError) as caught:
+            scripted("", tools=[grammar_tool("t", definition)])
+        assert caught.value.param == "tools[0].format.definition", (definition, caught.value.body)
 
 
 def test_verify_gives_the_same_results_as_over_chats(demo, samples, tmp_path):

@@ -14,7 +14,7 @@ use crate::limits::{MAX_BLANKS, MAX_INDENT};
 pub(crate) use common::Common;
 pub(crate) use price::{Price, is_costly_grammar, is_empty, price, price_to_compile};
 pub(crate) use read::read;
-pub(crate) use terminals::{Spelling, respell};
+pub(crate) use terminals::{Spelling, check_lark, respell};
 
 /// Every grammar begins with this: which tokens spell a text is left to the model.
 pub(crate) const HEADER: &str = "%llguidance {\"no_forcing\": true}\n";

@@ -2,12 +2,15 @@
 //! inside a JSON string.
 
 use std::fmt::Write as _;
+use std::panic::AssertUnwindSafe;
 
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::panic_utils::catch_unwind;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 
 use super::escape;
 use crate::json_schema::{folded_characters, whole};
-use crate::limits::MAX_REGEX_FOLDS;
+use crate::limits::{MAX_LEXER_FUEL, MAX_REGEX_FOLDS};
 
 /// Terminals of Lark's standard library (`lark/grammars/common.lark`), as far as llguidance has them.
 const COMMON: &[(&str, &str)] = &[
@@ -128,6 +131,17 @@ pub(crate) fn respell(lark: &str, spelling: &mut Spelling<'_>) -> Result<String,
         let _ = write!(out, "\n{}: ({})*\n", scan.ignored_name(), scan.ignored.join(" | "));
     }
     Ok(out)
+}
+
+/// Whether llguidance accepts a grammar on its own.
+///
+/// # Errors
+/// Its message, for the client.
+pub(crate) fn check_lark(lark: &str) -> Result<(), String> {
+    let grammar = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark.to_owned()));
+    let limits = ParserLimits { initial_lexer_fuel: MAX_LEXER_FUEL, ..ParserLimits::default() };
+    let checked = catch_unwind(AssertUnwindSafe(|| grammar.to_internal(None, limits)));
+    checked.map(drop).map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
 }
 
 fn is_terminal(name: &str) -> bool {

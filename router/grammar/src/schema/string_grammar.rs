@@ -4,7 +4,7 @@ use regex_syntax::hir::{Class, Hir, HirKind};
 
 use super::spelled::{Quotes, escapes, spelled, unescaped};
 use super::{Compiler, Dialect, Schema};
-use crate::lark::{Spelling, literal, respell};
+use crate::lark::{Spelling, check_lark, literal, respell};
 use crate::limits::MAX_CLIENT_GRAMMAR_BYTES;
 use crate::rules::RuleError;
 
@@ -61,8 +61,8 @@ impl Compiler<'_, '_, '_> {
 
     /// Adds a grammar that a client sent; returns the reference to it.
     fn foreign(&mut self, lark: &str, path: &str, spelling: &mut Spelling<'_>) -> Result<String, RuleError> {
-        let text = respell(lark, spelling)
-            .map_err(|problem| RuleError::invalid(format!("{}{path}/{KEYWORD}", self.field), problem))?;
+        let checked = respell(lark, spelling).and_then(|text| check_lark(&text).map(|()| text));
+        let text = checked.map_err(|problem| RuleError::invalid(format!("{}{path}/{KEYWORD}", self.field), problem))?;
         let all = &mut self.work.writer.foreign;
         if let Some((name, _)) = all.iter().find(|(_, known)| *known == text) {
             return Ok(format!("@{name}"));

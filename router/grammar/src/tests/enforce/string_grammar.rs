@@ -172,9 +172,10 @@ fn grammars_that_cannot_be_used_in_a_string_are_the_clients_error() {
         ("start: /a/\nX: /(/", "is invalid"),
         ("start: /^a$/", "may have no anchors"),
         ("start: \"b\"..\"a\"", "must go to a later character"),
+        ("start: other", "patch].function.parameters/properties/input/x-rein-lark: at 1(8): unknown name: \"other\""),
         ("start: start", ""),
-        ("begin: \"a\"", ""),
-        ("", ""),
+        ("begin: \"a\"", "x-rein-lark: "),
+        ("", "x-rein-lark: "),
     ] {
         let error = compiled(&b, grammar).expect_err(grammar);
         assert!(error.contains(problem), "{grammar}: {error}");
