@@ -245,7 +245,7 @@ pub(crate) fn divisor_price(of: &Value) -> Option<u64> {
     if digits.trim_matches('0') == "1" && remainders <= MAX_DECIMAL_DIVISOR {
         return Some(0);
     }
-    (remainders <= MAX_DIVISOR).then_some(STEPS_PER_REMAINDER * remainders)
+    (remainders <= MAX_DIVISOR).then(|| STEPS_PER_REMAINDER * remainders)
 }
 
 /// The bounds of a number's schema.
