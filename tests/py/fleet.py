@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BIN = os.environ.get("REIN_BIN", str(REPOSITORY / "target/debug/rein"))
@@ -377,3 +378,23 @@ def assert_unnoticed(answers, undisturbed):
     assert not failed, failed
     different = [i for i, (a, b) in enumerate(zip(answers, undisturbed)) if a.seen() != b.seen()]
     assert not different, [(answers[i].text, undisturbed[i].text) for i in different[:2]]
+
+
+@contextlib.contextmanager
+def sim_fleet(directory, model):
+    """Three workers with the sim engine, and the address of their router."""
+    fleet = Fleet(directory, workers=0, group_size=1, routers=1)
+    try:
+        for name in ("w0", "w1", "w2"):
+            fleet.spawn(name, [BIN, "worker", "--model", str(model), "--id", name, "--engine", "sim", "--sim-step-us", "20000"])
+        until("three workers serve", lambda: serving_engines(fleet) == 3)
+        yield fleet, SimpleNamespace(http=f"http://127.0.0.1:{fleet.ports['r0'][0]}")
+    finally:
+        fleet.close()
+
+
+def serving_engines(fleet):
+    try:
+        return fleet.metric("r0", "rein_engines", model="demo", standing="serving")
+    except OSError:
+        return 0

@@ -13,23 +13,35 @@ HOP_HEADERS = ("connection", "transfer-encoding", "content-length", "host", "acc
 TOKENIZER = tokenizers.Tokenizer.from_file(str(REPOSITORY / "models/demo/tokenizer.json"))
 
 
+def tokens(text):
+    """The tokens of a text of the demo model. Markers in the text are special tokens."""
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
 def script(text):
-    """The tokens of an answer of the demo model. Markers in the text are special tokens."""
-    return TOKENIZER.encode(text + "<|im_end|>", add_special_tokens=False).ids
+    """The tokens of a whole answer."""
+    return tokens(text + "<|im_end|>")
+
+
+def calls(*named):
+    """An answer with these calls: (name, arguments as an object, index in the conversation)."""
+    form = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    inner = "".join(form.format(name, index, json.dumps(arguments)) for name, arguments, index in named)
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
 
 
 def call(name, arguments, index=0):
-    """An answer that calls a tool, in the format of the demo model."""
-    return (f"<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>"
-            f"{json.dumps(arguments)}<|tool_call_end|><|tool_calls_section_end|>")
+    """An answer with one call."""
+    return calls((name, arguments, index))
 
 
 class ScriptProxy:
-    """`answer` gets the body of each generation and returns the text that the engine is to emit; None: no script."""
+    """Forwards to a server. `answer` gets the body of each request to one of the paths and returns the text that the
+    engine is to emit; None: no script."""
 
-    def __init__(self, target, path, answer):
-        self.bodies, self.failures, self.ignored = [], [], []
-        address = urllib.parse.urlsplit(target).netloc
+    def __init__(self, server, answer, paths=("/v1/messages", "/v1/responses")):
+        self.bodies, self.failures, self.ignored, self.replies = [], [], [], []
+        address = urllib.parse.urlsplit(server.http).netloc
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -46,7 +58,7 @@ class ScriptProxy:
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
-                if urllib.parse.urlsplit(self.path).path == path:
+                if urllib.parse.urlsplit(self.path).path in paths:
                     request = json.loads(body)
                     proxy.bodies.append(request)
                     text = answer(request)
@@ -78,12 +90,14 @@ class ScriptProxy:
                     pass  # The client has left.
                 finally:
                     connection.close()
+                if body is not None:
+                    proxy.replies.append(whole.decode())
                 if response.status >= 400:
                     proxy.failures.append((self.path, response.status, whole.decode()))
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.http = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def __enter__(self):

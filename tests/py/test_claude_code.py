@@ -11,6 +11,7 @@ import time
 import pytest
 
 from conftest import REPOSITORY, Server
+from fleet import sim_fleet, until
 from script_proxy import ScriptProxy, call
 
 # The wrapper finds the program without the package's install script, which npm may be told not to run.
@@ -22,6 +23,8 @@ VARIABLES = re.findall(r"(?<= )([A-Z_]+)=(\S+)", "\n".join(re.findall(r"^export 
 CONTEXT = 100_000
 # Seconds of a turn, with room for a busy machine; idle, it takes about three.
 TURN_TIME = 60
+# Agents at once.
+AGENTS = 32
 
 MCP_SERVER = '''
 import json, sys
@@ -43,12 +46,17 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def model(tmp_path_factory):
     """The demo model's text with a larger context; the sim engine needs no weights."""
     model = tmp_path_factory.mktemp("model") / "demo"
     shutil.copytree(REPOSITORY / "models/demo", model, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
+    return model
+
+
+@pytest.fixture(scope="module")
+def server(model):
     server = Server("--engine", "sim", "--sim-step-us", "200", model=model)
     yield server
     server.stop()
@@ -69,14 +77,22 @@ class Agent:
             **{name: value.replace("http://127.0.0.1:8000", url).replace("my-model", "demo") for name, value in VARIABLES},
         }
 
-    def turn(self, prompt, *options):
+    def start(self, prompt, *options):
         command = ["node", str(CLAUDE), "-p", prompt, "--output-format", "json", *options]
-        done = subprocess.run(command, cwd=self.work, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=TURN_TIME)
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        answer = json.loads(done.stdout)
+        streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, cwd=self.work, env=self.environment, **streams)
+        return self
+
+    def answer(self, within=TURN_TIME):
+        """What the turn that was started has given."""
+        printed, log = self.process.communicate(timeout=within)
+        assert self.process.returncode == 0, f"{printed}\n{log}"
+        answer = json.loads(printed)
         assert answer["subtype"] == "success" and not answer["is_error"], answer
         return answer
+
+    def turn(self, prompt, *options):
+        return self.start(prompt, *options).answer()
 
 
 def thinking(answer):
@@ -109,8 +125,8 @@ def run_a_command(body):
 
 
 def test_it_runs_a_command_and_reads_its_result(server, tmp_path):
-    with ScriptProxy(server.http, "/v1/messages", thinking(run_a_command)) as proxy:
-        agent = Agent(tmp_path, proxy.url)
+    with ScriptProxy(server, thinking(run_a_command)) as proxy:
+        agent = Agent(tmp_path, proxy.http)
         answer = agent.turn("Run the command.", "--allowedTools", "Bash")
     assert answer["result"] == "The command printed marker-42." and answer["num_turns"] == 2, (answer, proxy.failures)
     assert proxy.failures == []
@@ -136,8 +152,8 @@ def test_a_second_turn_resumes_the_first(server, tmp_path):
         said = json.dumps(body["messages"])
         return "You said blue." if "colour did I" in said and "like blue" in said else "Noted."
 
-    with ScriptProxy(server.http, "/v1/messages", thinking(answer)) as proxy:
-        agent = Agent(tmp_path, proxy.url)
+    with ScriptProxy(server, thinking(answer)) as proxy:
+        agent = Agent(tmp_path, proxy.http)
         first = agent.turn("I like blue.")
         second = agent.turn("Which colour did I name?", "--resume", first["session_id"])
     assert (first["result"], second["result"]) == ("Noted.", "You said blue.")
@@ -161,8 +177,8 @@ def test_it_calls_a_tool_of_an_mcp_server(server, tmp_path):
     (tmp_path / "server.py").write_text(MCP_SERVER)
     config = {"mcpServers": {"stock": {"type": "stdio", "command": sys.executable, "args": [str(tmp_path / "server.py")]}}}
     (tmp_path / "mcp.json").write_text(json.dumps(config))
-    with ScriptProxy(server.http, "/v1/messages", thinking(answer)) as proxy:
-        agent = Agent(tmp_path / "agent", proxy.url)
+    with ScriptProxy(server, thinking(answer)) as proxy:
+        agent = Agent(tmp_path / "agent", proxy.http)
         answer = agent.turn("How many bolts are there?", "--mcp-config", str(tmp_path / "mcp.json"), "--strict-mcp-config",
                             "--allowedTools", f"{name},ToolSearch")
     assert answer["result"] == "There are 17 bolts.", (answer, [json.dumps(results(body)) for body in proxy.bodies])
@@ -170,10 +186,24 @@ def test_it_calls_a_tool_of_an_mcp_server(server, tmp_path):
 
 
 def test_a_turn_is_quick(server, tmp_path):
-    with ScriptProxy(server.http, "/v1/messages", thinking(run_a_command)) as proxy:
-        agent = Agent(tmp_path, proxy.url)
+    with ScriptProxy(server, thinking(run_a_command)) as proxy:
+        agent = Agent(tmp_path, proxy.http)
         began = time.monotonic()
         answer = agent.turn("Run the command.", "--allowedTools", "Bash")
     # What the server takes of it; the rest is the agent's own start.
     assert answer["duration_api_ms"] < 10_000, answer
     assert time.monotonic() - began < TURN_TIME
+
+
+def test_many_at_once_finish_while_a_worker_is_killed(model, tmp_path):
+    def answer(body):
+        if not any(tool.get("name") == "Bash" for tool in body.get("tools", [])):
+            return "A title"
+        return "It is done. " * 20 if results(body) else call("Bash", {"command": "echo hi", "description": "Say hi"})
+
+    with sim_fleet(tmp_path, model) as (fleet, router), ScriptProxy(router, thinking(answer)) as proxy:
+        agents = [Agent(tmp_path / str(number), proxy.http).start("say hi", "--allowedTools", "Bash") for number in range(AGENTS)]
+        until("answers have begun", lambda: len(proxy.bodies) > AGENTS, timeout=120)
+        fleet.kill("w0")
+        assert {agent.answer(within=240)["result"] for agent in agents} == {("It is done. " * 20).strip()}
+        assert fleet.metric("r0", "rein_resumed_total") > 0

@@ -5,13 +5,12 @@ import shutil
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from conftest import BIN, REPOSITORY, Server
-from fleet import Fleet, until
-from responses_proxy import ScriptProxy, calls
+from conftest import REPOSITORY, Server
+from fleet import sim_fleet, until
+from script_proxy import ScriptProxy, calls
 from test_docs import blocks
 
 CODEX = REPOSITORY / ".node/node_modules/.bin/codex"
@@ -155,25 +154,9 @@ def test_many_at_once_finish_while_a_worker_is_killed(roomy_model, tmp_path):
     def answer(body):
         return "It is done. " * 20 if outputs(body) else calls(("exec_command", {"cmd": "echo hi"}, 0))
 
-    fleet = Fleet(tmp_path, workers=0, group_size=1, routers=1)
-    try:
-        for name in ("w0", "w1", "w2"):
-            fleet.spawn(name, [BIN, "worker", "--model", str(roomy_model), "--id", name, "--engine", "sim", "--sim-step-us", "20000"])
-        http, _ = fleet.ports["r0"]
-        router = SimpleNamespace(http=f"http://127.0.0.1:{http}")
-        until("three workers serve", lambda: serving(fleet) == 3)
-        with ScriptProxy(router, answer) as proxy:
-            agents = [Codex(tmp_path / str(number), proxy.http).start("say hi") for number in range(AGENTS)]
-            until("answers have begun", lambda: len(proxy.bodies) > AGENTS, timeout=60)
-            fleet.kill("w0")
-            assert {answered(agent) for agent in agents} == {("It is done. " * 20).strip()}
-            assert fleet.metric("r0", "rein_resumed_total") > 0
-    finally:
-        fleet.close()
-
-
-def serving(fleet):
-    try:
-        return fleet.metric("r0", "rein_engines", model="demo", standing="serving")
-    except OSError:
-        return 0
+    with sim_fleet(tmp_path, roomy_model) as (fleet, router), ScriptProxy(router, answer) as proxy:
+        agents = [Codex(tmp_path / str(number), proxy.http).start("say hi") for number in range(AGENTS)]
+        until("answers have begun", lambda: len(proxy.bodies) > AGENTS, timeout=60)
+        fleet.kill("w0")
+        assert {answered(agent) for agent in agents} == {("It is done. " * 20).strip()}
+        assert fleet.metric("r0", "rein_resumed_total") > 0

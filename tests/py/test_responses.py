@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 
 from conftest import REPOSITORY, Server
-from responses_proxy import ScriptProxy, calls, tokens
+from script_proxy import ScriptProxy, calls, tokens
 from test_dialects import rein, results, samples  # `samples` is a fixture
 from test_openai_sdk import strict
 
@@ -39,7 +39,7 @@ def scripted(sim):
     client = openai.OpenAI(base_url=sim.http + "/v1", api_key="none", max_retries=0)
 
     def create(text, extra_body=None, **more):
-        script = {"script": tokens(sim, text)} if text else {}
+        script = {"script": tokens(text)} if text else {}
         return client.responses.create(**{"model": "demo", "input": ASK, "extra_body": {**script, **(extra_body or {})}, **more})
 
     create.client = client
@@ -156,14 +156,8 @@ def test_the_stream_helper_and_parse(client, scripted):
         kinds = [event.type for event in stream]
         assert stream.get_final_response().output_text and kinds[-1] == "response.completed"
     parsed = scripted.client.responses.parse(
-        model="demo", input=ASK, text_format=City, extra_body={"script": tokens_of(scripted, '{"city": "Paris"}')})
+        model="demo", input=ASK, text_format=City, extra_body={"script": tokens('{"city": "Paris"}')})
     assert parsed.output_parsed == City(city="Paris")
-
-
-def tokens_of(scripted, text):
-    class Address:
-        http = str(scripted.client.base_url).removesuffix("/v1/")
-    return tokens(Address, text)
 
 
 def test_kept_responses_are_listed_deleted_and_unknown_afterwards(client):
