@@ -17,8 +17,9 @@ use crate::format::{Codec, Format, Step};
 use crate::json_schema::folded_characters_of_lark;
 use crate::lark::{self, Common, is_costly_grammar};
 use crate::limits::{
-    MAX_CACHED_BYTES, MAX_DECIMAL_DIVISOR, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL,
-    MAX_NAME_BYTES, MAX_REGEX_FOLDS, MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
+    MAX_CACHED_BYTES, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES,
+    MAX_REGEX_FOLDS, MAX_ROUND_DIVISOR, MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP,
+    TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
@@ -276,7 +277,7 @@ fn check_foreign(lark: &str) -> Result<(), Refusal> {
     }
     if let Some(of) = lark.split("%json").skip(1).filter_map(first_value).find_map(|schema| costly_divisor(&schema)) {
         return Err(Refusal::Grammar(format!(
-            "the multipleOf of a %json schema must be at most {MAX_DIVISOR}, or a power of ten up to {MAX_DECIMAL_DIVISOR}, got {of}"
+            "the multipleOf of a %json schema must be at most {MAX_DIVISOR}, or a round number up to {MAX_ROUND_DIVISOR}, got {of}"
         )));
     }
     let patterns = ["\"pattern\"", "\"format\"", "\"patternProperties\""].map(|key| lark.matches(key).count());

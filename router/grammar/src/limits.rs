@@ -18,9 +18,9 @@ pub const MAX_SCHEMA_NODES: usize = 20_000;
 /// llguidance's fuel.
 pub const MAX_COMPILE_WORK: u64 = 3_000_000;
 /// Largest `multipleOf` that is enforced, without its decimal point.
-pub const MAX_DIVISOR: u64 = 10_000;
-/// The same for powers of ten.
-pub const MAX_DECIMAL_DIVISOR: u64 = 1_000_000;
+pub const MAX_DIVISOR: u64 = 400;
+/// The same for round numbers: those with at most nine factors of 2, any number of 5, and others of at most 9.
+pub const MAX_ROUND_DIVISOR: u64 = 4_000;
 /// Steps of a first attempt, enough for every small schema: about 20 ms.
 pub const MAX_FIRST_WORK: u64 = 200_000;
 /// Steps for combining the parts of one schema.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::range::{Bound, EXACT_INTEGERS, NumberRange, between};
 use super::{Compiler, Dialect, Schema};
 use crate::lark::{literal, some_blanks};
-use crate::limits::{MAX_DECIMAL_DIVISOR, MAX_DIVISOR};
+use crate::limits::{MAX_DIVISOR, MAX_ROUND_DIVISOR};
 use crate::rules::RuleError;
 
 /// A JSON string. Escaped surrogates occur only in pairs, so that every parser accepts it.
@@ -235,17 +235,24 @@ fn ascii(text: &str) -> String {
     out
 }
 
-/// The steps for compiling the multiples of a number: llguidance follows each remainder. None: too many.
+/// The steps for compiling the multiples of a number. None: they cost too much, at compile time or per token.
+///
+/// llguidance follows each remainder, and looks from each for a way to a multiple. The last digits decide about factors
+/// 2 and 5, so that way is short if the number has few others.
 pub(crate) fn divisor_price(of: &Value) -> Option<u64> {
     const STEPS_PER_REMAINDER: u64 = 45;
     let text = of.as_f64().filter(|of| *of > 0.0).map(|of| format!("{of}"))?;
     let digits: String = text.chars().filter(char::is_ascii_digit).collect();
-    let remainders: u64 = digits.trim_start_matches('0').parse().ok()?;
-    // The last digits decide.
-    if digits.trim_matches('0') == "1" && remainders <= MAX_DECIMAL_DIVISOR {
-        return Some(0);
+    let remainders: u64 = digits.parse().ok().filter(|remainders| *remainders > 0)?;
+    let (mut others, mut twos) = (remainders, 0);
+    while others % 2 == 0 {
+        (others, twos) = (others / 2, twos + 1);
     }
-    (remainders <= MAX_DIVISOR).then(|| STEPS_PER_REMAINDER * remainders)
+    while others % 5 == 0 {
+        others /= 5;
+    }
+    let is_round = others < 10 && twos < 10 && remainders <= MAX_ROUND_DIVISOR;
+    (is_round || remainders <= MAX_DIVISOR).then(|| STEPS_PER_REMAINDER * remainders)
 }
 
 /// The bounds of a number's schema.
