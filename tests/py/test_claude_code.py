@@ -199,7 +199,7 @@ def test_many_at_once_finish_while_a_worker_is_killed(model, tmp_path):
     def answer(body):
         if not any(tool.get("name") == "Bash" for tool in body.get("tools", [])):
             return "A title"
-        return "It is done. " * 20 if results(body) else call("Bash", {"command": "echo hi", "description": "Say hi"})
+        return ("It is done. " * 20).strip() if results(body) else call("Bash", {"command": "echo hi", "description": "Say hi"})
 
     with sim_fleet(tmp_path, model) as (fleet, router), ScriptProxy(router, thinking(answer)) as proxy:
         agents = [Agent(tmp_path / str(number), proxy.http).start("say hi", "--allowedTools", "Bash") for number in range(AGENTS)]
