@@ -168,7 +168,7 @@ impl Rules {
     }
 
     /// Whether a turn without a call is rejected.
-    pub(crate) fn must_call(&self) -> bool {
+    pub fn must_call(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_) | ToolChoice::Allowed { required: true, .. })
     }
 

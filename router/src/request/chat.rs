@@ -85,6 +85,9 @@ impl Prepared {
         let mut plan = Plan::new(&generation, model, bounds, ids.len(), DEFAULTS, restrictions)?;
         if calls_tools(&rules) {
             plan.defer_marker_stops(model);
+            if rules.must_call() {
+                plan.ignore_reasoning_stops(model);
+            }
         }
         Ok(Prepared { rules, plan, prompt: ids, resumed: resumed.is_some(), skip_special_tokens })
     }

@@ -322,6 +322,21 @@ async fn a_stop_token_never_cuts_a_call() {
 }
 
 #[tokio::test]
+async fn where_a_call_is_required_markers_of_reasoning_are_no_stops() {
+    let script =
+        [&[THINK], bytes("w").as_slice(), &[END_THINK, SECTION], &call("functions.f:0", "{}"), &[END_SECTION]].concat();
+    for stop in [THINK, END_THINK] {
+        let more = json!({"tools": tools(&["f"]), "tool_choice": "required", "stop_token_ids": [stop]});
+        let body = TestRouter::new().chat(&script, more).await.ok();
+        let choice = &body["choices"][0];
+        assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{stop}: {body}");
+        let more = json!({"tools": tools(&["f"]), "stop_token_ids": [stop]});
+        let body = TestRouter::new().chat(&script, more).await.ok();
+        assert_eq!(body["choices"][0]["stop_reason"], stop);
+    }
+}
+
+#[tokio::test]
 async fn a_stop_string_that_is_a_marker_ends_the_answer_after_the_call() {
     let router =
         TestRouter::of(&format!("{{# <tool_call> arguments #}}{TEMPLATE}"), RouterConfig::default(), Fake::default());

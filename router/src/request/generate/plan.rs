@@ -7,7 +7,10 @@ use rein_proto::{
     splitmix::{STRIDE, mix},
     v1,
 };
-use rein_text::stop_strings::{Stop, StopStrings};
+use rein_text::{
+    model_text::ReasoningMarkers,
+    stop_strings::{Stop, StopStrings},
+};
 use tokio::time::Instant;
 
 use super::Grammar;
@@ -117,6 +120,13 @@ impl Plan {
         let deferred = |id: &u32| self.marker_stops.iter().any(|(_, stop)| *stop == Stop::Token(*id));
         self.limits.stop_token_ids.retain(|id| !deferred(id));
         self.limits.ignore_eos = self.limits.stop_token_ids.is_empty();
+    }
+
+    /// A marker of reasoning is no stop where a call is required: the answer would end without one.
+    pub fn ignore_reasoning_stops(&mut self, model: &ServedModel) {
+        let Some(ReasoningMarkers { open, close }) = model.reasoning_markers() else { return };
+        let is_marker = |id: &u32| model.text.tokenizer.special(*id).is_some_and(|name| name == open || name == close);
+        self.limits.stop_token_ids.retain(|id| !is_marker(id));
     }
 
     /// Without its caller.
