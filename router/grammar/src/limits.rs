@@ -36,6 +36,8 @@ pub const MAX_PATTERNS: usize = 16;
 /// Maximum number of combinations in which the conjuncts of one expression can continue at one place. The most
 /// ambiguous conjunct is not counted. llguidance tries all combinations at once.
 pub const MAX_OVERLAP: u64 = 256;
+/// Bytes of the grammar of a string, once its characters are spelled as in JSON.
+pub const MAX_SPELLED_GRAMMAR_BYTES: usize = 512 << 10;
 /// llguidance's fuel for building the lexer.
 pub const MAX_LEXER_FUEL: u64 = 1_000_000;
 /// A minimum of that fuel, however little of the budget is left.

@@ -73,6 +73,20 @@ fn multiples(first: usize, n: usize) -> Value {
     json!({"type": "object", "properties": object((0..n).map(one))})
 }
 
+fn string_grammar(body: &str) -> Value {
+    json!({"type": "object", "properties": {"s": {"type": "string", "x-rein-lark": format!("start: {body}")}}})
+}
+
+fn object_of_pattern(pattern: &str) -> Value {
+    json!({"type": "object", "properties": {"s": {"type": "string", "pattern": pattern}}})
+}
+
+fn string_grammars(n: usize) -> Value {
+    let one =
+        |i: usize| (format!("s{i}"), json!({"type": "string", "x-rein-lark": format!("start: /[a-z]+/ \"{i}\"")}));
+    json!({"type": "object", "properties": object((0..n).map(one))})
+}
+
 fn two_ways(n: usize) -> Value {
     let way = |i: usize| json!({"anyOf": [{"required": [format!("a{i}")]}, {"required": [format!("b{i}")]}]});
     let names = (0..n).flat_map(|i| [format!("a{i}"), format!("b{i}")]);
@@ -191,6 +205,25 @@ pub fn all() -> Vec<Case> {
             "",
             Refused("multipleOf"),
         ),
+        case(
+            "a string's grammar, one line",
+            tool(string_grammar(&"a ".repeat(60_000)), false),
+            "",
+            Refused("x-rein-lark"),
+        ),
+        case(
+            "a string's grammar of dots",
+            tool(string_grammar(&format!("/{}/", ".".repeat(60_000))), false),
+            "",
+            Refused("x-rein-lark"),
+        ),
+        case(
+            "a pattern of dots in a string",
+            tool(object_of_pattern(&".".repeat(60_000)), false),
+            "",
+            Relaxed("pattern"),
+        ),
+        case("20 grammars of strings", tool(string_grammars(20), false), r#"{"s7": "ab7"}"#, Enforced),
         case("4,000 alternatives", lark(format!("start: {}\n{}", each(4000), kinds(4000))), "k1", Enforced),
     ]
 }

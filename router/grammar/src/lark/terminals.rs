@@ -10,7 +10,7 @@ use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 
 use super::escape;
 use crate::json_schema::{folded_characters, whole};
-use crate::limits::{MAX_LEXER_FUEL, MAX_REGEX_FOLDS};
+use crate::limits::{MAX_LEXER_FUEL, MAX_REGEX_FOLDS, MAX_SPELLED_GRAMMAR_BYTES};
 
 /// Terminals of Lark's standard library (`lark/grammars/common.lark`), as far as llguidance has them.
 const COMMON: &[(&str, &str)] = &[
@@ -42,60 +42,52 @@ const COMMON: &[(&str, &str)] = &[
 ];
 
 /// What the terminals of a grammar become.
-pub(crate) enum Spelling<'s> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spelling {
     /// Terminals: each string and each regular expression as an expression between slashes.
-    Terminals(&'s mut dyn FnMut(&Hir) -> String),
+    Terminals,
     /// Rules: each as an expression of rules. Names of terminals become names of rules.
-    Rules(&'s mut dyn FnMut(&Hir) -> String),
+    Rules,
 }
 
-impl Spelling<'_> {
-    fn push(&mut self, texts: &Hir, out: &mut String) {
-        match self {
-            Self::Terminals(spell) => {
-                out.push('/');
-                out.push_str(&spell(texts));
-                out.push('/');
-            }
-            Self::Rules(spell) => out.push_str(&spell(texts)),
-        }
-    }
-
-    fn makes_rules(&self) -> bool {
-        matches!(self, Self::Rules(_))
-    }
-}
+/// Spells the texts of a terminal. None: that takes too much work.
+pub(crate) type Spell<'s> = dyn FnMut(&Hir) -> Option<String> + 's;
 
 /// The grammar with other terminals, and without comments. What a spelling cannot keep is rejected: negation, other
 /// grammars, special tokens.
 ///
 /// # Errors
 /// The problem, for the client.
-pub(crate) fn respell(lark: &str, spelling: &mut Spelling<'_>) -> Result<String, String> {
+pub(crate) fn respell(lark: &str, spelling: Spelling, spell: &mut Spell<'_>) -> Result<String, String> {
     let mut out = String::with_capacity(2 * lark.len());
     let mut scan = Scan {
         rest: lark,
         prefix: unused_prefix(lark),
         ignored: Vec::new(),
-        ignores: spelling.makes_rules() && lark.contains("%ignore"),
+        spelling,
+        ignores: spelling == Spelling::Rules && lark.contains("%ignore"),
         in_terminal: false,
     };
+    let mut begins_line = true;
     while let Some(c) = scan.rest.chars().next() {
+        fits(&out)?;
+        let begins = begins_line;
+        begins_line = c == '\n' || begins && matches!(c, ' ' | '\t' | '\r' | '?' | '!');
         match c {
             '#' => scan.line(),
             '/' if scan.rest.starts_with("//") => scan.line(),
             '"' => {
-                let texts = scan.string()?;
-                scan.part(&mut out, |out| spelling.push(&texts, out));
+                let spelled = scan.spelled(Scan::string, spell)?;
+                scan.part(&mut out, &spelled);
             }
             '/' => {
-                let texts = scan.regex()?;
-                scan.part(&mut out, |out| spelling.push(&texts, out));
+                let spelled = scan.spelled(Scan::regex, spell)?;
+                scan.part(&mut out, &spelled);
             }
-            '%' => scan.directive(&mut out, spelling)?,
+            '%' => scan.directive(&mut out, spell)?,
             '<' => return Err("special tokens (<...>) cannot be used in the grammar of a string".into()),
             '@' => return Err("references to other grammars (@...) cannot be used in the grammar of a string".into()),
-            '&' if spelling.makes_rules() => {
+            '&' if spelling == Spelling::Rules => {
                 return Err("conjunctions (&) cannot be used in the grammar of a string".into());
             }
             '~' => {
@@ -108,15 +100,13 @@ pub(crate) fn respell(lark: &str, spelling: &mut Spelling<'_>) -> Result<String,
                 scan.rest = rest;
             }
             c if c.is_ascii_alphanumeric() || c == '_' => {
-                let begins =
-                    out.rsplit('\n').next().is_none_or(|line| line.trim_matches(['?', '!', ' ', '\t']).is_empty());
                 let word = scan.word();
-                let (name, terminal) = (scan.name(word, spelling), is_terminal(word));
+                let (name, terminal) = (scan.name(word), is_terminal(word));
                 if begins && scan.rest.trim_start_matches([' ', '\t']).starts_with([':', '[', '.', '{']) {
                     scan.in_terminal = terminal;
                     out.push_str(&name);
                 } else if terminal {
-                    scan.part(&mut out, |out| out.push_str(&name));
+                    scan.part(&mut out, &name);
                 } else {
                     out.push_str(&name);
                 }
@@ -127,21 +117,30 @@ pub(crate) fn respell(lark: &str, spelling: &mut Spelling<'_>) -> Result<String,
             }
         }
     }
+    fits(&out)?;
     if scan.ignores {
         let _ = write!(out, "\n{}: ({})*\n", scan.ignored_name(), scan.ignored.join(" | "));
     }
     Ok(out)
 }
 
-/// Whether llguidance accepts a grammar on its own.
+fn fits(spelled: &str) -> Result<(), String> {
+    match spelled.len() <= MAX_SPELLED_GRAMMAR_BYTES {
+        true => Ok(()),
+        false => Err(format!("its spellings in a string take more than {MAX_SPELLED_GRAMMAR_BYTES} bytes")),
+    }
+}
+
+/// Whether llguidance accepts a grammar on its own. Returns what it costs, in steps of a budget.
 ///
 /// # Errors
-/// Its message, for the client.
-pub(crate) fn check_lark(lark: &str) -> Result<(), String> {
+/// llguidance's message, for the client.
+pub(crate) fn check_lark(lark: &str) -> Result<u64, String> {
     let grammar = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark.to_owned()));
     let limits = ParserLimits { initial_lexer_fuel: MAX_LEXER_FUEL, ..ParserLimits::default() };
     let checked = catch_unwind(AssertUnwindSafe(|| grammar.to_internal(None, limits)));
-    checked.map(drop).map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
+    let cost = checked.map(|(grammar, lexer)| lexer.cost() + grammar.num_symbols() as u64);
+    cost.map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
 }
 
 fn is_terminal(name: &str) -> bool {
@@ -160,6 +159,7 @@ fn unused_prefix(lark: &str) -> String {
 /// The rest of a grammar.
 struct Scan<'a> {
     rest: &'a str,
+    spelling: Spelling,
     /// Of the names of rules that replace terminals.
     prefix: String,
     /// What the grammar ignores, as expressions of rules.
@@ -196,14 +196,30 @@ impl<'a> Scan<'a> {
         Ok(inner)
     }
 
+    /// Reads a terminal and spells it.
+    fn spelled(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<Hir, String>,
+        spell: &mut Spell<'_>,
+    ) -> Result<String, String> {
+        let texts = read(self)?;
+        self.respelled(&texts, spell)
+    }
+
+    fn respelled(&self, texts: &Hir, spell: &mut Spell<'_>) -> Result<String, String> {
+        let spelled = spell(texts).ok_or("its terminals take too much work to spell in a string")?;
+        Ok(match self.spelling {
+            Spelling::Terminals => format!("/{spelled}/"),
+            Spelling::Rules => spelled,
+        })
+    }
+
     /// Writes a terminal, and in a rule what is ignored after it.
-    fn part(&self, out: &mut String, write: impl FnOnce(&mut String)) {
-        if !self.ignores || self.in_terminal {
-            return write(out);
+    fn part(&self, out: &mut String, terminal: &str) {
+        match self.ignores && !self.in_terminal {
+            true => out.extend(["(", terminal, " ", &self.ignored_name(), ")"]),
+            false => out.push_str(terminal),
         }
-        out.push('(');
-        write(out);
-        let _ = write!(out, " {})", self.ignored_name());
     }
 
     fn ignored_name(&self) -> String {
@@ -211,8 +227,8 @@ impl<'a> Scan<'a> {
     }
 
     /// The name as it is in the result.
-    fn name(&self, name: &str, spelling: &Spelling<'_>) -> String {
-        match is_terminal(name) && spelling.makes_rules() {
+    fn name(&self, name: &str) -> String {
+        match is_terminal(name) && self.spelling == Spelling::Rules {
             true => format!("{}{}", self.prefix, name.to_ascii_lowercase()),
             false => name.to_owned(),
         }
@@ -276,18 +292,18 @@ impl<'a> Scan<'a> {
     }
 
     /// A line that begins with `%`. Imports become definitions.
-    fn directive(&mut self, out: &mut String, spelling: &mut Spelling<'_>) -> Result<(), String> {
+    fn directive(&mut self, out: &mut String, spell: &mut Spell<'_>) -> Result<(), String> {
         self.takes("%");
         match self.word() {
-            "ignore" => self.ignore(out, spelling),
-            "import" => self.import(out, spelling),
+            "ignore" => self.ignore(out, spell),
+            "import" => self.import(out, spell),
             name => Err(format!("%{name} cannot be used in the grammar of a string")),
         }
     }
 
     /// What is ignored must be runs of characters, so that it ends wherever something else begins.
-    fn ignore(&mut self, out: &mut String, spelling: &mut Spelling<'_>) -> Result<(), String> {
-        if !spelling.makes_rules() {
+    fn ignore(&mut self, out: &mut String, spell: &mut Spell<'_>) -> Result<(), String> {
+        if self.spelling == Spelling::Terminals {
             out.push_str("%ignore");
             return Ok(());
         }
@@ -311,14 +327,13 @@ impl<'a> Scan<'a> {
             HirKind::Literal(one) if std::str::from_utf8(&one.0).is_ok_and(|one| one_character(one).is_some()) => {}
             _ => return Err(format!("%ignore {texts}: {IGNORED}")),
         }
-        let mut rule = String::new();
-        spelling.push(character, &mut rule);
+        let rule = self.respelled(character, spell)?;
         self.ignored.push(rule);
         Ok(())
     }
 
     /// `%import common.NAME`, `%import common.NAME -> OTHER` or `%import common (NAME, NAME)`.
-    fn import(&mut self, out: &mut String, spelling: &mut Spelling<'_>) -> Result<(), String> {
+    fn import(&mut self, out: &mut String, spell: &mut Spell<'_>) -> Result<(), String> {
         self.blanks();
         let from = self.word();
         let mut names = Vec::new();
@@ -347,10 +362,8 @@ impl<'a> Scan<'a> {
             let Some((_, texts)) = known else {
                 return Err(format!("%import {from}.{name} is unknown; terminals of Lark's 'common' can be imported"));
             };
-            out.push_str(&self.name(own, spelling));
-            out.push_str(": ");
-            spelling.push(&regex(texts)?, out);
-            out.push('\n');
+            let spelled = self.respelled(&regex(texts)?, spell)?;
+            out.extend([&self.name(own), ": ", &spelled, "\n"]);
         }
         Ok(())
     }

@@ -47,6 +47,20 @@ pub(super) fn spelled(texts: &Hir, quotes: Quotes) -> String {
     out
 }
 
+/// The steps for spelling these texts in a string: most are for the hexadecimal digits of classes.
+pub(super) fn spelling_price(texts: &Hir) -> u64 {
+    const CLASS: u64 = 1_000;
+    const CHARACTER: u64 = 50;
+    match texts.kind() {
+        HirKind::Empty | HirKind::Look(_) => 0,
+        HirKind::Literal(literal) => CHARACTER * literal.0.len() as u64,
+        HirKind::Class(_) => CLASS,
+        HirKind::Repetition(repetition) => spelling_price(&repetition.sub),
+        HirKind::Capture(group) => spelling_price(&group.sub),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().map(spelling_price).sum(),
+    }
+}
+
 fn write(hir: &Hir, quotes: Quotes, out: &mut String) {
     match hir.kind() {
         HirKind::Empty | HirKind::Look(_) => out.push_str("(?:)"),

@@ -2,7 +2,7 @@
 
 use regex_syntax::hir::{Class, Hir, HirKind};
 
-use super::spelled::{Quotes, escapes, spelled, unescaped};
+use super::spelled::{Quotes, escapes, spelled, spelling_price, unescaped};
 use super::{Compiler, Dialect, Schema};
 use crate::lark::{Spelling, check_lark, literal, respell};
 use crate::limits::MAX_CLIENT_GRAMMAR_BYTES;
@@ -22,7 +22,7 @@ impl Compiler<'_, '_, '_> {
         let mut ways = Vec::new();
         for quotes in quotes {
             let quote = literal(quotes.mark());
-            let text = self.foreign(&lark, path, &mut Spelling::Rules(&mut |texts| rule_of(texts, *quotes)))?;
+            let text = self.foreign(&lark, path, Spelling::Rules, &mut |texts| rule_of(texts, *quotes))?;
             ways.push(format!("({quote} {text} {quote})"));
         }
         let body = ways.join(" | ");
@@ -38,7 +38,7 @@ impl Compiler<'_, '_, '_> {
             ends &= end.chars().next().is_none_or(|first| !goes_on_after(texts, first));
             spelled(texts, Quotes::Raw)
         };
-        let text = self.foreign(&lark, path, &mut Spelling::Terminals(&mut spell))?;
+        let text = self.foreign(&lark, path, Spelling::Terminals, &mut spell)?;
         if !ends {
             self.relax(path, KEYWORD);
         }
@@ -60,13 +60,33 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// Adds a grammar that a client sent; returns the reference to it.
-    fn foreign(&mut self, lark: &str, path: &str, spelling: &mut Spelling<'_>) -> Result<String, RuleError> {
-        let checked = respell(lark, spelling).and_then(|text| check_lark(&text).map(|()| text));
-        let text = checked.map_err(|problem| RuleError::invalid(format!("{}{path}/{KEYWORD}", self.field), problem))?;
-        let all = &mut self.work.writer.foreign;
-        if let Some((name, _)) = all.iter().find(|(_, known)| *known == text) {
+    fn foreign(
+        &mut self,
+        lark: &str,
+        path: &str,
+        spelling: Spelling,
+        spell: &mut dyn FnMut(&Hir) -> String,
+    ) -> Result<String, RuleError> {
+        let field = format!("{}{path}/{KEYWORD}", self.field);
+        let (mut steps, most) = (0, self.work.budget.left());
+        let respelled = respell(lark, spelling, &mut |texts| {
+            let next = steps + spelling_price(texts);
+            // What cannot be afforded uses up the budget, which ends a first attempt.
+            steps = next.min(most);
+            (next <= most).then(|| spell(texts))
+        });
+        self.work.budget.spend(steps)?;
+        let invalid = |problem| RuleError::invalid(field, problem);
+        let text = match respelled {
+            Ok(text) => text,
+            Err(problem) => return Err(invalid(problem)),
+        };
+        if let Some((name, _)) = self.work.writer.foreign.iter().find(|(_, known)| *known == text) {
             return Ok(format!("@{name}"));
         }
+        let cost = check_lark(&text).map_err(invalid)?;
+        self.work.budget.spend(cost + text.len() as u64)?;
+        let all = &mut self.work.writer.foreign;
         let name = format!("string{}", all.len());
         all.push((name.clone(), text));
         Ok(format!("@{name}"))

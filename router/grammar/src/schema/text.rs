@@ -4,7 +4,7 @@ use regex_syntax::hir::Hir;
 
 use super::formats::{FormatTexts, StringFormat, format};
 use super::pattern::{Reading, found_in, literal, of_length};
-use super::spelled::{Quotes, spelled};
+use super::spelled::{Quotes, spelled, spelling_price};
 use super::{Compiler, Dialect, Schema};
 use crate::budget::Budget;
 use crate::json_schema::{count, each};
@@ -72,12 +72,32 @@ impl TextConstraints {
         if matches!(self.all.as_slice(), [Texts::Format(_)]) && self.none.is_empty() {
             return Ok(Price::Affordable);
         }
-        price(&self.expression(Quotes::Raw), budget)
+        match self.can_be_spelled(budget)? {
+            true => price(&self.expression(Quotes::Raw), budget),
+            false => Ok(Price::Costly),
+        }
+    }
+
+    /// Spends the steps of spelling such a text. False: there are not enough.
+    fn can_be_spelled(&self, budget: &mut Budget) -> Result<bool, RuleError> {
+        let own = self.all.iter().filter_map(|texts| match texts {
+            Texts::Own(texts) => Some(texts),
+            Texts::Format(_) => None,
+        });
+        let steps: u64 = own.chain(&self.none).map(spelling_price).sum();
+        if steps > budget.left() && !budget.gives_up() {
+            return Ok(false);
+        }
+        budget.spend(steps)?;
+        Ok(true)
     }
 
     /// The cost of compiling such a text. Keys are short, so the cost of each token is left to its own limit.
     pub fn price_to_compile(&self, budget: &mut Budget) -> Result<Price, RuleError> {
-        price_to_compile(&self.expression(Quotes::Raw), budget)
+        match self.can_be_spelled(budget)? {
+            true => price_to_compile(&self.expression(Quotes::Raw), budget),
+            false => Ok(Price::Costly),
+        }
     }
 
     /// Whether there is no such text. False if that is hard to decide.
