@@ -85,10 +85,12 @@ impl TextConstraints {
             Texts::Format(_) => None,
         });
         let steps: u64 = own.chain(&self.none).map(spelling_price).sum();
-        if steps > budget.left() && !budget.gives_up() {
+        let left = budget.left();
+        if steps > left && !budget.gives_up() {
             return Ok(false);
         }
-        budget.spend(steps)?;
+        // What cannot be afforded uses up the budget, which ends a first attempt.
+        budget.spend(steps.min(left))?;
         Ok(true)
     }
 
