@@ -49,11 +49,11 @@ impl Controller {
         if !lost.is_empty() {
             return Some(lost);
         }
-        let reporting = |i: &usize| {
-            let reported = group.trouble.get(&record.first_rank(*i)).is_some_and(|t| t.epoch == record.epoch());
-            here(&record.members[*i]) && !reported
-        };
-        if self.awaits_reports(id, group, record, (0..record.members.len()).any(|i| reporting(&i)), now) {
+        let has_reported =
+            |i: usize| group.trouble.get(&record.first_rank(i)).is_some_and(|t| t.epoch == record.epoch());
+        let mut members = (0..).zip(&record.members);
+        let outstanding = members.any(|(i, member)| here(member) && !has_reported(i));
+        if outstanding && self.awaits_reports(id, group, record, now) {
             return None;
         }
         let mut votes = vec![0usize; record.members.len()];
@@ -81,20 +81,13 @@ impl Controller {
         Some(lost)
     }
 
-    /// Whether to wait for more reports. Members that could not join report at about the same time, and the first
+    /// Whether to wait for the reports of other members. Members that could not join report at about the same time, and the first
     /// report may be that of the member that all others miss. A group that has served does not wait: a rank that is
     /// lost then never reports.
-    fn awaits_reports(
-        &mut self,
-        id: &str,
-        group: &GroupState,
-        record: &GroupRecord,
-        some_report: bool,
-        now: Duration,
-    ) -> bool {
+    fn awaits_reports(&mut self, id: &str, group: &GroupState, record: &GroupRecord, now: Duration) -> bool {
         let epoch = record.epoch();
         let served = self.last_served.get(id).is_some_and(|(served, _)| *served == epoch);
-        if served || !some_report || !group.trouble.values().any(|trouble| trouble.epoch == epoch) {
+        if served || !group.trouble.values().any(|trouble| trouble.epoch == epoch) {
             return false;
         }
         let first = self.first_reports.entry(id.to_owned()).or_insert((epoch, now));

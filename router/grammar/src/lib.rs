@@ -51,5 +51,6 @@ pub use parse::{Parser, ParserOptions};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
 pub use rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, ToolDecl, Violation};
 pub use scan::{OwnedPiece, Piece};
+pub use schema::LARK_KEYWORD;
 pub use validate::SchemaValidator;
 pub use vocab::{Encoder, Vocab, VocabError};

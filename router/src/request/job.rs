@@ -147,11 +147,8 @@ impl ChatJob {
             let message = format!("'{at}' and 'add_generation_prompt' cannot both be true");
             return Err(Error::invalid(at, message));
         }
-        if let Some(effort) = &self.reasoning_effort
-            && !REASONING_EFFORTS.contains(&effort.as_str())
-        {
-            let message = format!("'reasoning_effort' must be one of {}, got '{effort}'", REASONING_EFFORTS.join(", "));
-            return Err(Error::invalid("reasoning_effort", message));
+        if let Some(effort) = &self.reasoning_effort {
+            check_effort("reasoning_effort", effort)?;
         }
         if let Some(name) = self.template_kwargs.keys().find(|name| template::is_reserved(name)) {
             let why = match KWARGS_WITH_FIELD.contains(&name.as_str()) {
@@ -405,6 +402,14 @@ impl Generation {
         }
         self.script.iter().enumerate().try_for_each(|(i, &id)| check(format!("script[{i}]"), id))
     }
+}
+
+/// `at` is the field that names the effort.
+pub fn check_effort(at: &str, effort: &str) -> Result<(), Error> {
+    if REASONING_EFFORTS.contains(&effort) {
+        return Ok(());
+    }
+    Err(Error::invalid(at, format!("'{at}' must be one of {}, got '{effort}'", REASONING_EFFORTS.join(", "))))
 }
 
 pub fn out_of_vocabulary(param: impl Into<String>, id: u32, vocab: u32) -> Error {

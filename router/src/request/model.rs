@@ -25,7 +25,7 @@ use crate::{
     request::{compile_queue::CompileQueue, job::out_of_vocabulary},
 };
 
-/// Random characters after `call_` in the id of a call, for formats without ids of their own.
+/// Random characters in the id of a call.
 const CALL_ID_CHARS: usize = 24;
 
 /// Bytes of the digest in `system_fingerprint`.
@@ -256,10 +256,7 @@ impl ServedModel {
 
     /// The id of a call: the format's own id, counted over the conversation, or a random one.
     pub fn call_id(&self, name: &str, index: usize) -> String {
-        self.format.native_id(name, index).unwrap_or_else(|| {
-            let random = rand::rng().sample_iter(Alphanumeric).take(CALL_ID_CHARS).map(char::from);
-            "call_".chars().chain(random).collect()
-        })
+        self.format.native_id(name, index).unwrap_or_else(|| random_call_id("call_"))
     }
 
     /// The token's bytes; empty for ids beyond the tokenizer's vocabulary.
@@ -302,6 +299,12 @@ impl ServedModel {
             text_offset: None,
         }
     }
+}
+
+/// An id for a call: the prefix and random characters.
+pub fn random_call_id(prefix: &str) -> String {
+    let random = rand::rng().sample_iter(Alphanumeric).take(CALL_ID_CHARS).map(char::from);
+    prefix.chars().chain(random).collect()
 }
 
 /// How a model's output is parsed and constrained.

@@ -58,8 +58,8 @@ impl ResponseDirectory {
         tokio::task::spawn_blocking(move || {
             if let Err(error) = shared.write(&name, &stored) {
                 tracing::error!(%error, path = %shared.path.display(), "a response could not be stored");
+                locked(&shared.pending).remove(&name);
             }
-            locked(&shared.pending).remove(&name);
         });
     }
 
@@ -74,9 +74,9 @@ impl ResponseDirectory {
 
     pub async fn delete(&self, caller: &CallerName, id: &str) -> bool {
         let Some(name) = file_name(caller, id) else { return false };
-        // A file that is being written must not appear later.
-        while locked(&self.0.pending).contains_key(&name) {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        // What is not pending any more does not become a file.
+        if locked(&self.0.pending).remove(&name).is_some() {
+            return true;
         }
         let shared = self.0.clone();
         let removed = tokio::task::spawn_blocking(move || fs::remove_file(shared.path.join(name)).is_ok());
@@ -90,7 +90,14 @@ impl Shared {
         let whole = self.path.join(name);
         let part = whole.with_extension("part");
         fs::write(&part, [&*stored.response, &[SEPARATOR], &*stored.input].concat())?;
-        fs::rename(&part, &whole)?;
+        {
+            // Under the lock, so that the response is deleted either before it is a file or as one.
+            let mut pending = locked(&self.pending);
+            if pending.remove(name).is_none() {
+                return fs::remove_file(&part);
+            }
+            fs::rename(&part, &whole)?;
+        }
         let now = SystemTime::now();
         let mut files = locked(&self.files);
         let files = match &mut *files {

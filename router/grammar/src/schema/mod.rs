@@ -44,6 +44,7 @@ use crate::validate::accepts;
 pub(crate) use common::common_regexes;
 pub(crate) use params::{Closer, Pattern};
 pub(crate) use scalar::{divisor_price, quoted};
+pub use string_grammar::LARK_KEYWORD;
 
 use crate::json_schema::{Schema, TYPES, is_annotation, is_type, mentions, size, types};
 use constants::{excluded, values};

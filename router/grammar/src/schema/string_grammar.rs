@@ -8,8 +8,8 @@ use crate::lark::{Spelling, check_lark, literal, respell};
 use crate::limits::MAX_CLIENT_GRAMMAR_BYTES;
 use crate::rules::RuleError;
 
-/// The keyword with the grammar of a string's text.
-pub(super) const KEYWORD: &str = "x-rein-lark";
+/// The keyword of a schema with the Lark grammar of a string's text.
+pub const LARK_KEYWORD: &str = "x-rein-lark";
 
 impl Compiler<'_, '_, '_> {
     /// The rule of a quoted string whose text has a grammar. None: the schema names none.
@@ -40,14 +40,14 @@ impl Compiler<'_, '_, '_> {
         };
         let text = self.foreign(&lark, path, Spelling::Terminals, &mut spell)?;
         if !ends {
-            self.relax(path, KEYWORD);
+            self.relax(path, LARK_KEYWORD);
         }
         Ok(ends.then_some(text))
     }
 
     fn grammar_of(&mut self, flat: &Schema, path: &str) -> Result<Option<String>, RuleError> {
-        let Some(value) = flat.get(KEYWORD) else { return Ok(None) };
-        let field = || format!("{}{path}/{KEYWORD}", self.field);
+        let Some(value) = flat.get(LARK_KEYWORD) else { return Ok(None) };
+        let field = || format!("{}{path}/{LARK_KEYWORD}", self.field);
         let Some(lark) = value.as_str() else {
             return Err(RuleError::invalid(field(), "must be a Lark grammar as a string"));
         };
@@ -67,7 +67,7 @@ impl Compiler<'_, '_, '_> {
         spelling: Spelling,
         spell: &mut dyn FnMut(&Hir) -> String,
     ) -> Result<String, RuleError> {
-        let field = format!("{}{path}/{KEYWORD}", self.field);
+        let field = format!("{}{path}/{LARK_KEYWORD}", self.field);
         let (mut steps, most) = (0, self.work.budget.left());
         let respelled = respell(lark, spelling, &mut |texts| {
             let next = steps + spelling_price(texts);

@@ -1,11 +1,7 @@
 //! Fields of the OpenAI API that would change the answer and that have another name in the Messages API. They are
 //! refused with that name.
 
-use rein_text::fields::{NeutralValues, Refused};
-
-const fn refused(name: &'static str, neutral: NeutralValues, why: &'static str) -> Refused {
-    Refused { name, neutral, why }
-}
+use rein_text::fields::{NeutralValues, Refused, refused};
 
 use NeutralValues::{Empty, Numbers};
 

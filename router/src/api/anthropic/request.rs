@@ -15,7 +15,7 @@ use super::{
 use crate::{
     api::openai,
     error::Error,
-    request::job::{ChatJob, ExactValues, Generation},
+    request::job::{ChatJob, ExactValues, Generation, check_effort},
 };
 
 pub struct MessagesRequest {
@@ -35,7 +35,6 @@ pub struct AnswerOptions {
 
 /// Anthropic's range; other APIs allow up to 2.
 const TEMPERATURE: Range = Range::between(0.0, 1.0);
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 /// Fields of Anthropic's API that cannot change the result. They are accepted and dropped.
 const WITHOUT_EFFECT: [&str; 10] = [
     "cache_control",
@@ -215,9 +214,8 @@ fn output_config(fields: &mut Fields) -> Result<OutputConfig, Error> {
         return Ok(OutputConfig { response: older, ..OutputConfig::default() });
     };
     let effort = config.string("effort")?;
-    if let Some(effort) = effort.as_deref().filter(|effort| !EFFORTS.contains(effort)) {
-        let message = format!("'output_config.effort' must be one of {}, got '{effort}'", EFFORTS.join(", "));
-        return Err(Error::invalid("output_config.effort", message));
+    if let Some(effort) = &effort {
+        check_effort("output_config.effort", effort)?;
     }
     let response = output_format(&mut config, "format")?;
     if response.is_some() && older.is_some() {
@@ -253,10 +251,6 @@ fn output_format(fields: &mut Fields, name: &'static str) -> Result<Option<Respo
 /// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    let text = body.to_string();
-    let mut fields = Fields::of(&text).unwrap();
     let seal = ThinkingSeal::new(&crate::seal::Seal::random(), None);
-    let read = read(&mut fields, &seal, true);
-    read.unwrap_or_else(|error| panic!("{error}"));
-    fields.read_names().to_vec()
+    openai::names_read(&body, |fields| read(fields, &seal, true))
 }

@@ -4,7 +4,7 @@
 use ring::digest::{Context, SHA256, digest};
 
 use crate::{
-    admission::keys::ApiCaller,
+    fair::CallerName,
     seal::{Seal, SealContext, SealPurpose},
 };
 
@@ -17,12 +17,12 @@ const TEXT: u8 = b't';
 #[derive(Debug, Clone)]
 pub struct ThinkingSeal {
     seal: Seal,
-    caller: Option<String>,
+    caller: CallerName,
 }
 
 impl ThinkingSeal {
-    pub fn new(seal: &Seal, caller: Option<&ApiCaller>) -> Self {
-        ThinkingSeal { seal: seal.clone(), caller: caller.map(|caller| caller.name().to_owned()) }
+    pub fn new(seal: &Seal, caller: CallerName) -> Self {
+        ThinkingSeal { seal: seal.clone(), caller }
     }
 
     fn context<'a>(&'a self, model: &'a str) -> SealContext<'a> {

@@ -1,19 +1,15 @@
 //! The JSON of answers: Anthropic's fields, then this server's own.
 
-use rand::{Rng, distr::Alphanumeric};
 use rein_proto::v1;
 use serde::Serialize;
 use serde_json::json;
 
 use super::request::AnswerOptions;
-
-/// Random characters in the id of a call.
-const CALL_ID_CHARACTERS: usize = 24;
+use crate::request::model::random_call_id;
 
 /// A new id for a call. The model's own ids repeat from conversation to conversation; clients expect unique ones.
 pub fn call_id() -> String {
-    let random = rand::rng().sample_iter(Alphanumeric).take(CALL_ID_CHARACTERS).map(char::from);
-    "toolu_".chars().chain(random).collect()
+    random_call_id("toolu_")
 }
 
 #[derive(Serialize, Clone, Copy, Default)]

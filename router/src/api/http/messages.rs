@@ -13,7 +13,6 @@ use http::{HeaderName, header};
 
 use super::{RequestId, Shared, collect, held, incoming, json_bytes, read, set_header, sse, with_ignored_fields};
 use crate::{
-    admission::keys::ApiCaller,
     api::{
         anthropic::{self, MessageFrames, MessagesRequest, ThinkingSeal},
         headers::{RELAXED, listed},
@@ -38,7 +37,7 @@ pub async fn create(
 ) -> Response {
     let answer = async {
         let mut incoming = incoming(&state, &request)?;
-        let seal = thinking_seal(&state, &request);
+        let seal = ThinkingSeal::new(&state.config.seal, incoming.requester().caller);
         let opener = seal.clone();
         let parse = move |body: &[u8]| anthropic::messages(body, &opener);
         let (ParsedBody { value, bytes, mut ignored }, charge) = read(&state, request, &mut incoming, parse).await?;
@@ -70,7 +69,7 @@ pub async fn count_tokens(State(state): Shared, request: Request) -> Response {
     let answer = async {
         let mut incoming = incoming(&state, &request)?;
         let requester = incoming.requester();
-        let seal = thinking_seal(&state, &request);
+        let seal = ThinkingSeal::new(&state.config.seal, requester.caller.clone());
         let parse = move |body: &[u8]| anthropic::count_tokens(body, &seal);
         let (ParsedBody { value, bytes, mut ignored }, _charge) = read(&state, request, &mut incoming, parse).await?;
         let MessagesRequest { mut job, origins, .. } = value;
@@ -83,10 +82,6 @@ pub async fn count_tokens(State(state): Shared, request: Request) -> Response {
         Ok(held(&state, with_ignored_fields(answer, &ignored), permit))
     };
     finish(&state, "count_tokens", state.admission.unless_aborted(answer).await)
-}
-
-fn thinking_seal(state: &RouterState, request: &Request) -> ThinkingSeal {
-    ThinkingSeal::new(&state.config.seal, request.extensions().get::<ApiCaller>())
 }
 
 /// Turns an error into its response, and counts the request. [`errors`] writes the body.

@@ -114,8 +114,5 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
 /// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    let text = body.to_string();
-    let mut fields = Fields::of(&text).unwrap();
-    read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
-    fields.read_names().to_vec()
+    super::names_read(&body, read)
 }

@@ -31,6 +31,7 @@ pub(crate) use refused::EVERYWHERE;
 #[cfg(test)]
 pub(crate) use refused::{IN_CHATS, IN_COMPLETIONS};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
+pub(super) use wire::finite;
 pub use wire::{model, models};
 #[cfg(test)]
 pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion};
@@ -220,4 +221,13 @@ fn logit_bias(fields: &mut Fields) -> Result<std::collections::HashMap<u32, f32>
         Ok((id, fields::number(&at, &bias, range::LOGIT_BIAS)?))
     };
     fields.object("logit_bias")?.unwrap_or_default().into_iter().map(bias).collect()
+}
+
+/// Every field that `read` reads of a body, for tests of the documentation.
+#[cfg(test)]
+pub fn names_read<T>(body: &Value, read: impl FnOnce(&mut Fields) -> Result<T, Error>) -> Vec<&'static str> {
+    let text = body.to_string();
+    let mut fields = Fields::of(&text).unwrap();
+    read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
+    fields.read_names().to_vec()
 }

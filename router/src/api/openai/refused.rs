@@ -1,11 +1,7 @@
 //! Request fields of other servers that would change the answer and that this server does not support. Ignoring them
 //! would give answers that the client did not request, so they are refused with an error that names the alternative.
 
-use rein_text::fields::{NeutralValues, Refused};
-
-const fn refused(name: &'static str, neutral: NeutralValues, why: &'static str) -> Refused {
-    Refused { name, neutral, why }
-}
+use rein_text::fields::{NeutralValues, Refused, refused};
 
 use NeutralValues::{Empty, Numbers, Texts, True};
 

@@ -193,7 +193,7 @@ impl<'a> ChatLogprobs<'a> {
 }
 
 /// JSON has no infinities.
-fn finite(logprob: Option<f32>) -> f32 {
+pub fn finite(logprob: Option<f32>) -> f32 {
     logprob.filter(|logprob| logprob.is_finite()).unwrap_or(NO_LOGPROB)
 }
 

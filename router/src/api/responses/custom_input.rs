@@ -9,13 +9,14 @@ const OPENING: [&str; 4] = ["{", "\"input\"", ":", "\""];
 
 #[derive(Debug, Default)]
 pub struct CustomInput {
+    /// The arguments, without those whose text was returned.
     arguments: String,
     /// How many bytes of `arguments` are decoded.
     read: usize,
     state: State,
     /// The first half of a surrogate pair.
     high: Option<u32>,
-    /// The text so far.
+    /// The text that the last call returned.
     text: String,
 }
 
@@ -40,14 +41,19 @@ impl CustomInput {
     /// Adds arguments. Returns the text that they complete.
     pub fn push(&mut self, arguments: &str) -> &str {
         self.arguments.push_str(arguments);
-        let before = self.text.len();
+        self.text.clear();
         while self.step() {}
-        &self.text[before..]
+        // In another form, the arguments are the text.
+        if matches!(self.state, State::Text | State::Closed) {
+            self.arguments.drain(..self.read);
+            self.read = 0;
+        }
+        &self.text
     }
 
     /// Ends the arguments. Returns the rest of the text.
     pub fn finish(&mut self) -> &str {
-        let before = self.text.len();
+        self.text.clear();
         self.flush_high();
         // Arguments in another form: an object with further members, or what a model without enforcement wrote.
         if self.state == State::Other {
@@ -55,7 +61,7 @@ impl CustomInput {
             let input = parsed.as_ref().and_then(|value| value.get(INPUT)?.as_str());
             self.text.push_str(input.unwrap_or(&self.arguments));
         }
-        &self.text[before..]
+        &self.text
     }
 
     /// Decodes one token or character. False: more arguments are needed, or nothing more is decoded.

@@ -4,8 +4,8 @@ use rein_proto::v1;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::{Value, json};
 
-/// OpenAI's value for an unknown logprob.
-const NO_LOGPROB: f32 = -9999.0;
+use crate::api::openai::finite;
+
 /// What the id of a response begins with.
 const RESPONSE_PREFIX: &str = "resp_";
 
@@ -136,15 +136,13 @@ impl<'a> Part<'a> {
 
 /// Logprobs as this API writes them.
 pub fn written(logprobs: &[v1::TokenLogprob]) -> Vec<Value> {
-    // JSON has no infinities.
-    let finite = |logprob: f32| if logprob.is_finite() { logprob } else { NO_LOGPROB };
-    let one = |token: &[u8], logprob: f32| {
+    let one = |token: &[u8], logprob: Option<f32>| {
         let text = String::from_utf8_lossy(token);
         json!({"token": text, "logprob": finite(logprob), "bytes": token})
     };
     let all = logprobs.iter().map(|logprob| {
-        let mut written = one(&logprob.token, logprob.logprob.unwrap_or(NO_LOGPROB));
-        written["top_logprobs"] = logprob.top.iter().map(|top| one(&top.token, top.logprob)).collect();
+        let mut written = one(&logprob.token, logprob.logprob);
+        written["top_logprobs"] = logprob.top.iter().map(|top| one(&top.token, Some(top.logprob))).collect();
         written
     });
     all.collect()

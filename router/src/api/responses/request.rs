@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rein_grammar::Response;
 use rein_text::{
     InvalidRequest,
-    fields::{Fields, NeutralValues, ParsedBody, Refused, constraints},
+    fields::{Fields, NeutralValues, ParsedBody, Refused, constraints, refused},
 };
 use serde_json::{Map, Value, json};
 
@@ -40,10 +40,6 @@ const INCLUDE_WITHOUT_EFFECT: [&str; 6] = [
 /// Fields that are repeated in the answer and have no other effect.
 const REPEATED: [&str; 6] =
     ["max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"];
-
-const fn refused(name: &'static str, neutral: NeutralValues, why: &'static str) -> Refused {
-    Refused { name, neutral, why }
-}
 
 /// Fields that would change the answer, beside those that no API of this server has.
 pub(crate) const REFUSED: &[Refused] = &[
@@ -411,8 +407,5 @@ impl ResponseRequest {
 /// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    let text = body.to_string();
-    let mut fields = Fields::of(&text).unwrap();
-    read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
-    fields.read_names().to_vec()
+    openai::names_read(&body, read)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use rein_grammar::LARK_KEYWORD;
 use rein_text::fields::Fields;
 use serde_json::{Map, Value, json};
 
@@ -12,8 +13,6 @@ use crate::error::Error;
 pub const INPUT: &str = "input";
 /// Between namespace and name in the name of a function.
 const SEPARATOR: &str = "__";
-/// The keyword of a schema whose strings must be in the language of a Lark grammar.
-const LARK_KEYWORD: &str = "x-rein-lark";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallKind {

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::{InvalidRequest, limits, template::lossless};
 use json::{RawFields, ValueMemoryBudget};
 
-pub use neutral::{NeutralValues, Refused};
+pub use neutral::{NeutralValues, Refused, refused};
 pub use range::Range;
 
 pub struct Fields<'a> {

@@ -39,3 +39,8 @@ pub struct Refused {
     pub neutral: NeutralValues,
     pub why: &'static str,
 }
+
+/// A row of a table of refused fields.
+pub const fn refused(name: &'static str, neutral: NeutralValues, why: &'static str) -> Refused {
+    Refused { name, neutral, why }
+}
