@@ -81,9 +81,9 @@ impl Controller {
         Some(lost)
     }
 
-    /// Whether to wait for the reports of other members. Members that could not join report at about the same time, and the first
-    /// report may be that of the member that all others miss. A group that has served does not wait: a rank that is
-    /// lost then never reports.
+    /// Whether to wait for the reports of other members. Members that could not join report at about the same time, and
+    /// the first report may be that of the member that all others miss. A group that has served does not wait: a rank
+    /// that is lost then never reports.
     fn awaits_reports(&mut self, id: &str, group: &GroupState, record: &GroupRecord, now: Duration) -> bool {
         let epoch = record.epoch();
         let served = self.last_served.get(id).is_some_and(|(served, _)| *served == epoch);

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use rein_text::fields::Fields;
 use serde_json::{Map, Value, json};
 
 use super::{origins::MessageOrigin, thinking::ThinkingSeal, tools::ToolChanges};
@@ -104,8 +105,8 @@ impl Reader<'_> {
     fn system(&mut self, at: &str, content_at: &str, content: Value) -> Result<(), Error> {
         let mut texts = Vec::new();
         for (at, mut block) in blocks(content_at, content)? {
-            let text = match block.kind(&at)? {
-                "text" => block.text(&at, "text")?,
+            let text = match kind(&mut block)?.as_str() {
+                "text" => text(&mut block, "text")?,
                 "tool_addition" => {
                     self.change_tool(at, &mut block, ToolChanges::add)?;
                     continue;
@@ -136,13 +137,13 @@ impl Reader<'_> {
         change: fn(&mut ToolChanges, String),
     ) -> Result<(), Error> {
         let at = format!("{at}.tool");
-        let tool = match block.take("tool") {
-            Some(Value::Object(tool)) => Block(tool),
+        let mut tool = match block.take("tool") {
+            Some(Value::Object(tool)) => block_at(&at, tool),
             Some(other) => return Err(Error::wrong_type(&at, "an object", &other)),
             None => return Err(Error::missing(&at, "a reference to a tool")),
         };
-        match tool.kind(&at)? {
-            "tool_reference" => change(&mut self.out.tool_changes, tool.text(&at, "name")?),
+        match kind(&mut tool)?.as_str() {
+            "tool_reference" => change(&mut self.out.tool_changes, text(&mut tool, "name")?),
             // Tools of servers that Anthropic calls.
             "mcp_tool_reference" | "mcp_toolset_reference" => self.out.left_out.push(at),
             other => return Err(Error::unsupported(format!("{at}.type"), &format!("'{other}' must be in 'tools'"))),
@@ -159,10 +160,10 @@ impl Reader<'_> {
         if !matches!(self.turn, Turn::User { .. }) {
             self.begin(Turn::User { at: at.to_owned(), results: Vec::new(), texts: Vec::new() });
         }
-        for (at, block) in blocks {
-            match block.kind(&at)? {
+        for (at, mut block) in blocks {
+            match kind(&mut block)?.as_str() {
                 "text" => {
-                    let text = block.text(&at, "text")?;
+                    let text = text(&mut block, "text")?;
                     if let Turn::User { texts, .. } = &mut self.turn {
                         texts.push(TextPart { text, at });
                     }
@@ -180,7 +181,7 @@ impl Reader<'_> {
     }
 
     fn result(&mut self, at: &str, mut block: Block) -> Result<(Value, MessageOrigin), Error> {
-        let id = block.text(at, "tool_use_id")?;
+        let id = text(&mut block, "tool_use_id")?;
         if !self.calls.contains(&id) {
             let at = format!("{at}.tool_use_id");
             let message = format!("'{at}' must be the id of an earlier 'tool_use' block, got '{id}'");
@@ -188,11 +189,11 @@ impl Reader<'_> {
         }
         let content_at = format!("{at}.content");
         let mut texts = Vec::new();
-        for (at, block) in block.take("content").map_or(Ok(Vec::new()), |content| blocks(&content_at, content))? {
-            let text = match block.kind(&at)? {
-                "text" => block.text(&at, "text")?,
+        for (at, mut block) in block.take("content").map_or(Ok(Vec::new()), |content| blocks(&content_at, content))? {
+            let text = match kind(&mut block)?.as_str() {
+                "text" => text(&mut block, "text")?,
                 "tool_reference" => {
-                    let name = block.text(&at, "tool_name")?;
+                    let name = text(&mut block, "tool_name")?;
                     self.out.tool_changes.add(name.clone());
                     format!("tool_reference: {name}")
                 }
@@ -224,14 +225,15 @@ impl Reader<'_> {
 
     fn assistant_block(&mut self, at: String, mut block: Block) -> Result<(), Error> {
         let Turn::Assistant(turn) = &mut self.turn else { return Ok(()) };
-        match block.kind(&at)? {
+        match kind(&mut block)?.as_str() {
             "text" => {
-                turn.text.push_str(&block.text(&at, "text")?);
+                turn.text.push_str(&text(&mut block, "text")?);
                 turn.origin.content.push(at);
             }
             "thinking" => {
-                let (text, signature) = (block.text(&at, "thinking")?, block.optional_text(&at, "signature")?);
-                match self.seal.open(self.model, &text, &signature) {
+                let thinking = text(&mut block, "thinking")?;
+                let signature = block.string("signature")?.unwrap_or_default();
+                match self.seal.open(self.model, &thinking, &signature) {
                     Some(reasoning) => {
                         turn.reasoning.push_str(&reasoning);
                         turn.origin.reasoning.get_or_insert(at);
@@ -240,7 +242,7 @@ impl Reader<'_> {
                 }
             }
             "tool_use" => {
-                let (id, name) = (block.text(&at, "id")?, block.text(&at, "name")?);
+                let (id, name) = (text(&mut block, "id")?, text(&mut block, "name")?);
                 // As an object, so that the template writes it as the model does.
                 let arguments = match block.take("input") {
                     None => json!({}),
@@ -324,35 +326,18 @@ impl Reader<'_> {
 }
 
 /// A content block.
-struct Block(Map<String, Value>);
+type Block = Fields<'static>;
 
-impl Block {
-    fn kind(&self, at: &str) -> Result<&str, Error> {
-        match self.0.get("type") {
-            Some(Value::String(kind)) => Ok(kind),
-            None | Some(Value::Null) => Err(Error::missing(&format!("{at}.type"), "the kind of block, such as 'text'")),
-            Some(other) => Err(Error::wrong_type(&format!("{at}.type"), "a string", other)),
-        }
-    }
+fn kind(block: &mut Block) -> Result<String, Error> {
+    Ok(block.required("type", "the kind of block, such as 'text'")?)
+}
 
-    fn text(&self, at: &str, field: &str) -> Result<String, Error> {
-        match self.0.get(field) {
-            None | Some(Value::Null) => Err(Error::missing(&format!("{at}.{field}"), "a string")),
-            Some(_) => self.optional_text(at, field),
-        }
-    }
+fn text(block: &mut Block, field: &'static str) -> Result<String, Error> {
+    Ok(block.required(field, "a string")?)
+}
 
-    fn optional_text(&self, at: &str, field: &str) -> Result<String, Error> {
-        match self.0.get(field) {
-            None | Some(Value::Null) => Ok(String::new()),
-            Some(Value::String(text)) => Ok(text.clone()),
-            Some(other) => Err(Error::wrong_type(&format!("{at}.{field}"), "a string", other)),
-        }
-    }
-
-    fn take(&mut self, field: &str) -> Option<Value> {
-        self.0.get_mut(field).map(Value::take).filter(|value| !value.is_null())
-    }
+fn block_at(at: &str, block: Map<String, Value>) -> Block {
+    Fields::within(&format!("{at}."), block)
 }
 
 /// The blocks of a content, with their paths. A string is one text block.
@@ -360,11 +345,14 @@ fn blocks(at: &str, content: Value) -> Result<Vec<(String, Block)>, Error> {
     match content {
         Value::String(text) => {
             let block = Map::from_iter([("type".to_owned(), "text".into()), ("text".to_owned(), text.into())]);
-            Ok(vec![(at.to_owned(), Block(block))])
+            Ok(vec![(at.to_owned(), block_at(at, block))])
         }
         Value::Array(items) => {
             let block = |(j, item)| match item {
-                Value::Object(block) => Ok((format!("{at}[{j}]"), Block(block))),
+                Value::Object(block) => {
+                    let at = format!("{at}[{j}]");
+                    Ok((at.clone(), block_at(&at, block)))
+                }
                 other => Err(Error::wrong_type(&format!("{at}[{j}]"), "an object", &other)),
             };
             items.into_iter().enumerate().map(block).collect()

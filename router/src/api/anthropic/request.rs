@@ -2,7 +2,7 @@
 
 use rein_grammar::Response;
 use rein_proto::v1;
-use rein_text::fields::{Fields, ParsedBody, Range};
+use rein_text::fields::{Fields, ParsedBody, Range, constraints};
 use serde_json::Value;
 
 use super::{
@@ -230,20 +230,12 @@ fn output_config(fields: &mut Fields) -> Result<OutputConfig, Error> {
 fn output_format(fields: &mut Fields, name: &'static str) -> Result<Option<Response>, Error> {
     let at = fields.at(name);
     let Some(mut format) = fields.fields(name)? else { return Ok(None) };
-    match format.string("type")?.as_deref() {
-        Some("json_schema") => {}
-        Some(other) => {
-            let message = format!("'{at}.type' must be 'json_schema', got '{other}'");
-            return Err(Error::invalid(format!("{at}.type"), message));
-        }
-        None => return Err(Error::missing(&format!("{at}.type"), "'json_schema'")),
+    let kind = format.required("type", "'json_schema'")?;
+    if kind != "json_schema" {
+        let message = format!("'{at}.type' must be 'json_schema', got '{kind}'");
+        return Err(Error::invalid(format!("{at}.type"), message));
     }
-    let schema_at = format!("{at}.schema");
-    let schema = match format.take("schema") {
-        Some(schema @ Value::Object(_)) => schema,
-        Some(other) => return Err(Error::wrong_type(&schema_at, "a JSON Schema", &other)),
-        None => return Err(Error::missing(&schema_at, "a JSON Schema")),
-    };
+    let schema = constraints::schema(&mut format)?;
     fields.add_ignored(format);
     Ok(Some(Response::JsonSchema { schema, strict: false }))
 }

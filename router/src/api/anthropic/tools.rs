@@ -103,7 +103,7 @@ pub fn choice(fields: &mut Fields, decoded: &DecodedTools) -> Result<(ToolChoice
     let Some(mut choice) = fields.fields("tool_choice")? else { return Ok((ToolChoice::Auto, true)) };
     let parallel = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
     let name = choice.string("name")?;
-    let kind = choice.string("type")?.ok_or_else(|| Error::missing("tool_choice.type", KINDS))?;
+    let kind = choice.required("type", KINDS)?;
     let chosen = match kind.as_str() {
         "auto" => ToolChoice::Auto,
         "none" => ToolChoice::None,

@@ -4,7 +4,7 @@ use rein_grammar::ToolChoice;
 use rein_text::fields::Fields;
 use serde_json::Value;
 
-use super::tools::{CallKind, ToolTable, required};
+use super::tools::{CallKind, ToolTable};
 use crate::error::Error;
 
 const NAMED: &str = "the name of a declared tool";
@@ -28,7 +28,7 @@ pub fn read(fields: &mut Fields, tools: &ToolTable) -> Result<ToolChoice, Error>
         Some(other) => return Err(Error::wrong_type("tool_choice", "a string or an object", &other)),
     };
     let mut choice = Fields::within("tool_choice.", map);
-    let kind = required(&mut choice, "type", "'function', 'custom' or 'allowed_tools'")?;
+    let kind = choice.required("type", "'function', 'custom' or 'allowed_tools'")?;
     let chosen = match kind.as_str() {
         "function" => ToolChoice::Named(named(&mut choice, tools, CallKind::Function)?),
         "custom" => ToolChoice::Named(named(&mut choice, tools, CallKind::Custom)?),
@@ -48,7 +48,7 @@ fn cannot_run(at: &str, kind: &str) -> Error {
 
 /// The function of the tool that `name` and `namespace` name.
 fn named(choice: &mut Fields, tools: &ToolTable, kind: CallKind) -> Result<String, Error> {
-    let name = required(choice, "name", NAMED)?;
+    let name = choice.required("name", NAMED)?;
     let namespace = choice.string("namespace")?;
     match tools.declared(namespace.as_deref(), &name).filter(|tool| tool.kind == kind) {
         Some(tool) => Ok(tool.function.clone()),
@@ -79,11 +79,11 @@ fn allowed(choice: &mut Fields, tools: &ToolTable) -> Result<ToolChoice, Error> 
         let path = format!("tool_choice.tools[{i}]");
         let Value::Object(map) = tool else { return Err(Error::wrong_type(&path, "an object", &tool)) };
         let mut entry = Fields::within(&format!("{path}."), map);
-        match required(&mut entry, "type", "the type of a tool")?.as_str() {
+        match entry.required("type", "the type of a tool")?.as_str() {
             "function" => names.push(named(&mut entry, tools, CallKind::Function)?),
             "custom" => names.push(named(&mut entry, tools, CallKind::Custom)?),
             "namespace" => {
-                let namespace = required(&mut entry, "name", "the name of a declared namespace")?;
+                let namespace = entry.required("name", "the name of a declared namespace")?;
                 names.extend(tools.within(&namespace).map(|tool| tool.function.clone()));
             }
             _ => {}

@@ -4,12 +4,7 @@
 use rein_text::fields::Fields;
 use serde_json::{Map, Value, json};
 
-use super::{
-    custom_input,
-    origins::ItemOrigin,
-    output,
-    tools::{ToolTable, required},
-};
+use super::{custom_input, origins::ItemOrigin, output, tools::ToolTable};
 use crate::error::Error;
 
 /// Opens what was sealed as `encrypted_content`. None: it is not this cluster's, this model's or this key's.
@@ -69,11 +64,11 @@ impl<'a> InputConverter<'a> {
             None | Some("message") => self.message(path, &mut fields, response)?,
             Some("reasoning") => self.reasoning(path, &mut fields, response)?,
             Some("function_call") => {
-                let arguments = required(&mut fields, "arguments", "a JSON object as a string")?;
+                let arguments = fields.required("arguments", "a JSON object as a string")?;
                 self.call(path, &mut fields, arguments, response)?;
             }
             Some("custom_tool_call") => {
-                let input = required(&mut fields, "input", "the text that the model passed to the tool")?;
+                let input = fields.required("input", "the text that the model passed to the tool")?;
                 self.call(path, &mut fields, custom_input::arguments(&input), response)?;
             }
             Some("function_call_output" | "custom_tool_call_output") => self.output(path, &mut fields)?,
@@ -91,7 +86,7 @@ impl<'a> InputConverter<'a> {
     }
 
     fn message(&mut self, path: &str, fields: &mut Fields, response: Option<String>) -> Result<(), Error> {
-        let role = required(fields, "role", "one of user, assistant, system, developer")?;
+        let role = fields.required("role", "one of user, assistant, system, developer")?;
         // Which part of an answer a message is does not change the prompt.
         fields.take("phase");
         let content = content(fields, "content")?;
@@ -155,9 +150,9 @@ impl<'a> InputConverter<'a> {
         arguments: String,
         response: Option<String>,
     ) -> Result<(), Error> {
-        let name = required(fields, "name", "the tool's name")?;
+        let name = fields.required("name", "the tool's name")?;
         let namespace = fields.string("namespace")?;
-        let id = required(fields, "call_id", "the id of the call")?;
+        let id = fields.required("call_id", "the id of the call")?;
         let name = self.tools.function_name(namespace.as_deref(), &name);
         let turn = self.turn_for(path, response, |_| true);
         turn.calls.push(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}));
@@ -166,7 +161,7 @@ impl<'a> InputConverter<'a> {
     }
 
     fn output(&mut self, path: &str, fields: &mut Fields) -> Result<(), Error> {
-        let id = required(fields, "call_id", "the id of the call that this output answers")?;
+        let id = fields.required("call_id", "the id of the call that this output answers")?;
         for name in ["name", "namespace"] {
             fields.take(name);
         }
@@ -233,10 +228,10 @@ fn content(fields: &mut Fields, name: &'static str) -> Result<Value, Error> {
         let at = format!("{at}[{i}]");
         let Value::Object(map) = part else { return Err(Error::wrong_type(&at, "an object", &part)) };
         let mut part = Fields::within(&format!("{at}."), map);
-        let kind = required(&mut part, "type", "'input_text'")?;
+        let kind = part.required("type", "'input_text'")?;
         let (kind, text) = match kind.as_str() {
-            "input_text" | "output_text" | "text" => ("text", required(&mut part, "text", "a string")?),
-            "refusal" => ("refusal", required(&mut part, "refusal", "a string")?),
+            "input_text" | "output_text" | "text" => ("text", part.required("text", "a string")?),
+            "refusal" => ("refusal", part.required("refusal", "a string")?),
             other => {
                 let at = part.at("type");
                 let message = format!(

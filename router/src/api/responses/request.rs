@@ -256,18 +256,14 @@ fn response(fields: &mut Fields) -> Result<Option<Response>, Error> {
 }
 
 fn text_format(format: &mut Fields) -> Result<Option<Response>, Error> {
-    match tools::required(format, "type", "'text', 'json_object' or 'json_schema'")?.as_str() {
+    match format.required("type", "'text', 'json_object' or 'json_schema'")?.as_str() {
         "text" => Ok(None),
         "json_object" => Ok(Some(Response::JsonObject)),
         "json_schema" => {
-            tools::required(format, "name", "a name for the schema")?;
+            format.required("name", "a name for the schema")?;
             format.string("description")?;
             let strict = format.bool("strict")?.unwrap_or(false);
-            match format.take("schema") {
-                Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Some(Response::JsonSchema { schema, strict })),
-                Some(other) => Err(Error::wrong_type("text.format.schema", "a JSON Schema", &other)),
-                None => Err(Error::missing("text.format.schema", "a JSON Schema")),
-            }
+            Ok(Some(Response::JsonSchema { schema: constraints::schema(format)?, strict }))
         }
         other => {
             let message = format!("'text.format.type' must be 'text', 'json_object' or 'json_schema', got '{other}'");

@@ -140,7 +140,7 @@ impl ConvertedTools {
     fn add(&mut self, path: &str, tool: Value, namespace: Option<&str>, body: &mut Fields) -> Result<(), Error> {
         let Value::Object(map) = tool else { return Err(Error::wrong_type(path, "an object", &tool)) };
         let mut fields = Fields::within(&format!("{path}."), map);
-        let kind = required(&mut fields, "type", "the type of the tool, such as 'function'")?;
+        let kind = fields.required("type", "the type of the tool, such as 'function'")?;
         match (kind.as_str(), namespace) {
             ("function", _) => self.add_function(path, &mut fields, namespace)?,
             ("custom", _) => self.add_custom(path, &mut fields, namespace)?,
@@ -160,7 +160,7 @@ impl ConvertedTools {
     }
 
     fn add_function(&mut self, path: &str, fields: &mut Fields, namespace: Option<&str>) -> Result<(), Error> {
-        let name = required(fields, "name", "the function's name")?;
+        let name = fields.required("name", "the function's name")?;
         let mut function = Map::new();
         function.insert("name".into(), name.as_str().into());
         for field in ["description", "parameters", "strict"] {
@@ -174,7 +174,7 @@ impl ConvertedTools {
     }
 
     fn add_custom(&mut self, path: &str, fields: &mut Fields, namespace: Option<&str>) -> Result<(), Error> {
-        let name = required(fields, "name", "the tool's name")?;
+        let name = fields.required("name", "the tool's name")?;
         let mut input = Map::from_iter([("type".to_owned(), "string".into())]);
         let mut strict = false;
         if let Some(mut format) = fields.fields("format")? {
@@ -201,7 +201,7 @@ impl ConvertedTools {
     }
 
     fn add_namespace(&mut self, path: &str, mut fields: Fields, body: &mut Fields) -> Result<(), Error> {
-        let name = required(&mut fields, "name", "the namespace's name")?;
+        let name = fields.required("name", "the namespace's name")?;
         let description = fields.string("description")?.unwrap_or_default();
         let tools = fields.array("tools")?;
         let tools = tools.ok_or_else(|| Error::missing(&fields.at("tools"), "an array of functions"))?;
@@ -240,11 +240,11 @@ impl ConvertedTools {
 
 /// The keyword with which a schema enforces a custom tool's format.
 fn constraint(format: &mut Fields) -> Result<Option<(String, Value)>, Error> {
-    match required(format, "type", "'text' or 'grammar'")?.as_str() {
+    match format.required("type", "'text' or 'grammar'")?.as_str() {
         "text" => Ok(None),
         "grammar" => {
-            let syntax = required(format, "syntax", "'lark' or 'regex'")?;
-            let definition = required(format, "definition", "the grammar's text")?;
+            let syntax = format.required("syntax", "'lark' or 'regex'")?;
+            let definition = format.required("definition", "the grammar's text")?;
             match syntax.as_str() {
                 "regex" => Ok(Some(("pattern".into(), format!("^(?:{definition})$").into()))),
                 "lark" => Ok(Some((LARK_KEYWORD.into(), definition.into()))),
@@ -259,9 +259,4 @@ fn constraint(format: &mut Fields) -> Result<Option<(String, Value)>, Error> {
             Err(Error::invalid(&*at, format!("'{at}' must be 'text' or 'grammar', got '{other}'")))
         }
     }
-}
-
-/// A string that must be there.
-pub fn required(fields: &mut Fields, name: &'static str, what: &str) -> Result<String, Error> {
-    fields.string(name)?.ok_or_else(|| Error::missing(&fields.at(name), what))
 }

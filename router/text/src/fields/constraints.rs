@@ -205,18 +205,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Response>, InvalidReque
             }
             described.string("description")?;
             let strict = described.bool("strict")?.unwrap_or(false);
-            let schema = described.take("schema");
-            let response = match schema {
-                Some(schema @ (Value::Object(_) | Value::Bool(_))) => Response::JsonSchema { schema, strict },
-                None => return Err(InvalidRequest::missing("response_format.json_schema.schema", "a JSON Schema")),
-                Some(other) => {
-                    return Err(InvalidRequest::wrong_type(
-                        "response_format.json_schema.schema",
-                        "a JSON Schema",
-                        &other,
-                    ));
-                }
-            };
+            let response = Response::JsonSchema { schema: schema(&mut described)?, strict };
             format.add_ignored(described);
             Some(response)
         }
@@ -245,6 +234,16 @@ fn response_format(fields: &mut Fields) -> Result<Option<Response>, InvalidReque
     };
     fields.add_ignored(format);
     Ok(response)
+}
+
+/// Reads the field `schema`.
+pub fn schema(fields: &mut Fields) -> Result<Value, InvalidRequest> {
+    let at = fields.at("schema");
+    match fields.take("schema") {
+        Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(schema),
+        Some(other) => Err(InvalidRequest::wrong_type(&at, "a JSON Schema", &other)),
+        None => Err(InvalidRequest::missing(&at, "a JSON Schema")),
+    }
 }
 
 fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, InvalidRequest> {

@@ -127,6 +127,11 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// A string that must be there; `what` says which.
+    pub fn required(&mut self, name: &'static str, what: &str) -> Result<String, InvalidRequest> {
+        self.string(name)?.ok_or_else(|| InvalidRequest::missing(&self.at(name), what))
+    }
+
     pub fn array(&mut self, name: &'static str) -> Result<Option<Vec<Value>>, InvalidRequest> {
         self.convert(name, "an array", |value| match value {
             Value::Array(items) => Ok(items),
