@@ -1,8 +1,8 @@
 //! Collects the events of an answer that is not streamed into one message.
 
 use rein_proto::v1::{self, chat_event::Event};
-use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::value::RawValue;
 
 use super::{
     request::AnswerOptions,
@@ -87,43 +87,43 @@ pub fn message_body(events: Vec<v1::ChatEvent>, options: AnswerOptions, seal: &T
         call.unwrap_or_else(call_id)
     };
     let mut end = MessageEnd::new(done, options, known);
-    let content: Vec<String> =
-        blocks.into_iter().filter_map(|block| encoded(block, options, seal, &start.model, &mut end)).collect();
+    let content: Vec<WrittenBlock> =
+        blocks.into_iter().filter_map(|block| written(block, options, seal, &start.model, &mut end)).collect();
     // Encoding plain data with string keys cannot fail.
-    let head = serde_json::to_string(&MessageHead::new(&start, end, usage)).unwrap_or_default();
-    head.replacen(r#""content":[]"#, &format!(r#""content":[{}]"#, content.join(",")), 1).into_bytes()
+    serde_json::to_vec(&MessageHead::new(&start, content, end, usage)).unwrap_or_default()
 }
 
-/// The JSON of a block. None: the client must not see it, because the call must not be executed.
-fn encoded(
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum WrittenBlock {
+    Text { text: String },
+    Thinking { thinking: String, signature: String },
+    // The input as the model wrote it, with all digits of its numbers.
+    ToolUse { id: String, name: String, input: Box<RawValue> },
+}
+
+/// The block as the client gets it. None: the client must not see it, because the call must not be executed.
+fn written(
     block: Block,
     options: AnswerOptions,
     seal: &ThinkingSeal,
     model: &str,
     end: &mut MessageEnd,
-) -> Option<String> {
+) -> Option<WrittenBlock> {
     match block {
-        Block::Text(text) => Some(json!({"type": "text", "text": text}).to_string()),
+        Block::Text(text) => Some(WrittenBlock::Text { text }),
         Block::Thinking(text) => {
             let mut thinking = UnsignedThinking::new(options.omit_thinking);
             let shown = if thinking.push(&text) { text } else { String::new() };
-            let signature = thinking.sign(seal, model);
-            Some(json!({"type": "thinking", "thinking": shown, "signature": signature}).to_string())
+            Some(WrittenBlock::Thinking { thinking: shown, signature: thinking.sign(seal, model) })
         }
         Block::ToolUse(ToolUse { complete: false, .. }) => None,
-        Block::ToolUse(call) if !is_object(&call.input) => {
-            let ToolUse { id, name, input, .. } = call;
-            end.incomplete_tool_calls.push(IncompleteToolUse { id, name, partial_json: input });
-            None
-        }
-        // The input is written as the model wrote it, with all digits of its numbers.
-        Block::ToolUse(ToolUse { id, name, input, .. }) => {
-            let (id, name) = (Value::from(id), Value::from(name));
-            Some(format!(r#"{{"type":"tool_use","id":{id},"name":{name},"input":{input}}}"#))
-        }
+        Block::ToolUse(ToolUse { id, name, input, .. }) => match serde_json::from_str::<Box<RawValue>>(&input) {
+            Ok(input) if input.get().starts_with('{') => Some(WrittenBlock::ToolUse { id, name, input }),
+            _ => {
+                end.incomplete_tool_calls.push(IncompleteToolUse { id, name, partial_json: input });
+                None
+            }
+        },
     }
-}
-
-fn is_object(text: &str) -> bool {
-    text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
 }

@@ -159,7 +159,8 @@ impl EncodeFrames for MessageFrames {
     fn event(&mut self, event: v1::ChatEvent, out: &mut Vec<u8>) {
         match event.event {
             Some(Event::Start(start)) => {
-                let message = MessageHead::new(&start, MessageEnd::default(), start.usage.unwrap_or_default());
+                let message =
+                    MessageHead::new(&start, Vec::<()>::new(), MessageEnd::default(), start.usage.unwrap_or_default());
                 write("message_start", &json!({"type": "message_start", "message": message}), out);
             }
             Some(Event::ReasoningDelta(delta)) if !delta.text.is_empty() => self.thinking(&delta.text, out),

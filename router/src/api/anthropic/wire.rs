@@ -89,28 +89,28 @@ impl MessageEnd {
     }
 }
 
-/// A message. `content` is the JSON of its blocks.
+/// A message with these content blocks.
 #[derive(Serialize)]
-pub struct MessageHead<'a> {
+pub struct MessageHead<'a, B> {
     pub id: &'a str,
     #[serde(rename = "type")]
     pub kind: &'static str,
     pub role: &'static str,
     pub model: &'a str,
-    pub content: [(); 0],
+    pub content: Vec<B>,
     #[serde(flatten)]
     pub end: MessageEnd,
     pub usage: MessageUsage,
 }
 
-impl<'a> MessageHead<'a> {
-    pub fn new(start: &'a v1::Started, end: MessageEnd, usage: v1::Usage) -> Self {
+impl<'a, B: Serialize> MessageHead<'a, B> {
+    pub fn new(start: &'a v1::Started, content: Vec<B>, end: MessageEnd, usage: v1::Usage) -> Self {
         MessageHead {
             id: &start.id,
             kind: "message",
             role: "assistant",
             model: &start.model,
-            content: [],
+            content,
             end,
             usage: usage.into(),
         }
