@@ -78,13 +78,13 @@ fn exactly_the_fields_that_are_read_are_described() {
 fn every_field_that_is_refused_is_described_with_its_reason() {
     let document = document();
     for (schema, own) in [
-        ("ChatRequest", openai::IN_CHATS),
-        ("CompletionRequest", openai::IN_COMPLETIONS),
-        ("MessagesRequest", anthropic::IN_MESSAGES),
-        ("ResponsesRequest", responses::REFUSED),
+        ("ChatRequest", [openai::IN_CONVERSATIONS, openai::IN_CHATS].concat()),
+        ("CompletionRequest", openai::IN_COMPLETIONS.to_vec()),
+        ("MessagesRequest", anthropic::IN_MESSAGES.to_vec()),
+        ("ResponsesRequest", [openai::IN_CONVERSATIONS, responses::REFUSED].concat()),
     ] {
         let refused: serde_json::Map<String, Value> =
-            openai::EVERYWHERE.iter().chain(own).map(|one| (one.name.into(), one.why.into())).collect();
+            openai::EVERYWHERE.iter().chain(&own).map(|one| (one.name.into(), one.why.into())).collect();
         let schema = &document["components"]["schemas"][schema];
         assert_eq!(schema["x-refused-fields"], Value::Object(refused.clone()));
         // A field that is read is not refused.

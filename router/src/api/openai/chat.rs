@@ -58,6 +58,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, DeliveryOptions), Er
     fields.require("modalities", text_only, "only text is generated")?;
     let show_special_tokens = fields.bool("skip_special_tokens")? == Some(false);
     fields.require("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
+    fields.refuse(refused::IN_CONVERSATIONS)?;
     fields.refuse(refused::IN_CHATS)?;
     let job = ChatJob { generation, tool_choice, parallel_tool_calls, response, show_special_tokens, ..conversation };
     Ok((job, delivery))

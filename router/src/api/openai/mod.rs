@@ -27,7 +27,7 @@ pub use chunks::Chunks;
 pub use collect::{chat_body, completion_body};
 pub use completion::{CompletionRequest, completion, encode as encode_completion};
 pub(super) use reasoning::{ReasoningFields, read as read_reasoning};
-pub(crate) use refused::EVERYWHERE;
+pub(crate) use refused::{EVERYWHERE, IN_CONVERSATIONS};
 #[cfg(test)]
 pub(crate) use refused::{IN_CHATS, IN_COMPLETIONS};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};

@@ -151,8 +151,8 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("data_sources", Empty, SEARCH),
 ];
 
-/// Refused by `/v1/chat/completions` only.
-pub const IN_CHATS: &[Refused] = &[
+/// Refused by `/v1/chat/completions` and `/v1/responses`.
+pub const IN_CONVERSATIONS: &[Refused] = &[
     refused("stop_sequences", Empty, STOP),
     refused("audio", NeutralValues::None, "only text is generated"),
     refused("functions", Empty, "it is deprecated; use 'tools'"),
@@ -162,13 +162,17 @@ pub const IN_CHATS: &[Refused] = &[
     refused("chat_template", NeutralValues::None, "the model's own template is used"),
     refused("mm_processor_kwargs", Empty, TEXT_ONLY),
     refused("media_io_kwargs", Empty, TEXT_ONLY),
-    refused("system", Empty, "send a message with the role 'system'"),
-    refused("prompt", Empty, "a chat has 'messages'; '/v1/completions' takes a prompt"),
     refused("echo", Empty, "answers do not repeat their prompt"),
     refused("suffix", Empty, "fill-in-the-middle is not supported"),
     refused("thinking_forced_open", Empty, "the template decides; see 'thinking'"),
-    refused("instructions", Empty, "send a message with the role 'system'"),
     refused("prompt_mode", Empty, "use 'reasoning_effort'"),
+];
+
+/// Refused by `/v1/chat/completions` only.
+pub const IN_CHATS: &[Refused] = &[
+    refused("system", Empty, "send a message with the role 'system'"),
+    refused("prompt", Empty, "a chat has 'messages'; '/v1/completions' takes a prompt"),
+    refused("instructions", Empty, "send a message with the role 'system'"),
     refused("max_output_tokens", NeutralValues::None, LIMIT),
 ];
 

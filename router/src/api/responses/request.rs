@@ -41,7 +41,7 @@ const INCLUDE_WITHOUT_EFFECT: [&str; 6] = [
 const REPEATED: [&str; 6] =
     ["max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"];
 
-/// Fields that would change the answer, beside those that no API of this server has.
+/// Fields that would change the answer, besides those that chats refuse as well.
 pub(crate) const REFUSED: &[Refused] = &[
     refused("background", NeutralValues::Empty, "responses run while their request is open; use 'stream'"),
     refused("conversation", NeutralValues::None, "use 'previous_response_id', or send the whole conversation"),
@@ -57,18 +57,7 @@ pub(crate) const REFUSED: &[Refused] = &[
     refused("logprobs", NeutralValues::Empty, "use 'include' with 'message.output_text.logprobs'"),
     refused("return_grammar", NeutralValues::Empty, "'/v1/chat/completions' gives it"),
     refused("return_decisions", NeutralValues::Empty, "'/v1/chat/completions' gives them"),
-    refused("verbosity", NeutralValues::Texts(&["medium"]), "there is no such setting; ask for it in the prompt"),
-    refused("audio", NeutralValues::None, "only text is generated"),
-    refused("functions", NeutralValues::Empty, "use 'tools'"),
-    refused("function_call", NeutralValues::Texts(&["none"]), "use 'tool_choice'"),
-    refused("web_search_options", NeutralValues::None, "web search is not supported"),
-    refused("chat_template", NeutralValues::None, "the model's own template is used"),
-    refused("mm_processor_kwargs", NeutralValues::Empty, "models are text only"),
-    refused("media_io_kwargs", NeutralValues::Empty, "models are text only"),
     refused("system", NeutralValues::Empty, "use 'instructions'"),
-    refused("echo", NeutralValues::Empty, "answers do not repeat their prompt"),
-    refused("suffix", NeutralValues::Empty, "fill-in-the-middle is not supported"),
-    refused("stop_sequences", NeutralValues::Empty, "use 'stop'"),
 ];
 
 /// A decoded request. Its messages come later, because they may continue a stored response.
@@ -102,6 +91,7 @@ pub fn request(body: &[u8]) -> Result<ParsedBody<ResponseRequest>, Error> {
 fn read(fields: &mut Fields) -> Result<ResponseRequest, Error> {
     let echo = Map::from_iter(REPEATED.into_iter().filter_map(|name| Some((name.to_owned(), fields.take(name)?))));
     let store = fields.bool("store")?.unwrap_or(true);
+    fields.refuse(openai::IN_CONVERSATIONS)?;
     fields.refuse(REFUSED)?;
     for name in ["client_metadata", "metadata"] {
         fields.take(name);

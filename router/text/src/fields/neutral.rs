@@ -34,6 +34,7 @@ impl NeutralValues {
     }
 }
 
+#[derive(Debug, Clone, Copy)]
 pub struct Refused {
     pub name: &'static str,
     pub neutral: NeutralValues,

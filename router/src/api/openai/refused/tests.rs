@@ -23,7 +23,9 @@ fn values() -> Vec<Value> {
 
 #[test]
 fn every_field_is_refused_by_name_unless_its_value_is_neutral() {
-    for (table, what) in [(EVERYWHERE, "everywhere"), (IN_CHATS, "chats"), (IN_COMPLETIONS, "completions")] {
+    for (table, what) in
+        [(EVERYWHERE, "everywhere"), (IN_CONVERSATIONS, "chats"), (IN_CHATS, "chats"), (IN_COMPLETIONS, "completions")]
+    {
         let mut names = std::collections::HashSet::new();
         for one in table {
             assert!(names.insert(one.name), "{} is twice in {what}", one.name);
