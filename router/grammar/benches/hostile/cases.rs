@@ -74,11 +74,11 @@ fn multiples(first: usize, n: usize) -> Value {
 }
 
 fn string_grammar(body: &str) -> Value {
-    json!({"type": "object", "properties": {"s": {"type": "string", "x-rein-lark": format!("start: {body}")}}})
+    object_of(json!({"type": "string", "x-rein-lark": format!("start: {body}")}))
 }
 
-fn object_of_pattern(pattern: &str) -> Value {
-    json!({"type": "object", "properties": {"s": {"type": "string", "pattern": pattern}}})
+fn object_of(string: Value) -> Value {
+    json!({"type": "object", "properties": {"s": string}})
 }
 
 fn string_grammars(n: usize) -> Value {
@@ -219,9 +219,15 @@ pub fn all() -> Vec<Case> {
         ),
         case(
             "a pattern of dots in a string",
-            tool(object_of_pattern(&".".repeat(60_000)), false),
+            tool(object_of(json!({"type": "string", "pattern": ".".repeat(60_000)})), false),
             "",
             Relaxed("pattern"),
+        ),
+        case(
+            "a string that is not a long text",
+            tool(object_of(json!({"type": "string", "not": {"enum": ["ab".repeat(100_000)]}})), false),
+            "",
+            Relaxed("not"),
         ),
         case("20 grammars of strings", tool(string_grammars(20), false), r#"{"s7": "ab7"}"#, Enforced),
         case("4,000 alternatives", lark(format!("start: {}\n{}", each(4000), kinds(4000))), "k1", Enforced),

@@ -74,8 +74,8 @@ impl Compiler<'_, '_, '_> {
                 all.push(self.other_key(&taken));
                 continue;
             }
-            let constraints =
-                constraints.except(taken.iter().map(String::as_str)).except(excluded.iter().filter_map(Value::as_str));
+            let names = taken.iter().map(String::as_str).chain(excluded.iter().filter_map(Value::as_str));
+            constraints.none.extend(names.map(super::pattern::literal));
             match constraints.price_to_compile(self.work.budget)? {
                 Price::Affordable => all.push(self.quoted_text(&constraints)),
                 Price::Empty => {}

@@ -266,7 +266,7 @@ impl Compiler<'_, '_, '_> {
             return Ok(Some(Text::Grammar(grammar)));
         }
         let Some(constraints) = self.texts(flat, path)? else { return Ok(None) };
-        let constraints = constraints.except(excluded(flat).iter().filter_map(Value::as_str));
+        let constraints = self.excluding(constraints, excluded(flat).iter().filter_map(Value::as_str), path)?;
         Ok(Some(if constraints.is_free() { Text::Free } else { Text::Constrained(constraints) }))
     }
 

@@ -148,7 +148,7 @@ impl Compiler<'_, '_, '_> {
             return Ok(Some(rule));
         }
         let Some(constraints) = self.texts(flat, path)? else { return Ok(None) };
-        let constraints = constraints.except(banned.iter().filter_map(|v| v.as_str()));
+        let constraints = self.excluding(constraints, banned.iter().filter_map(|v| v.as_str()), path)?;
         Ok(Some(if constraints.is_free() { self.any_string() } else { self.quoted_text(&constraints) }))
     }
 

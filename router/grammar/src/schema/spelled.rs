@@ -50,7 +50,7 @@ pub(super) fn spelled(texts: &Hir, quotes: Quotes) -> String {
 /// The steps for spelling these texts in a string: most are for the hexadecimal digits of classes.
 pub(super) fn spelling_price(texts: &Hir) -> u64 {
     const CLASS: u64 = 1_000;
-    const CHARACTER: u64 = 50;
+    const CHARACTER: u64 = 100;
     match texts.kind() {
         HirKind::Empty | HirKind::Look(_) => 0,
         HirKind::Literal(literal) => CHARACTER * literal.0.len() as u64,

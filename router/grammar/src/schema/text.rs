@@ -56,12 +56,6 @@ impl TextConstraints {
         self.all.is_empty() && self.none.is_empty()
     }
 
-    /// Adds texts that are excluded.
-    pub fn except<'v>(mut self, banned: impl IntoIterator<Item = &'v str>) -> Self {
-        self.none.extend(banned.into_iter().map(literal));
-        self
-    }
-
     pub fn takes_empty(&self) -> bool {
         self.all.iter().all(Texts::takes_empty) && !self.none.iter().any(takes_empty)
     }
@@ -162,6 +156,21 @@ impl Compiler<'_, '_, '_> {
             }
         }
         Ok(Some(constraints))
+    }
+
+    /// The constraints without these texts, if they can be spelled at a bounded cost.
+    pub(super) fn excluding<'v>(
+        &mut self,
+        mut constraints: TextConstraints,
+        texts: impl Iterator<Item = &'v str>,
+        path: &str,
+    ) -> Result<TextConstraints, RuleError> {
+        let excluded = TextConstraints { all: Vec::new(), none: texts.map(literal).collect() };
+        match excluded.can_be_spelled(self.work.budget)? {
+            true => constraints.none.extend(excluded.none),
+            false => self.relax_costly(path, "not"),
+        }
+        Ok(constraints)
     }
 
     /// A string with such a text, in any spelling.
