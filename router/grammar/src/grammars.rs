@@ -186,7 +186,7 @@ impl Grammars {
         let fuel = budget.left().clamp(MIN_LEXER_FUEL, MAX_LEXER_FUEL);
         let factory = self.vocab.factory();
         let limits = ParserLimits { initial_lexer_fuel: fuel, ..factory.limits().clone() };
-        let read = if written.foreign.is_empty() { read(&written.lark, &limits) } else { None };
+        let read = if written.foreign.is_empty() { read(&written.lark) } else { None };
         let (grammar, lexer) = match read {
             Some(read) => read,
             None => {
@@ -196,7 +196,14 @@ impl Grammars {
                 catch_unwind(AssertUnwindSafe(|| init.to_internal(Some(env), limits.clone())))?
             }
         };
-        budget.spend_fuel(lexer.cost() + grammar.num_symbols() as u64)?;
+        let (cost, symbols) = (lexer.cost(), grammar.num_symbols());
+        if cost > limits.initial_lexer_fuel || symbols > limits.max_grammar_size {
+            let (most, most_symbols) = (limits.initial_lexer_fuel, limits.max_grammar_size);
+            return Err(Refusal::Grammar(format!(
+                "its grammar has {symbols} symbols and a lexer of {cost} steps; the limits are {most_symbols} and {most}"
+            )));
+        }
+        budget.spend_fuel(cost + symbols as u64)?;
         let text = || written.foreign.iter().map(|(_, lark)| lark.as_str()).collect::<Vec<_>>().join("\n");
         if !written.foreign.is_empty() && is_costly_grammar(lexer.regex_builder.clone().into_exprset(), &text()) {
             return Err(Refusal::Grammar(TOO_AMBIGUOUS.into()));
@@ -465,9 +472,9 @@ fn check(rules: &Rules) -> Result<(), RuleError> {
 }
 
 /// [`lark::read`], with the expressions that most grammars have.
-fn read(text: &str, limits: &ParserLimits) -> Option<(Grammar, LexerSpec)> {
+fn read(text: &str) -> Option<(Grammar, LexerSpec)> {
     static COMMON: OnceLock<Option<Common>> = OnceLock::new();
-    lark::read(text, COMMON.get_or_init(|| Common::new(&common_regexes())).as_ref()?, limits)
+    lark::read(text, COMMON.get_or_init(|| Common::new(&common_regexes())).as_ref()?)
 }
 
 pub(crate) fn common_regexes() -> Vec<String> {
@@ -480,7 +487,7 @@ impl Grammars {
     pub(crate) fn matcher_by_text(&self, compiled: &Compiled) -> Option<Matcher> {
         let factory = self.vocab.factory();
         let lark = &compiled.shared.lark;
-        read(lark, factory.limits())?;
+        read(lark)?;
         let grammars = vec![GrammarWithLexer::from_lark(lark.clone())];
         let mut parser = factory.create_parser(TopLevelGrammar { grammars, max_tokens: None }).expect("a grammar");
         parser.start_without_prompt();

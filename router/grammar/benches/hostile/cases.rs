@@ -73,6 +73,21 @@ fn multiples(first: usize, n: usize) -> Value {
     json!({"type": "object", "properties": object((0..n).map(one))})
 }
 
+/// Numbers between bounds with many digits, all different.
+fn ranges(kind: &str, n: i64) -> Value {
+    const FAR: i64 = 9_007_199_254_740_000;
+    let bound = |at: i64| if kind == "integer" { json!(at) } else { json!(at as f64 / 1e15) };
+    let one = |i: i64| (format!("p{i}"), json!({"type": kind, "minimum": bound(i - FAR), "maximum": bound(FAR - i)}));
+    json!({"type": "object", "properties": object((0..n).map(one))})
+}
+
+/// Numbers between bounds that no integer lies between.
+fn fractions(n: i64) -> Value {
+    let bound = |at: i64| json!(0.5 + at as f64 / 1e15);
+    let one = |i: i64| (format!("p{i}"), json!({"type": "number", "minimum": bound(i), "maximum": bound(i + 7)}));
+    json!({"type": "object", "properties": object((0..n).map(one))})
+}
+
 fn string_grammar(body: &str) -> Value {
     object_of(json!({"type": "string", "x-rein-lark": format!("start: {body}")}))
 }
@@ -217,6 +232,16 @@ pub fn all() -> Vec<Case> {
             "",
             Refused("x-rein-lark"),
         ),
+        case(
+            "a string's grammar of letters",
+            tool(string_grammar(&format!("/{}/", r"\p{L}".repeat(2_500))), false),
+            "",
+            Refused("x-rein-lark"),
+        ),
+        case("2,000 ranges of integers", tool(ranges("integer", 2_000), false), r#"{"p7": 7}"#, Relaxed("maximum")),
+        case("300 ranges of integers", tool(ranges("integer", 300), false), r#"{"p7": 7}"#, Enforced),
+        case("2,000 ranges of numbers", tool(ranges("number", 2_000), false), r#"{"p7": 7}"#, Relaxed("maximum")),
+        case("2,000 ranges of fractions", tool(fractions(2_000), false), r#"{"p7": 0.50000000000001}"#, Relaxed("maximum")),
         case(
             "a pattern of dots in a string",
             tool(object_of(json!({"type": "string", "pattern": ".".repeat(60_000)})), false),

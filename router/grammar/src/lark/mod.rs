@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use crate::limits::{MAX_BLANKS, MAX_INDENT};
 
 pub(crate) use common::Common;
-pub(crate) use price::{Price, is_costly_grammar, is_empty, price, price_to_compile};
+pub(crate) use price::{Price, is_costly_grammar, is_empty, parsing_steps, price, price_to_compile};
 pub(crate) use read::read;
 pub(crate) use terminals::{Spelling, check_lark, respell};
 

@@ -22,6 +22,12 @@ pub(crate) enum Price {
     Costly,
 }
 
+/// The steps for parsing a terminal's body.
+pub(crate) fn parsing_steps(body: &str) -> u64 {
+    const STEPS_PER_BYTE: u64 = 2;
+    STEPS_PER_BYTE * body.len() as u64
+}
+
 /// The cost of a terminal's body.
 pub(crate) fn price(body: &str, budget: &mut Budget) -> Result<Price, RuleError> {
     appraise(body, budget, true)
@@ -38,6 +44,7 @@ pub(crate) fn is_empty(body: &str, budget: &mut Budget) -> Result<bool, RuleErro
 }
 
 fn appraise(body: &str, budget: &mut Budget, walks: bool) -> Result<Price, RuleError> {
+    budget.spend(parsing_steps(body))?;
     let Some(Conjunction { builder, conjuncts, whole }) = conjunction(body) else { return Ok(Price::Affordable) };
     if overlap(&mut builder.clone().into_exprset(), &conjuncts) > MAX_OVERLAP {
         return Ok(Price::Costly);

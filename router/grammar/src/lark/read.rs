@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 
-use llguidance::api::ParserLimits;
 use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
 use llguidance::earley::lexerspec::{LexemeClass, LexemeIdx, LexerSpec};
 use llguidance::earley::{BitIdx, Grammar, ParamCond, ParamExpr, ParamRef, ParamValue, SymIdx, SymbolProps};
@@ -12,13 +11,11 @@ use llguidance::earley::{BitIdx, Grammar, ParamCond, ParamExpr, ParamRef, ParamV
 use super::common::Common;
 
 /// The grammar. None if the text has constructs that are unknown here, or that llguidance rejects.
-pub(crate) fn read(lark: &str, common: &Common, limits: &ParserLimits) -> Option<(Grammar, LexerSpec)> {
+pub(crate) fn read(lark: &str, common: &Common) -> Option<(Grammar, LexerSpec)> {
     let rules = lark.strip_prefix(super::HEADER)?;
     let mut reader = Reader::new(rules.lines().map(definition).collect::<Option<_>>()?, common);
     reader.all()?;
-    let Reader { grammar, spec, .. } = reader;
-    let fits = spec.cost() <= limits.initial_lexer_fuel && grammar.num_symbols() <= limits.max_grammar_size;
-    fits.then_some((grammar, spec))
+    Some((reader.grammar, reader.spec))
 }
 
 /// The body of a terminal that refers to no other.

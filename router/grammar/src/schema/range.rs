@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::pattern::whole;
 use super::text::{TextConstraints, Texts};
 use crate::lark::either;
+use crate::rules::RuleError;
 
 /// Digits before the point, and the smallest number with more.
 const WHOLE: usize = 20;
@@ -103,11 +104,16 @@ pub(super) enum NumberRange {
 }
 
 /// Numbers from `low` to `high`. Near an excluded bound, digits that floating point would round to it are left out.
-pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> NumberRange {
+pub(super) fn between(
+    low: Option<Bound>,
+    high: Option<Bound>,
+    whole: bool,
+    budget: &mut Budget,
+) -> Result<NumberRange, RuleError> {
     if low.as_ref().is_some_and(|b| b.is_beyond() && !b.negative)
         || high.as_ref().is_some_and(|b| b.is_beyond() && b.negative)
     {
-        return NumberRange::Beyond;
+        return Ok(NumberRange::Beyond);
     }
     // The largest double, which some schemas use for no bound, would become an expression of its 309 digits.
     let (low, high) = (low.filter(|b| !b.is_beyond()), high.filter(|b| !b.is_beyond()));
@@ -130,7 +136,7 @@ pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> N
         };
         let (low, high) = (near(&low, edge(true), Ordering::Greater), near(&high, edge(false), Ordering::Less));
         if low.compare(&high).is_lt()
-            && let NumberRange::Numbers(near) = between(Some(low), Some(high), false)
+            && let NumberRange::Numbers(near) = between(Some(low), Some(high), false, budget)?
         {
             parts.push(near);
         }
@@ -139,27 +145,30 @@ pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> N
     if low.as_ref().is_none_or(|b| b.negative) {
         let from = high.clone().filter(|b| b.negative || b.size == Decimal::ZERO);
         let from = from.map_or(Bound::zero(true), Bound::mirrored);
-        parts.extend(positive(from, low.clone().map(Bound::mirrored), digits).map(|part| format!("(\"-\" {part})")));
+        let part = positive(from, low.clone().map(Bound::mirrored), digits, budget)?;
+        parts.extend(part.map(|part| format!("(\"-\" {part})")));
     }
     if high.as_ref().is_none_or(|b| !b.negative && (b.size != Decimal::ZERO || b.inclusive)) {
         let from = low.filter(|b| !b.negative).unwrap_or(Bound::zero(true));
-        parts.extend(positive(from, high, digits));
+        parts.extend(positive(from, high, digits, budget)?);
     }
-    if parts.is_empty() { NumberRange::Nothing } else { NumberRange::Numbers(either(&parts)) }
+    Ok(if parts.is_empty() { NumberRange::Nothing } else { NumberRange::Numbers(either(&parts)) })
 }
 
 /// Neither bound is negative.
-fn positive(low: Bound, high: Option<Bound>, digits: usize) -> Option<String> {
+fn positive(low: Bound, high: Option<Bound>, digits: usize, budget: &mut Budget) -> Result<Option<String>, RuleError> {
     let (above, mut below) = (beside(&low, Side::Above, digits), None);
     if let Some(high) = &high {
         let regex = beside(high, Side::Below, digits);
-        if first_integer(&low) > last_integer(high)? {
+        let Some(last) = last_integer(high) else { return Ok(None) };
+        if first_integer(&low) > last {
             // No integer lies between the bounds: only a fraction may.
-            (digits > 0).then_some(())?;
             let both = [&above, &regex].map(|regex| whole(regex).map(Texts::Own));
-            let both = both.into_iter().collect::<Option<Vec<_>>>()?;
-            (!TextConstraints { all: both, none: Vec::new() }.is_empty(&mut Budget::default()).unwrap_or(false))
-                .then_some(())?;
+            let both = both.into_iter().collect::<Option<Vec<_>>>().filter(|_| digits > 0);
+            let Some(all) = both else { return Ok(None) };
+            if (TextConstraints { all, none: Vec::new() }).is_empty(budget)? {
+                return Ok(None);
+            }
         }
         below = Some(regex);
     }
@@ -178,7 +187,7 @@ fn positive(low: Bound, high: Option<Bound>, digits: usize) -> Option<String> {
             all.push(r"/[1-9](\.[0-9]{1,20})?[eE]\+?[0-9]{1,2}/".to_owned());
         }
     }
-    Some(either(&all))
+    Ok(Some(either(&all)))
 }
 
 /// The smallest integer above a non-negative bound.

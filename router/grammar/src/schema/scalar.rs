@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::range::{Bound, EXACT_INTEGERS, NumberRange, between};
 use super::{Compiler, Dialect, Schema};
-use crate::lark::{literal, some_blanks};
-use crate::limits::{MAX_DIVISOR, MAX_ROUND_DIVISOR};
+use crate::lark::{literal, parsing_steps, some_blanks};
+use crate::limits::{MAX_COMPILE_WORK, MAX_DIVISOR, MAX_ROUND_DIVISOR};
 use crate::rules::RuleError;
 
 /// A JSON string. Escaped surrogates occur only in pairs, so that every parser accepts it.
@@ -23,6 +23,9 @@ const PYTHON_STRING: &str = concat!(
 /// As many digits as every parser accepts.
 const INTEGER: &str = r"-?(0|[1-9][0-9]{0,19})";
 const NUMBER: &str = r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
+
+/// With fewer steps left, ranges of numbers are relaxed.
+const KEPT_FOR_THE_REST: u64 = MAX_COMPILE_WORK / 4;
 
 pub(super) fn common_regexes() -> [String; 4] {
     [STRING, INTEGER, NUMBER, "true|false"].map(str::to_owned)
@@ -76,10 +79,19 @@ impl Compiler<'_, '_, '_> {
         if self.work.loose {
             given.iter().for_each(|key| self.relax(path, key));
         } else if !given.is_empty() {
-            match between(low, high, whole) {
-                NumberRange::Numbers(range) => body = range,
-                NumberRange::Nothing => return Ok(None),
-                NumberRange::Beyond => given.iter().for_each(|key| self.relax(path, key)),
+            let budget = &mut self.work.budget;
+            if !budget.gives_up() && budget.left() < KEPT_FOR_THE_REST {
+                given.iter().for_each(|key| self.relax_costly(path, key));
+            } else {
+                match between(low, high, whole, budget)? {
+                    NumberRange::Numbers(range) => {
+                        // llguidance parses it.
+                        budget.reserve(parsing_steps(&range))?;
+                        body = range;
+                    }
+                    NumberRange::Nothing => return Ok(None),
+                    NumberRange::Beyond => given.iter().for_each(|key| self.relax(path, key)),
+                }
             }
         }
         if let Some(of) = flat.get("multipleOf") {

@@ -50,14 +50,22 @@ pub(super) fn spelled(texts: &Hir, quotes: Quotes) -> String {
 /// The steps for spelling these texts in a string: most are for the hexadecimal digits of classes.
 pub(super) fn spelling_price(texts: &Hir) -> u64 {
     const CLASS: u64 = 1_000;
+    const RANGE: u64 = 40;
     const CHARACTER: u64 = 100;
     match texts.kind() {
         HirKind::Empty | HirKind::Look(_) => 0,
         HirKind::Literal(literal) => CHARACTER * literal.0.len() as u64,
-        HirKind::Class(_) => CLASS,
+        HirKind::Class(class) => CLASS + RANGE * ranges(class) as u64,
         HirKind::Repetition(repetition) => spelling_price(&repetition.sub),
         HirKind::Capture(group) => spelling_price(&group.sub),
         HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().map(spelling_price).sum(),
+    }
+}
+
+fn ranges(class: &Class) -> usize {
+    match class {
+        Class::Unicode(class) => class.ranges().len(),
+        Class::Bytes(class) => class.ranges().len(),
     }
 }
 
