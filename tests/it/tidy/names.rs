@@ -5,10 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{assert_none, files, is_test, read, without_tests};
 
-/// Names with two meanings that are still to be renamed, and why they are not yet.
-const ALLOWED: &[(&str, &str)] =
-    &[("Piece", "the grammar of the output and the parser's input: the former is being rewritten")];
-
 /// The type that a line declares for other modules: `pub`, `pub(crate)`, `pub(super)` or `pub(in ...)`.
 fn declared(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix("pub")?;
@@ -30,10 +26,6 @@ fn shared_type_names_are_unique() {
         }
     }
     assert!(places.len() > 300, "only {} types found", places.len());
-    for (name, reason) in ALLOWED {
-        assert!(places.get(*name).is_some_and(|places| places.len() > 1), "{name} needs no exception: {reason}");
-    }
-    places.retain(|name, _| ALLOWED.iter().all(|(allowed, _)| name != allowed));
     let several = places.into_iter().filter(|(_, places)| places.len() > 1);
     let found = several.map(|(name, places)| format!("{name}: {}", places.into_iter().collect::<Vec<_>>().join(", ")));
     assert_none("type names with several meanings", found.collect());

@@ -241,7 +241,12 @@ pub fn all() -> Vec<Case> {
         case("2,000 ranges of integers", tool(ranges("integer", 2_000), false), r#"{"p7": 7}"#, Relaxed("maximum")),
         case("300 ranges of integers", tool(ranges("integer", 300), false), r#"{"p7": 7}"#, Enforced),
         case("2,000 ranges of numbers", tool(ranges("number", 2_000), false), r#"{"p7": 7}"#, Relaxed("maximum")),
-        case("2,000 ranges of fractions", tool(fractions(2_000), false), r#"{"p7": 0.50000000000001}"#, Relaxed("maximum")),
+        case(
+            "2,000 ranges of fractions",
+            tool(fractions(2_000), false),
+            r#"{"p7": 0.50000000000001}"#,
+            Relaxed("maximum"),
+        ),
         case(
             "a pattern of dots in a string",
             tool(object_of(json!({"type": "string", "pattern": ".".repeat(60_000)})), false),

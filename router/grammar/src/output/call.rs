@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::count::Count;
-use super::marker::{Marking, Missing, Piece, join, lit};
+use super::marker::{GrammarPart, Marking, Missing, join, lit};
 use crate::codec::{code, python};
 use crate::format::{Codec, Ids, Markers, Member, Step};
 use crate::json_schema::local;
@@ -39,7 +39,7 @@ impl From<RuleError> for CallError {
 
 impl Caller<'_> {
     /// The pieces of a call of this tool.
-    pub fn call(&self, work: &mut Work<'_>, tool: &Tool, enforced: Enforcement) -> Result<Vec<Piece>, CallError> {
+    pub fn call(&self, work: &mut Work<'_>, tool: &Tool, enforced: Enforcement) -> Result<Vec<GrammarPart>, CallError> {
         self.written(work, tool, enforced, self.marking.format.call)
     }
 
@@ -49,7 +49,7 @@ impl Caller<'_> {
         work: &mut Work<'_>,
         tool: &Tool,
         enforced: Enforcement,
-    ) -> Result<Option<Vec<Piece>>, CallError> {
+    ) -> Result<Option<Vec<GrammarPart>>, CallError> {
         let builtin = self.marking.format.builtins.iter().find(|b| b.names.contains(&tool.name.as_str()));
         let Some(builtin) = builtin else { return Ok(None) };
         let token = matches!(builtin.call, [Step::Tok(t), ..] if self.marking.vocab.special_id(t).is_some());
@@ -67,13 +67,13 @@ impl Caller<'_> {
         tool: &Tool,
         enforced: Enforcement,
         steps: &'static [Step],
-    ) -> Result<Vec<Piece>, CallError> {
+    ) -> Result<Vec<GrammarPart>, CallError> {
         let mut out = Vec::new();
         for step in steps {
             match step {
                 Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
                 Step::Lit(l) => out.push(lit(l)),
-                Step::Name => out.push(Piece::Text(tool.name.clone())),
+                Step::Name => out.push(GrammarPart::Text(tool.name.clone())),
                 Step::Index | Step::Ordinal => out.push(self.number()),
                 Step::Id => out.push(self.id()),
                 Step::Args(codec) => {
@@ -86,17 +86,17 @@ impl Caller<'_> {
         Ok(out)
     }
 
-    fn number(&self) -> Piece {
+    fn number(&self) -> GrammarPart {
         match self.count {
-            Some(count) => Piece::Rule(format!("{}::_", count.digits)),
-            None => Piece::Regex("(0|[1-9][0-9]{0,3})".into()),
+            Some(count) => GrammarPart::Rule(format!("{}::_", count.digits)),
+            None => GrammarPart::Regex("(0|[1-9][0-9]{0,3})".into()),
         }
     }
 
-    fn id(&self) -> Piece {
+    fn id(&self) -> GrammarPart {
         match self.marking.format.ids {
             Ids::Ordinal => self.number(),
-            _ => Piece::Regex("[a-zA-Z0-9]{9}".into()),
+            _ => GrammarPart::Regex("[a-zA-Z0-9]{9}".into()),
         }
     }
 
@@ -108,7 +108,7 @@ impl Caller<'_> {
         tool: &Tool,
         field: String,
         enforced: Enforcement,
-        out: &mut Vec<Piece>,
+        out: &mut Vec<GrammarPart>,
     ) -> Result<(), CallError> {
         let empty = json!({"type": "object", "properties": {}});
         let any = json!({"type": "object", "additionalProperties": true});
@@ -124,26 +124,28 @@ impl Caller<'_> {
         match codec {
             Codec::Json => {
                 let rule = compiler.document()?;
-                out.extend([Piece::Regex(blanks()), Piece::Rule(rule), Piece::Regex(blanks())]);
+                out.extend([GrammarPart::Regex(blanks()), GrammarPart::Rule(rule), GrammarPart::Regex(blanks())]);
             }
             Codec::Object { members, .. } => {
                 let arguments = compiler.document()?;
-                out.push(Piece::Regex(blanks()));
-                out.push(Piece::Regex(format!("\\{{{}", blanks())));
+                out.push(GrammarPart::Regex(blanks()));
+                out.push(GrammarPart::Regex(format!("\\{{{}", blanks())));
                 for (i, member) in members.iter().enumerate() {
                     if i > 0 {
-                        out.push(Piece::Regex(format!("{},{}", blanks(), blanks())));
+                        out.push(GrammarPart::Regex(format!("{},{}", blanks(), blanks())));
                     }
                     let (Member::Name(keys) | Member::Arguments(keys) | Member::Id(keys)) = member;
                     let keys: Vec<_> = keys.iter().map(|k| escape(&quoted(k))).collect();
-                    out.push(Piece::Regex(format!("({}){}:{}", keys.join("|"), blanks(), blanks())));
+                    out.push(GrammarPart::Regex(format!("({}){}:{}", keys.join("|"), blanks(), blanks())));
                     match member {
-                        Member::Name(_) => out.push(Piece::Text(quoted(&tool.name))),
-                        Member::Arguments(_) => out.push(Piece::Rule(arguments.clone())),
-                        Member::Id(_) => out.extend([Piece::Text("\"".into()), self.id(), Piece::Text("\"".into())]),
+                        Member::Name(_) => out.push(GrammarPart::Text(quoted(&tool.name))),
+                        Member::Arguments(_) => out.push(GrammarPart::Rule(arguments.clone())),
+                        Member::Id(_) => {
+                            out.extend([GrammarPart::Text("\"".into()), self.id(), GrammarPart::Text("\"".into())])
+                        }
                     }
                 }
-                out.extend([Piece::Regex(format!("{}\\}}", blanks())), Piece::Regex(blanks())]);
+                out.extend([GrammarPart::Regex(format!("{}\\}}", blanks())), GrammarPart::Regex(blanks())]);
             }
             Codec::Params(steps) => {
                 let before = steps.split(|s| *s == Step::Value).next().unwrap_or_default();
@@ -168,34 +170,34 @@ impl Caller<'_> {
                     string_or_not: before.contains(&Step::IsString),
                 };
                 let rule = if names_only { compiler.any_arguments(&pattern) } else { compiler.arguments(&pattern)? };
-                out.push(Piece::Rule(rule));
+                out.push(GrammarPart::Rule(rule));
             }
             // Text that begins like another call is one.
             Codec::Code => {
                 let other = r"[ \t\r\n]*(\{|[^ \t\r\n(]*\.call\()(?s:.*)";
-                out.push(Piece::Rule(compiler.work.writer.terminal(&format!("/(?s:.+)/ & ~/{other}/"))));
+                out.push(GrammarPart::Rule(compiler.work.writer.terminal(&format!("/(?s:.+)/ & ~/{other}/"))));
             }
             Codec::Python => {
                 let rule = if names_only { compiler.any_keywords() } else { compiler.keywords(&python::keyword)? };
-                out.push(Piece::Rule(rule));
+                out.push(GrammarPart::Rule(rule));
             }
         }
         Ok(())
     }
 
     /// The part before the value of the argument with this key, or of any argument.
-    fn before(&self, steps: &[Step], key: Option<&str>, kind: &str) -> Result<Vec<Piece>, Missing> {
+    fn before(&self, steps: &[Step], key: Option<&str>, kind: &str) -> Result<Vec<GrammarPart>, Missing> {
         let mut out = Vec::new();
         for step in steps {
             match step {
                 Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
                 // Blanks before a raw value belong to it.
-                Step::Lit(l) => out.push(Piece::Text((*l).to_owned())),
-                Step::Key => {
-                    out.push(key.map_or_else(|| Piece::Regex(ANY_KEY.into()), |key| Piece::Text(key.to_owned())))
-                }
-                Step::Type => out.push(Piece::Text(kind.to_owned())),
-                Step::IsString => out.push(Piece::Text((kind == "string").to_string())),
+                Step::Lit(l) => out.push(GrammarPart::Text((*l).to_owned())),
+                Step::Key => out.push(
+                    key.map_or_else(|| GrammarPart::Regex(ANY_KEY.into()), |key| GrammarPart::Text(key.to_owned())),
+                ),
+                Step::Type => out.push(GrammarPart::Text(kind.to_owned())),
+                Step::IsString => out.push(GrammarPart::Text((kind == "string").to_string())),
                 _ => {}
             }
         }
@@ -211,9 +213,9 @@ impl Caller<'_> {
         };
         let mut rest = vec![self.marking.marker(text)?];
         rest.extend(self.marking.plain(&after[at + 1..])?);
-        let spelled = matches!(rest.first(), Some(Piece::Text(_)));
+        let spelled = matches!(rest.first(), Some(GrammarPart::Text(_)));
         let forbidden = (self.marking.format.markers == Markers::Either).then_some(*text);
-        let mut whole = vec![Piece::Text(lead.clone())];
+        let mut whole = vec![GrammarPart::Text(lead.clone())];
         whole.extend(rest.iter().cloned());
         let whole = join(work.writer, &whole);
         if spelled {

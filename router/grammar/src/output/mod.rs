@@ -20,7 +20,7 @@ pub(crate) use count::prefix as count_prefix;
 
 use call::{CallError, Caller, writable};
 use count::Count;
-use marker::{Marking, Missing, Piece, join};
+use marker::{GrammarPart, Marking, Missing, join};
 
 /// A grammar as text.
 pub(crate) struct Written {
@@ -69,7 +69,7 @@ pub(crate) fn write(
 /// How prose ends: a marker, and what follows it.
 #[derive(Clone)]
 struct Exit {
-    marker: Piece,
+    marker: GrammarPart,
     rest: String,
 }
 
@@ -140,12 +140,13 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
             (Some(_), "") => None,
             (Some(_), written) => Some(escape(written)),
         };
-        let pieces: Vec<Piece> = lead.map(Piece::Maybe).into_iter().chain(open.iter().cloned()).collect();
+        let pieces: Vec<GrammarPart> = lead.map(GrammarPart::Maybe).into_iter().chain(open.iter().cloned()).collect();
         let open = join(out.work.writer, &pieces);
         fresh.push(format!("{open} {inside}{pass}"));
         // Newlines after reasoning are layout if the models write them.
         let written = format.reasoning.as_ref().is_some_and(|r| !r.layout[2].is_empty());
-        let newlines = (written && out.response.is_some()).then(|| Piece::Maybe(format!(r"\n{{1,{MAX_BLANKS}}}")));
+        let newlines =
+            (written && out.response.is_some()).then(|| GrammarPart::Maybe(format!(r"\n{{1,{MAX_BLANKS}}}")));
         let newlines = join(out.work.writer, newlines.as_slice());
         let mut exits = out.exit(close, &format!("{newlines} {outside}{pass}"));
         exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
@@ -199,7 +200,7 @@ impl Output<'_, '_> {
         }
     }
 
-    fn exit(&mut self, pieces: &[Piece], next: &str) -> Vec<Exit> {
+    fn exit(&mut self, pieces: &[GrammarPart], next: &str) -> Vec<Exit> {
         match pieces.split_first() {
             Some((marker, rest)) => {
                 let rest = format!("{} {next}", join(self.work.writer, rest));
@@ -223,8 +224,8 @@ impl Output<'_, '_> {
         let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
         for Exit { marker, rest } in exits {
             all.push(match marker {
-                Piece::Token(id) => format!("{text}? <[{id}]> {rest}"),
-                Piece::Text(letters) => {
+                GrammarPart::Token(id) => format!("{text}? <[{id}]> {rest}"),
+                GrammarPart::Text(letters) => {
                     let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/"), literal(&letters)));
                     format!("{upto} {rest}")
                 }
@@ -258,14 +259,14 @@ impl Output<'_, '_> {
     }
 
     /// Inside text that is not free: the response, or nothing before calls.
-    fn bound_text(&mut self, close: &[Piece], entry: &Option<Entry>) -> Vec<String> {
+    fn bound_text(&mut self, close: &[GrammarPart], entry: &Option<Entry>) -> Vec<String> {
         let format = self.marking.format;
         let closed = join(self.work.writer, close);
         let response = self.response.as_ref().filter(|_| !self.must_call);
         let mut all: Vec<String> =
             response.map(|response| format!("{response} {closed} {}", self.finish)).into_iter().collect();
         if let Some(entry) = entry.as_ref().filter(|_| format.calls == Calls::AfterText && !close.is_empty()) {
-            let empty = join(self.work.writer, &[Piece::Maybe(layout())]);
+            let empty = join(self.work.writer, &[GrammarPart::Maybe(layout())]);
             all.push(format!("{empty} {closed} {}", entry.whole));
         }
         all
@@ -279,7 +280,7 @@ impl Output<'_, '_> {
         else {
             return Ok(None);
         };
-        let blank = Piece::Maybe(layout());
+        let blank = GrammarPart::Maybe(layout());
         let (open, close) = (self.marking.plain(&[Step::Tok(open)])?, self.marking.plain(&[Step::Tok(close)])?);
         let open =
             join(self.work.writer, &[std::slice::from_ref(&blank), &open, std::slice::from_ref(&blank)].concat());
@@ -293,9 +294,9 @@ impl Output<'_, '_> {
         let wrapped = format.text.is_needed();
         let free = !self.must_call && self.response.is_none();
         let mut open = self.marking.plain(format.text.open)?;
-        if !free && matches!(open.first(), Some(Piece::Token(_))) {
+        if !free && matches!(open.first(), Some(GrammarPart::Token(_))) {
             // A stray blank must not decide between the response and a call.
-            open.insert(0, Piece::Maybe(layout()));
+            open.insert(0, GrammarPart::Maybe(layout()));
         }
         let open = join(self.work.writer, &open);
         let mut all: Vec<String> = self.text(entry)?.into_iter().map(|t| format!("{open} {t}")).collect();
@@ -340,14 +341,14 @@ impl Output<'_, '_> {
 
     /// One rule for the calls of all tools if they begin with the same special token: no lexeme extends across it, so
     /// the rule can follow any text.
-    fn share(&mut self, calls: &mut Vec<Vec<Piece>>) {
-        let Some([marker @ Piece::Token(_), ..]) = calls.first().map(Vec::as_slice) else { return };
+    fn share(&mut self, calls: &mut Vec<Vec<GrammarPart>>) {
+        let Some([marker @ GrammarPart::Token(_), ..]) = calls.first().map(Vec::as_slice) else { return };
         if calls.iter().any(|call| call.first() != Some(marker)) {
             return;
         }
         let marker = marker.clone();
         let bodies: Vec<String> = calls.iter().map(|call| join(self.work.writer, &call[1..])).collect();
-        *calls = vec![vec![marker, Piece::Rule(self.rule(&bodies))]];
+        *calls = vec![vec![marker, GrammarPart::Rule(self.rule(&bodies))]];
     }
 
     /// All calls of the turn.
@@ -361,7 +362,7 @@ impl Output<'_, '_> {
         let between = self.marking.plain(format.between)?;
         let mut end = self.marking.plain(format.end)?;
         if end.is_empty() && !between.is_empty() {
-            end.push(Piece::Regex(blanks()));
+            end.push(GrammarPart::Regex(blanks()));
         }
         let mut tail = join(self.work.writer, &end);
         if format.calls == Calls::BeforeText && self.response.is_none() {
@@ -383,14 +384,14 @@ impl Output<'_, '_> {
         self.share(&mut calls);
         let (mut whole, mut rest, mut next) = (Vec::new(), Vec::new(), Vec::new());
         for pieces in builtins {
-            let blank = [Piece::Maybe(layout())];
+            let blank = [GrammarPart::Maybe(layout())];
             whole.push(join(self.work.writer, &[&blank[..], &pieces[..]].concat()));
         }
         let mut marker = None;
         for pieces in &calls {
             let w = &mut *self.work.writer;
             let first: Vec<_> = begin.iter().chain(pieces).cloned().collect();
-            let blank = [Piece::Maybe(layout())];
+            let blank = [GrammarPart::Maybe(layout())];
             whole.push(join(w, &[&blank[..], &first[..]].concat()));
             next.push(join(w, &[&between[..], &pieces[..]].concat()));
             rest.push(join(w, first.get(1..).unwrap_or_default()));
