@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use http::Uri;
+use rein_control_plane::records::is_valid_name;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 pub fn seconds(text: &str) -> Result<f64, String> {
@@ -67,6 +68,13 @@ pub fn host(text: &str) -> Result<String, String> {
         }
         (Ok(_), _) | (Err(_), Ok(ServerName::DnsName(_))) => Ok(text.to_owned()),
         _ => Err("expected a host name or an IP address, without scheme and port".into()),
+    }
+}
+
+pub fn name(text: &str) -> Result<String, String> {
+    match is_valid_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err("expected 1 to 63 letters, digits, '-', '_' and '.', beginning with a letter or a digit".into()),
     }
 }
 

@@ -4,6 +4,7 @@
 //! This module does no I/O and never waits.
 
 mod cooldown;
+mod domains;
 mod experts;
 mod names;
 mod reform;
@@ -36,7 +37,7 @@ pub enum DecisionKind {
     Reform,
     /// A group ends.
     Dissolve,
-    /// A group accepts no new sequences.
+    /// A group accepts no new sequences, or accepts them again.
     Drain,
     /// The experts of a group move between its ranks.
     Relayout,
@@ -92,6 +93,8 @@ pub struct Controller {
     first_reports: BTreeMap<String, (u64, Duration)>,
     /// Per worker: the last logged reason why it gets no seat.
     logged_refusals: BTreeMap<String, String>,
+    /// Classes whose spares would fill a group, but not within one domain.
+    scattered: BTreeSet<WorkerClass>,
     /// When to check the expert layout of a group next.
     next_relayout: BTreeMap<String, Duration>,
     names: GroupNames,
@@ -149,6 +152,7 @@ impl Controller {
             blamed: BTreeMap::new(),
             first_reports: BTreeMap::new(),
             logged_refusals: BTreeMap::new(),
+            scattered: BTreeSet::new(),
             next_relayout: BTreeMap::new(),
             names: GroupNames::default(),
             wake: None,
@@ -328,7 +332,8 @@ impl Controller {
         let due = if lost.is_empty() && broken.is_some() { series.due_unforced() } else { series.due() };
         let mut change = !lost.is_empty() || broken.is_some();
         let state = |member: &GroupMember| view.workers.get(&member.worker).map(|worker| worker.state);
-        let leaving: Vec<usize> =
+        let settled = self.has_settled(now);
+        let mut leaving: Vec<usize> =
             (0..record.members.len()).filter(|&i| state(&record.members[i]) == Some(WorkerState::Draining)).collect();
         let expired = |controller: &mut Self, member: &GroupMember| {
             view.workers.get(&member.worker).is_some_and(|worker| controller.is_expired(worker, now))
@@ -344,26 +349,21 @@ impl Controller {
             // latter could not link again.
             lost.extend(&leaving);
             lost.extend(&expired);
-        } else if !leaving.is_empty() {
+        }
+        let mut cause = "is draining";
+        if !change && settled && leaving.is_empty() {
+            leaving = self.foreign_members(round, record, now);
+            cause = "returns to its domain";
+        }
+        if !change && !leaving.is_empty() {
             if self.may_leave(round, id, group, record, now) {
-                why = format!("worker {} is draining", record.members[leaving[0]].worker);
+                why = format!("worker {} {cause}", record.members[leaving[0]].worker);
                 lost.extend(&leaving);
                 change = true;
-            } else if !record.draining {
-                let flagged = GroupRecord { draining: true, ..(**record).clone() };
-                let key = self.keys.placement(id);
-                let transaction = Transaction::default().when(KeyCondition::At(key.clone(), at));
-                let why = format!(
-                    "{id}: worker {} is draining; the group accepts no new sequences",
-                    record.members[leaving[0]].worker
-                );
-                let transaction = transaction.put(key, encode(&flagged), None);
-                round.decisions.push(Decision { kind: DecisionKind::Drain, why, transaction });
             }
         }
         let overloaded =
             |member: &GroupMember| view.workers.get(&member.worker).is_some_and(|w| member.ranks.len() > w.ranks);
-        let settled = self.has_settled(now);
         if !change
             && settled
             && !expired.is_empty()
@@ -390,7 +390,22 @@ impl Controller {
             self.reform(round, id, record, at, &lost, &why, now);
         } else if leaving.is_empty() && !record.draining {
             self.rebalance(round, id, group, record, at, now);
+        } else if let (Some(&first), false) = (leaving.first(), record.draining) {
+            let worker = &record.members[first].worker;
+            let why = format!("{id}: worker {worker} {cause}; the group accepts no new sequences");
+            round.decisions.push(self.accepting(id, record, at, false, why));
+        } else if leaving.is_empty() && settled {
+            let why = format!("{id}: no worker leaves; the group accepts sequences again");
+            round.decisions.push(self.accepting(id, record, at, true, why));
         }
+    }
+
+    /// Whether the group accepts new sequences from now on.
+    fn accepting(&self, id: &str, record: &GroupRecord, at: Revision, accepts: bool, why: String) -> Decision {
+        let key = self.keys.placement(id);
+        let record = GroupRecord { draining: !accepts, ..record.clone() };
+        let transaction = Transaction::default().when(KeyCondition::At(key.clone(), at));
+        Decision { kind: DecisionKind::Drain, why, transaction: transaction.put(key, encode(&record), None) }
     }
 
     /// Whether a draining member may leave: another group or worker can replace it, or its time is over.
@@ -443,7 +458,7 @@ impl Controller {
             }
             // Spares are kept only where there is a group that they can join.
             let mut spares = if classes.contains(&class) { self.settings.spares } else { 0 };
-            let (model, fingerprint, group_size, protocol) = class;
+            let (model, fingerprint, group_size, protocol) = class.clone();
             while free.len() > spares {
                 let crews = (0..free.len()).map(|first| self.linked(round, &free, first, group_size, now));
                 let Some(chosen) = crews.flatten().next().filter(|chosen| free.len() >= chosen.len() + spares) else {
@@ -459,6 +474,7 @@ impl Controller {
                 let text = chosen.first().map(|&i| free[i].1.text.clone()).unwrap_or_default();
                 // Members have the same checkpoint, but a directory may not name its revision.
                 let revision = chosen.iter().find_map(|&i| free[i].1.revision.clone());
+                let domain = chosen.first().and_then(|&i| free[i].1.domain.clone());
                 for &i in chosen.iter().rev() {
                     free.remove(i);
                 }
@@ -488,6 +504,7 @@ impl Controller {
                     text,
                     revision,
                     group_size,
+                    domain,
                     members,
                     placement,
                     draining: false,
@@ -498,6 +515,7 @@ impl Controller {
                 round.decisions.push(Decision { kind: DecisionKind::Form, why, transaction });
                 spares = self.settings.spares;
             }
+            self.note_scattered(class, &free, spares, now);
         }
     }
 

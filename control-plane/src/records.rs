@@ -165,6 +165,9 @@ pub struct WorkerRecord {
     pub group_size: usize,
     /// Experts per layer and rank that fit in memory beyond an even share.
     pub redundant_experts: usize,
+    /// Where it runs: a rack, an NVLink domain, a set of pods. Groups form within one domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     /// Changes with each start, and each time the worker had to leave a group that continued without it.
     pub incarnation: u64,
     pub state: WorkerState,
@@ -211,6 +214,9 @@ pub struct GroupRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     pub group_size: usize,
+    /// The domain in which it formed. Spares of other domains take the ranks of lost members only if this one has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     pub members: Vec<GroupMember>,
     pub placement: Placement,
     /// A member wants to leave: the group accepts no new sequences.

@@ -92,6 +92,10 @@ pub struct WorkerGroupArgs {
     /// Ranks per group. Workers of the same model form groups as they join; those left over are spares
     #[arg(long, env = "REIN_GROUP_SIZE", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub group_size: u16,
+    /// Where this worker runs: a rack, an NVLink domain, a set of pods. Groups form within one domain; spares of other
+    /// domains only replace lost workers [default: the one of all workers without a domain]
+    #[arg(long, env = "REIN_DOMAIN", value_name = "NAME", value_parser = option_values::name)]
+    pub domain: Option<String>,
     /// Redundant experts: copies of busy experts that each rank has room for, per layer
     #[arg(long, env = "REIN_REDUNDANT_EXPERTS", default_value_t = 0, value_name = "N")]
     pub redundant_experts: u16,

@@ -102,6 +102,7 @@ fn json(view: &ClusterView) -> Value {
                 "epoch": record.map(|record| epoch::number(record.epoch())),
                 "protocol": record.map(|record| record.protocol),
                 "group_size": record.map(|record| record.group_size),
+                "domain": record.and_then(|record| record.domain.clone()),
                 "ranks": ranks,
                 "load": group.load.as_ref().map(|load| Load { epoch: epoch::number(load.epoch), ..load.clone() }),
                 "layout": record.map(|record| epoch::number(record.placement.layout)),
@@ -124,7 +125,7 @@ fn json(view: &ClusterView) -> Value {
                 "missed_by": faults(true), "cannot_reach": faults(false), "certificate_expires": worker.expires,
                 "model": worker.model, "address": worker.address, "mesh": worker.mesh, "device": worker.device,
                 "state": worker.state, "ranks": worker.ranks, "group_size": worker.group_size,
-                "group": worker.seat.group, "epoch": epoch::number(worker.seat.epoch), "incarnation": worker.incarnation,
+                "domain": worker.domain, "group": worker.seat.group, "epoch": epoch::number(worker.seat.epoch), "incarnation": worker.incarnation,
                 "version": worker.release.version, "protocol": worker.release.protocol,
                 "started": worker.release.started,
             });
@@ -195,8 +196,9 @@ fn table(cluster: &str, view: &ClusterView) -> String {
         ]));
     }
     out.push_str(&aligned(&rows));
-    let mut rows =
-        vec![row(["WORKER", "ADDRESS", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS", "AGE", "VERSION", "PROTOCOL"])];
+    let mut rows = vec![row([
+        "WORKER", "ADDRESS", "DOMAIN", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS", "AGE", "VERSION", "PROTOCOL",
+    ])];
     for (id, worker) in &view.workers {
         let group = worker.seat.group.as_deref();
         let record = group.and_then(|group| view.groups.get(group)?.record());
@@ -214,7 +216,9 @@ fn table(cluster: &str, view: &ClusterView) -> String {
         let group = member.and(group).unwrap_or("-");
         let (experts, protocol) = (experts.to_string(), worker.release.protocol.to_string());
         let (age, version) = (age(&worker.release), version(&worker.release));
-        rows.push(row([id, &worker.address, &worker.device, state, group, &rank, &experts, &age, version, &protocol]));
+        let domain = worker.domain.as_deref().unwrap_or("-");
+        let (address, device) = (&worker.address, &worker.device);
+        rows.push(row([id, address, domain, device, state, group, &rank, &experts, &age, version, &protocol]));
     }
     out.push('\n');
     out.push_str(&aligned(&rows));

@@ -77,6 +77,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             most_ranks,
             group_size,
             redundant_experts: args.group.redundant_experts.into(),
+            domain: args.group.domain.clone(),
             incarnation: started.as_millis() as u64,
             state: WorkerState::Ready,
             seat: Seat::default(),

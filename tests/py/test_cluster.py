@@ -230,3 +230,30 @@ def test_experts_move_while_streams_run(undisturbed, tmp_path):
         assert any(sum(map(len, held)) > 8 for held in sparse), "no expert has copies"
     finally:
         fleet.close()
+
+
+def domains_of(status):
+    """For each serving group, the domains of its members."""
+    workers, serving = status["workers"], [g for g in status["groups"].values() if g["state"] == "serving"]
+    return sorted(sorted({workers[rank["worker"]]["domain"] for rank in group["ranks"]}) for group in serving)
+
+
+def test_groups_form_within_domains_also_after_a_parallel_restart(tmp_path):
+    """Workers start in an order that mixes the domains. Both groups then lose a worker at once."""
+    domains = {"w0": "rack-a", "w1": "rack-b", "w2": "rack-a", "w3": "rack-b"}
+    fleet = Fleet(tmp_path, workers=0, group_size=2, routers=1)
+    try:
+        for name, domain in domains.items():
+            fleet.start(name, "--domain", domain)
+        whole = [["rack-a"], ["rack-b"]]
+        assert domains_of(fleet.whole(2)) == whole
+        for pair in ["w1", "w2"], ["w0", "w3"]:
+            for name in pair:
+                fleet.signal(name, signal.SIGTERM)
+            for name in pair:
+                assert fleet.processes[name].wait(timeout=90) == 0, fleet.log(name)
+                fleet.start(name, "--domain", domains[name])
+        fleet.wait("two groups within domains", lambda status: domains_of(status) == whole, timeout=120)
+        fleet.whole(2)
+    finally:
+        fleet.close()

@@ -118,7 +118,7 @@ impl Controller {
         }
     }
 
-    /// The first workers from `first` on that can all link with each other and fill a group.
+    /// The first workers from `first` on, of the same domain, that can all link with each other and fill a group.
     pub(super) fn linked(
         &self,
         round: &Round,
@@ -130,7 +130,8 @@ impl Controller {
         let (mut chosen, mut ranks) = (Vec::<usize>::new(), 0);
         for (i, (id, worker)) in free.iter().enumerate().skip(first) {
             let open = |&other: &usize| self.link(round, id, free[other].0, now) == Link::Open;
-            if ranks + worker.ranks <= size && chosen.iter().all(open) {
+            let same_domain = worker.domain == free[first].1.domain;
+            if same_domain && ranks + worker.ranks <= size && chosen.iter().all(open) {
                 chosen.push(i);
                 ranks += worker.ranks;
             }
@@ -138,7 +139,8 @@ impl Controller {
         (ranks == size).then_some(chosen)
     }
 
-    /// Free workers that can link with these members and with each other: either the blamed ones or the others.
+    /// Free workers that can link with these members and with each other: either the blamed ones or the others. Those
+    /// of the group's domain are first.
     fn linkable<'a>(
         &self,
         round: &Round<'a>,
@@ -148,7 +150,9 @@ impl Controller {
         now: Duration,
     ) -> Free<'a> {
         let mut able = Free::new();
-        for &(id, worker) in round.free.get(&class_of_group(record)).into_iter().flatten() {
+        let free = || round.free.get(&class_of_group(record)).into_iter().flatten();
+        let is_near = |(_, worker): &&(&str, &Arc<WorkerRecord>)| worker.domain == record.domain;
+        for &(id, worker) in free().filter(is_near).chain(free().filter(|one| !is_near(one))) {
             let is_blamed = self.blamed.get(id).is_some_and(|series| now < series.due());
             let names = members.iter().map(|member| member.worker.as_str()).chain(able.iter().map(|(id, _)| *id));
             if is_blamed == blamed && names.into_iter().all(|other| self.link(round, id, other, now) == Link::Open) {

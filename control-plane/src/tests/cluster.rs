@@ -4,6 +4,7 @@
 mod competing;
 mod connectivity;
 mod cooldown;
+mod domains;
 mod layouts;
 mod releases;
 
@@ -103,6 +104,7 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
         most_ranks: 2,
         group_size: size,
         redundant_experts: 1,
+        domain: None,
         incarnation,
         state: WorkerState::Ready,
         seat: Seat::default(),

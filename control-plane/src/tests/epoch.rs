@@ -40,6 +40,7 @@ impl Store {
             most_ranks: 1,
             group_size: 1,
             redundant_experts: 0,
+            domain: None,
             incarnation,
             state: WorkerState::Ready,
             seat,

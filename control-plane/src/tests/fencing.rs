@@ -87,6 +87,7 @@ async fn workers(store: &Memory, keys: &Keys, count: usize) {
             most_ranks: 1,
             group_size: 1,
             redundant_experts: 0,
+            domain: None,
             incarnation: 1,
             state: WorkerState::Ready,
             seat: Seat::default(),

@@ -36,6 +36,7 @@ fn worker(id: &str, group: Option<&str>) -> Arc<WorkerRecord> {
         most_ranks: 1,
         group_size: 2,
         redundant_experts: 0,
+        domain: group.map(|_| "rack-1".to_owned()),
         incarnation: 1,
         state: WorkerState::Ready,
         seat: Seat { group: group.map(str::to_owned), epoch: EPOCH },
@@ -59,6 +60,7 @@ fn view() -> ClusterView {
         text: "t".into(),
         revision: None,
         group_size: 2,
+        domain: None,
         members: [(0, "w0"), (1, "w1")].map(member).to_vec(),
         placement: place(&shape(), 2, EPOCH).expect("two heads on two ranks"),
         draining: false,
@@ -105,10 +107,10 @@ fn every_column_of_the_table_has_its_value() {
     let expected: [&[&str]; 7] = [
         &["GROUP", "MODEL", "STATE", "EPOCH", "RANKS", "WORKERS", "RUNNING", "WAITING", "TOK/S", "KV", "IMBALANCE"],
         &["demo-1", "demo", "serving", "3", "2", "2", "5", "4", "123", "75 %", "1.50"],
-        &["WORKER", "ADDRESS", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS", "AGE", "VERSION", "PROTOCOL"],
-        &["w0", "w0:1", "cpu", "seated", "demo-1", "0", "1", "2 h", "1.2.3", "7"],
-        &["w1", "w1:1", "cpu", "seated", "demo-1", "1", "1", "2 h", "1.2.3", "7"],
-        &["w2", "w2:1", "cpu", "drain requested", "-", "-", "0", "2 h", "1.2.3", "7"],
+        &["WORKER", "ADDRESS", "DOMAIN", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS", "AGE", "VERSION", "PROTOCOL"],
+        &["w0", "w0:1", "rack-1", "cpu", "seated", "demo-1", "0", "1", "2 h", "1.2.3", "7"],
+        &["w1", "w1:1", "rack-1", "cpu", "seated", "demo-1", "1", "1", "2 h", "1.2.3", "7"],
+        &["w2", "w2:1", "-", "cpu", "drain requested", "-", "-", "0", "2 h", "1.2.3", "7"],
         &["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT", "AGE", "VERSION", "PROTOCOL"],
     ];
     let rows = cells(&shown);

@@ -29,6 +29,7 @@ fn groups_within_one_protocol_version_serve_and_others_are_logged() {
             text: "t".into(),
             revision: None,
             group_size: 1,
+            domain: None,
             members: vec![member],
             placement: place(&shape, 1, 1).unwrap(),
             draining: false,

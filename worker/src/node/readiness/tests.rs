@@ -142,6 +142,7 @@ async fn a_follower_is_ready_while_all_ranks_of_its_group_are() {
         text: String::new(),
         revision: None,
         group_size: 2,
+        domain: None,
         members: vec![member(0), member(1)],
         placement: Placement { epoch: 5, layout: 0, ranks: vec![rank(0), rank(1)] },
         draining: false,
