@@ -8,6 +8,7 @@ Sources: openapi.json (API fields), inference.proto (gRPC) and every limits.rs (
 `rein formats --markdown` writes docs/reference/formats.md.
 """
 import json
+import math
 import pathlib
 import re
 import sys
@@ -162,8 +163,11 @@ def quantity(name, kind, value):
     value = value.replace("_", "").strip()
     if match := re.fullmatch(r"\((.*)\)", value, re.S):
         return " and ".join(quantity(name, "Duration", part) for part in re.findall(r"Duration::\w+\(\d+\)", match[1]))
-    if match := re.fullmatch(r"Duration::from(secs|millis|micros)\((\d+)\)", value):
-        return f"{int(match[2]):,} " + {"secs": "s", "millis": "ms", "micros": "us"}[match[1]]
+    if match := re.fullmatch(r"Duration::from(secs|millis|micros)\(([\d*\s]+)\)", value):
+        number = math.prod(int(factor) for factor in match[2].split("*"))
+        return f"{number:,} " + {"secs": "s", "millis": "ms", "micros": "us"}[match[1]]
+    if match := re.fullmatch(r"(\d+)\.0", value):
+        return f"{int(match[1]):,}"
     if match := re.fullmatch(r"(\d+)\.\.=(\d+)", value):
         return f"{match[1]} to {match[2]}"
     if match := re.fullmatch(r"(\d+) << (\d+)", value):
@@ -173,6 +177,8 @@ def quantity(name, kind, value):
                 return f"{number // unit:,} {suffix}"
     if re.fullmatch(r"\d+", value):
         return f"{int(value):,}" + (" bytes" if "BYTES" in name else "")
+    if "::" in value:
+        raise SystemExit(f"reference.py: {name} has a value that this script cannot show: {value}")
     return value
 
 

@@ -355,12 +355,12 @@ impl Controller {
             leaving = self.foreign_members(round, record, now);
             cause = "returns to its domain";
         }
-        if !change && !leaving.is_empty() {
-            if self.may_leave(round, id, group, record, now) {
-                why = format!("worker {} {cause}", record.members[leaving[0]].worker);
-                lost.extend(&leaving);
-                change = true;
-            }
+        if let (Some(&first), false) = (leaving.first(), change)
+            && self.may_leave(round, id, group, record, now)
+        {
+            why = format!("worker {} {cause}", record.members[first].worker);
+            lost.extend(&leaving);
+            change = true;
         }
         let overloaded =
             |member: &GroupMember| view.workers.get(&member.worker).is_some_and(|w| member.ranks.len() > w.ranks);

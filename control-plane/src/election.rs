@@ -50,7 +50,7 @@ impl Leadership {
 }
 
 /// Never returns once the session has ended. The caller then ends as well.
-async fn news(held: &mut watch::Receiver<SessionState>) {
+async fn session_changed(held: &mut watch::Receiver<SessionState>) {
     if held.changed().await.is_err() {
         std::future::pending().await
     }
@@ -69,25 +69,25 @@ pub async fn campaign(
     loop {
         let lease = held.borrow_and_update().lease;
         let Some(lease) = lease else {
-            news(&mut held).await;
+            session_changed(&mut held).await;
             continue;
         };
         let Release { protocol, version, started } = release;
-        let ballot = format!("{candidate} {} {protocol} {version} {started}", lease.0);
+        let leader_value = format!("{candidate} {} {protocol} {version} {started}", lease.0);
         if let Some(entry) = mirror.read().await.entries.get(key) {
-            if entry.value == ballot.as_bytes() {
+            if entry.value == leader_value.as_bytes() {
                 // Our own write, whose answer was lost.
                 return Leadership { key: key.to_owned(), lease, revision: entry.revision };
             }
             tokio::select! {
                 biased;
-                () = news(&mut held) => {}
+                () = session_changed(&mut held) => {}
                 _ = mirror.changed() => {}
             }
             continue;
         }
         let transaction =
-            Transaction::default().when(KeyCondition::Absent(key.to_owned())).put(key, ballot, Some(lease));
+            Transaction::default().when(KeyCondition::Absent(key.to_owned())).put(key, leader_value, Some(lease));
         match store.commit(transaction).await {
             Ok(Some(revision)) => {
                 backoff.reset();

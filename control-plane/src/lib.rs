@@ -29,7 +29,7 @@ pub mod view;
 pub use controller::ControllerOptions;
 pub use election::{Leadership, campaign};
 pub use etcd::{Etcd, EtcdError, EtcdOptions, EtcdTls};
-pub use memory::Memory;
+pub use memory::MemoryStore;
 pub use mirror::Mirror;
 pub use placement::{ModelShape, Placement, RankPlacement, place};
 pub use records::Keys;

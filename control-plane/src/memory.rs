@@ -19,7 +19,7 @@ use crate::{
 };
 
 #[derive(Debug, Clone, Default)]
-pub struct Memory(Arc<Mutex<State>>);
+pub struct MemoryStore(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
@@ -112,7 +112,7 @@ impl State {
     }
 }
 
-impl Memory {
+impl MemoryStore {
     /// The state, after dropping expired leases.
     fn state(&self) -> MutexGuard<'_, State> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,7 +138,7 @@ impl Memory {
         let store = Arc::downgrade(&self.0);
         tokio::spawn(async move {
             loop {
-                let Some(store) = store.upgrade().map(Memory) else { return };
+                let Some(store) = store.upgrade().map(MemoryStore) else { return };
                 let Some(until) = store.state().leases.get(&lease).map(|lease| lease.until) else { return };
                 drop(store);
                 tokio::time::sleep_until(until).await;
@@ -153,7 +153,7 @@ fn under(prefix: &str, mut changes: Changes) -> Option<Changes> {
 }
 
 #[async_trait]
-impl Store for Memory {
+impl Store for MemoryStore {
     async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
         let state = self.state();
         let under = state.entries.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));

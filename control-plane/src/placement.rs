@@ -40,7 +40,7 @@ pub struct RankPlacement {
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PlacementError {
-    #[error("tensor parallel size must be at least 1")]
+    #[error("the number of ranks (--tp, --group-size) must be at least 1, got 0")]
     NoRanks,
     #[error("cannot split {heads} attention heads evenly over {ranks} ranks; choose a size that divides {heads}")]
     Heads { heads: usize, ranks: usize },

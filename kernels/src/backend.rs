@@ -242,8 +242,8 @@ pub struct ExpertTable {
 }
 
 impl ExpertTable {
-    /// The rank that computes a row's part of `expert`. Of several holders, the row's token and position choose one, so
-    /// that other rows of the batch change nothing. None: no rank holds it.
+    /// The rank that computes a row's part of `expert`. If several ranks hold it, a hash of the row's token and
+    /// position selects one, so that other rows of the batch change nothing. None: no rank holds it.
     pub fn holder(&self, expert: u32, token: u32, position: u32) -> Option<u32> {
         let holders = self.holders.get(expert as usize)?;
         let mut hash = expert.wrapping_mul(0xc2b2_ae3d) ^ token.wrapping_mul(0x85eb_ca77);
@@ -321,7 +321,7 @@ pub trait Backend: Sized + Send + 'static {
         width_v: usize,
         precision: Precision,
     ) -> Result<Self::Cache>;
-    /// Steps will stash to slots below `slots` only, of which a device can make room for all now.
+    /// Steps stash to slots below `slots` only: a device can allocate all of them now.
     fn open_stash(&mut self, _slots: usize) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! How kinds of devices store weights and KV entries. No device needs to be there.
+//! How kinds of devices store weights and KV entries. It works without a device.
 
 use half::bf16;
 

@@ -108,7 +108,7 @@ impl RouterState {
         let models = self.models();
         let served: Vec<_> = models.iter().filter_map(|model| Some((model.pool.standing()?, model))).collect();
         let Some(best) = served.iter().map(|(standing, _)| *standing).min() else {
-            return Err(Error::unavailable("no model has an engine now"));
+            return Err(Error::unavailable("no engine serves a model now; try again later"));
         };
         for (_, model) in served.iter().filter(|(standing, _)| *standing == best) {
             model.bounds().await?;

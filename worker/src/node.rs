@@ -273,7 +273,7 @@ pub async fn run(
             }
             NodeEvent::Seat(seat) => node.take_seat(seat).await,
             NodeEvent::TakenSeat(taken) => node.taken(taken).await,
-            NodeEvent::Ended(abort) => node.trouble(abort.reason, abort.suspect).await,
+            NodeEvent::Ended(abort) => node.report_failure(abort.reason, abort.suspect).await,
             NodeEvent::SessionState => {
                 let taken = held.borrow_and_update().name_holder.clone();
                 if let Some(taken) = taken {
@@ -485,11 +485,11 @@ impl Node {
                     self.fatal = fatal;
                 } else if suspect == Some(now.rank) {
                     // The controller would assign the same seat again and again.
-                    tracing::warn!(wait = ?self.load_retry, "loading failed; the worker takes no seat for a while");
+                    tracing::warn!(error = reason, wait = ?self.load_retry, "loading failed; the worker takes no seat for a while");
                     self.unavailable_until = Some(Instant::now() + self.load_retry);
                     self.load_retry = (self.load_retry * 2).min(limits::LOAD_RETRY_LONGEST);
                 }
-                self.trouble(reason, suspect).await;
+                self.report_failure(reason, suspect).await;
             }
         }
     }
@@ -535,7 +535,7 @@ impl Node {
         if let Some(why) = engine.lost().map(str::to_owned) {
             // With links to other processes, the links know which rank failed.
             if now.ranks == now.record.placement.ranks.len() {
-                return self.trouble(why, None).await;
+                return self.report_failure(why, None).await;
             }
             return;
         }
@@ -547,7 +547,7 @@ impl Node {
             }
             let rank = now.rank;
             engine.give_up(&why);
-            return self.trouble(why, Some(rank)).await;
+            return self.report_failure(why, Some(rank)).await;
         }
         let (epoch, stats) = (now.record.epoch(), engine.engine_stats());
         if let Some(report) = LoadReport::due(now.reported.as_ref(), Instant::now(), epoch, &stats) {

@@ -1,4 +1,4 @@
-//! Finds the member because of which a group broke, and the reason why a worker gets no seat.
+//! Finds the member whose failure ended a group, and the reason why a worker gets no seat.
 //!
 //! This module does not choose replacements.
 

@@ -13,7 +13,7 @@ use futures::StreamExt;
 
 use super::{etcd::Server, intercepted_store::InterceptedStore, values};
 use crate::{
-    Changes, KeyCondition, Memory, Mirror, Store, StoreError, Transaction,
+    Changes, KeyCondition, MemoryStore, Mirror, Store, StoreError, Transaction,
     store::{ChangeStream, Revision},
 };
 
@@ -78,7 +78,7 @@ async fn keeps_its_promises(store: Arc<dyn Store>) {
 
 #[tokio::test(start_paused = true)]
 async fn memory_fulfills_the_contract() {
-    keeps_its_promises(Arc::new(Memory::default())).await;
+    keeps_its_promises(Arc::new(MemoryStore::default())).await;
 }
 
 #[tokio::test]
@@ -94,7 +94,7 @@ async fn etcd_fulfills_the_contract() {
 
 #[tokio::test(start_paused = true)]
 async fn compacted_revisions_cannot_be_watched() {
-    let store = Memory::default();
+    let store = MemoryStore::default();
     let first = store.commit(put("/a", "1")).await.expect("in memory").expect("no condition");
     let second = store.commit(put("/a", "2")).await.expect("in memory").expect("no condition");
     store.compact(second);

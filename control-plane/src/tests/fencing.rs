@@ -11,7 +11,7 @@ use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use super::intercepted_store::InterceptedStore;
 use crate::{
-    Keys, Memory, ModelShape, Store,
+    Keys, MemoryStore, ModelShape, Store,
     controller::{ControllerOptions, run},
     decide::ControllerSettings,
     limits,
@@ -26,13 +26,13 @@ type Sent = (Transaction, JoinHandle<Option<Revision>>);
 /// Holds back writes of placements until the gate opens; their callers get no answer in time.
 #[derive(Clone)]
 struct Late {
-    store: Memory,
+    store: MemoryStore,
     open: watch::Sender<bool>,
     sent: Arc<Mutex<Vec<Sent>>>,
 }
 
 impl Late {
-    fn over(store: &Memory) -> Late {
+    fn over(store: &MemoryStore) -> Late {
         Late { store: store.clone(), open: watch::Sender::new(false), sent: Arc::default() }
     }
 
@@ -72,7 +72,7 @@ fn controller(store: Arc<dyn Store>, keys: &Keys, id: &str) -> JoinHandle<()> {
     tokio::spawn(run(store, keys.clone(), options, std::future::pending()))
 }
 
-async fn workers(store: &Memory, keys: &Keys, count: usize) {
+async fn workers(store: &MemoryStore, keys: &Keys, count: usize) {
     for i in 0..count {
         let record = WorkerRecord {
             model: "m".into(),
@@ -100,7 +100,7 @@ async fn workers(store: &Memory, keys: &Keys, count: usize) {
 }
 
 /// The workers in the placements, once per seat.
-async fn seated(store: &Memory, keys: &Keys) -> Vec<String> {
+async fn seated(store: &MemoryStore, keys: &Keys) -> Vec<String> {
     let groups = store.read(&keys.groups()).await.unwrap();
     let mut seated: Vec<String> = Vec::new();
     for entry in groups.entries.iter().filter(|(key, _)| key.ends_with("/placement")).map(|(_, entry)| entry) {
@@ -123,7 +123,7 @@ async fn until(mut is_so: impl AsyncFnMut() -> bool) {
 
 #[tokio::test(start_paused = true)]
 async fn no_write_of_a_former_controller_takes_effect() {
-    let (memory, keys) = (Memory::default(), Keys::new("test").unwrap());
+    let (memory, keys) = (MemoryStore::default(), Keys::new("test").unwrap());
     let late = Late::over(&memory);
     workers(&memory, &keys, 3).await;
     let active = async || memory.read(&keys.controller()).await.unwrap().entries.remove(&keys.controller());
@@ -151,7 +151,7 @@ async fn no_write_of_a_former_controller_takes_effect() {
 #[tokio::test(start_paused = true)]
 async fn a_round_ends_after_a_write_without_an_answer() {
     const WORKERS: usize = 8;
-    let (memory, keys) = (Memory::default(), Keys::new("test").unwrap());
+    let (memory, keys) = (MemoryStore::default(), Keys::new("test").unwrap());
     let late = Late::over(&memory);
     workers(&memory, &keys, WORKERS).await;
     let only = controller(Arc::new(late.clone()), &keys, "a");

@@ -15,7 +15,8 @@ use tokio::time::Instant;
 
 use super::{etcd::Server, faulty_store::Faulty, intercepted_store::InterceptedStore, seeds, values};
 use crate::{
-    Memory, Mirror, Session, SharedStore, Store, StoreError, Transaction, campaign, records::Release, store::LeaseId,
+    MemoryStore, Mirror, Session, SharedStore, Store, StoreError, Transaction, campaign, records::Release,
+    store::LeaseId,
 };
 
 const TTL: Duration = Duration::from_secs(5);
@@ -27,7 +28,7 @@ async fn seconds(n: f64) {
 
 #[tokio::test(start_paused = true)]
 async fn keys_exist_as_long_as_their_node() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let node = Session::new(store.clone(), "node", TTL);
     node.put("/workers/1", "here");
     node.settled().await;
@@ -56,7 +57,7 @@ async fn keys_exist_as_long_as_their_node() {
 /// Records renewals, and lets calls fail.
 #[derive(Clone, Default)]
 struct Renewals {
-    store: Memory,
+    store: MemoryStore,
     at: Arc<Mutex<Vec<Instant>>>,
     fail: Arc<AtomicUsize>,
 }
@@ -113,7 +114,7 @@ async fn a_lease_is_renewed_after_half_its_ttl_regardless_of_other_updates() {
 
 #[tokio::test(start_paused = true)]
 async fn all_keys_are_put_again_after_the_store_lost_its_data() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let mut mirror = Mirror::new(store.clone(), "router", "/workers/");
     let nodes: Vec<Session> = (0..5).map(|i| Session::new(store.clone(), &format!("node {i}"), TTL)).collect();
     for (i, node) in nodes.iter().enumerate() {
@@ -132,7 +133,7 @@ async fn all_keys_are_put_again_after_the_store_lost_its_data() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deleted_name_is_put_again_with_all_other_keys() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let node = Session::named(store.clone(), "node", TTL, "/workers/1");
     node.put("/workers/1", "here");
     node.put("/ready/1", "yes");
@@ -152,7 +153,7 @@ async fn a_deleted_name_is_put_again_with_all_other_keys() {
 
 #[tokio::test(start_paused = true)]
 async fn a_second_session_waits_for_the_name() {
-    let store = Arc::new(Memory::default());
+    let store = Arc::new(MemoryStore::default());
     let [first, second] = ["first", "second"].map(|who| {
         let node = Session::named(store.clone(), who, TTL, "/workers/1");
         node.put("/workers/1", who);
@@ -212,7 +213,7 @@ async fn a_second_session_waits_for_the_name() {
 #[tokio::test(start_paused = true)]
 async fn a_holder_counts_as_alive_only_while_the_store_answers() {
     // A stopped store does not expire leases: the holder may have died.
-    let memory = Memory::default();
+    let memory = MemoryStore::default();
     memory.commit(Transaction::default().put("/workers/1", "before the outage", None)).await.unwrap();
     let store = Arc::new(Faulty::new(memory, 1, 0));
     let node = Session::named(store.clone(), "node", TTL, "/workers/1");
@@ -233,7 +234,7 @@ async fn a_holder_counts_as_alive_only_while_the_store_answers() {
 /// keys.
 async fn everything_settles(seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let memory = Memory::default();
+    let memory = MemoryStore::default();
     let faulty = Arc::new(Faulty::new(memory.clone(), seed, rng.random_range(0..60)));
     let store: Arc<dyn Store> = match seed % 2 {
         0 => faulty.clone(),
@@ -306,7 +307,7 @@ async fn everything_settles(seed: u64) {
 /// Candidates over a faulty store: writes of different leaders never interleave, and one leads in the end.
 async fn one_leads(seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let memory = Memory::default();
+    let memory = MemoryStore::default();
     let store = Arc::new(Faulty::new(memory.clone(), seed, rng.random_range(0..20)));
     let written = Arc::new(AtomicUsize::new(0));
     let candidates: Vec<_> = (0..3)
@@ -367,7 +368,7 @@ async fn one_leads(seed: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_leads_until_it_leaves() {
-    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let name = |i: usize| format!("c{i}");
     let sessions: Vec<Session> = (0..3).map(|i| Session::new(store.clone(), &name(i), TTL)).collect();
     let mirror = Mirror::new(store.clone(), "observer", "/controller");
@@ -392,7 +393,7 @@ async fn a_leader_leads_until_it_leaves() {
 
 #[tokio::test(start_paused = true)]
 async fn a_campaign_without_a_lease_waits_without_spinning() {
-    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let sessions = [0, 1].map(|i| Session::new(store.clone(), &format!("c{i}"), TTL));
     let mirror = Mirror::new(store.clone(), "observer", "/controller");
     let held = sessions[0].held();

@@ -13,14 +13,14 @@ use futures::{FutureExt, StreamExt};
 
 use super::{intercepted_store::InterceptedStore, values};
 use crate::{
-    LeaseId, Memory, Mirror, Revision, Session, SharedStore, Snapshot, Store, StoreError, Transaction, limits,
+    LeaseId, MemoryStore, Mirror, Revision, Session, SharedStore, Snapshot, Store, StoreError, Transaction, limits,
     store::{ChangeStream, Changes},
 };
 
 /// Counts calls.
 #[derive(Default)]
 struct Counting {
-    store: Memory,
+    store: MemoryStore,
     asked: AtomicUsize,
     written: AtomicUsize,
     leases: AtomicUsize,
@@ -89,7 +89,7 @@ async fn a_thousand_mirrors_read_the_store_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_starts_where_the_read_ended() {
-    let memory = Memory::default();
+    let memory = MemoryStore::default();
     let shared = SharedStore::new(Arc::new(memory.clone()), "shared", "/c/");
     let before = shared.read("/c/a").await.expect("in sight").revision;
     put(&memory, "/c/a", "1").await;
@@ -112,7 +112,7 @@ async fn a_watch_starts_where_the_read_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watcher_that_does_not_read_is_dropped() {
-    let memory = Memory::default();
+    let memory = MemoryStore::default();
     let shared = SharedStore::new(Arc::new(memory.clone()), "shared", "/c/");
     let after = shared.read("/c/a").await.expect("in sight").revision;
     let mut watch = shared.watch("/c/a", after).await.expect("not forgotten");

@@ -1,4 +1,4 @@
-//! Assigns routed rows to ranks, and counts the rows of each expert. It does not know layouts to come.
+//! Assigns routed rows to ranks, and counts the rows of each expert. It does not know pending expert layouts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

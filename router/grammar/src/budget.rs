@@ -27,7 +27,7 @@ impl Cancel {
 pub struct Budget {
     limit: u64,
     spent: u64,
-    /// The part of it that was spent before llguidance compiled what it is for.
+    /// The part of it that was reserved for llguidance and that llguidance has not used yet.
     reserved: u64,
     /// Stops at the end of the budget. Otherwise the remaining schemas are relaxed.
     gives_up: bool,

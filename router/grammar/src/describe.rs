@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::format::{Calls, Codec, Format, Ids, Markers, Step, marker};
+use crate::format::{CallIdStyle, CallPosition, Codec, Format, Markers, Step, marker};
 use crate::formats::formats;
 use crate::models::{Recommendation, recommendations};
 use crate::render::{Call, RenderOptions, Turn, render, render_text};
@@ -42,9 +42,9 @@ impl Format {
             });
             guarantees.push(if self.many { "several calls per turn" } else { "one call per turn" });
             match self.calls {
-                Calls::AfterText => guarantees.push("text may come before calls"),
-                Calls::BeforeText => guarantees.push("text may come after calls"),
-                Calls::InsteadOfText => guarantees.push("a turn is text or calls"),
+                CallPosition::AfterText => guarantees.push("text may come before calls"),
+                CallPosition::BeforeText => guarantees.push("text may come after calls"),
+                CallPosition::InsteadOfText => guarantees.push("a turn is text or calls"),
             }
         }
         let mut markers: Vec<_> = self.all_steps().filter_map(marker).collect();
@@ -56,10 +56,10 @@ impl Format {
             aliases: self.aliases,
             models: self.models,
             ids: match self.ids {
-                Ids::None => "none",
-                Ids::Header => "the call's header",
-                Ids::Nine => "nine letters or digits",
-                Ids::Ordinal => "a count from 0",
+                CallIdStyle::None => "none",
+                CallIdStyle::Header => "the call's header",
+                CallIdStyle::NineAlphanumeric => "nine letters or digits",
+                CallIdStyle::Ordinal => "a count from 0",
             },
             guarantees,
             recommendations: recommendations(self.name).collect(),

@@ -10,8 +10,8 @@ pub enum Region {
 
 /// How a model writes reasoning, text and tool calls.
 ///
-/// An output is `reasoning? text? (lead begin call (between call)* end)? finish`, where [`Calls`] says how text and
-/// calls combine.
+/// An output is `reasoning? text? (lead begin call (between call)* end)? finish`, where [`CallPosition`] says how text
+/// and calls combine.
 #[derive(Debug)]
 pub struct Format {
     pub name: &'static str,
@@ -25,7 +25,7 @@ pub struct Format {
     pub text: Wrap,
     /// What surrounds text that is followed by calls, if it differs from `text`.
     pub preamble: Option<Wrap>,
-    pub calls: Calls,
+    pub calls: CallPosition,
     /// More than one call per turn.
     pub many: bool,
     /// Between text and the first call; not part of the text.
@@ -39,12 +39,12 @@ pub struct Format {
     pub builtins: &'static [Builtin],
     /// After everything else, before the token that ends the turn.
     pub finish: &'static [Step],
-    pub ids: Ids,
+    pub ids: CallIdStyle,
     /// Tokens that end a turn even if no configuration file lists them.
     pub stops: &'static [&'static str],
     /// Names of functions must begin with a letter, as the models' own API requires.
     pub letter_first: bool,
-    pub signs: Signs,
+    pub signs: DetectionSigns,
 }
 
 /// How the markers of [`Step::Tok`] are tokenized.
@@ -93,7 +93,7 @@ pub struct Builtin {
 
 /// How text and calls combine in a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Calls {
+pub enum CallPosition {
     /// Text may come first, then calls.
     AfterText,
     /// A turn is text or calls.
@@ -102,15 +102,15 @@ pub enum Calls {
     BeforeText,
 }
 
-/// Ids of calls.
+/// How the format writes the ids of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ids {
+pub enum CallIdStyle {
     /// No ids on the wire.
     None,
     /// The call's header (the steps between its first two markers) is its id, and history must spell it like that.
     Header,
     /// Nine letters or digits.
-    Nine,
+    NineAlphanumeric,
     /// The call's number in the conversation, in decimal.
     Ordinal,
 }
@@ -182,7 +182,7 @@ impl Member {
 
 /// How the format is detected in a model directory.
 #[derive(Debug)]
-pub struct Signs {
+pub struct DetectionSigns {
     /// The chat template contains all of these ...
     pub template: &'static [&'static str],
     /// ... and none of these.
@@ -194,7 +194,7 @@ pub struct Signs {
 }
 
 /// What is known about a model directory.
-pub struct Detect<'a> {
+pub struct ModelDirFacts<'a> {
     pub template: Option<&'a str>,
     pub architecture: Option<&'a str>,
     /// Whether the tokenizer has an added token with this text.
@@ -214,10 +214,10 @@ impl Format {
     /// from 0). None: the format has no ids of its own.
     pub fn native_id(&self, name: &str, index: usize) -> Option<String> {
         match self.ids {
-            Ids::None => None,
-            Ids::Ordinal => Some(index.to_string()),
-            Ids::Nine => Some(nine(index)),
-            Ids::Header => {
+            CallIdStyle::None => None,
+            CallIdStyle::Ordinal => Some(index.to_string()),
+            CallIdStyle::NineAlphanumeric => Some(nine(index)),
+            CallIdStyle::Header => {
                 let mut id = String::new();
                 for step in self.header() {
                     match step {

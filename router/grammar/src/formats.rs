@@ -1,7 +1,10 @@
 //! The table of formats: the only code that spells markers. It does not parse or compile them.
 
-use crate::format::{Builtin, Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Signs, Step, Wrap};
-use Calls::{AfterText, BeforeText, InsteadOfText};
+use crate::format::{
+    Builtin, CallIdStyle, CallPosition, Codec, DetectionSigns, Format, Markers, Member, ModelDirFacts, Reasoning, Step,
+    Wrap,
+};
+use CallPosition::{AfterText, BeforeText, InsteadOfText};
 use Codec::{Code, Json, Object, Params, Python};
 use Markers::{Either, Special};
 use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type, Value};
@@ -40,10 +43,10 @@ const BASE: Format = Format {
     call: &[],
     builtins: &[],
     finish: &[],
-    ids: Ids::None,
+    ids: CallIdStyle::None,
     stops: &[],
     letter_first: false,
-    signs: Signs { template: &[], not: &[], special: None, architectures: &[] },
+    signs: DetectionSigns { template: &[], not: &[], special: None, architectures: &[] },
 };
 
 static FORMATS: &[Format] = &[
@@ -66,8 +69,8 @@ static FORMATS: &[Format] = &[
             Args(Json),
             Tok("<|tool_call_end|>"),
         ],
-        ids: Ids::Header,
-        signs: Signs {
+        ids: CallIdStyle::Header,
+        signs: DetectionSigns {
             template: &["<|tool_calls_section_begin|>"],
             not: &[],
             special: Some("<|tool_calls_section_begin|>"),
@@ -119,7 +122,7 @@ static FORMATS: &[Format] = &[
         ],
         finish: &[Tok("<|close|>"), Lit("message"), Tok("<|sep|>")],
         stops: &["<|end_of_msg|>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|open|>", "<|sep|>"],
             not: &[],
             special: Some("<|end_of_msg|>"),
@@ -145,7 +148,7 @@ static FORMATS: &[Format] = &[
             Lit("\n"),
             Tok("</tool_call>"),
         ],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<tool_call>", "<function="],
             not: &["<seed:tool_call>"],
             special: None,
@@ -182,7 +185,7 @@ static FORMATS: &[Format] = &[
             Tok("</tool_call>"),
         ],
         stops: &["<|observation|>", "<|user|>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<tool_call>", "<arg_key>", "<arg_key>{{ k }}</arg_key>\n"],
             not: &[],
             special: None,
@@ -202,7 +205,7 @@ static FORMATS: &[Format] = &[
             Tok("</tool_call>"),
         ],
         stops: &["<|observation|>", "<|user|>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<tool_call>", "<arg_key>"],
             not: &[],
             special: Some("<arg_key>"),
@@ -218,7 +221,7 @@ static FORMATS: &[Format] = &[
         lead: "\n",
         between: &[Lit("\n")],
         call: &[Tok("<tool_call>"), Lit("\n"), Args(OBJECT), Lit("\n"), Tok("</tool_call>")],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<tool_call>", "arguments"],
             // Other formats that put something else between the same tags.
             not: &["<function=", "<arg_key>", "<tool_call>["],
@@ -232,8 +235,8 @@ static FORMATS: &[Format] = &[
         models: &["Mistral-Small-3.2*"],
         markers: Special,
         call: &[Tok("[TOOL_CALLS]"), Name, Tok("[CALL_ID]"), Id, Tok("[ARGS]"), Args(Json)],
-        ids: Ids::Nine,
-        signs: Signs { template: &["[TOOL_CALLS]", "[CALL_ID]"], not: &[], special: None, architectures: &[] },
+        ids: CallIdStyle::NineAlphanumeric,
+        signs: DetectionSigns { template: &["[TOOL_CALLS]", "[CALL_ID]"], not: &[], special: None, architectures: &[] },
         ..BASE
     },
     Format {
@@ -248,8 +251,8 @@ static FORMATS: &[Format] = &[
             layout: ["", "", ""],
         }),
         call: &[Tok("[TOOL_CALLS]"), Name, Tok("[ARGS]"), Args(Json)],
-        ids: Ids::Nine,
-        signs: Signs {
+        ids: CallIdStyle::NineAlphanumeric,
+        signs: DetectionSigns {
             template: &["[TOOL_CALLS]", "[ARGS]"],
             not: &["[CALL_ID]"],
             special: Some("[ARGS]"),
@@ -266,8 +269,8 @@ static FORMATS: &[Format] = &[
         between: &[Lit(", ")],
         end: &[Lit("]")],
         call: &[Args(WITH_ID)],
-        ids: Ids::Nine,
-        signs: Signs { template: &["[TOOL_CALLS] ["], not: &["[ARGS]"], special: None, architectures: &[] },
+        ids: CallIdStyle::NineAlphanumeric,
+        signs: DetectionSigns { template: &["[TOOL_CALLS] ["], not: &["[ARGS]"], special: None, architectures: &[] },
         ..BASE
     },
     Format {
@@ -279,8 +282,8 @@ static FORMATS: &[Format] = &[
         between: &[Lit(", ")],
         end: &[Lit("]")],
         call: &[Args(WITH_ID)],
-        ids: Ids::Nine,
-        signs: Signs {
+        ids: CallIdStyle::NineAlphanumeric,
+        signs: DetectionSigns {
             template: &["[TOOL_CALLS]"],
             not: &["[ARGS]"],
             special: Some("[TOOL_CALLS]"),
@@ -296,7 +299,7 @@ static FORMATS: &[Format] = &[
         begin: &[Tok("<｜DSML｜function_calls>"), Lit("\n")],
         end: &[Tok("</｜DSML｜function_calls>")],
         call: DSML_CALL,
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["｜DSML｜", "function_calls"],
             not: &[],
             special: None,
@@ -312,7 +315,7 @@ static FORMATS: &[Format] = &[
         begin: &[Tok("<｜DSML｜tool_calls>"), Lit("\n")],
         end: &[Tok("</｜DSML｜tool_calls>")],
         call: DSML_CALL,
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["｜DSML｜", "tool_calls>"],
             not: &["function_calls"],
             special: Some("｜DSML｜"),
@@ -344,7 +347,7 @@ static FORMATS: &[Format] = &[
             Lit("\n```"),
             Tok("<｜tool▁call▁end｜>"),
         ],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<｜tool▁calls▁begin｜>", "```json"],
             not: &[],
             special: None,
@@ -360,7 +363,7 @@ static FORMATS: &[Format] = &[
         begin: &[Tok("<｜tool▁calls▁begin｜>")],
         end: &[Tok("<｜tool▁calls▁end｜>")],
         call: &[Tok("<｜tool▁call▁begin｜>"), Name, Tok("<｜tool▁sep｜>"), Args(Json), Tok("<｜tool▁call▁end｜>")],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<｜tool▁calls▁begin｜>"],
             not: &["```json"],
             special: Some("<｜tool▁calls▁begin｜>"),
@@ -396,7 +399,7 @@ static FORMATS: &[Format] = &[
             Args(Json),
         ],
         stops: &["<|return|>", "<|call|>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|channel|>", "<|message|>"],
             not: &[],
             special: Some("<|channel|>"),
@@ -426,7 +429,7 @@ static FORMATS: &[Format] = &[
             Lit("\n"),
         ],
         stops: &["[e~["],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["minimax:tool_call"],
             not: &[],
             special: Some("<minimax:tool_call>"),
@@ -457,7 +460,7 @@ static FORMATS: &[Format] = &[
             Tok("</seed:tool_call>"),
         ],
         stops: &["<seed:eos>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<seed:tool_call>"],
             not: &[],
             special: Some("<seed:tool_call>"),
@@ -475,7 +478,7 @@ static FORMATS: &[Format] = &[
         end: &[Lit("]"), Maybe("<|python_end|>")],
         call: &[Name, Lit("("), Args(Python), Lit(")")],
         stops: &["<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["[func_name1(params_name1=params_value1"],
             not: &[],
             special: Some("<|python_start|>"),
@@ -501,7 +504,7 @@ static FORMATS: &[Format] = &[
             Builtin { names: &["code_interpreter", "ipython", "python"], call: &[Tok("<|python_tag|>"), Args(Code)] },
         ],
         stops: &["<|eom_id|>", "<|eot_id|>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|start_header_id|>", "\"parameters\""],
             not: &["<tool_call>"],
             special: Some("<|python_tag|>"),
@@ -517,7 +520,7 @@ static FORMATS: &[Format] = &[
         end: &[Lit("\n]"), Tok("</tool_calls>")],
         call: &[Args(OBJECT)],
         stops: &["<|eom|>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<tool_calls>"],
             not: &["｜DSML｜"],
             special: Some("<tool_calls>"),
@@ -531,7 +534,7 @@ static FORMATS: &[Format] = &[
         models: &["InternLM2.5*", "internlm3*"],
         many: false,
         call: &[Tok("<|action_start|>"), Tok("<|plugin|>"), Lit("\n"), Args(PARAMETERS), Tok("<|action_end|>")],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|plugin|>"],
             not: &[],
             special: Some("<|action_start|>"),
@@ -545,7 +548,7 @@ static FORMATS: &[Format] = &[
         calls: InsteadOfText,
         between: &[Lit("\n")],
         call: &[Tok("<function_call>"), Lit(" "), Args(OBJECT)],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<function_call>"],
             not: &[],
             special: None,
@@ -561,7 +564,12 @@ static FORMATS: &[Format] = &[
         between: &[Lit(", ")],
         end: &[Lit("]")],
         call: &[Args(OBJECT)],
-        signs: Signs { template: &["<|tool_call|>", "<|start_of_role|>"], not: &[], special: None, architectures: &[] },
+        signs: DetectionSigns {
+            template: &["<|tool_call|>", "<|start_of_role|>"],
+            not: &[],
+            special: None,
+            architectures: &[],
+        },
         ..BASE
     },
     Format {
@@ -577,7 +585,7 @@ static FORMATS: &[Format] = &[
         between: &[Lit(", ")],
         end: &[Lit("]")],
         call: &[Args(OBJECT)],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|start_of_role|>", "Here is my thought process:"],
             not: &[],
             special: None,
@@ -594,7 +602,7 @@ static FORMATS: &[Format] = &[
         between: &[Lit(", ")],
         end: &[Lit("]")],
         call: &[Args(OBJECT)],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|start_of_role|>", "<response>"],
             not: &["</tool_call>"],
             special: None,
@@ -610,7 +618,7 @@ static FORMATS: &[Format] = &[
         between: &[Lit(", ")],
         end: &[Lit("]")],
         call: &[Args(OBJECT)],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|start_of_role|>", "<tool_call>"],
             not: &["</tool_call>"],
             special: None,
@@ -632,7 +640,7 @@ static FORMATS: &[Format] = &[
         between: &[Lit("\n")],
         end: &[Lit("\n```\n"), Tok("<|tool_call_end|>"), Lit("\n")],
         call: &[Name, Lit("("), Args(Python), Lit(")")],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|tool_call_start|>", "```python"],
             not: &[],
             special: Some("<|tool_call_start|>"),
@@ -648,7 +656,7 @@ static FORMATS: &[Format] = &[
         end: &[Lit("]"), Tok("<|/tool_call|>")],
         call: &[Args(OBJECT)],
         stops: &["<|end|>"],
-        signs: Signs {
+        signs: DetectionSigns {
             template: &["<|tool_call|>", "<|/tool_call|>"],
             not: &["functools"],
             special: Some("<|/tool_call|>"),
@@ -666,7 +674,7 @@ static FORMATS: &[Format] = &[
         end: &[Lit("]")],
         call: &[Args(OBJECT)],
         stops: &["<|end|>"],
-        signs: Signs { template: &["functools"], not: &[], special: None, architectures: &[] },
+        signs: DetectionSigns { template: &["functools"], not: &[], special: None, architectures: &[] },
         ..BASE
     },
     Format {
@@ -693,8 +701,8 @@ static FORMATS: &[Format] = &[
             ],
             ignored: &["type"],
         })],
-        ids: Ids::Ordinal,
-        signs: Signs {
+        ids: CallIdStyle::Ordinal,
+        signs: DetectionSigns {
             template: &["<|START_ACTION|>"],
             not: &[],
             special: Some("<|START_ACTION|>"),
@@ -712,7 +720,7 @@ static FORMATS: &[Format] = &[
         end: &[Lit("]"), Tok("</TOOLCALL>")],
         call: &[Args(OBJECT)],
         stops: &["<SPECIAL_12>"],
-        signs: Signs { template: &["<TOOLCALL>"], not: &[], special: Some("<TOOLCALL>"), architectures: &[] },
+        signs: DetectionSigns { template: &["<TOOLCALL>"], not: &[], special: Some("<TOOLCALL>"), architectures: &[] },
         ..BASE
     },
     Format { reasoning: SPACED_THINK, ..BASE },
@@ -770,7 +778,7 @@ pub fn by_name(name: &str) -> Option<&'static Format> {
 /// Detects the format of a model directory: by its template, then by added tokens, then by architecture. The
 /// architecture counts only without a template: an unknown template belongs to a fine-tune with another format. None:
 /// unknown; [`PLAIN`] reads its output without calls.
-pub fn detect(model: &Detect<'_>) -> Option<&'static Format> {
+pub fn detect(model: &ModelDirFacts<'_>) -> Option<&'static Format> {
     let by_template = |f: &&Format| {
         let signs = &f.signs;
         model.template.is_some_and(|t| {

@@ -40,7 +40,8 @@ pub use call_validator::CallValidator;
 pub use describe::{Description, markdown};
 pub use event::Event;
 pub use format::{
-    Builtin, Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Region, Signs, Step, Wrap, spelled,
+    Builtin, CallIdStyle, CallPosition, Codec, DetectionSigns, Format, Markers, Member, ModelDirFacts, Reasoning,
+    Region, Step, Wrap, spelled,
 };
 pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::Deserialize;
 
-use crate::format::{Calls, Codec, Format, Ids, Markers, Member, Reasoning, Signs, Step, Wrap};
+use crate::format::{CallIdStyle, CallPosition, Codec, DetectionSigns, Format, Markers, Member, Reasoning, Step, Wrap};
 
 /// Size limit of a format's file.
 const MAX_BYTES: usize = 64 << 10;
@@ -251,9 +251,9 @@ impl FormatFile {
             text: wrap(self.text),
             preamble: self.preamble.map(wrap),
             calls: match self.calls {
-                CallsFile::After => Calls::AfterText,
-                CallsFile::Instead => Calls::InsteadOfText,
-                CallsFile::Before => Calls::BeforeText,
+                CallsFile::After => CallPosition::AfterText,
+                CallsFile::Instead => CallPosition::InsteadOfText,
+                CallsFile::Before => CallPosition::BeforeText,
             },
             many: self.many,
             lead: text(self.lead),
@@ -264,14 +264,14 @@ impl FormatFile {
             builtins: &[],
             finish: steps(self.finish),
             ids: match self.ids {
-                IdsFile::None => Ids::None,
-                IdsFile::Header => Ids::Header,
-                IdsFile::Nine => Ids::Nine,
-                IdsFile::Ordinal => Ids::Ordinal,
+                IdsFile::None => CallIdStyle::None,
+                IdsFile::Header => CallIdStyle::Header,
+                IdsFile::Nine => CallIdStyle::NineAlphanumeric,
+                IdsFile::Ordinal => CallIdStyle::Ordinal,
             },
             stops: texts(self.stops),
             letter_first: self.letter_first,
-            signs: Signs { template: &[], not: &[], special: None, architectures: &[] },
+            signs: DetectionSigns { template: &[], not: &[], special: None, architectures: &[] },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the parser looks for, compiled from a format's steps. It does not parse.
 
 use crate::codec::params::Shape;
-use crate::format::{Calls, Codec, Format, Markers, Step, marker};
+use crate::format::{CallPosition, Codec, Format, Markers, Step, marker};
 use crate::header::label;
 use crate::scan::FRAME;
 
@@ -27,7 +27,7 @@ pub(crate) enum Mark {
     /// After the arguments.
     Close,
     /// Has no meaning.
-    Aside,
+    Ignored,
 }
 
 impl Mark {
@@ -37,7 +37,7 @@ impl Mark {
     }
 
     pub fn is_tool(self) -> bool {
-        !matches!(self, Mark::Think | Mark::EndThink | Mark::TextOpen | Mark::TextClose | Mark::Aside)
+        !matches!(self, Mark::Think | Mark::EndThink | Mark::TextOpen | Mark::TextClose | Mark::Ignored)
     }
 }
 
@@ -178,7 +178,7 @@ impl Lexicon {
             }
         };
         let rest = |add: &mut dyn FnMut(Mark, Option<&&'static str>), steps| {
-            toks(steps).iter().skip(1).for_each(|t| add(Mark::Aside, Some(t)));
+            toks(steps).iter().skip(1).for_each(|t| add(Mark::Ignored, Some(t)));
         };
         if let Some(r) = &format.reasoning {
             for (mark, steps) in [(Mark::Think, r.open), (Mark::EndThink, r.close)] {
@@ -208,7 +208,7 @@ impl Lexicon {
         add(Mark::End, toks(format.end).first());
         rest(&mut add, format.begin);
         rest(&mut add, format.end);
-        toks(format.finish).iter().for_each(|t| add(Mark::Aside, Some(t)));
+        toks(format.finish).iter().for_each(|t| add(Mark::Ignored, Some(t)));
         if let Some(blocks) = &blocks {
             marks.retain(|(_, m)| !blocks.openers.contains(m) && !blocks.ends.contains(m));
         }
@@ -250,7 +250,7 @@ impl Lexicon {
             open_ended,
             bare,
             bare_list: inline == Some(Inline::Object) && spelled(format.begin) && cores(format.begin).any(|l| l == "["),
-            doubtful: format.calls == Calls::InsteadOfText && format.markers == Markers::Either,
+            doubtful: format.calls == CallPosition::InsteadOfText && format.markers == Markers::Either,
             namespace: namespace(format),
             marks,
             leads,
@@ -338,7 +338,7 @@ fn blocks(format: &'static Format) -> Option<Blocks> {
         (Mark::Param, head),
         (Mark::ParamEnd, tail),
         (Mark::Close, post),
-        (Mark::Aside, format.finish),
+        (Mark::Ignored, format.finish),
     ]);
     let firsts: Vec<&str> =
         lists.iter().filter(|(_, l)| !l.is_empty()).filter_map(|(_, l)| marker(l.first()?)).collect();

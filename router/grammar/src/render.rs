@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::codec::python;
-use crate::format::{Codec, Format, Ids, Markers, Member, Region, Step, Wrap, marker};
+use crate::format::{CallIdStyle, Codec, Format, Markers, Member, Region, Step, Wrap, marker};
 use crate::scan::OwnedPiece;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct RenderOptions {
 }
 
 /// The turn as pieces of output, one per marker and per run of text. Text beside calls is omitted if the format has no
-/// place for it ([`Calls::InsteadOfText`](crate::Calls)).
+/// place for it ([`CallPosition::InsteadOfText`](crate::Calls)).
 pub fn render(format: &Format, turn: &Turn, options: RenderOptions) -> Vec<OwnedPiece> {
     let mut out = Pieces::new(options.spelled && format.markers == Markers::Either);
     match (&format.reasoning, &turn.reasoning) {
@@ -54,7 +54,7 @@ pub fn render(format: &Format, turn: &Turn, options: RenderOptions) -> Vec<Owned
     }
     let has_calls = !turn.calls.is_empty() && format.has_calls();
     match format.calls {
-        crate::format::Calls::AfterText => {
+        crate::format::CallPosition::AfterText => {
             let wrap = if has_calls { format.preamble.as_ref().unwrap_or(&format.text) } else { &format.text };
             out.wrapped(wrap, &turn.text);
             if has_calls && !turn.text.is_empty() {
@@ -62,12 +62,12 @@ pub fn render(format: &Format, turn: &Turn, options: RenderOptions) -> Vec<Owned
             }
             out.calls(format, turn, options);
         }
-        crate::format::Calls::BeforeText => {
+        crate::format::CallPosition::BeforeText => {
             out.calls(format, turn, options);
             out.wrapped(&format.text, &turn.text);
         }
-        crate::format::Calls::InsteadOfText if has_calls => out.calls(format, turn, options),
-        crate::format::Calls::InsteadOfText => out.wrapped(&format.text, &turn.text),
+        crate::format::CallPosition::InsteadOfText if has_calls => out.calls(format, turn, options),
+        crate::format::CallPosition::InsteadOfText => out.wrapped(&format.text, &turn.text),
     }
     out.plain(format.finish);
     out.pieces
@@ -149,8 +149,10 @@ impl Pieces {
             }
             let index = options.first_index + i;
             let id = match format.ids {
-                Ids::None | Ids::Header => String::new(),
-                Ids::Nine | Ids::Ordinal => format.native_id(&call.name, index).unwrap_or_default(),
+                CallIdStyle::None | CallIdStyle::Header => String::new(),
+                CallIdStyle::NineAlphanumeric | CallIdStyle::Ordinal => {
+                    format.native_id(&call.name, index).unwrap_or_default()
+                }
             };
             let (name, arguments) = (call.name.as_str(), call.arguments.as_str());
             let scope = Scope { name, arguments, id, index, ordinal: i + 1, ..Scope::default() };

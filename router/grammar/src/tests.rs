@@ -23,7 +23,7 @@ pub fn cases(usual: u64) -> u64 {
 /// Whether ids of calls are on the wire.
 pub fn wire_ids(format: &Format) -> bool {
     let member = |m: &crate::Member| m.id().is_some();
-    format.ids == crate::Ids::Header
+    format.ids == crate::CallIdStyle::Header
         || format.call.contains(&crate::Step::Id)
         || matches!(format.codec(), crate::Codec::Object { members, .. } if members.iter().any(member))
 }

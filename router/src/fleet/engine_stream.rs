@@ -520,7 +520,8 @@ impl SequenceContext {
                 Err(Failure::Lost(_, error)) => (error, true),
                 Err(Failure::NotConnected(error)) => (error, false),
             };
-            tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not accept a sequence");
+            let (sequence, group) = (&start.request_id, &engine.group);
+            tracing::warn!(parent: span, sequence, engine = group, %error, "an engine did not accept a sequence");
             let fixed = self.pool.is_fixed();
             if !accepted && !fixed && Instant::now() < until {
                 continue;

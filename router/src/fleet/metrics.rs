@@ -59,7 +59,7 @@ pub fn write(samples: &mut Samples<'_>, pools: &[PoolReport], engines: &[EngineR
         let model = pool.model.clone();
         pool.standings.map(|(standing, count)| ([("model", model.clone()), ("standing", standing.to_owned())], count))
     };
-    let help = "Engines by their standing in membership: `serving`, `draining`, or `unlisted` (membership no longer lists \
+    let help = "Engines by standing: `serving`, `draining`, or `unlisted` (membership no longer lists \
         the engine; it is the last choice for 5 minutes)";
     samples.gauge("rein_engines", help, pools.iter().flat_map(standings))?;
     let help = "Kinds of the model's engines: checkpoint, types, block size, context, instruction set, group size. If there \

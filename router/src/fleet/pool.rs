@@ -34,7 +34,7 @@ use crate::{
     limits,
 };
 
-/// An engine, with its client and what is known of it.
+/// An engine, with its client, its last reported load and the content of its cache.
 pub struct EngineHandle {
     /// The group that it leads, and the group's epoch.
     pub group: String,

@@ -6,7 +6,7 @@ mod sanitize;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use rein_grammar::{Detect, Format, PLAIN};
+use rein_grammar::{Format, ModelDirFacts, PLAIN};
 use serde_json::{Map, Value as Json};
 use tracing::info_span;
 
@@ -200,7 +200,7 @@ impl ModelText {
     /// a turn in this format to the stop tokens, because some configuration files do not name them.
     pub fn settle_format(&mut self, chosen: Option<&'static Format>) -> &'static Format {
         let special = |name: &str| self.has_special(name);
-        let detect = Detect {
+        let detect = ModelDirFacts {
             template: self.template.as_ref().map(|_| self.template_source()),
             architecture: Some(&self.architecture),
             special: &special,

@@ -1,4 +1,4 @@
-use rein_control_plane::Memory;
+use rein_control_plane::MemoryStore;
 use rein_router::seal::{SealContext, SealPurpose};
 
 use super::*;
@@ -15,7 +15,7 @@ async fn sealed(seal: &Seal) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn every_router_opens_what_another_one_sealed_also_after_the_store_lost_the_key() {
-    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let seals: Vec<Seal> = (0..3).map(|_| Seal::default()).collect();
     for seal in &seals {
         tokio::spawn(share(seal.clone(), store.clone(), KEY.into()));

@@ -188,7 +188,7 @@ impl Readiness {
         let reporter = HealthReporter::new();
         // No other task holds the reporter's lock yet, so this does not wait.
         let _ = report(&reporter, false).now_or_never();
-        let (says, verdict) = watch::channel(assess(&WorkerStanding::Unknown, ReadinessInputs::default()));
+        let (verdicts, verdict) = watch::channel(assess(&WorkerStanding::Unknown, ReadinessInputs::default()));
         let check = ReadinessCheck {
             routers: Mirror::new(store.clone(), id, keys.router("")),
             group: None,
@@ -197,7 +197,7 @@ impl Readiness {
             keys,
             switch,
         };
-        let task = tokio::spawn(check.run(says, reporter.clone()));
+        let task = tokio::spawn(check.run(verdicts, reporter.clone()));
         Readiness { verdict, reporter, _task: Arc::new(ReadinessTask(task.abort_handle())) }
     }
 
@@ -229,13 +229,13 @@ struct ReadinessCheck {
 }
 
 impl ReadinessCheck {
-    async fn run(mut self, says: watch::Sender<ReadinessVerdict>, reporter: HealthReporter) {
+    async fn run(mut self, verdicts: watch::Sender<ReadinessVerdict>, reporter: HealthReporter) {
         let mut standing_updates = self.switch.standing_updates();
         loop {
             let now = standing_updates.borrow_and_update().clone();
             self.follow(&now.standing);
             let verdict = assess(&now.standing, self.look(&now));
-            let before = says.send_replace(verdict);
+            let before = verdicts.send_replace(verdict);
             if before.ready != verdict.ready {
                 report(&reporter, verdict.ready).await;
                 tracing::info!(ready = verdict.ready, "{}", verdict.why);

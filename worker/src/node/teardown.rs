@@ -11,7 +11,7 @@ use super::{Node, NodeError, Workload};
 
 impl Node {
     /// Reports that this epoch of the group has ended, and waits for the controller's decision.
-    pub(super) async fn trouble(&mut self, reason: String, suspect: Option<usize>) {
+    pub(super) async fn report_failure(&mut self, reason: String, suspect: Option<usize>) {
         let Some(now) = &self.now else { return };
         let (group, rank, epoch) = (now.group.clone(), now.rank, epoch::number(now.record.epoch()));
         tracing::warn!(group, epoch, suspect, reason, "left the group");

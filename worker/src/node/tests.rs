@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex};
 
 use rein_control_plane::records::{GroupMember, RankFailure, Release};
-use rein_control_plane::{Memory, ModelShape, place};
+use rein_control_plane::{MemoryStore, ModelShape, place};
 use rein_kernels::collective::ControlLink;
 use rein_kernels::collective::tcp::{self, Tcp};
 use rein_proto::internal::engine_client::EngineClient;
@@ -87,7 +87,7 @@ impl<T: Write> Write for Gated<T> {
 }
 
 struct Worker {
-    store: Arc<Memory>,
+    store: Arc<MemoryStore>,
     keys: Keys,
     listener: Arc<RankListener>,
     switch: EngineSwitch,
@@ -122,7 +122,8 @@ fn group(epoch: u64, mesh: &[String]) -> GroupRecord {
 
 impl Worker {
     fn start(rank: usize, work: Workload, secure: tcp::Secure, step_deadline: Duration) -> Self {
-        let (store, keys, switch) = (Arc::new(Memory::default()), Keys::new("test").unwrap(), EngineSwitch::default());
+        let (store, keys, switch) =
+            (Arc::new(MemoryStore::default()), Keys::new("test").unwrap(), EngineSwitch::default());
         let listener = Arc::new(RankListener::bind("127.0.0.1:0", secure).unwrap());
         let record = WorkerRecord {
             model: "m".into(),

@@ -26,7 +26,8 @@ fn sets_flag(regex: &str) -> bool {
     regex.split("(?").skip(1).any(flags)
 }
 
-/// The same of the regular expressions of a grammar in Lark, also of those within strings, as in a JSON schema.
+/// The characters in case-insensitive classes of all regular expressions of a Lark grammar, also of those within
+/// strings, as in a JSON schema.
 pub(crate) fn folded_characters_of_lark(lark: &str) -> u64 {
     let mut all = 0u64;
     let mut rest = lark;

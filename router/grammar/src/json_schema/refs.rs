@@ -14,12 +14,12 @@ const ROOT: &str = "json-schema:///";
 
 /// Where identified schemas are, by absolute name.
 #[derive(Default)]
-struct Places {
+struct SchemaLocations {
     pointers: HashMap<String, String>,
     /// Number of schemas with a dynamic anchor of this name.
     dynamic: HashMap<String, usize>,
     /// Before Draft 2019-09, keywords beside a `$ref` are ignored.
-    lone: bool,
+    ref_ignores_siblings: bool,
 }
 
 /// The schema with the keywords that count, and every local reference as `#` and a JSON pointer.
@@ -32,12 +32,13 @@ pub(crate) fn local(root: &Value) -> Cow<'_, Value> {
 }
 
 fn rewritten(root: &Value) -> Option<Value> {
-    const TOLD: &[&str] = &["$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef", "$schema"];
-    if !mentions(root, TOLD) {
+    const RESOLVED_KEYWORDS: &[&str] =
+        &["$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef", "$schema"];
+    if !mentions(root, RESOLVED_KEYWORDS) {
         return None;
     }
-    let lone = draft::named(root).is_some_and(|draft| draft < Draft::Draft201909);
-    let mut places = Places { lone, ..Places::default() };
+    let ref_ignores_siblings = draft::named(root).is_some_and(|draft| draft < Draft::Draft201909);
+    let mut places = SchemaLocations { ref_ignores_siblings, ..SchemaLocations::default() };
     places.collect(root, ROOT, "");
     let mut local = root.clone();
     places.rewrite(&mut local, ROOT);
@@ -53,7 +54,7 @@ pub(crate) fn mentions(value: &Value, keys: &[&str]) -> bool {
     }
 }
 
-impl Places {
+impl SchemaLocations {
     fn collect(&mut self, schema: &Value, base: &str, pointer: &str) {
         let Value::Object(map) = schema else { return };
         let base = self.base(map, base);
@@ -81,10 +82,10 @@ impl Places {
 
     fn id(&self, map: &Map<String, Value>) -> Option<String> {
         // Keywords beside a reference are ignored in the drafts that say so.
-        if self.lone && map.contains_key("$ref") {
+        if self.ref_ignores_siblings && map.contains_key("$ref") {
             return None;
         }
-        let id = map.get("$id").or_else(|| map.get("id").filter(|_| self.lone))?;
+        let id = map.get("$id").or_else(|| map.get("id").filter(|_| self.ref_ignores_siblings))?;
         id.as_str().map(str::to_owned)
     }
 
@@ -110,7 +111,7 @@ impl Places {
         let Value::Object(map) = schema else { return };
         let base = self.base(map, base);
         if let Some(target) = map.get("$ref").and_then(Value::as_str).and_then(|r| self.find(&base, r)) {
-            if self.lone {
+            if self.ref_ignores_siblings {
                 map.retain(|k, _| k == "$ref" || k == "definitions" || k == "$defs");
             }
             map.insert("$ref".into(), target.into());

@@ -243,9 +243,9 @@ impl<'s> Ways<'s> {
 
     /// How often the expression repeats its part, at most. The library encodes counts below ten as weights.
     fn repeated(&mut self, expression: ExprRef, part: ExprRef) -> u64 {
-        const TOLD: u32 = 10;
+        const DISTINGUISHED: u32 = 10;
         match self.set.get_weight(expression).checked_sub(self.set.get_weight(part)) {
-            Some(few) if few < TOLD => u64::from(few.max(1)),
+            Some(few) if few < DISTINGUISHED => u64::from(few.max(1)),
             _ => self.count,
         }
     }

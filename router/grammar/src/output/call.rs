@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::count::Count;
 use super::marker::{GrammarPart, Marking, Missing, join, lit};
 use crate::codec::{code, python};
-use crate::format::{Codec, Ids, Markers, Member, Step};
+use crate::format::{CallIdStyle, Codec, Markers, Member, Step};
 use crate::json_schema::local;
 use crate::lark::{Writer, blanks, escape, literal};
 use crate::rules::{Enforcement, RuleError, Tool};
@@ -95,7 +95,7 @@ impl Caller<'_> {
 
     fn id(&self) -> GrammarPart {
         match self.marking.format.ids {
-            Ids::Ordinal => self.number(),
+            CallIdStyle::Ordinal => self.number(),
             _ => GrammarPart::Regex("[a-zA-Z0-9]{9}".into()),
         }
     }

@@ -9,7 +9,7 @@ mod response;
 mod tags;
 
 use crate::budget::Budget;
-use crate::format::{Calls, Codec, Format, Ids, Region, Step};
+use crate::format::{CallIdStyle, CallPosition, Codec, Format, Region, Step};
 use crate::lark::{HEADER, SOME_TEXT, Writer, blanks, either, escape, layout, literal};
 use crate::limits::MAX_BLANKS;
 use crate::rules::{Relaxation, Response, RuleError, Rules};
@@ -97,7 +97,8 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
     let format = marking.format;
     let tools = rules.callable();
     let may_call = !tools.is_empty();
-    let numbered = format.call.iter().any(|s| matches!(s, Step::Index | Step::Ordinal)) || format.ids == Ids::Ordinal;
+    let numbered =
+        format.call.iter().any(|s| matches!(s, Step::Index | Step::Ordinal)) || format.ids == CallIdStyle::Ordinal;
     let count = (may_call && numbered).then(|| Count::new(work.writer));
     let response = match &rules.response {
         Some(r) => Some(response::write(work, r, marking)?),
@@ -246,12 +247,12 @@ impl Output<'_, '_> {
         let mut exits = Vec::new();
         if !close.is_empty() {
             let mut after = vec![end.clone()];
-            if format.calls == Calls::AfterText {
+            if format.calls == CallPosition::AfterText {
                 after.extend(entry.as_ref().map(|e| e.whole.clone()));
             }
             let after = self.rule(&after);
             exits.extend(self.exit(&close, &after));
-        } else if format.calls == Calls::AfterText && !format.text.is_needed() {
+        } else if format.calls == CallPosition::AfterText && !format.text.is_needed() {
             exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
         }
         let not = self.unlike_calls();
@@ -265,7 +266,7 @@ impl Output<'_, '_> {
         let response = self.response.as_ref().filter(|_| !self.must_call);
         let mut all: Vec<String> =
             response.map(|response| format!("{response} {closed} {}", self.finish)).into_iter().collect();
-        if let Some(entry) = entry.as_ref().filter(|_| format.calls == Calls::AfterText && !close.is_empty()) {
+        if let Some(entry) = entry.as_ref().filter(|_| format.calls == CallPosition::AfterText && !close.is_empty()) {
             let empty = join(self.work.writer, &[GrammarPart::Maybe(layout())]);
             all.push(format!("{empty} {closed} {}", entry.whole));
         }
@@ -304,7 +305,7 @@ impl Output<'_, '_> {
         if wrapped && free {
             all.push(if self.finish.is_empty() { "\"\"".into() } else { self.finish.clone() });
         }
-        let inline = format.calls == Calls::AfterText && !wrapped && free;
+        let inline = format.calls == CallPosition::AfterText && !wrapped && free;
         if !inline {
             all.extend(entry.as_ref().map(|e| e.whole.clone()));
         }
@@ -365,7 +366,7 @@ impl Output<'_, '_> {
             end.push(GrammarPart::Regex(blanks()));
         }
         let mut tail = join(self.work.writer, &end);
-        if format.calls == Calls::BeforeText && self.response.is_none() {
+        if format.calls == CallPosition::BeforeText && self.response.is_none() {
             let finish = if self.finish.is_empty() { "\"\"".to_owned() } else { self.finish.clone() };
             let text = self.prose(Vec::new(), Some(&finish), None);
             tail = format!("{tail} {}", either(&text));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Parser, State, framed, text};
 use crate::codec::{Body, End, Object, OpenCall, Params, Progress, Python, Trust};
 use crate::event::Event;
-use crate::format::{Codec, Ids, Step, marker};
+use crate::format::{CallIdStyle, Codec, Step, marker};
 use crate::header::{self, is_plausible, label, slots};
 use crate::marks::{HeaderEnd, Mark};
 use crate::scan::FRAME;
@@ -94,7 +94,7 @@ impl Parser {
         let id_tok = segments.iter().find(|(_, s)| s.contains(&Step::Id)).map(|(t, _)| *t);
         let id_part = parts.iter().filter(filled).find(|(t, _)| Some(*t) == id_tok);
         let id = match self.format.ids {
-            Ids::Header => index.and_then(|i| self.format.native_id(&name, i)),
+            CallIdStyle::Header => index.and_then(|i| self.format.native_id(&name, i)),
             _ => id_part.map(|(_, text)| text.trim().to_owned()),
         };
         let read = |p: &(&'static str, String)| std::ptr::eq(p, part) || id_part.is_some_and(|id| std::ptr::eq(p, id));
@@ -134,7 +134,7 @@ impl Parser {
     pub(super) fn mark_in_header(&mut self, mark: Mark, tok: &'static str, head: Option<&str>, out: &mut Vec<Event>) {
         let State::Header(parts) = &mut self.state else { return };
         match mark {
-            Mark::Aside => {}
+            Mark::Ignored => {}
             Mark::Argument | Mark::Inner if self.lex.header_end == HeaderEnd::Mark(tok) => self.end_header(out),
             Mark::Argument | Mark::Inner => parts.push((tok, String::new())),
             _ => {
@@ -279,7 +279,7 @@ impl Parser {
         let opens = self.lex.blocks.as_ref().is_some_and(|b| b.openers.contains(&name));
         if !body.in_string() {
             let passes = match mark {
-                Some(Mark::Argument | Mark::Aside) => true,
+                Some(Mark::Argument | Mark::Ignored) => true,
                 Some(Mark::Inner) => body.is_empty(),
                 Some(_) => false,
                 None => !opens && !self.format.stops.contains(&name),
@@ -364,7 +364,7 @@ impl Parser {
                 Mark::Param => return params.open(head),
                 Mark::ParamInner => return params.inner(tok),
                 Mark::ParamEnd => return params.end_value(),
-                Mark::Argument | Mark::Aside => return,
+                Mark::Argument | Mark::Ignored => return,
                 _ => params.end_value(),
             }
         }

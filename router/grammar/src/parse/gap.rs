@@ -6,7 +6,7 @@ use super::{Cause, List, Parser, State, Trial, callable};
 use crate::codec::json::Fed;
 use crate::codec::{Object, Progress, Trust};
 use crate::event::Event;
-use crate::format::{Calls, Codec, Markers, Member};
+use crate::format::{CallPosition, Codec, Markers, Member};
 use crate::header::is_plausible;
 use crate::marks::{Inline, Mark};
 use crate::scan::{FRAME, framed, text};
@@ -40,7 +40,7 @@ impl Parser {
             Mark::Close if self.section || (!self.short && self.lex.post.last() != Some(&tok) && !tok.is_empty()) => {
                 self.state = State::Gap(String::new());
             }
-            Mark::Argument | Mark::Param | Mark::ParamInner | Mark::ParamEnd | Mark::Aside => {
+            Mark::Argument | Mark::Param | Mark::ParamInner | Mark::ParamEnd | Mark::Ignored => {
                 // An argument outside any call.
                 self.state = State::Gap(head.map(|head| head.trim().to_owned() + " ").unwrap_or_default());
             }
@@ -58,7 +58,7 @@ impl Parser {
         (self.section, self.bracket, self.short) = (false, false, false);
         self.state = State::Prose;
         self.tried = true;
-        self.trim_text |= self.format.calls == Calls::BeforeText;
+        self.trim_text |= self.format.calls == CallPosition::BeforeText;
     }
 
     /// Reads text between calls. Returns the number of consumed bytes.

@@ -4,10 +4,10 @@
 mod buffer_start;
 mod builtin;
 mod call;
+mod foreign_calls;
 mod gap;
 mod head;
 mod prose;
-mod rescue;
 
 use std::sync::Arc;
 
@@ -460,7 +460,7 @@ impl Parser {
                 self.mark_in_prose(mark, tok, spelled, head, out);
             }
             State::Header(_) => self.mark_in_header(mark, tok, head, out),
-            State::Gap(_) if self.trial.is_some() && mark != Mark::Aside => {
+            State::Gap(_) if self.trial.is_some() && mark != Mark::Ignored => {
                 self.release(out);
                 self.take_mark(mark, tok, spelled, head, out);
             }
@@ -485,7 +485,7 @@ impl Parser {
     fn malformed(&mut self, junk: &str, out: &mut Vec<Event>) {
         if !self.lex.without_layout(junk).is_empty() {
             self.announced = false;
-            if self.rescue(junk, out) {
+            if self.read_foreign_calls(junk, out) {
                 return;
             }
             out.push(Event::Malformed(junk.to_owned()));

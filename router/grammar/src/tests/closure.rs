@@ -2,8 +2,8 @@
 
 use super::{Random, cases, cuts, parse, wire_ids};
 use crate::{
-    Call, Calls, Codec, Event, Format, Markers, Parser, ParserOptions, Region, RenderOptions, Step, ToolDecl, Turn,
-    formats, render,
+    Call, CallPosition, Codec, Event, Format, Markers, Parser, ParserOptions, Region, RenderOptions, Step, ToolDecl,
+    Turn, formats, render,
 };
 use serde_json::{Map, Value, json};
 
@@ -151,7 +151,7 @@ fn options(format: &Format, start: Region) -> ParserOptions {
 fn turn(format: &Format, random: &mut Random) -> Turn {
     let banned = banned(format);
     let layout =
-        format.reasoning.as_ref().is_some_and(|r| !r.layout[2].is_empty()) || format.calls == Calls::BeforeText;
+        format.reasoning.as_ref().is_some_and(|r| !r.layout[2].is_empty()) || format.calls == CallPosition::BeforeText;
     let mut reasoning = random.one_in(2).then(|| format!("hm{}.", words(random, &banned, 8)));
     if format.reasoning.is_none() {
         reasoning = None;
@@ -177,7 +177,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
     if text.trim().is_empty() || (layout && text.starts_with('\n')) {
         text = if random.one_in(2) { String::new() } else { format!("So{text}") };
     }
-    if format.calls == Calls::InsteadOfText && !calls.is_empty() {
+    if format.calls == CallPosition::InsteadOfText && !calls.is_empty() {
         text = String::new();
     }
     Turn { reasoning, text, calls }
@@ -200,7 +200,7 @@ fn expected(format: &Format, turn: &Turn, first_index: usize) -> Vec<Event> {
     }
     let text = [Event::TextStart, Event::TextDelta(turn.text.clone()), Event::TextEnd];
     let has_text = !turn.text.is_empty();
-    if has_text && format.calls != Calls::BeforeText {
+    if has_text && format.calls != CallPosition::BeforeText {
         out.extend(text.clone());
     }
     for (index, call) in turn.calls.iter().enumerate() {
@@ -209,7 +209,7 @@ fn expected(format: &Format, turn: &Turn, first_index: usize) -> Vec<Event> {
         out.push(Event::ArgumentsDelta { index, text: canonical(format, &call.arguments) });
         out.push(Event::ToolCallEnd { index, complete: true });
     }
-    if has_text && format.calls == Calls::BeforeText {
+    if has_text && format.calls == CallPosition::BeforeText {
         out.extend(text);
     }
     out

@@ -1,9 +1,9 @@
 //! Tests of format detection and of the format table.
 
-use crate::{Detect, PLAIN, Region, by_name, detect, formats};
+use crate::{ModelDirFacts, PLAIN, Region, by_name, detect, formats};
 
 fn name(template: Option<&str>, architecture: Option<&str>, special: &[&str]) -> Option<&'static str> {
-    detect(&Detect { template, architecture, special: &|s| special.contains(&s) }).map(|f| f.name)
+    detect(&ModelDirFacts { template, architecture, special: &|s| special.contains(&s) }).map(|f| f.name)
 }
 
 #[test]

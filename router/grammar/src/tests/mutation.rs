@@ -7,7 +7,7 @@ use super::closure::tools;
 use super::fuzz::told;
 use super::{Random, cases, cuts, parse};
 use crate::{
-    Call, Calls, Codec, Event, Format, OwnedPiece, ParserOptions, Region, RenderOptions, Turn, formats, render,
+    Call, CallPosition, Codec, Event, Format, OwnedPiece, ParserOptions, Region, RenderOptions, Turn, formats, render,
 };
 
 /// Cases per format, unless set in the environment.
@@ -84,7 +84,7 @@ fn turn(format: &Format, random: &mut Random, words: &mut Words) -> Turn {
     let calls: Vec<Call> = (0..random.below(most))
         .map(|_| Call { name: name(random).into(), arguments: arguments(random, words) })
         .collect();
-    let text = if format.calls == Calls::InsteadOfText && !calls.is_empty() || random.one_in(3) {
+    let text = if format.calls == CallPosition::InsteadOfText && !calls.is_empty() || random.one_in(3) {
         String::new()
     } else {
         words.some(random)

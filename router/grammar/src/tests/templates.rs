@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{fold, short};
 use crate::{
-    Call, Detect, Event, Parser, ParserOptions, Region, RenderOptions, ToolDecl, Turn, by_name, detect, render,
+    Call, Event, ModelDirFacts, Parser, ParserOptions, Region, RenderOptions, ToolDecl, Turn, by_name, detect, render,
     render_text,
 };
 
@@ -91,7 +91,7 @@ fn each_template_is_detected_as_its_format() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/templates");
     for (file, format, _) in TEMPLATES {
         let Ok(template) = std::fs::read_to_string(format!("{directory}/{file}")) else { continue };
-        let found = detect(&Detect { template: Some(&template), architecture: None, special: &|_| false });
+        let found = detect(&ModelDirFacts { template: Some(&template), architecture: None, special: &|_| false });
         assert_eq!(found.map(|f| f.name), Some(*format), "{file}");
     }
 }

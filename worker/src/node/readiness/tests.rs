@@ -1,5 +1,5 @@
 use rein_control_plane::records::{GroupMember, Release, encode};
-use rein_control_plane::{Memory, Placement, RankPlacement, Transaction};
+use rein_control_plane::{MemoryStore, Placement, RankPlacement, Transaction};
 use rein_proto::internal::EventsRequest;
 use rein_proto::internal::engine_client::EngineClient;
 use tokio::time::timeout;
@@ -21,7 +21,7 @@ struct Worker {
 
 impl Worker {
     fn new() -> Self {
-        let store: Arc<dyn Store> = Arc::new(Memory::default());
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let (keys, switch) = (Keys::new("test").unwrap(), EngineSwitch::default());
         let readiness = Readiness::of(store.clone(), keys.clone(), "w", switch.clone());
         Worker { store, keys, switch, readiness }

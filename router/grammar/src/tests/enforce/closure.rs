@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Bench, rules, tool};
 use crate::tests::{Random, cases};
-use crate::{Call, Calls, Codec, Format, Markers, Region, RenderOptions, Rules, Turn, formats, render};
+use crate::{Call, CallPosition, Codec, Format, Markers, Region, RenderOptions, Rules, Turn, formats, render};
 
 pub fn tools() -> Rules {
     let weather = json!({"type": "object", "required": ["city", "unit"], "properties": {
@@ -212,7 +212,7 @@ fn every_format_obeys_the_tool_choice() {
                     let turn = Turn { reasoning, text: text.into(), calls: vec![call("ping")] };
                     b.tokens.ids(&render(format, &turn, RenderOptions { spelled, ..RenderOptions::default() }))
                 };
-                let after = format.calls == Calls::AfterText;
+                let after = format.calls == CallPosition::AfterText;
                 for reasoning in [None, thinks()] {
                     check(what, b.takes_ids(&demand, &ids(reasoning.clone(), "")), true);
                     let (n, _) = b.run(&mut b.matcher(&demand), &ids(reasoning.clone(), "hello"));

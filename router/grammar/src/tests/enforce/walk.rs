@@ -33,7 +33,7 @@ fn walks_end_in_valid_calls() {
                     // A walk does not spell a marker by chance.
                     let marker = format.begin.iter().chain(format.call).find_map(crate::format::marker);
                     let mut ids = Vec::new();
-                    if spelled && format.calls == crate::Calls::AfterText {
+                    if spelled && format.calls == crate::CallPosition::AfterText {
                         ids = b.tokens.encode(marker.expect("a marker").as_bytes());
                         assert_eq!(b.run(&mut m, &ids).0, ids.len(), "{}", format.name);
                     }

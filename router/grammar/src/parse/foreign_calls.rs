@@ -14,7 +14,7 @@ const EXACT_DIGITS: usize = 15;
 
 impl Parser {
     /// Reports malformed text as calls if it consists only of JSON that names declared tools. False: it does not.
-    pub(super) fn rescue(&mut self, junk: &str, out: &mut Vec<Event>) -> bool {
+    pub(super) fn read_foreign_calls(&mut self, junk: &str, out: &mut Vec<Event>) -> bool {
         self.work += junk.len() as u64;
         let Some(calls) = self.calls_in(junk) else { return false };
         for (name, arguments) in calls {
