@@ -277,7 +277,7 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     /// A backend on device `index` that only loads weights, beside the one that computes.
     fn open_beside(&self, index: usize) -> Result<Self::Backend>;
     /// Bytes that are free for the ranks of this process together.
-    fn free_memory(&self) -> usize;
+    fn free_memory(&self) -> Result<usize>;
 }
 
 /// One device of one rank. `Tensor` is an activation matrix in f32. Only `draw`, `to_host` and the collective ops may

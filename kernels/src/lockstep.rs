@@ -394,7 +394,7 @@ impl<D: Devices> Devices for LockstepDevices<D> {
         Lockstep::new(self.devices.open_beside(index)?, &self.cpu, self.report.clone())
     }
 
-    fn free_memory(&self) -> usize {
+    fn free_memory(&self) -> Result<usize> {
         self.devices.free_memory()
     }
 }

@@ -380,7 +380,7 @@ impl Devices for RoundingDevices {
         Ok(RoundingCpu::new(self.cpu.open_beside(index)?))
     }
 
-    fn free_memory(&self) -> usize {
+    fn free_memory(&self) -> Result<usize> {
         self.cpu.free_memory()
     }
 }

@@ -213,7 +213,7 @@ impl ModelLoader {
             let held = placement.ranks.iter().map(|rank| footprint.held(rank, group_size));
             held.max().unwrap_or(0) + footprint.copies(self.options.redundant_experts)
         });
-        Ok((devices.free_memory() / 2 / bytes.max(1)).clamp(here, group_size.max(here)))
+        Ok((devices.free_memory()? / 2 / bytes.max(1)).clamp(here, group_size.max(here)))
     }
 
     /// A group whose ranks are all in this process.

@@ -7,13 +7,20 @@
 //   REIN_FAKE_CUDA_MEMORY      268435456 (bytes of device memory)
 //   REIN_FAKE_CUDA_OTHERS      0 (bytes of it that other processes use)
 //   REIN_FAKE_CUDA_FAULT       FUNCTION[:AFTER[:CODE]]: the function fails after that many calls (0) with that error (700,
-//                              CUDA_ERROR_ILLEGAL_ADDRESS)
+//                              CUDA_ERROR_ILLEGAL_ADDRESS). As on a GPU, all calls fail after an error of the device. 0:
+//                              the process aborts
+//   REIN_FAKE_CUDA_HANG        FUNCTION[:AFTER]: the function never returns after that many calls (0)
+//                              FUNCTION is a function of the driver, or a kernel: what waits for the kernel fails or hangs
 //   REIN_FAKE_CUDA_TRACE       a file that gets a line for each call that does work: the thread's id, the function
 //   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between
+// CUDA_VISIBLE_DEVICES holds as for NVIDIA's driver, with indices only.
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <sstream>
 
 #include "../kernels.cu"
 
@@ -27,8 +34,12 @@ enum Code {
   OUT_OF_MEMORY = 2,
   NO_DEVICE = 100,
   INVALID_IMAGE = 200,
+  NO_BINARY = 209,
+  ECC_UNCORRECTABLE = 214,
   NOT_FOUND = 500,
   ILLEGAL_ADDRESS = 700,
+  HARDWARE_STACK = 714,
+  LAUNCH_FAILED = 719,
   CAPTURE_UNSUPPORTED = 900,
 };
 
@@ -94,9 +105,19 @@ std::recursive_mutex lock;  // Kernels run one at a time; the fibres are of one 
 std::map<uint64_t, size_t> allocations;
 size_t allocated = 0;
 
+// A kernel never ends. What waits for the device does not return then.
+std::atomic<bool> hung = false;
+
+void wait_for_device() {
+  while (hung) pause();
+}
+
 // Destroyed first when the process ends. Other threads that still call wait for good.
 struct AtExit {
-  ~AtExit() { lock.lock(); }
+  ~AtExit() {
+    wait_for_device();
+    lock.lock();
+  }
 } at_exit;
 
 thread_local Stream *capturing = nullptr;
@@ -106,15 +127,43 @@ long setting(const char *name, long otherwise) {
   return text ? atol(text) : otherwise;
 }
 
+// Whether `setting`, FUNCTION[:AFTER[:CODE]], is about this function and has had its calls. Sets the code if there is one.
+bool is_due(const char *setting, const char *function, std::atomic<long> &calls, long &code) {
+  size_t length = strlen(function);
+  if (!setting || strncmp(setting, function, length) || (setting[length] && setting[length] != ':')) return false;
+  long after = 0;
+  sscanf(setting + length, ":%ld:%ld", &after, &code);
+  return calls++ >= after;
+}
+
+// After an error of the device, rather than of a call, everything fails until the process ends.
+bool is_sticky(long code) {
+  return code == ECC_UNCORRECTABLE || code == ILLEGAL_ADDRESS || (code >= HARDWARE_STACK && code <= LAUNCH_FAILED);
+}
+
+std::atomic<int> lost = SUCCESS;
+
 // The error of this call, SUCCESS if it is not to fail.
 int fault(const char *function) {
-  static std::atomic<long> calls = 0;
-  const char *fault = getenv("REIN_FAKE_CUDA_FAULT");
-  size_t length = strlen(function);
-  if (!fault || strncmp(fault, function, length) || (fault[length] && fault[length] != ':')) return SUCCESS;
-  long after = 0, code = ILLEGAL_ADDRESS;
-  sscanf(fault + length, ":%ld:%ld", &after, &code);
-  return calls++ < after ? SUCCESS : int(code);
+  static std::atomic<long> calls = 0, calls_of_hang = 0;
+  long code = ILLEGAL_ADDRESS;
+  while (is_due(getenv("REIN_FAKE_CUDA_HANG"), function, calls_of_hang, code)) pause();
+  if (lost || !is_due(getenv("REIN_FAKE_CUDA_FAULT"), function, calls, code)) return lost;
+  if (code == SUCCESS) abort();
+  if (is_sticky(code)) lost = int(code);
+  return int(code);
+}
+
+// Runs a kernel, unless the device has failed or hangs.
+void run(const Kernel &kernel, dim3 grid, dim3 threads, unsigned shared, const Work &call) {
+  static std::atomic<long> calls = 0, calls_of_hang = 0;
+  long code = ILLEGAL_ADDRESS;
+  if (is_due(getenv("REIN_FAKE_CUDA_HANG"), kernel.name, calls_of_hang, code)) hung = true;
+  if (is_due(getenv("REIN_FAKE_CUDA_FAULT"), kernel.name, calls, code)) {
+    if (code == SUCCESS) abort();
+    lost = int(code);
+  }
+  if (!hung && !lost) host::launch(kernel.name, grid, threads, shared, call);
 }
 
 void trace(const char *function) {
@@ -135,6 +184,22 @@ size_t memory() { return setting("REIN_FAKE_CUDA_MEMORY", 256 << 20); }
 size_t unused() { return memory() - setting("REIN_FAKE_CUDA_OTHERS", 0) - allocated; }
 int capability() { return int(setting("REIN_FAKE_CUDA_CAPABILITY", 90)); }
 
+// The devices that CUDA_VISIBLE_DEVICES leaves, up to its first index of none.
+std::vector<int> visible() {
+  int count = int(setting("REIN_FAKE_CUDA_DEVICES", 1));
+  std::vector<int> devices;
+  const char *list = getenv("CUDA_VISIBLE_DEVICES");
+  if (!list)
+    for (int i = 0; i < count; i++) devices.push_back(i);
+  std::istringstream indices(list ? list : "");
+  for (std::string index; std::getline(indices, index, ',');) {
+    int device = index.empty() || !isdigit(index[0]) ? -1 : atoi(index.c_str());
+    if (device < 0 || device >= count) break;
+    devices.push_back(device);
+  }
+  return devices;
+}
+
 // Does the work now, or records it if the stream is captured.
 int put(Stream *stream, Work work) {
   std::lock_guard<std::recursive_mutex> guard(lock);
@@ -153,10 +218,13 @@ int put(Stream *stream, Work work) {
   if (int code = fault(__func__)) return code
 
 FUNCTION(cuDriverGetVersion, int *version) { return *version = int(setting("REIN_FAKE_CUDA_VERSION", 13000)), SUCCESS; }
-FUNCTION(cuInit, unsigned) { return setting("REIN_FAKE_CUDA_DEVICES", 1) > 0 ? SUCCESS : NO_DEVICE; }
-FUNCTION(cuDeviceGetCount, int *count) { return *count = int(setting("REIN_FAKE_CUDA_DEVICES", 1)), SUCCESS; }
-FUNCTION(cuDeviceGet, int *device, int index) { return *device = index, SUCCESS; }
-FUNCTION(cuDeviceGetName, char *name, int size, int) { return snprintf(name, size, "Rein's CPU emulation"), SUCCESS; }
+FUNCTION(cuInit, unsigned) { return visible().empty() ? NO_DEVICE : SUCCESS; }
+FUNCTION(cuDeviceGetCount, int *count) { return *count = int(visible().size()), SUCCESS; }
+FUNCTION(cuDeviceGet, int *device, int index) { return *device = visible().at(index), SUCCESS; }
+FUNCTION(cuDeviceGetName, char *name, int size, int device) {
+  std::string number = device ? " " + std::to_string(device) : "";
+  return snprintf(name, size, "Rein's CPU emulation%s", number.c_str()), SUCCESS;
+}
 FUNCTION(cuDeviceTotalMem_v2, size_t *bytes, int) { return *bytes = memory(), SUCCESS; }
 FUNCTION(cuDeviceGetAttribute, int *value, int attribute, int) {
   constexpr int MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76;
@@ -173,7 +241,14 @@ FUNCTION(cuDeviceGetAttribute, int *value, int attribute, int) {
 FUNCTION(cuDevicePrimaryCtxRetain, void **context, int) { return *context = &allocations, SUCCESS; }
 FUNCTION(cuDevicePrimaryCtxRelease_v2, int) { return SUCCESS; }
 FUNCTION(cuCtxSetCurrent, void *) { return SUCCESS; }
-FUNCTION(cuModuleLoadData, void **module, const void *image) {
+FUNCTION(cuModuleLoadDataEx, void **module, const void *image, unsigned count, int *options, void **values) {
+  trace(__func__);
+  if (int code = fault(__func__)) {
+    constexpr int ERROR_LOG_BUFFER = 5;
+    for (unsigned i = 0; i < count; i++)
+      if (options[i] == ERROR_LOG_BUFFER) strcpy(static_cast<char *>(values[i]), "ptxas fatal: no such instruction\n");
+    return code;
+  }
   // The magic number of fat binaries.
   uint32_t magic;
   memcpy(&magic, image, 4);
@@ -197,6 +272,7 @@ FUNCTION(cuFuncGetParamInfo, Kernel *kernel, size_t index, size_t *offset, size_
 FUNCTION(cuFuncSetAttribute, Kernel *, int, int) { return SUCCESS; }
 
 FUNCTION(cuMemGetInfo_v2, size_t *free, size_t *total) {
+  WORK;
   std::lock_guard<std::recursive_mutex> guard(lock);
   *total = memory();
   *free = unused();
@@ -214,6 +290,7 @@ FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
   return SUCCESS;
 }
 FUNCTION(cuMemFree_v2, uint64_t address) {
+  wait_for_device();
   WORK;
   std::lock_guard<std::recursive_mutex> guard(lock);
   auto found = allocations.find(address);
@@ -228,7 +305,11 @@ FUNCTION(cuMemHostAlloc, void **start, size_t bytes, unsigned) {
   *start = malloc(bytes);
   return *start ? SUCCESS : OUT_OF_MEMORY;
 }
-FUNCTION(cuMemFreeHost, void *start) { return free(start), SUCCESS; }
+FUNCTION(cuMemFreeHost, void *start) {
+  wait_for_device();
+  WORK;
+  return free(start), SUCCESS;
+}
 FUNCTION(cuMemcpyHtoDAsync_v2, uint64_t to, const void *from, size_t bytes, Stream *stream) {
   WORK;
   return put(stream, [=] { memcpy(reinterpret_cast<void *>(to), from, bytes); });
@@ -246,9 +327,13 @@ FUNCTION(cuMemsetD8Async, uint64_t to, unsigned char byte, size_t bytes, Stream 
   return put(stream, [=] { memset(reinterpret_cast<void *>(to), byte, bytes); });
 }
 
-FUNCTION(cuStreamCreate, Stream **stream, unsigned) { return *stream = new Stream, SUCCESS; }
+FUNCTION(cuStreamCreate, Stream **stream, unsigned) {
+  WORK;
+  return *stream = new Stream, SUCCESS;
+}
 FUNCTION(cuStreamDestroy_v2, Stream *stream) { return delete stream, SUCCESS; }
 FUNCTION(cuStreamSynchronize, Stream *stream) {
+  wait_for_device();
   WORK;
   return stream->capture ? CAPTURE_UNSUPPORTED : SUCCESS;
 }
@@ -277,7 +362,10 @@ FUNCTION(cuGraphDestroy, Graph *graph) { return delete graph, SUCCESS; }
 FUNCTION(cuEventCreate, Event **event, unsigned) { return *event = new Event, SUCCESS; }
 FUNCTION(cuEventDestroy_v2, Event *event) { return delete event, SUCCESS; }
 FUNCTION(cuEventRecord, Event *event, Stream *) { return event->at = std::chrono::steady_clock::now(), SUCCESS; }
-FUNCTION(cuEventSynchronize, Event *) { return SUCCESS; }
+FUNCTION(cuEventSynchronize, Event *) {
+  wait_for_device();
+  return lost;
+}
 FUNCTION(cuEventElapsedTime_v2, float *milliseconds, Event *begin, Event *end) {
   *milliseconds = std::chrono::duration<float, std::milli>(end->at - begin->at).count();
   return SUCCESS;
@@ -288,8 +376,7 @@ FUNCTION(cuLaunchKernel, Kernel *kernel, unsigned x, unsigned y, unsigned z, uns
   WORK;
   if (skips(kernel->name)) return SUCCESS;
   Work call = kernel->bind(arguments[0]);
-  return put(stream,
-             [=] { host::launch(kernel->name, dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared, call); });
+  return put(stream, [=] { run(*kernel, dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared, call); });
 }
 
 FUNCTION(cuTensorMapEncodeTiled, TensorMap *map, int type, unsigned rank, void *data, const uint64_t *dims,
@@ -302,15 +389,19 @@ FUNCTION(cuTensorMapEncodeTiled, TensorMap *map, int type, unsigned rank, void *
 }
 
 FUNCTION(cuGetErrorName, int code, const char **name) {
-  *name = code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
-          : code == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE"
-          : code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
-                                  : nullptr;
+  *name = code == ILLEGAL_ADDRESS     ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : code == INVALID_VALUE     ? "CUDA_ERROR_INVALID_VALUE"
+          : code == OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : code == NO_BINARY         ? "CUDA_ERROR_NO_BINARY_FOR_GPU"
+          : code == ECC_UNCORRECTABLE ? "CUDA_ERROR_ECC_UNCORRECTABLE"
+                                      : nullptr;
   return *name ? SUCCESS : INVALID_VALUE;
 }
 FUNCTION(cuGetErrorString, int code, const char **text) {
-  *text = code == ILLEGAL_ADDRESS ? "an illegal memory access was encountered"
-          : code == OUT_OF_MEMORY ? "out of memory"
-                                  : nullptr;
+  *text = code == ILLEGAL_ADDRESS     ? "an illegal memory access was encountered"
+          : code == OUT_OF_MEMORY     ? "out of memory"
+          : code == NO_BINARY         ? "no kernel image is available for execution on the device"
+          : code == ECC_UNCORRECTABLE ? "uncorrectable ECC error encountered"
+                                      : nullptr;
   return *text ? SUCCESS : INVALID_VALUE;
 }

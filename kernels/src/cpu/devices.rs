@@ -29,11 +29,11 @@ impl Devices for CpuDevices {
     }
 
     /// MemAvailable of Linux.
-    fn free_memory(&self) -> usize {
+    fn free_memory(&self) -> Result<usize> {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
         let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
-        kib.map_or(UNKNOWN_FREE, |kib| kib << 10)
+        Ok(kib.map_or(UNKNOWN_FREE, |kib| kib << 10))
     }
 }
 

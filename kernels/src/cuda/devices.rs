@@ -57,9 +57,12 @@ impl Devices for CudaDevices {
     }
 
     /// What the driver reports, for all devices together, without the room for activations; other processes count too.
-    fn free_memory(&self) -> usize {
-        let free = |(free, total): (usize, usize)| free.saturating_sub(total / ACTIVATIONS);
-        self.devices.iter().filter_map(|device| device.memory().ok()).map(free).sum()
+    fn free_memory(&self) -> Result<usize> {
+        let free = |device: &CudaDevice| {
+            let (free, total) = device.memory()?;
+            Ok(free.saturating_sub(total / ACTIVATIONS))
+        };
+        self.devices.iter().map(free).sum()
     }
 }
 

@@ -92,7 +92,7 @@ impl KvPlan {
         ranks: usize,
         options: &ModelOptions,
     ) -> Result<Self, LoadError> {
-        Self::within(footprint, mine, to_load, ranks, options, footprint.devices.free_memory())
+        Self::within(footprint, mine, to_load, ranks, options, footprint.devices.free_memory()?)
     }
 
     fn within<'a, D: DeviceStorage>(
