@@ -8,6 +8,7 @@ mod capacity;
 mod client;
 mod cluster;
 mod config;
+mod ending;
 mod fingerprint;
 mod key;
 mod listen;

@@ -1,6 +1,8 @@
 //! `rein selftest`: checks that the devices of this machine compute what the CPU does.
 
 mod bench;
+mod check;
+mod child;
 mod engine;
 mod fixtures;
 mod invariance;
@@ -9,18 +11,22 @@ mod play;
 mod report;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod weights;
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::ffi::OsString;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rein_kernels::cuda::selftest::{self, Row};
+use rein_kernels::cuda::selftest;
 use rein_kernels::cuda::{CudaDevice, Driver};
 use rein_worker::rank::DeviceChoice;
 
-use self::report::{Report, ReportRow, Section};
+use self::check::SectionCheck;
+use self::report::{Report, Section};
+use self::watch::{ScratchDir, SectionProcess};
 use crate::args::{SelftestArgs, SelftestSection};
 use crate::terminal;
 
@@ -28,11 +34,17 @@ use crate::terminal;
 pub fn run(args: &SelftestArgs) -> Result<ExitCode, Box<dyn Error>> {
     let driver = Driver::open()?;
     let device = driver.device(args.device)?;
+    if let (Some(first), [section]) = (args.from_check, &*args.sections) {
+        child::run(checks(*section, args, &driver, &device)?, first, || device.memory().is_ok())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         device: device.properties.name.clone(),
         sections: BTreeMap::new(),
     };
+    // Its memory is for the processes that run the checks.
+    drop(device);
     if let Some(path) = &args.resume {
         report.sections = report.passed_before(path, args.reduced)?;
     }
@@ -43,7 +55,12 @@ pub fn run(args: &SelftestArgs) -> Result<ExitCode, Box<dyn Error>> {
             continue;
         }
         let begin = Instant::now();
-        let found = execute(*section, args, &driver, &device);
+        let process = SectionProcess {
+            arguments: arguments(*section, args),
+            check_time: Duration::from_secs_f64(args.check_time),
+            scratch: ScratchDir::new()?,
+        };
+        let found = process.run();
         let reduced = args.reduced && section.has_sets();
         let found = Section::new(found, begin.elapsed().as_secs_f64(), reduced);
         terminal::out(found.markdown(name));
@@ -57,22 +74,32 @@ pub fn run(args: &SelftestArgs) -> Result<ExitCode, Box<dyn Error>> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn execute(
+/// The command line of a process that runs the checks of one section.
+fn arguments(section: SelftestSection, args: &SelftestArgs) -> Vec<OsString> {
+    let mut all: Vec<OsString> = ["selftest", "--sections", section.name(), "--device"].map(Into::into).into();
+    all.push(args.device.to_string().into());
+    all.extend(["--fixtures".into(), args.fixtures.clone().into_os_string()]);
+    if args.reduced {
+        all.push("--reduced".into());
+    }
+    all
+}
+
+fn checks<'a>(
     section: SelftestSection,
     args: &SelftestArgs,
-    driver: &Driver,
-    device: &CudaDevice,
-) -> Result<Vec<ReportRow>, Box<dyn Error>> {
-    let rows = |found: Vec<Row>| found.into_iter().map(ReportRow::from).collect();
+    driver: &'a Driver,
+    device: &'a CudaDevice,
+) -> Result<Vec<SectionCheck<'a>>, Box<dyn Error>> {
     let devices = DeviceChoice::Cuda(vec![args.device]);
     let small = |few: &[&str]| fixtures::models(&args.fixtures, args.reduced.then_some(few));
-    match section {
-        SelftestSection::Device => Ok(rows(selftest::device(driver, device)?)),
-        SelftestSection::Ptx => Ok(rows(selftest::ptx(device)?)),
-        SelftestSection::Ops => Ok(rows(selftest::ops(device)?)),
-        SelftestSection::Models => models::run(&small(models::REDUCED)?, &devices, &DeviceChoice::Cpu, args.reduced),
-        SelftestSection::Invariance => invariance::run(&small(invariance::REDUCED)?, &devices, args.reduced),
-        SelftestSection::Engine => engine::run(&small(engine::REDUCED)?, &devices, args.reduced),
-        SelftestSection::Bench => bench::run(&small(&[bench::TINY])?, &devices, args.reduced),
-    }
+    Ok(match section {
+        SelftestSection::Device => selftest::device(driver, device).into_iter().map(Into::into).collect(),
+        SelftestSection::Ptx => selftest::ptx(device)?.into_iter().map(Into::into).collect(),
+        SelftestSection::Ops => selftest::ops(device)?.into_iter().map(Into::into).collect(),
+        SelftestSection::Models => models::checks(small(models::REDUCED)?, &devices, &DeviceChoice::Cpu, args.reduced),
+        SelftestSection::Invariance => invariance::checks(small(invariance::REDUCED)?, &devices, args.reduced),
+        SelftestSection::Engine => engine::checks(small(engine::REDUCED)?, &devices, args.reduced),
+        SelftestSection::Bench => bench::checks(small(&[bench::TINY])?, &devices, args.reduced),
+    })
 }

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 
 use super::{DeviceArgs, ModelArgs};
+use crate::option_values;
 
 #[derive(Debug, Clone, Args)]
 pub struct ScoreArgs {
@@ -147,6 +148,10 @@ pub struct SelftestArgs {
     /// Directory with the small model directories of models, invariance, engine and bench
     #[arg(long, default_value = "tests/fixtures/models", value_name = "DIR")]
     pub fixtures: PathBuf,
+    /// Seconds after which a check that reports nothing counts as hung. A section begins no check after three times as
+    /// long
+    #[arg(long, default_value = "30", value_name = "S", value_parser = option_values::deadline)]
+    pub check_time: f64,
     /// Smaller sets, for a device that is emulated; the report marks them
     #[arg(long)]
     pub reduced: bool,
@@ -156,6 +161,9 @@ pub struct SelftestArgs {
     /// Report of an earlier run whose passed sections are not run again; without --report, it is updated
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
+    /// Run the checks of the one section from this one on, in this process, and print what they find as JSON
+    #[arg(long, hide = true, value_name = "N")]
+    pub from_check: Option<usize>,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -11,10 +11,11 @@ use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
 use rein_worker::rank::{DeviceChoice, ModelOptions};
 
+use super::check::{CheckResult, ReportSink, SectionCheck};
 use super::fixtures::{self, SmallModel, Steps, drawing};
 use super::play::{Act, Action, Script, play};
 use super::report::ReportRow;
-use super::weights;
+use super::weights::{self, BenchShape};
 
 /// The small model whose steps are timed.
 pub const TINY: &str = "qwen3";
@@ -27,6 +28,7 @@ const BATCHES_REDUCED: &[usize] = &[1, 4];
 const SHORT: usize = 16;
 
 /// How much is run.
+#[derive(Clone, Copy)]
 struct Load {
     batches: &'static [usize],
     /// Tokens of each sequence before it decodes.
@@ -42,32 +44,45 @@ struct Load {
 const FULL: Load = Load { batches: BATCHES, context: 512, prefill: 8192, runs: 20, tokens: 48 };
 const REDUCED: Load = Load { batches: BATCHES_REDUCED, context: 16, prefill: 64, runs: 2, tokens: 4 };
 
-pub fn run(models: &[SmallModel], devices: &DeviceChoice, reduced: bool) -> Result<Vec<ReportRow>, Box<dyn Error>> {
+pub fn checks(models: Vec<SmallModel>, devices: &DeviceChoice, reduced: bool) -> Vec<SectionCheck<'static>> {
     let (shape, load) = if reduced { (weights::REDUCED, REDUCED) } else { (weights::FULL, FULL) };
-    let mut rows = Vec::new();
-    // Its products take no time, so a step is what the host and the launches take.
-    if let Some(tiny) = models.iter().find(|model| model.name == TINY) {
-        let options = ModelOptions { devices: devices.clone(), kv_blocks: Some(512), ..fixtures::options() };
-        let mut steps = tiny.load_with(&options)?;
-        let vocab = steps.group.shape().vocab_size;
-        for &batch in load.batches {
-            let time = decode(&mut steps, batch, tiny.tokens.len(), vocab, load.runs)?;
-            rows.push(figure(format!("step of {} ({batch} rows)", tiny.name), format!("{:.0} us", time * 1e6)));
-        }
+    let (tiny, devices) = (models.into_iter().find(|model| model.name == TINY), devices.clone());
+    let of_tiny = tiny.map(|tiny| {
+        let devices = devices.clone();
+        SectionCheck::new("step", move |rows| tiny_steps(&tiny, devices, &load, rows))
+    });
+    let of_model = SectionCheck::new("model", move |rows| model_steps(&shape, devices, &load, rows));
+    of_tiny.into_iter().chain([of_model]).collect()
+}
+
+/// The products of a tiny model take no time, so a step is what the host and the launches take.
+fn tiny_steps(tiny: &SmallModel, devices: DeviceChoice, load: &Load, rows: &mut ReportSink) -> CheckResult {
+    let options = ModelOptions { devices, kv_blocks: Some(512), ..fixtures::options() };
+    let mut steps = tiny.load_with(&options)?;
+    let vocab = steps.group.shape().vocab_size;
+    for &batch in load.batches {
+        let time = decode(&mut steps, batch, tiny.tokens.len(), vocab, load.runs)?;
+        rows(figure(format!("step of {} ({batch} rows)", tiny.name), format!("{:.0} us", time * 1e6)));
     }
+    Ok(())
+}
+
+fn model_steps(shape: &BenchShape, devices: DeviceChoice, load: &Load, rows: &mut ReportSink) -> CheckResult {
+    let begin = Instant::now();
     let model = shape.write()?;
+    let value = format!("{} MiB written in {:.1} s", model.bytes >> 20, begin.elapsed().as_secs_f64());
+    rows(figure("random weights", value));
     let most = load.batches.iter().copied().max().unwrap_or(1);
     let block_size = devices.defaults().block_size;
     let of_one = (load.context + load.runs + load.tokens + 2).div_ceil(block_size) + 1;
     let blocks = (most * of_one).max(load.prefill.div_ceil(block_size));
-    let options =
-        ModelOptions { devices: devices.clone(), kv_blocks: Some(blocks), block_size, ..ModelOptions::default() };
+    let options = ModelOptions { devices, kv_blocks: Some(blocks), block_size, ..ModelOptions::default() };
     let begin = Instant::now();
     let bench = SmallModel { name: "bench".into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None };
     let mut steps = bench.load_with(&options)?;
     let seconds = begin.elapsed().as_secs_f64();
     let rate = model.bytes as f64 / seconds / 1e9;
-    rows.push(figure("load", format!("{} MiB of bf16 in {seconds:.2} s, {rate:.2} GB/s", model.bytes >> 20)));
+    rows(figure("load", format!("{} MiB of bf16 in {seconds:.2} s, {rate:.2} GB/s", model.bytes >> 20)));
 
     let prompt: Vec<u32> = random_tokens(0, load.prefill, shape.vocab);
     let row = vec![plain(drawing(1, &prompt, 0, &steps.blocks(0, prompt.len())))];
@@ -76,17 +91,14 @@ pub fn run(models: &[SmallModel], devices: &DeviceChoice, reduced: bool) -> Resu
         Ok(())
     })?;
     let rate = prompt.len() as f64 / time;
-    rows.push(figure(
-        format!("prefill of {} tokens", prompt.len()),
-        format!("{:.1} ms, {rate:.0} tokens/s", time * 1e3),
-    ));
+    rows(figure(format!("prefill of {} tokens", prompt.len()), format!("{:.1} ms, {rate:.0} tokens/s", time * 1e3)));
     for &batch in load.batches {
         let time = decode(&mut steps, batch, load.context, shape.vocab, load.runs)?;
         let value = format!("{:.3} ms per step, {:.0} tokens/s", time * 1e3, batch as f64 / time);
-        rows.push(figure(format!("decode, {batch} rows after {} tokens", load.context), value));
+        rows(figure(format!("decode, {batch} rows after {} tokens", load.context), value));
     }
-    rows.extend(enforced(&mut steps, most, &load, shape.vocab)?);
-    Ok(rows)
+    enforced(&mut steps, most, load, shape.vocab)?.into_iter().for_each(rows);
+    Ok(())
 }
 
 fn figure(name: impl Into<String>, value: String) -> ReportRow {

@@ -11,6 +11,7 @@ use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
 use rein_worker::rank::{DeviceChoice, Dtype, ModelOptions};
 
+use super::check::SectionCheck;
 use super::fixtures::{self, SmallModel};
 use super::play::{Act, Action, PlayedStream, Script, play};
 use super::report::ReportRow;
@@ -23,32 +24,22 @@ const MAX_TOKENS: usize = 24;
 /// So few blocks that sequences are preempted.
 const BLOCKS: usize = 14;
 
-pub fn run(models: &[SmallModel], devices: &DeviceChoice, reduced: bool) -> Result<Vec<ReportRow>, Box<dyn Error>> {
+pub fn checks(models: Vec<SmallModel>, devices: &DeviceChoice, reduced: bool) -> Vec<SectionCheck<'static>> {
     let count = if reduced { SEQUENCES_REDUCED } else { SEQUENCES };
-    let mut rows = Vec::new();
-    for model in models {
-        let check = || -> Result<Vec<ReportRow>, Box<dyn Error>> {
-            let options = ModelOptions {
-                devices: devices.clone(),
-                dtype: Dtype::Auto,
-                kv_blocks: Some(BLOCKS),
-                ..fixtures::options()
-            };
+    let check = |model: SmallModel| {
+        let devices = devices.clone();
+        SectionCheck::new(model.name.clone(), move |rows| {
+            let options = ModelOptions { devices, dtype: Dtype::Auto, kv_blocks: Some(BLOCKS), ..fixtures::options() };
             let mut group = model.load_with(&options)?.group;
-            let scripts = scripts(model, group.shape().vocab_size, count);
+            let scripts = scripts(&model, group.shape().vocab_size, count);
             let (alone, crowd, stats) = both(&mut group, &scripts)?;
+            rows(together(&model.name, &alone, &crowd, &stats));
             let mut second = model.load_with(&options)?.group;
-            Ok(vec![
-                together(&model.name, &alone, &crowd, &stats),
-                resumed(&model.name, &mut second, &scripts, &alone)?,
-            ])
-        };
-        match check() {
-            Ok(found) => rows.extend(found),
-            Err(error) => rows.push(ReportRow::new(&model.name, error.to_string(), false)),
-        }
-    }
-    Ok(rows)
+            rows(resumed(&model.name, &mut second, &scripts, &alone)?);
+            Ok(())
+        })
+    };
+    models.into_iter().map(check).collect()
 }
 
 /// Sequences with common prefixes. The first two are not steered.

@@ -7,8 +7,8 @@ use rein_proto::internal::{Row, RowResult};
 use rein_proto::splitmix::mix;
 use rein_worker::rank::{DeviceChoice, Dtype};
 
+use super::check::SectionCheck;
 use super::fixtures::{SmallModel, Steps, scoring};
-use super::report::ReportRow;
 
 /// Attention of each kind, experts, and weights of each form.
 pub const REDUCED: &[&str] = &["mistral", "qwen3_moe", "deepseek_v3_fp8", "kimi_k2_int4"];
@@ -23,18 +23,20 @@ const THEIR_BLOCKS: usize = 32;
 /// The bits of the logprobs of a sequence's tokens, with their alternatives.
 type Bits = Vec<u32>;
 
-pub fn run(models: &[SmallModel], devices: &DeviceChoice, reduced: bool) -> Result<Vec<ReportRow>, Box<dyn Error>> {
+pub fn checks(models: Vec<SmallModel>, devices: &DeviceChoice, reduced: bool) -> Vec<SectionCheck<'static>> {
     let neighbours = if reduced { NEIGHBOURS_REDUCED } else { NEIGHBOURS };
-    let mut rows = Vec::new();
+    let mut checks = Vec::new();
     for model in models {
         for dtype in if model.quantized.is_some() || reduced { &[Dtype::Auto][..] } else { &[Dtype::F32, Dtype::Bf16] }
         {
             let name = format!("{}, {}", model.name, format!("{dtype:?}").to_lowercase());
-            let found = model.load(devices, *dtype).and_then(|steps| look(steps, &model.tokens, neighbours));
-            rows.push(ReportRow::of(name, found));
+            let (model, devices) = (model.clone(), devices.clone());
+            checks.push(SectionCheck::of_row(name, move || {
+                look(model.load(&devices, *dtype)?, &model.tokens, neighbours)
+            }));
         }
     }
-    Ok(rows)
+    checks
 }
 
 fn look(mut steps: Steps, tokens: &[u32], neighbours: &[usize]) -> Result<(String, bool), Box<dyn Error>> {

@@ -7,8 +7,8 @@ use rein_kernels::lockstep::{LockstepReport, OpDifference};
 use rein_proto::internal::{RowResult, TokenLogprob};
 use rein_worker::rank::{DeviceChoice, Dtype};
 
+use super::check::SectionCheck;
 use super::fixtures::{SmallModel, Steps, drawing, scoring};
-use super::report::ReportRow;
 
 /// Models that show each kind of layer and weight.
 pub const REDUCED: &[&str] = &["qwen3", "mistral", "qwen3_moe", "deepseek_v3", "deepseek_v3_fp8", "kimi_k2_int4"];
@@ -31,75 +31,75 @@ const GREEDY: usize = 32;
 const PROMPT: usize = 10;
 const TOP: i32 = 5;
 
-pub fn run(
-    models: &[SmallModel],
+/// Two of each model and form: from end to end, and op by op.
+pub fn checks(
+    models: Vec<SmallModel>,
     devices: &DeviceChoice,
     oracle: &DeviceChoice,
     reduced: bool,
-) -> Result<Vec<ReportRow>, Box<dyn Error>> {
+) -> Vec<SectionCheck<'static>> {
     let greedy = if reduced { GREEDY / 4 } else { GREEDY };
-    let mut rows = Vec::new();
+    let mut checks = Vec::new();
     for model in models {
         let cases = match model.quantized {
             Some(form) => vec![(form, Dtype::Auto)],
             None => vec![("f32", Dtype::F32), ("bf16", Dtype::Bf16)],
         };
         for (form, dtype) in cases {
-            let compared = model.load(devices, dtype).and_then(|device| {
-                let rounding = match devices {
-                    DeviceChoice::Cpu => model.load(devices, dtype)?,
-                    _ => model.load_rounding(dtype)?,
-                };
-                let oracle = model.load(oracle, dtype)?;
-                let tolerance = if dtype == Dtype::F32 { F32 } else { ROUNDED };
-                compare(&model.tokens, device, oracle, rounding, tolerance, greedy)
-            });
-            rows.push(ReportRow::of(format!("{}, {form}", model.name), compared));
-            let allowed = if dtype == Dtype::F32 { OP_F32 } else { OP };
-            let found = compare_ops(model, devices, dtype, allowed);
-            rows.push(ReportRow::of(format!("{}, {form}, op by op", model.name), found));
+            let name = format!("{}, {form}", model.name);
+            let (whole, devices, oracle) = (model.clone(), devices.clone(), oracle.clone());
+            let (by_op, devices_by_op) = (model.clone(), devices.clone());
+            checks.push(SectionCheck::of_row(name.clone(), move || compare(&whole, dtype, &devices, &oracle, greedy)));
+            checks.push(SectionCheck::of_row(format!("{name}, op by op"), move || {
+                compare_ops(&by_op, &devices_by_op, dtype)
+            }));
         }
     }
-    Ok(rows)
+    checks
 }
 
-/// `rounding`: the CPU that rounds activations as a device does; in f32 it rounds none. Logprobs are compared with its
-/// own. How far it is from the oracle itself shows what rounding changes in this model.
+/// Logprobs are compared with those of the CPU that rounds activations as a device does; in f32 it rounds none. How far
+/// it is from the oracle itself shows what rounding changes in this model.
 fn compare(
-    tokens: &[u32],
-    mut device: Steps,
-    mut oracle: Steps,
-    mut rounding: Steps,
-    tolerance: f32,
+    model: &SmallModel,
+    dtype: Dtype,
+    devices: &DeviceChoice,
+    oracle: &DeviceChoice,
     greedy: usize,
 ) -> Result<(String, bool), Box<dyn Error>> {
+    let mut device = model.load(devices, dtype)?;
+    let mut rounding = match devices {
+        DeviceChoice::Cpu => model.load(devices, dtype)?,
+        _ => model.load_rounding(dtype)?,
+    };
+    let mut oracle = model.load(oracle, dtype)?;
+    let tolerance = if dtype == Dtype::F32 { F32 } else { ROUNDED };
+    let tokens = &*model.tokens;
     let blocks = device.blocks(0, tokens.len());
     let score = || vec![scoring(1, tokens, 0..tokens.len(), &blocks, TOP)];
     let wanted = oracle.run(score())?;
     let (found, rounded) = (device.run(score())?, rounding.run(score())?);
     let far = distance(&found, &rounded)?;
     let (alone, unrounded) = (distance(&rounded, &wanted)?, distance(&found, &wanted)?);
+    // In some models rounding alone sends a row to another expert. A device that adds in another order may do so too.
+    let allowed = tolerance.max(alone);
     let prompt = &tokens[..PROMPT.min(tokens.len())];
     let want = decode(&mut oracle, prompt, greedy)?;
     let got = decode(&mut device, prompt, greedy)?;
     // After a token that the oracle chose by less than both may be off, the two may continue differently.
-    let clear = want.iter().take_while(|(_, gap)| *gap > 2.0 * tolerance).count();
+    let clear = want.iter().take_while(|(_, gap)| *gap > 2.0 * allowed).count();
     let equal = want.iter().zip(&got).take_while(|(want, got)| want.0 == got.0).count();
-    let passed = far <= tolerance && equal >= clear;
+    let passed = far <= allowed && equal >= clear;
     let value = format!(
-        "logprobs within {far:.1e} of their size (at most {tolerance:.0e}), {unrounded:.1e} without rounding on the CPU \
+        "logprobs within {far:.1e} of their size (at most {allowed:.1e}), {unrounded:.1e} without rounding on the CPU \
          (rounding alone: {alone:.1e}), {equal} of {greedy} tokens equal"
     );
     Ok((value + if equal < clear { ", no close decision" } else { "" }, passed))
 }
 
 /// The ops of one scoring step and of some decode steps, each against the CPU from the same inputs.
-fn compare_ops(
-    model: &SmallModel,
-    devices: &DeviceChoice,
-    dtype: Dtype,
-    allowed: f64,
-) -> Result<(String, bool), Box<dyn Error>> {
+fn compare_ops(model: &SmallModel, devices: &DeviceChoice, dtype: Dtype) -> Result<(String, bool), Box<dyn Error>> {
+    let allowed = if dtype == Dtype::F32 { OP_F32 } else { OP };
     let report = LockstepReport::default();
     let mut steps = model.load_in_lockstep(devices, dtype, &report)?;
     let tokens = &model.tokens;

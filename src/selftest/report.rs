@@ -40,12 +40,6 @@ impl ReportRow {
     pub fn new(name: impl Into<String>, value: impl Into<String>, passed: bool) -> Self {
         ReportRow { name: name.into(), value: value.into(), passed }
     }
-
-    /// What a fallible check found; an error fails it.
-    pub fn of(name: impl Into<String>, found: Result<(String, bool), Box<dyn Error>>) -> Self {
-        let (value, passed) = found.unwrap_or_else(|error| (error.to_string(), false));
-        ReportRow { name: name.into(), value, passed }
-    }
 }
 
 impl From<Row> for ReportRow {

@@ -10,8 +10,11 @@ fn small(names: &[&str]) -> Vec<fixtures::SmallModel> {
 }
 
 #[track_caller]
-fn passes(found: Result<Vec<ReportRow>, Box<dyn Error>>, rows: usize) {
-    let found = found.expect("runs");
+fn passes(checks: Vec<SectionCheck>, rows: usize) {
+    let mut found = Vec::new();
+    for check in checks {
+        (check.run)(&mut |row| found.push(row)).expect("runs");
+    }
     assert_eq!(found.len(), rows);
     for row in found {
         println!("{}: {}", row.name, row.value);
@@ -23,8 +26,8 @@ fn passes(found: Result<Vec<ReportRow>, Box<dyn Error>>, rows: usize) {
 fn the_cpu_passes_every_section() {
     let cpu = DeviceChoice::Cpu;
     // Four of six are not quantized. Each is compared from end to end and op by op.
-    passes(models::run(&small(models::REDUCED), &cpu, &cpu, true), 2 * (4 * 2 + 2));
-    passes(invariance::run(&small(models::REDUCED), &cpu, true), 6);
-    passes(engine::run(&small(models::REDUCED), &cpu, true), 2 * 6);
-    passes(bench::run(&small(&[bench::TINY]), &cpu, true), 2 + 2 + 2 + 3);
+    passes(models::checks(small(models::REDUCED), &cpu, &cpu, true), 2 * (4 * 2 + 2));
+    passes(invariance::checks(small(models::REDUCED), &cpu, true), 6);
+    passes(engine::checks(small(models::REDUCED), &cpu, true), 2 * 6);
+    passes(bench::checks(small(&[bench::TINY]), &cpu, true), 2 + 3 + 2 + 3);
 }

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import BIN, REPOSITORY, Server
-from fleet import DEMO, Fleet
+from fleet import DEMO, Fleet, until
 
 FIXTURES = REPOSITORY / "tests/fixtures/models"
 
@@ -46,10 +46,12 @@ def test_models_of_the_backend(driver, tmp_path):
     assert "cuGraphLaunch" in trace.read_text()
 
 
-def environment(library_path, **settings):
-    """Settings are REIN_FAKE_CUDA_*."""
+def environment(library_path, visible=None, **settings):
+    """`visible` is CUDA_VISIBLE_DEVICES; settings are REIN_FAKE_CUDA_*."""
     ours = {**os.environ, "LD_LIBRARY_PATH": str(library_path), "REIN_LOG": "warn"}
     ours.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        ours["CUDA_VISIBLE_DEVICES"] = visible
     return ours | {f"REIN_FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
 
 
@@ -71,6 +73,13 @@ UNUSABLE = [
     ([3], {}, "device 3 does not exist: the driver reports device 0 only"),
     ([2], {"devices": 2}, "device 2 does not exist: the driver reports devices 0 to 1"),
     ([], {"capability": 75}, "device 0 (Rein's CPU emulation) has compute capability 7.5, expected 8.0 or later"),
+    ([2], {"devices": 4, "visible": "3,1"},
+     "device 2 does not exist with CUDA_VISIBLE_DEVICES=3,1: the driver reports devices 0 to 1"),
+    ([], {"devices": 4, "visible": "4"}, "no CUDA device with CUDA_VISIBLE_DEVICES=4: the driver reports none"),
+    ([], {"capability": 120, "fault": "cuModuleLoadDataEx:0:209"},
+     "device 0 (Rein's CPU emulation, compute capability 12.0): the kernels cannot be loaded: cuModuleLoadDataEx failed: "
+     "no kernel image is available for execution on the device (CUDA_ERROR_NO_BINARY_FOR_GPU); the driver says: ptxas "
+     "fatal: no such instruction"),
 ]
 
 
@@ -84,7 +93,7 @@ def test_a_device_that_cannot_be_used_is_a_clear_error(driver, device, settings,
 def test_no_server_starts_on_a_device_that_cannot_be_used(driver, unreadable, device, settings, message):
     options = ["--model", unreadable, *(["--devices", *device] if device else [])]
     code, out, err = rein("serve", *options, library_path=driver, **settings)
-    assert (code, out, err) == (1, "", f"rein: --engine cuda: {message}\n")
+    assert (code, out) == (1, "") and err.endswith(f"rein: --engine cuda: {message}\n")
 
 
 @pytest.fixture
@@ -296,13 +305,78 @@ def test_a_wrong_kernel_fails_the_ops_that_use_it(driver, tmp_path):
     assert (code, err) == (1, "")
     rows = json.loads(path.read_text())["sections"]["ops"]["rows"]
     assert [row["name"] for row in rows if not row["passed"]] == [
-        "silu_mul f32", "moe_route, moe f32", "draw f32", "linear FP8", "gqa_attention bf16", "mla_attention bf16",
-        "moe Fp8, rounded alike", "draw bf16"]
+        "silu_mul f32", "moe_route, moe f32", "draw f32", "gqa_attention bf16", "mla_attention bf16", "draw bf16",
+        "linear FP8", "moe FP8, rounded alike"]
+
+
+def rows_of(path, section):
+    """What a section's rows say, by their names: those that passed, and the others."""
+    found = json.loads(path.read_text())["sections"][section]["rows"]
+    return ({row["name"]: row["value"] for row in found if row["passed"] is passed} for passed in (True, False))
+
+
+def test_a_kernel_that_breaks_the_device_is_named_and_costs_no_other_check(driver, tmp_path):
+    path = tmp_path / "report.json"
+    code, _, _ = selftest("--sections", "ops,ptx", "--report", path, library_path=driver, fault="silu_mul_bf16:3")
+    assert code == 1
+    passed, failed = rows_of(path, "ops")
+    assert list(failed) == ["silu_mul bf16", "moe_route, moe bf16", "moe bf16, rounded alike",
+                            "moe int4, f32 scales, rounded alike", "moe int4, bf16 scales, rounded alike"]
+    for value in failed.values():
+        first, again = value.split("; with each kernel waited for: ")
+        assert first.endswith("an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)")
+        assert again.startswith("kernel silu_mul_bf16 (1 x ") and "cuStreamSynchronize failed" in again
+    assert len(passed) == 23
+    assert json.loads(path.read_text())["sections"]["ptx"]["passed"]
+
+
+@pytest.mark.parametrize("settings, why", [
+    ({"hang": "ptx_mma"}, "hangs: no result for 5 s"),
+    ({"fault": "ptx_mma:0:0"}, "its process ended (signal: 6 (SIGABRT)"),
+])
+def test_a_check_that_hangs_or_crashes_is_ended_and_costs_no_other(driver, tmp_path, settings, why):
+    path = tmp_path / "report.json"
+    code, _, _ = selftest("--sections", "ptx", "--report", path, "--check-time", 5, library_path=driver, **settings)
+    assert code == 1
+    passed, failed = rows_of(path, "ptx")
+    assert list(failed) == ["ptx_mma"] and len(passed) == 9
+    first, again = failed["ptx_mma"].split("; with each kernel waited for: ")
+    assert first.startswith(why) and again.startswith(why)
+    assert again.endswith("the last was kernel ptx_mma (1 x 1 x 1 blocks of 128 threads, 32768 bytes of shared memory)")
+
+
+def test_a_section_ends_in_time(driver, tmp_path):
+    path = tmp_path / "report.json"
+    code, _, _ = selftest("--sections", "ops", "--report", path, "--check-time", 1, library_path=driver, hang="embed_f32")
+    assert code == 1
+    section = json.loads(path.read_text())["sections"]["ops"]
+    assert section["seconds"] < 30 and "checks were not run within 3 s" in section["rows"][-1]["value"]
+
+
+def test_a_run_that_is_killed_leaves_no_process(driver, tmp_path):
+    command = [BIN, "selftest", "--sections", "ptx", "--check-time", "600"]
+    run = subprocess.Popen(command, env=environment(driver, hang="ptx_mma") | {"TMPDIR": str(tmp_path)},
+                           stdout=subprocess.DEVNULL)
+    children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    until("no process for the checks", lambda: children.read_text())
+    child = pathlib.Path(f"/proc/{children.read_text().split()[0]}")
+    run.kill()
+    run.wait()
+    until("its process goes on", lambda: not child.exists())
+
+
+def test_the_visible_devices_are_those_of_the_environment(driver, tmp_path):
+    path = tmp_path / "report.json"
+    options = ["--sections", "device", "--report", path, "--device", 1]
+    code, _, err = selftest(*options, library_path=driver, devices=4, visible="3,1")
+    assert (code, err) == (0, "")
+    passed, _ = rows_of(path, "device")
+    assert passed["device"].startswith("Rein's CPU emulation 1,")
 
 
 def test_models_are_those_of_the_cpu_and_rows_are_invariant(driver, tmp_path):
     path, sections = tmp_path / "report.json", ["models", "invariance", "engine", "bench"]
-    options = ["--report", path, "--sections", ",".join(sections), "--fixtures", FIXTURES, "--reduced"]
+    options = ["--report", path, "--sections", ",".join(sections), "--fixtures", FIXTURES, "--reduced", "--check-time", 120]
     code, out, err = selftest(*options, library_path=driver)
     assert (code, err) == (0, ""), out
     found = json.loads(path.read_text())["sections"]
@@ -315,7 +389,8 @@ def test_models_are_those_of_the_cpu_and_rows_are_invariant(driver, tmp_path):
 def test_a_wrong_kernel_fails_the_op_that_uses_it_in_a_model(driver, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models/mistral").symlink_to(FIXTURES / "mistral")
-    options = ["--sections", "models", "--reduced", "--fixtures", tmp_path / "models", "--report", tmp_path / "report.json"]
+    options = ["--sections", "models", "--reduced", "--fixtures", tmp_path / "models", "--check-time", 120]
+    options += ["--report", tmp_path / "report.json"]
     code, _, err = selftest(*options, library_path=driver, skip="attention_bf16")
     assert (code, err) == (1, "")
     rows = json.loads((tmp_path / "report.json").read_text())["sections"]["models"]["rows"]
@@ -338,7 +413,7 @@ def test_the_bundle_has_all_that_a_run_needs(driver, tmp_path):
     for model in (there / "models").iterdir():
         if model.name != "mistral":
             shutil.rmtree(model)
-    done = subprocess.run([*command, "--sections", "ptx,models", "--reduced"], cwd=there, capture_output=True, text=True,
+    done = subprocess.run([*command, "--sections", "ptx,models", "--reduced", "--check-time", "120"], cwd=there, capture_output=True, text=True,
                           env=environment(driver), timeout=300)
     assert done.returncode == 0 and "mistral, bf16" in done.stdout, done.stdout + done.stderr
     assert json.loads((there / "report.json").read_text())["sections"]["models"]["passed"]

@@ -177,15 +177,18 @@ impl Backend for Cuda {
     type Cache = DeviceCache;
 
     fn vector(&self, values: Vec<f32>) -> Result<DeviceVector> {
+        self.check()?;
         Ok(DeviceVector { len: values.len(), data: self.upload(&values)? })
     }
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<DeviceLinear> {
+        self.check()?;
         let weight = Prepared::new(weight, precision)?;
         Ok(DeviceLinear(LinearKind::Plain(Matrix::new(self.writer(), &weight)?)))
     }
 
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<DeviceEmbedding> {
+        self.check()?;
         if first > 0 {
             return Err(KernelError::Device("a rank that shares an embedding with others needs NCCL".into()));
         }
@@ -201,10 +204,12 @@ impl Backend for Cuda {
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<DeviceExperts> {
+        self.check()?;
         DeviceExperts::load(self.writer(), table, weights, precision)
     }
 
     fn regroup(&self, held: &DeviceExperts, fresh: &DeviceExperts, ids: &[u32]) -> Result<DeviceExperts> {
+        self.check()?;
         self.device.enter()?;
         let experts = held.regroup(&self.device, fresh, ids)?;
         if !experts.same_slots(held) {
@@ -437,6 +442,7 @@ impl Backend for Cuda {
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceLinear> {
+        self.check()?;
         DeviceLinear::absorbed(self.writer(), kv_b, spec, precision)
     }
 

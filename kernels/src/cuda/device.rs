@@ -6,14 +6,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
+use super::blocking::BlockingLaunches;
 use super::driver::Version;
-use super::error::check;
+use super::error::{KernelLaunch, check};
 use super::{CudaError, DeviceBuffer, Result};
 
 pub const MINIMUM_CAPABILITY: Version = Version { major: 8, minor: 0 };
 
 /// A block gets more shared memory than this only after the kernel's limit was raised.
 const STATIC_SHARED_LIMIT: u32 = 48 << 10;
+
+/// Bytes that the driver may write about PTX that it cannot compile.
+const JIT_LOG: usize = 2 << 10;
 
 /// The fat binary that `make cuda` makes; empty if the crate was built without it.
 #[repr(align(16))]
@@ -87,6 +91,7 @@ pub struct CudaDevice {
     module: sys::CUmodule,
     stream: sys::CUstream,
     context: Arc<Context>,
+    blocking: Option<BlockingLaunches>,
 }
 
 // SAFETY: module and stream are handles that any thread may use while the context is current; `enter` makes it so.
@@ -95,29 +100,26 @@ unsafe impl Send for CudaDevice {}
 unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {
-    pub(super) fn open(index: usize) -> Result<CudaDevice> {
-        let mut device = 0;
-        // SAFETY: writes one handle; the caller checked the index.
-        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, index as i32) })?;
-        let properties = properties(device)?;
+    pub(super) fn open(index: usize, device: sys::CUdevice) -> Result<CudaDevice> {
+        let properties = Properties::of(device)?;
         if properties.capability < MINIMUM_CAPABILITY {
             return Err(CudaError::OldDevice { index, name: properties.name, found: properties.capability });
         }
         if IMAGE.0.is_empty() {
             return Err(CudaError::NoKernels);
         }
+        let blocking = BlockingLaunches::from_env()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: writes one handle, which Context releases.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
         let context = Arc::new(Context { device, context });
         context.enter()?;
-        let (mut module, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the image is a whole fat binary, which states its own length.
-        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, IMAGE.0.as_ptr().cast()) })?;
+        let module = load_module(index, &properties)?;
+        let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(CudaDevice { index, properties, kernels: Mutex::default(), module, stream, context })
+        Ok(CudaDevice { index, properties, kernels: Mutex::default(), module, stream, context, blocking })
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -200,6 +202,24 @@ impl CudaDevice {
         shared: u32,
         args: &A,
     ) -> Result<()> {
+        let launch = || KernelLaunch { kernel: name.to_owned(), grid, threads, shared };
+        if let Some(blocking) = &self.blocking {
+            blocking.note(&launch());
+        }
+        // SAFETY: the caller's promise.
+        let launched = unsafe { self.put(name, grid, threads, shared, args) };
+        let ended = launched.and_then(|()| if self.blocking.is_some() { self.wait() } else { Ok(()) });
+        ended.map_err(|cause| CudaError::Launch { launch: launch(), cause: Box::new(cause) })
+    }
+
+    /// Whether each kernel is waited for.
+    pub(super) fn is_blocking(&self) -> bool {
+        self.blocking.is_some()
+    }
+
+    /// # Safety
+    /// As `launch`.
+    unsafe fn put<A: Copy>(&self, name: &str, grid: [u32; 3], threads: u32, shared: u32, args: &A) -> Result<()> {
         let kernel = self.kernel(name, size_of::<A>())?;
         if shared > STATIC_SHARED_LIMIT {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -230,27 +250,57 @@ impl Drop for CudaDevice {
     }
 }
 
-fn properties(device: sys::CUdevice) -> Result<Properties> {
-    let attribute = |attribute: Attribute| -> Result<u32> {
-        let mut value = 0;
-        // SAFETY: writes one int.
-        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
-        Ok(value as u32)
+/// Loads the kernels for a device. What the driver writes about PTX that it cannot compile is part of the error.
+fn load_module(index: usize, properties: &Properties) -> Result<sys::CUmodule> {
+    let (mut module, mut log) = (std::ptr::null_mut(), [0u8; JIT_LOG]);
+    let mut options =
+        [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    // A value is passed in the place of a pointer.
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(log.len())];
+    // SAFETY: the image is a whole fat binary, which states its own length; each option has its value, and the log has
+    // as many bytes as they say.
+    let code = unsafe {
+        let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
+        sys::cuModuleLoadDataEx(&mut module, IMAGE.0.as_ptr().cast(), 2, options, values)
     };
-    let mut name = [0u8; 256];
-    // SAFETY: writes at most 256 bytes, with a zero at the end.
-    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device) })?;
-    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-    let mut memory = 0;
-    // SAFETY: writes one number.
-    check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
-    Ok(Properties {
-        name: String::from_utf8_lossy(&name[..end]).into_owned(),
-        capability: Version {
-            major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        },
-        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        memory,
-    })
+    check("cuModuleLoadDataEx", code).map_err(|cause| CudaError::Load {
+        index,
+        name: properties.name.clone(),
+        capability: properties.capability,
+        cause: Box::new(cause),
+        log: until_zero(&log),
+    })?;
+    Ok(module)
+}
+
+/// The text before the first zero byte.
+fn until_zero(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
+}
+
+impl Properties {
+    pub(super) fn of(device: sys::CUdevice) -> Result<Properties> {
+        let attribute = |attribute: Attribute| -> Result<u32> {
+            let mut value = 0;
+            // SAFETY: writes one int.
+            check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+            Ok(value as u32)
+        };
+        let mut name = [0u8; 256];
+        // SAFETY: writes at most 256 bytes, with a zero at the end.
+        check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device) })?;
+        let mut memory = 0;
+        // SAFETY: writes one number.
+        check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
+        Ok(Properties {
+            name: until_zero(&name),
+            capability: Version {
+                major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            },
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            memory,
+        })
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use cudarc::driver::sys;
 
 use super::error::check;
-use super::{CudaDevice, CudaError, Result};
+use super::{CudaDevice, CudaError, Properties, Result};
 
 /// The version of CUDA that compiles the kernels. A driver runs kernels that were compiled with its own version of CUDA
 /// or an older one.
@@ -60,10 +60,22 @@ impl Driver {
 
     /// CudaDevice `index` of those that CUDA_VISIBLE_DEVICES leaves.
     pub fn device(&self, index: usize) -> Result<CudaDevice> {
+        CudaDevice::open(index, self.handle(index)?)
+    }
+
+    /// Those of a device, which need not be one that can be used.
+    pub fn properties(&self, index: usize) -> Result<Properties> {
+        Properties::of(self.handle(index)?)
+    }
+
+    fn handle(&self, index: usize) -> Result<sys::CUdevice> {
         if index >= self.devices {
             let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
             return Err(CudaError::NoDevice { index, count: self.devices, visible });
         }
-        CudaDevice::open(index)
+        let mut device = 0;
+        // SAFETY: writes one handle.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, index as i32) })?;
+        Ok(device)
     }
 }

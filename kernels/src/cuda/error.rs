@@ -1,6 +1,8 @@
 //! What can go wrong between this process and a CUDA device.
 
 use std::ffi::CStr;
+use std::fmt;
+use std::path::PathBuf;
 
 use cudarc::driver::sys;
 use thiserror::Error;
@@ -30,15 +32,45 @@ pub enum CudaError {
     #[error("this binary has no CUDA kernels: run `make cuda`, then build it again")]
     NoKernels,
     #[error(
+        "device {index} ({name}, compute capability {capability}): the kernels cannot be loaded: {cause}{}",
+        jit_log(log)
+    )]
+    Load { index: usize, name: String, capability: Version, cause: Box<CudaError>, log: String },
+    #[error(
         "device memory is exhausted: {bytes} bytes were asked for, {free} of {total} bytes are free (other processes on \
          the device count too)"
     )]
     OutOfMemory { bytes: usize, free: usize, total: usize },
     #[error("kernel {kernel}: {what}")]
     Kernel { kernel: String, what: String },
+    #[error("{launch}: {cause}")]
+    Launch { launch: KernelLaunch, cause: Box<CudaError> },
+    #[error("{}: cannot write {}: {error}", super::blocking::LAST_KERNEL, path.display())]
+    LastKernel { path: PathBuf, error: String },
     /// Any other failed call of the driver.
     #[error("{call} failed: {text} ({name})")]
     Call { call: &'static str, name: String, text: String },
+}
+
+/// A kernel as it is launched.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelLaunch {
+    pub kernel: String,
+    pub grid: [u32; 3],
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+impl fmt::Display for KernelLaunch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let KernelLaunch { kernel, grid: [x, y, z], threads, shared } = self;
+        write!(f, "kernel {kernel} ({x} x {y} x {z} blocks of {threads} threads, {shared} bytes of shared memory)")
+    }
+}
+
+fn jit_log(log: &str) -> String {
+    if log.is_empty() { String::new() } else { format!("; the driver says: {log}") }
 }
 
 fn no_device(index: usize, count: usize, visible: Option<&str>) -> String {

@@ -66,6 +66,7 @@ pub(super) struct Graphs {
 impl Graphs {
     /// How a step of this shape runs. `settled`: nothing else is in the arena, so that addresses repeat.
     pub fn begin(&mut self, device: &CudaDevice, shape: &StepShape, settled: bool) -> Result<Mode> {
+        let settled = settled && !device.is_blocking();
         self.mode = match self.known.get(shape) {
             Some(Some(_)) if settled => Mode::Repeating,
             Some(None) if settled => {

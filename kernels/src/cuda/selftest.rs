@@ -1,4 +1,5 @@
-//! What a device must show before anything is built on it. Each section returns a row for each thing that it looked at.
+//! What a device must show before anything is built on it. Each section is a list of checks, which can run alone and
+//! report a row for each thing that they looked at.
 
 mod ops;
 
@@ -13,6 +14,7 @@ use super::args::{LinearArgs, LinearSm90Args, PtxArgs, TensorMap};
 use super::device::machine_code;
 use super::error::check;
 use super::{CudaDevice, CudaError, DeviceBuffer, Driver, PinnedBuffer, Result, Version};
+use crate::error::Result as KernelResult;
 
 /// One line of a section's report.
 #[derive(Debug, Clone)]
@@ -28,6 +30,23 @@ impl Row {
     }
     fn failed(name: impl Into<String>, value: impl Into<String>) -> Row {
         Row { passed: false, ..Row::passed(name, value) }
+    }
+}
+
+/// Gets each row as it is found, so that those before an error are not lost.
+pub type RowSink<'a> = dyn FnMut(Row) + 'a;
+
+type RunCheck<'a> = dyn FnOnce(&mut RowSink<'_>) -> KernelResult<()> + 'a;
+
+/// A part of a section that depends on no other part.
+pub struct DeviceCheck<'a> {
+    pub name: String,
+    pub run: Box<RunCheck<'a>>,
+}
+
+impl<'a> DeviceCheck<'a> {
+    fn new(name: impl Into<String>, run: impl FnOnce(&mut RowSink<'_>) -> KernelResult<()> + 'a) -> Self {
+        DeviceCheck { name: name.into(), run: Box::new(run) }
     }
 }
 
@@ -76,29 +95,36 @@ fn gigabytes_per_second(bytes: usize, milliseconds: f64) -> String {
 }
 
 /// Properties, copy bandwidth, the rate of bf16 products, and what a launch costs.
-pub fn device(driver: &Driver, device: &CudaDevice) -> Result<Vec<Row>> {
-    device.enter()?;
+pub fn device<'a>(driver: &'a Driver, device: &'a CudaDevice) -> Vec<DeviceCheck<'a>> {
+    let mut checks = vec![
+        DeviceCheck::new("properties", |rows| Ok(properties(driver, device, rows)?)),
+        DeviceCheck::new("copies", |rows| Ok(copies(device, rows)?)),
+        DeviceCheck::new("bf16 product, mma", |rows| Ok(mma_product(device, rows)?)),
+    ];
+    if machine_code(device.properties.capability) == Some("sm_90a") {
+        checks.push(DeviceCheck::new("bf16 product, wgmma", |rows| Ok(wgmma_product(device, rows)?)));
+    }
+    checks.push(DeviceCheck::new("launches", |rows| Ok(launches(device, rows)?)));
+    checks
+}
+
+fn properties(driver: &Driver, device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
     let properties = &device.properties;
     let (free, total) = device.memory()?;
     let code = match machine_code(properties.capability) {
         Some(code) => format!("machine code for {code}"),
         None => "no machine code for this device: the driver compiled the PTX".to_owned(),
     };
-    let mut rows = vec![
-        Row::passed("device", format!("{}, {} multiprocessors", properties.name, properties.multiprocessors)),
-        Row::passed("compute capability", properties.capability.to_string()),
-        Row::passed("driver", format!("CUDA {}", driver.version)),
-        Row::passed("kernels", code),
-        Row::passed("memory", format!("{} MiB free of {} MiB", free >> 20, total >> 20)),
-    ];
-    copies(device, free, &mut rows)?;
-    products(device, &mut rows)?;
-    launches(device, &mut rows)?;
-    Ok(rows)
+    rows(Row::passed("device", format!("{}, {} multiprocessors", properties.name, properties.multiprocessors)));
+    rows(Row::passed("compute capability", properties.capability.to_string()));
+    rows(Row::passed("driver", format!("CUDA {}", driver.version)));
+    rows(Row::passed("kernels", code));
+    rows(Row::passed("memory", format!("{} MiB free of {} MiB", free >> 20, total >> 20)));
+    Ok(())
 }
 
-fn copies(device: &CudaDevice, free: usize, rows: &mut Vec<Row>) -> Result<()> {
-    let bytes = COPY_BYTES.min(free / 8);
+fn copies(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
+    let bytes = COPY_BYTES.min(device.memory()?.0 / 8);
     let (mut from, mut to) = (device.allocate(bytes)?, device.allocate(bytes)?);
     from.fill(device, 0x5a)?;
     let time = milliseconds(device, || {
@@ -107,16 +133,13 @@ fn copies(device: &CudaDevice, free: usize, rows: &mut Vec<Row>) -> Result<()> {
             sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, device.stream())
         })
     })?;
-    rows.push(Row::passed(
-        "copy on the device",
-        format!("{}, reads and writes", gigabytes_per_second(2 * bytes, time)),
-    ));
+    rows(Row::passed("copy on the device", format!("{}, reads and writes", gigabytes_per_second(2 * bytes, time))));
     let pinned_bytes = bytes / 4;
     let mut pinned = PinnedBuffer::new(device, pinned_bytes)?;
     let time = milliseconds(device, || pinned.send(device, &mut to))?;
-    rows.push(Row::passed("copy to the device", gigabytes_per_second(pinned_bytes, time)));
+    rows(Row::passed("copy to the device", gigabytes_per_second(pinned_bytes, time)));
     let time = milliseconds(device, || pinned.receive(device, &to))?;
-    rows.push(Row::passed("copy to the host", gigabytes_per_second(pinned_bytes, time)));
+    rows(Row::passed("copy to the host", gigabytes_per_second(pinned_bytes, time)));
     Ok(())
 }
 
@@ -129,34 +152,50 @@ fn random(count: usize, mut seed: u64) -> Vec<u16> {
     (0..count).map(number).collect()
 }
 
-/// Products of two square matrices, by the kernels that the device has, with samples compared.
-fn products(device: &CudaDevice, rows: &mut Vec<Row>) -> Result<()> {
-    let side = 64 * device.properties.multiprocessors as usize;
-    let (x, w) = (random(side * side, 1), random(side * side, 2));
-    let upload = |numbers: &[u16]| -> Result<DeviceBuffer> {
-        let buffer = device.allocate(size_of_val(numbers))?;
-        buffer.write(device, 0, numbers)?;
-        Ok(buffer)
-    };
-    let (x_buffer, w_buffer) = (upload(&x)?, upload(&w)?);
-    let mut out = device.allocate(side * side * 2)?;
-    let int = side as i32;
-    let mut report = |name: &str, work: &mut dyn FnMut(u64) -> Result<()>| -> Result<()> {
-        out.fill(device, 0xff)?;
-        let time = milliseconds(device, || work(out.address()))?;
+/// Two square matrices of bf16 whose product is timed, with samples compared.
+struct SquareProduct<'a> {
+    device: &'a CudaDevice,
+    side: usize,
+    x: Vec<u16>,
+    w: Vec<u16>,
+    x_buffer: DeviceBuffer,
+    w_buffer: DeviceBuffer,
+}
+
+impl<'a> SquareProduct<'a> {
+    fn new(device: &'a CudaDevice) -> Result<Self> {
+        let side = 64 * device.properties.multiprocessors as usize;
+        let (x, w) = (random(side * side, 1), random(side * side, 2));
+        let upload = |numbers: &[u16]| -> Result<DeviceBuffer> {
+            let buffer = device.allocate(size_of_val(numbers))?;
+            buffer.write(device, 0, numbers)?;
+            Ok(buffer)
+        };
+        Ok(SquareProduct { x_buffer: upload(&x)?, w_buffer: upload(&w)?, device, side, x, w })
+    }
+
+    /// `work` writes the product to the address that it gets.
+    fn row(&self, name: &str, work: impl Fn(u64) -> Result<()>) -> Result<Row> {
+        let side = self.side;
+        let mut out = self.device.allocate(side * side * 2)?;
+        out.fill(self.device, 0xff)?;
+        let time = milliseconds(self.device, || work(out.address()))?;
         let rate = format!("{:.1} TFLOP/s at {side} x {side} x {side}", 2.0 * (side as f64).powi(3) / time / 1e9);
-        let got = out.read::<u16>(device, side * side)?;
-        rows.push(match wrong_sample(&x, &w, &got, side) {
+        let got = out.read::<u16>(self.device, side * side)?;
+        Ok(match wrong_sample(&self.x, &self.w, &got, side) {
             None => Row::passed(name, rate),
             Some(wrong) => Row::failed(name, format!("{wrong}; {rate}")),
-        });
-        Ok(())
-    };
-    let tiles = side.div_ceil(64) as u32;
-    report("bf16 product, mma", &mut |out| {
+        })
+    }
+}
+
+fn mma_product(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
+    let square = SquareProduct::new(device)?;
+    let (int, tiles) = (square.side as i32, square.side.div_ceil(64) as u32);
+    rows(square.row("bf16 product, mma", |out| {
         let args = LinearArgs {
-            x: x_buffer.address(),
-            w: w_buffer.address(),
+            x: square.x_buffer.address(),
+            w: square.w_buffer.address(),
             out,
             rows: int,
             n: int,
@@ -167,17 +206,21 @@ fn products(device: &CudaDevice, rows: &mut Vec<Row>) -> Result<()> {
         };
         // SAFETY: the matrices have side * side numbers each and live until the wait.
         unsafe { device.launch("linear_bf16", [tiles, tiles, 1], 128, 0, &args) }
-    })?;
-    if machine_code(device.properties.capability) == Some("sm_90a") {
-        let x_map = TensorMap::boxes_of_64(&x_buffer, side, side)?;
-        let w_map = TensorMap::boxes_of_64(&w_buffer, side, side)?;
-        report("bf16 product, wgmma", &mut |out| {
-            let args = LinearSm90Args { x_map, w_map, bias: 0, out, rows: int, n: int, k: int, out_stride: int };
-            let grid = [side.div_ceil(128) as u32, tiles, 1];
-            // SAFETY: as above.
-            unsafe { device.launch("linear_sm90_bf16", grid, 160, LinearSm90Args::SHARED, &args) }
-        })?;
-    }
+    })?);
+    Ok(())
+}
+
+fn wgmma_product(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
+    let square = SquareProduct::new(device)?;
+    let side = square.side;
+    let x_map = TensorMap::boxes_of_64(&square.x_buffer, side, side)?;
+    let w_map = TensorMap::boxes_of_64(&square.w_buffer, side, side)?;
+    let (int, grid) = (side as i32, [side.div_ceil(128) as u32, side.div_ceil(64) as u32, 1]);
+    rows(square.row("bf16 product, wgmma", |out| {
+        let args = LinearSm90Args { x_map, w_map, bias: 0, out, rows: int, n: int, k: int, out_stride: int };
+        // SAFETY: the matrices have side * side numbers each and live until the wait.
+        unsafe { device.launch("linear_sm90_bf16", grid, 160, LinearSm90Args::SHARED, &args) }
+    })?);
     Ok(())
 }
 
@@ -195,7 +238,7 @@ fn wrong_sample(x: &[u16], w: &[u16], got: &[u16], side: usize) -> Option<String
 }
 
 /// The smallest kernel, launched one by one and as a graph.
-fn launches(device: &CudaDevice, rows: &mut Vec<Row>) -> Result<()> {
+fn launches(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
     let (input, out) = (device.allocate(PTX_INPUT)?, device.allocate(1 << 10)?);
     let args = PtxArgs { map: TensorMap([0; 16]), input: input.address(), out: out.address() };
     let launch_all = || {
@@ -211,8 +254,11 @@ fn launches(device: &CudaDevice, rows: &mut Vec<Row>) -> Result<()> {
     let host = begin.elapsed().as_secs_f64() * 1e6 / LAUNCHES as f64;
     device.wait()?;
     let each = time * 1e3 / LAUNCHES as f64;
-    rows.push(Row::passed("launch", format!("{each:.2} us on the device, {host:.2} us on the host")));
-
+    rows(Row::passed("launch", format!("{each:.2} us on the device, {host:.2} us on the host")));
+    if device.is_blocking() {
+        // A kernel that is recorded cannot be waited for.
+        return Ok(());
+    }
     let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream lives; the capture ends below.
@@ -231,7 +277,7 @@ fn launches(device: &CudaDevice, rows: &mut Vec<Row>) -> Result<()> {
     // SAFETY: as above.
     check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })?;
     let each = time * 1e3 / LAUNCHES as f64;
-    rows.push(Row::passed("launch in a graph", format!("{each:.2} us on the device, {LAUNCHES} kernels")));
+    rows(Row::passed("launch in a graph", format!("{each:.2} us on the device, {LAUNCHES} kernels")));
     Ok(())
 }
 
@@ -272,37 +318,42 @@ pub(super) fn ptx_cases(text: &str) -> Option<Vec<PtxCase<'_>>> {
 }
 
 /// Every wrapper of ptx.cuh on the device against its host body, in every bit.
-pub fn ptx(device: &CudaDevice) -> Result<Vec<Row>> {
-    device.enter()?;
+pub fn ptx(device: &CudaDevice) -> Result<Vec<DeviceCheck<'_>>> {
     let cases = ptx_cases(EXPECTED).filter(|cases| !cases.is_empty()).ok_or(CudaError::NoKernels)?;
+    let check = |case: PtxCase<'static>| {
+        DeviceCheck::new(case.kernel, move |rows| {
+            rows(ptx_case(device, &case)?);
+            Ok(())
+        })
+    };
+    Ok(cases.into_iter().map(check).collect())
+}
+
+fn ptx_case(device: &CudaDevice, case: &PtxCase) -> Result<Row> {
+    let capability = device.properties.capability;
+    if !case.runs_on(capability) {
+        return Ok(Row::passed(case.kernel, format!("skipped: needs sm_{}", case.least)));
+    }
     let bytes: Vec<u8> = (0..PTX_INPUT).map(|i| (i * 7 + i / 251) as u8).collect();
     let input = device.allocate(PTX_INPUT)?;
     input.write(device, 0, &bytes)?;
-    let map = match machine_code(device.properties.capability) {
+    let map = match machine_code(capability) {
         Some("sm_90a" | "sm_100a") => TensorMap::boxes_of_64(&input, 100, 96)?,
         _ => TensorMap([0; 16]),
     };
-    let mut rows = Vec::new();
-    for case in cases {
-        if !case.runs_on(device.properties.capability) {
-            rows.push(Row::passed(case.kernel, format!("skipped: needs sm_{}", case.least)));
-            continue;
+    let mut out = device.allocate(case.words.len() * 4)?;
+    out.fill(device, 0xff)?;
+    let args = PtxArgs { map, input: input.address(), out: out.address() };
+    // SAFETY: the kernel writes as many words as it has expected ones, and reads the input's 32 KiB at most.
+    unsafe { device.launch(case.kernel, [1, 1, 1], PTX_THREADS, PTX_SHARED, &args)? };
+    let got = out.read::<u32>(device, case.words.len())?;
+    let differing = || got.iter().zip(&case.words).enumerate().filter(|(_, (got, want))| got != want);
+    Ok(match differing().next() {
+        None => Row::passed(case.kernel, format!("{} words agree", got.len())),
+        Some((i, (got, want))) => {
+            let wrong = differing().count();
+            let what = format!("{wrong} words differ; the first is word {i}: {got:#010x}, expected {want:#010x}");
+            Row::failed(case.kernel, what)
         }
-        let mut out = device.allocate(case.words.len() * 4)?;
-        out.fill(device, 0xff)?;
-        let args = PtxArgs { map, input: input.address(), out: out.address() };
-        // SAFETY: the kernel writes as many words as it has expected ones, and reads the input's 32 KiB at most.
-        unsafe { device.launch(case.kernel, [1, 1, 1], PTX_THREADS, PTX_SHARED, &args)? };
-        let got = out.read::<u32>(device, case.words.len())?;
-        let wrong = got.iter().zip(&case.words).filter(|(got, want)| got != want).count();
-        let first = got.iter().zip(&case.words).enumerate().find(|(_, (got, want))| got != want);
-        rows.push(match first {
-            None => Row::passed(case.kernel, format!("{} words agree", got.len())),
-            Some((i, (got, want))) => Row::failed(
-                case.kernel,
-                format!("{wrong} words differ; the first is word {i}: {got:#010x}, expected {want:#010x}"),
-            ),
-        });
-    }
-    Ok(rows)
+    })
 }

@@ -8,8 +8,9 @@ mod products;
 
 use std::fmt::Display;
 
+use self::experts::ExpertForm;
 use super::super::{CudaDevice, CudaDevices};
-use super::Row;
+use super::{DeviceCheck, Row};
 use crate::backend::*;
 use crate::collective::threads::group;
 use crate::cpu::{Cpu, Tensor};
@@ -17,7 +18,7 @@ use crate::diff::relative_difference;
 use crate::error::Result;
 use crate::random::Random;
 
-/// f32 activations and weights; the unit is that of `Check`.
+/// f32 activations and weights; the unit is that of `Differences`.
 const F32: f64 = 1e-5;
 /// A rounding to bf16 at the end.
 const BF16: f64 = 1e-2;
@@ -32,17 +33,16 @@ impl Random {
 }
 
 /// The largest `relative_difference` between results and what they should be.
-struct Check {
-    name: String,
+struct Differences {
     allowed: f64,
     largest: f64,
     at: String,
     cases: usize,
 }
 
-impl Check {
-    fn new(name: impl Display, allowed: f64) -> Check {
-        Check { name: name.to_string(), allowed, largest: 0.0, at: String::new(), cases: 0 }
+impl Differences {
+    fn within(allowed: f64) -> Self {
+        Differences { allowed, largest: 0.0, at: String::new(), cases: 0 }
     }
 
     fn compare(&mut self, case: impl Display, got: &[f32], want: &[f32]) {
@@ -53,12 +53,13 @@ impl Check {
         }
     }
 
+    /// Its name is that of the check.
     fn row(self) -> Row {
         let value = format!(
             "largest difference {:.1e}, allowed {:.0e}; {} cases, the largest in: {}",
             self.largest, self.allowed, self.cases, self.at
         );
-        if self.largest <= self.allowed { Row::passed(self.name, value) } else { Row::failed(self.name, value) }
+        Row { name: String::new(), value, passed: self.largest <= self.allowed }
     }
 }
 
@@ -76,44 +77,89 @@ struct Pair<B: Backend> {
 const FEW_MULTIPROCESSORS: u32 = 8;
 
 /// Every op on the device.
-pub fn ops(device: &CudaDevice) -> Result<Vec<Row>> {
+pub fn ops(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
     let small = device.properties.multiprocessors < FEW_MULTIPROCESSORS;
-    compare_all(&CudaDevices::open(&[device.index])?, small)
+    let mut checks = op_checks(&CudaDevices::open(&[device.index])?, small);
+    if small {
+        let what = format!("the small set: the device has fewer than {FEW_MULTIPROCESSORS} multiprocessors");
+        let row = Row::passed("shapes", what);
+        checks.insert(
+            0,
+            DeviceCheck::new("shapes", move |rows| {
+                rows(row);
+                Ok(())
+            }),
+        );
+    }
+    Ok(checks)
 }
 
+type OpCheck<B> = fn(&mut Pair<B>) -> Result<Row>;
+
 /// Every op of the first of these devices. `small`: over fewer shapes.
-fn compare_all<D: Devices>(devices: &D, small: bool) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    if small {
-        rows.push(Row::passed(
-            "shapes",
-            format!("the small set: the device has fewer than {FEW_MULTIPROCESSORS} multiprocessors"),
-        ));
+fn op_checks<D: Devices>(devices: &D, small: bool) -> Vec<DeviceCheck<'static>> {
+    let ops: [(&str, OpCheck<D::Backend>); 10] = [
+        ("embed", Pair::embed),
+        ("add_scaled, scale", Pair::sums),
+        ("silu_mul", Pair::silu_mul),
+        ("rms_norm, add_norm", Pair::norms),
+        ("rope", Pair::rope),
+        ("linear", Pair::products),
+        ("gqa_attention", Pair::gqa),
+        ("mla_attention", Pair::latent),
+        ("moe_route, moe", Pair::experts),
+        ("draw", Pair::draws),
+    ];
+    // Against loops that round where the kernels do.
+    let quantized: [(&str, OpCheck<D::Backend>); 7] = [
+        ("linear FP8", Pair::fp8_products),
+        ("linear int4, f32 scales", |pair| pair.int4_products(ScaleForm::F32)),
+        ("linear int4, bf16 scales", |pair| pair.int4_products(ScaleForm::Bf16)),
+        ("moe bf16, rounded alike", |pair| pair.experts_of(ExpertForm::Bf16)),
+        ("moe FP8, rounded alike", |pair| pair.experts_of(ExpertForm::Fp8)),
+        ("moe int4, f32 scales, rounded alike", |pair| pair.experts_of(ExpertForm::Int4(ScaleForm::F32))),
+        ("moe int4, bf16 scales, rounded alike", |pair| pair.experts_of(ExpertForm::Int4(ScaleForm::Bf16))),
+    ];
+    let check = |name: String, precision, run: OpCheck<D::Backend>| {
+        let devices = devices.clone();
+        DeviceCheck::new(name.clone(), move |rows| {
+            let mut pair = Pair::new(&devices, precision, small)?;
+            let found = run(&mut pair)?;
+            // Results are zeros after an op that the device could not run: the error says more.
+            pair.device.begin(Rows::default())?;
+            rows(Row { name, ..found });
+            Ok(())
+        })
+    };
+    let mut checks = Vec::new();
+    for (precision, form) in [(Precision::F32, "f32"), (Precision::Bf16, "bf16")] {
+        checks.extend(ops.iter().map(|(op, run)| check(format!("{op} {form}"), precision, *run)));
     }
-    for precision in [Precision::F32, Precision::Bf16] {
-        let device = devices.open(0, 1, Box::new(group(1).remove(0)))?;
-        let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
-        let cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
-        let mut pair = Pair { device, cpu, random: Random::new(1), precision, small };
-        // The embedding decides the type of activations: first.
-        rows.push(pair.embed()?);
-        rows.push(pair.sums()?);
-        rows.push(pair.silu_mul()?);
-        rows.push(pair.norms()?);
-        rows.push(pair.rope()?);
-        rows.extend(pair.products()?);
-        rows.push(pair.gqa()?);
-        rows.push(pair.latent()?);
-        rows.extend(pair.experts()?);
-        rows.extend(pair.draws()?);
-    }
-    Ok(rows)
+    checks.extend(quantized.iter().map(|(name, run)| check((*name).to_owned(), Precision::Bf16, *run)));
+    checks
 }
 
 impl<B: Backend> Pair<B> {
-    fn check(&self, op: impl Display) -> Check {
-        let (name, allowed) = if self.precision == Precision::F32 { ("f32", F32) } else { ("bf16", BF16) };
-        Check::new(format!("{op} {name}"), allowed)
+    fn new<D: Devices<Backend = B>>(devices: &D, precision: Precision, small: bool) -> Result<Self> {
+        let device = devices.open(0, 1, Box::new(group(1).remove(0)))?;
+        let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+        let cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
+        let mut random = Random::new(1);
+        // The embedding decides the type of activations.
+        device.embedding(random.weight(1, 1), 0, precision)?;
+        Ok(Pair { device, cpu, random, precision, small })
+    }
+}
+
+impl<B: Backend> Pair<B> {
+    /// Of an op that rounds to bf16 at the end, if at all.
+    fn differences(&self) -> Differences {
+        Differences::within(if self.precision == Precision::F32 { F32 } else { BF16 })
+    }
+
+    /// Of an op whose results on the way are stored as bf16, where the CPU keeps f32.
+    fn differences_within(&self) -> Differences {
+        Differences::within(if self.precision == Precision::F32 { F32 } else { BF16_WITHIN })
     }
 
     fn row_counts(&self) -> &'static [usize] {
@@ -141,8 +187,7 @@ impl<B: Backend> Pair<B> {
     }
 
     fn embed(&mut self) -> Result<Row> {
-        let mut check = self.check("embed");
-        check.allowed = 0.0;
+        let mut check = Differences::within(0.0);
         for (vocab, hidden) in [(3, 1), (11, 64), (300, 300)] {
             let table = self.random.weight(vocab, hidden);
             let on_device = self.device.embedding(table.clone(), 0, self.precision)?;
@@ -161,8 +206,7 @@ impl<B: Backend> Pair<B> {
     }
 
     fn sums(&mut self) -> Result<Row> {
-        let mut check = self.check("add_scaled, scale");
-        check.allowed = F32;
+        let mut check = Differences::within(F32);
         for &rows in self.row_counts() {
             for cols in [1, 70, 513] {
                 let (mut x, mut want) = self.residual(rows, cols);
@@ -179,7 +223,7 @@ impl<B: Backend> Pair<B> {
 
     /// Apart, and as the halves of one product.
     fn silu_mul(&mut self) -> Result<Row> {
-        let mut check = self.check("silu_mul");
+        let mut check = self.differences();
         for &rows in self.row_counts() {
             for cols in [1, 70, 513] {
                 let (gate, gate_cpu) = self.activation(rows, cols)?;
@@ -198,7 +242,7 @@ impl<B: Backend> Pair<B> {
 
     /// Of the residual stream with and without a sum, and of each head of an activation.
     fn norms(&mut self) -> Result<Row> {
-        let mut check = self.check("rms_norm, add_norm");
+        let mut check = self.differences();
         for &rows in self.row_counts() {
             for cols in [2, 70, 513] {
                 let (weight, weight_cpu) = self.vectors(cols)?;
@@ -224,7 +268,7 @@ impl<B: Backend> Pair<B> {
     }
 
     fn rope(&mut self) -> Result<Row> {
-        let mut check = self.check("rope");
+        let mut check = self.differences();
         for (heads, head_dim, offset, dims, interleaved) in
             [(3, 64, 0, 64, false), (2, 48, 32, 16, true), (4, 24, 4, 10, false), (1, 128, 0, 128, true)]
         {

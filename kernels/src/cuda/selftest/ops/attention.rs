@@ -1,6 +1,6 @@
 //! Attention over the paged cache: sequences whose lengths lie at the edges of pages, in chunks, then token by token.
 
-use super::{BF16_WITHIN, F32, Pair, Random, Row};
+use super::{Pair, Random, Row};
 use crate::backend::*;
 use crate::error::Result;
 
@@ -54,7 +54,7 @@ impl<B: Backend> Pair<B> {
     }
 
     pub(super) fn gqa(&mut self) -> Result<Row> {
-        let mut check = self.check("gqa_attention");
+        let mut check = self.differences();
         for (heads, kv_heads, head_dim, window, block_size) in [
             (4, 2, 64, None, 64),
             (3, 3, 24, None, 16),
@@ -85,9 +85,8 @@ impl<B: Backend> Pair<B> {
     }
 
     pub(super) fn latent(&mut self) -> Result<Row> {
-        let mut check = self.check("mla_attention");
         // The device stores queries and values in the latent space as bf16.
-        check.allowed = if self.precision == Precision::F32 { F32 } else { BF16_WITHIN };
+        let mut check = self.differences_within();
         for (heads, nope_dim, rope_dim, v_dim, kv_rank, block_size) in
             [(8, 32, 16, 24, 64, 64), (3, 20, 6, 33, 50, 5), (2, 128, 64, 128, 512, 16)]
         {

@@ -1,7 +1,7 @@
 //! Routing and experts: groups, bias, experts without rows, shared experts, experts from two loads, quantized weights.
 
 use super::products::rounded;
-use super::{BF16, BF16_WITHIN, Check, F32, Pair, Row};
+use super::{BF16, Differences, Pair, Row};
 use crate::backend::*;
 use crate::error::Result;
 use crate::reference;
@@ -32,7 +32,7 @@ fn cases() -> [Case; 4] {
 
 /// Of an expert's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+pub(super) enum ExpertForm {
     Bf16,
     Fp8,
     Int4(ScaleForm),
@@ -57,10 +57,9 @@ impl<B: Backend> Pair<B> {
         (0..experts).map(|_| self.random.below(1000) as f32 * 1e-3 - 0.5).collect()
     }
 
-    pub(super) fn experts(&mut self) -> Result<Vec<Row>> {
-        let mut check = self.check("moe_route, moe");
+    pub(super) fn experts(&mut self) -> Result<Row> {
         // The device stores the results of each product as bf16.
-        check.allowed = if self.precision == Precision::F32 { F32 } else { BF16_WITHIN };
+        let mut check = self.differences_within();
         for case in cases() {
             let Case { hidden, inter, experts, biased, shared, spec } = case;
             let matrices: Vec<[HostMatrix; 3]> = (0..experts)
@@ -99,26 +98,20 @@ impl<B: Backend> Pair<B> {
                 check.compare(name, &self.device.to_host(&got), want.data());
             }
         }
-        let mut rows = vec![check.row()];
-        if self.precision == Precision::Bf16 {
-            for form in [Form::Bf16, Form::Fp8, Form::Int4(ScaleForm::F32), Form::Int4(ScaleForm::Bf16)] {
-                rows.push(self.experts_of(form)?);
-            }
-        }
-        Ok(rows)
+        Ok(check.row())
     }
 
     /// Against loops that round where the kernels do. Every row takes all experts with the same weight.
-    fn experts_of(&mut self, form: Form) -> Result<Row> {
-        let mut check = Check::new(format!("moe {form:?}, rounded alike"), BF16);
+    pub(super) fn experts_of(&mut self, form: ExpertForm) -> Result<Row> {
+        let mut check = Differences::within(BF16);
         for (hidden, inter, experts) in [(128, 64, 3), (160, 140, 2)] {
             let mut numbers = Vec::new();
             let mut weights = Vec::new();
             for id in 0..experts as u32 {
                 let mut one = |outs, ins| match form {
-                    Form::Bf16 => self.random.bf16(outs, ins),
-                    Form::Fp8 => self.random.fp8(outs, ins),
-                    Form::Int4(scales) => self.random.int4(outs, ins, 32, scales),
+                    ExpertForm::Bf16 => self.random.bf16(outs, ins),
+                    ExpertForm::Fp8 => self.random.fp8(outs, ins),
+                    ExpertForm::Int4(scales) => self.random.int4(outs, ins, 32, scales),
                 };
                 let [gate, up, down] = [one(inter, hidden)?, one(inter, hidden)?, one(hidden, inter)?];
                 numbers.push([gate.numbers, up.numbers, down.numbers]);
@@ -140,8 +133,9 @@ impl<B: Backend> Pair<B> {
                 let routes = self.device.moe_route(&scores, None, &spec);
                 let batch = self.device.begin(Rows { ids: vec![0; rows], ..Rows::default() })?;
                 let got = self.device.moe(&batch, &x, &routes, &on_device, None)?;
-                let quantize =
-                    |x: &[f32], cols| if form == Form::Fp8 { reference::quantize_fp8(x, cols) } else { x.to_vec() };
+                let quantize = |x: &[f32], cols| {
+                    if form == ExpertForm::Fp8 { reference::quantize_fp8(x, cols) } else { x.to_vec() }
+                };
                 let input = quantize(x_cpu.data(), hidden);
                 let mut want = vec![0.0; rows * hidden];
                 for [gate, up, down] in &numbers {

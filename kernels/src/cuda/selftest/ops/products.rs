@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{BF16, Check, Pair, Random, Row};
+use super::{BF16, Differences, Pair, Random, Row};
 use crate::backend::*;
 use crate::error::Result;
 use crate::{quant, reference};
@@ -58,8 +58,8 @@ pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
 }
 
 impl<B: Backend> Pair<B> {
-    pub(super) fn products(&mut self) -> Result<Vec<Row>> {
-        let mut check = self.check("linear");
+    pub(super) fn products(&mut self) -> Result<Row> {
+        let mut check = self.differences();
         let shapes: &[(usize, usize)] = &[(1, 1), (64, 64), (96, 200), (520, 77), (33, 130)];
         for &(ins, outs) in shapes {
             let weight = self.random.weight(outs, ins);
@@ -76,18 +76,11 @@ impl<B: Backend> Pair<B> {
                 check.compare(format_args!("[{rows}, {ins}] to {outs} with bias"), &got, want.data());
             }
         }
-        let mut rows = vec![check.row()];
-        if self.precision == Precision::Bf16 {
-            rows.push(self.fp8_products()?);
-            for scales in [ScaleForm::F32, ScaleForm::Bf16] {
-                rows.push(self.int4_products(scales)?);
-            }
-        }
-        Ok(rows)
+        Ok(check.row())
     }
 
-    fn fp8_products(&mut self) -> Result<Row> {
-        let mut check = Check::new("linear FP8", BF16);
+    pub(super) fn fp8_products(&mut self) -> Result<Row> {
+        let mut check = Differences::within(BF16);
         for (ins, outs) in [(1, 3), (128, 64), (300, 200), (256, 130)] {
             let Stored { weight, numbers } = self.random.fp8(outs, ins)?;
             let on_device = self.device.linear_weight(weight, self.precision)?;
@@ -101,8 +94,8 @@ impl<B: Backend> Pair<B> {
         Ok(check.row())
     }
 
-    fn int4_products(&mut self, scales: ScaleForm) -> Result<Row> {
-        let mut check = Check::new(format!("linear int4, {scales:?} scales"), BF16);
+    pub(super) fn int4_products(&mut self, scales: ScaleForm) -> Result<Row> {
+        let mut check = Differences::within(BF16);
         for (ins, outs, group) in [(32, 3, 32), (128, 64, 32), (300, 77, 32), (260, 130, 128)] {
             let Stored { weight, numbers } = self.random.int4(outs, ins, group, scales)?;
             let on_device = self.device.linear_weight(weight, self.precision)?;
