@@ -28,6 +28,8 @@ pub struct RouterConfig {
     pub body_bytes: usize,
     /// Bytes of the grammars' state of all requests together.
     pub matcher_bytes: usize,
+    /// Models whose requests wait while no engine serves them.
+    pub expected_models: Vec<String>,
     /// How engines are chosen in a cluster.
     pub policy: RoutePolicy,
     /// How long an engine may send nothing for a new sequence before a second engine gets the sequence, too. None:
@@ -76,6 +78,7 @@ impl Default for RouterConfig {
             client_stall: limits::CLIENT_STALL,
             body_bytes: limits::BODY_BYTES,
             matcher_bytes: limits::MATCHER_MEMORY_BYTES,
+            expected_models: Vec::new(),
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
             seal: Seal::random(),

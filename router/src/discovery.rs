@@ -100,6 +100,7 @@ pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
                 groups.iter().filter(same_text).map(|group| group.listing.clone()).collect();
             model.pool.list(&listings, |engine| membership.is_superseded(engine), |address| (fleet.dial)(address));
         }
+        state.fleet_changes.send_replace(());
     }
 }
 

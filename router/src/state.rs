@@ -1,16 +1,20 @@
 //! The state that all requests of one router share: models, admission, budgets and metrics. It does not know the APIs.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use prometheus_client::registry::Registry;
+use tokio::sync::watch;
 use tonic_health::server::HealthReporter;
 
 use crate::{
     admission::Admission,
     config::RouterConfig,
     error::Error,
-    fleet::{metrics::FleetMetrics, retry_budget::RetryBudget},
-    request::{memory::RequestMemory, metrics::RequestMetrics, model::ServedModel},
+    fleet::{metrics::FleetMetrics, pool::Standing, retry_budget::RetryBudget},
+    request::{demand::ModelDemand, memory::RequestMemory, metrics::RequestMetrics, model::ServedModel},
     response_store::{ResponseLimits, ResponseStore},
     surface_metrics::SurfaceMetrics,
 };
@@ -23,6 +27,9 @@ pub struct RouterState {
     pub memory: RequestMemory,
     pub responses: ResponseStore,
     pub retry_budget: Arc<RetryBudget>,
+    pub demand: ModelDemand,
+    /// Changes each time engines come or go.
+    pub fleet_changes: watch::Sender<()>,
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
     pub surfaces: SurfaceMetrics,
@@ -54,6 +61,8 @@ impl RouterState {
             responses: ResponseStore::new(&config.responses_store, ResponseLimits::default()),
             config,
             models: RwLock::new(Arc::new(models)),
+            demand: ModelDemand::default(),
+            fleet_changes: watch::Sender::new(()),
             metrics,
             fleet_metrics,
             surfaces,
@@ -79,28 +88,54 @@ impl RouterState {
         *models = Arc::new(with);
     }
 
-    pub fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
+    /// The names of all served and expected models.
+    pub fn model_names(&self) -> BTreeSet<String> {
         let models = self.models();
-        let Some(first) = models.first() else { return Err(Error::unavailable("this router serves no model yet")) };
-        let Some(name) = name.filter(|name| !name.is_empty()) else {
-            return Err(Error::missing("model", &format!("the name of a model, such as '{}'", first.name())));
-        };
-        models.iter().find(|model| model.name() == name).cloned().ok_or_else(|| {
-            let served: Vec<&str> = models.iter().map(|model| model.name()).collect();
-            Error::model_not_found(name, &served)
-        })
+        models.iter().map(|model| model.name().to_owned()).chain(self.config.expected_models.iter().cloned()).collect()
     }
 
-    /// The named model. The name may be omitted if there is only one model.
-    pub fn model_or_only(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
-        match (name.filter(|name| !name.is_empty()), self.models().as_slice()) {
-            (None, [only]) => Ok(only.clone()),
-            (name, _) => self.model(name),
+    /// Checks the name of a served or expected model.
+    pub fn known(&self, name: Option<&str>) -> Result<String, Error> {
+        let names = self.model_names();
+        let Some(first) = names.first() else { return Err(Error::unavailable("this router serves no model yet")) };
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return Err(Error::missing("model", &format!("the name of a model, such as '{first}'")));
+        };
+        let known = || names.iter().map(String::as_str).collect::<Vec<_>>();
+        names.contains(name).then(|| name.to_owned()).ok_or_else(|| Error::model_not_found(name, &known()))
+    }
+
+    /// As [`Self::known`]. The name may be omitted if there is only one model.
+    pub fn known_or_only(&self, name: Option<&str>) -> Result<String, Error> {
+        match (name.filter(|name| !name.is_empty()), self.model_names()) {
+            (None, names) if names.len() == 1 => Ok(names.into_iter().next().unwrap_or_default()),
+            (name, _) => self.known(name),
+        }
+    }
+
+    /// The model of this name, see [`Self::known`].
+    pub fn model(&self, name: &str) -> Result<Arc<ServedModel>, Error> {
+        self.named(name).ok_or_else(|| Error::unavailable(format!("no engine serves '{name}' now; try again later")))
+    }
+
+    /// Whether requests of this model wait until an engine serves it.
+    pub fn awaits_engine(&self, name: &str) -> bool {
+        let serves = |model: Arc<ServedModel>| model.pool.standing() == Some(Standing::Serving);
+        self.config.expected_models.iter().any(|expected| expected == name) && !self.named(name).is_some_and(serves)
+    }
+
+    /// Returns when an engine serves the model.
+    pub async fn served(&self, name: &str) {
+        let mut changes = self.fleet_changes.subscribe();
+        while self.awaits_engine(name) {
+            // The sender lives as long as this state.
+            let _ = changes.changed().await;
         }
     }
 
     /// Err: requests cannot be answered now, because the router drains or an engine does not answer. Every model with
-    /// the best standing must have an engine that answers. A model whose engines all drain matters only if all do.
+    /// the best standing must have an engine that answers. A model whose engines all drain matters only if all do. An
+    /// expected model needs no engine.
     pub async fn ready(&self) -> Result<(), Error> {
         if self.admission.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
@@ -108,6 +143,9 @@ impl RouterState {
         let models = self.models();
         let served: Vec<_> = models.iter().filter_map(|model| Some((model.pool.standing()?, model))).collect();
         let Some(best) = served.iter().map(|(standing, _)| *standing).min() else {
+            if !self.config.expected_models.is_empty() {
+                return Ok(());
+            }
             return Err(Error::unavailable("no engine serves a model now; try again later"));
         };
         for (_, model) in served.iter().filter(|(standing, _)| *standing == best) {

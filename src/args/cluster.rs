@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, builder::NonEmptyStringValueParser};
 use rein_router::RoutePolicy;
 
 use super::address::ListenAddr;
@@ -58,6 +58,10 @@ pub struct RouterArgs {
     /// it [default: never]
     #[arg(long, env = "REIN_HEDGE_AFTER", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000), help_heading = "Routing")]
     pub hedge_after: Option<u64>,
+    /// Comma-separated names of models whose requests wait while no engine serves them, such as models that an
+    /// autoscaler starts from zero [default: such requests are refused]
+    #[arg(long, env = "REIN_EXPECT", value_delimiter = ',', value_name = "NAMES", value_parser = NonEmptyStringValueParser::new(), help_heading = "Routing")]
+    pub expect: Vec<String>,
     /// Comma-separated directories with the text files (config.json, tokenizer, template) of models, each used for the
     /// model of the directory's name [default: fetched from the workers]
     #[arg(long, env = "REIN_MODEL", value_delimiter = ',', value_name = "DIRS", help_heading = "Routing")]

@@ -83,7 +83,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let seal = Seal::default();
         let sealing = tokio::spawn(super::seal::share(seal.clone(), store.clone(), keys.seal()));
         let base = api_server::config(&args.api, ResponsesStoreMode::Off)?;
-        let config = RouterConfig { policy: args.policy, hedge_after, process_metrics, seal, ..base };
+        let expected_models = args.expect;
+        let config = RouterConfig { policy: args.policy, expected_models, hedge_after, process_metrics, seal, ..base };
         let router = Router::open(config)?;
         let fleet =
             FleetConfig { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };

@@ -83,6 +83,7 @@ struct RequestSlot {
 /// How far a request is, and the slots that it needs or holds.
 enum Stage {
     Pending,
+    Unserved,
     Waiting(Ticket, usize),
     InFlight(Instant, usize),
     Rejected,
@@ -120,6 +121,17 @@ impl PendingRequest {
         evicted()
     }
 
+    /// Waits in the queue, without a claim to a slot, until an engine serves the request's model.
+    pub async fn await_engine(&mut self, served: impl Future<Output = ()>, deadline: Instant) -> Result<(), Error> {
+        self.0.await_engine()?;
+        tokio::select! {
+            biased;
+            evicted = self.evicted() => Err(evicted),
+            () = sleep_until(deadline) => Err(Error::deadline()),
+            () = served => Ok(()),
+        }
+    }
+
     /// Waits for this many in-flight slots, or for all if there are fewer. Requests with a lower priority value, and
     /// requests of callers that hold fewer slots, are admitted earlier. A request that would wait until after its
     /// deadline is rejected at once.
@@ -148,6 +160,17 @@ impl PendingRequest {
 }
 
 impl RequestSlot {
+    fn await_engine(&mut self) -> Result<(), Error> {
+        let mut state = self.shared.state();
+        if self.woken.try_recv().is_ok() {
+            self.stage = Stage::Rejected;
+            return Err(evicted());
+        }
+        state.queue.await_engine(&self.caller, self.number);
+        self.stage = Stage::Unserved;
+        Ok(())
+    }
+
     /// Enters the queue. True: the request is in flight. False: it waits until it is woken.
     fn enqueue(&mut self, slots: usize, priority: i64, now: Instant, deadline: Instant) -> Result<bool, Error> {
         let mut state = self.shared.state();
@@ -186,6 +209,11 @@ impl Drop for RequestSlot {
         let admitted = match self.stage {
             Stage::Pending => {
                 state.queue.leave_pending(&self.caller, self.number);
+                state.wakers.remove(&self.number);
+                Vec::new()
+            }
+            Stage::Unserved => {
+                state.queue.leave_unserved(&self.caller, self.number);
                 state.wakers.remove(&self.number);
                 Vec::new()
             }

@@ -1,16 +1,16 @@
 //! The wait queue: decides which requests are in flight, wait or are refused. It has no clock and no I/O, so that tests
 //! replay it from a seed.
 //!
-//! A request is *pending* while its body is read. It enters the queue once its priority, its deadline and its number of
-//! choices are known: it *waits* or is *in flight* until it ends. Requests in flight hold at most `slots` slots, one
-//! for each choice, and at most `queue` requests more are present.
+//! A request is *pending* while its body is read, and *unserved* while no engine serves its model. It enters the queue
+//! once its priority, its deadline and its number of choices are known: it *waits* or is *in flight* until it ends.
+//! Requests in flight hold at most `slots` slots, one for each choice, and at most `queue` requests more are present.
 //!
-//! Callers share the slots and the queue. The next slot goes to the caller whose last change, a slot received or
-//! returned, is the oldest. The slots that a caller holds count against it like a higher priority value. A full queue
-//! refuses the caller that has the most requests in it.
+//! Callers share the slots and the queue. The next slot goes to the caller that received or returned a slot least
+//! recently. The slots that a caller holds count against it like a higher priority value. A full queue refuses the
+//! caller that has the most requests in it.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
     time::Duration,
 };
 
@@ -62,6 +62,7 @@ pub struct WaitQueue {
     queue: usize,
     callers: HashMap<CallerName, CallerRequests>,
     pending: usize,
+    unserved: usize,
     waiting: usize,
     /// Requests in flight, and the slots that they hold.
     in_flight: usize,
@@ -78,6 +79,8 @@ pub struct WaitQueue {
 struct CallerRequests {
     /// Requests whose bodies are being read, with the time of their arrival.
     pending: BTreeMap<RequestNumber, Instant>,
+    /// Requests whose models have no engine.
+    unserved: BTreeSet<RequestNumber>,
     waiting: BTreeMap<Ticket, WaitingRequest>,
     /// Slots of its requests in flight.
     held: usize,
@@ -94,7 +97,7 @@ struct WaitingRequest {
 
 impl CallerRequests {
     fn queued(&self) -> usize {
-        self.pending.len() + self.waiting.len()
+        self.pending.len() + self.unserved.len() + self.waiting.len()
     }
 
     /// Its next request.
@@ -114,6 +117,7 @@ impl WaitQueue {
             queue,
             callers: HashMap::new(),
             pending: 0,
+            unserved: 0,
             waiting: 0,
             in_flight: 0,
             held: 0,
@@ -123,8 +127,9 @@ impl WaitQueue {
         }
     }
 
+    /// Requests that wait for a slot or for an engine of their model.
     pub fn waiting(&self) -> usize {
-        self.waiting
+        self.unserved + self.waiting
     }
 
     /// Mean time that a slot is held.
@@ -142,13 +147,13 @@ impl WaitQueue {
     }
 
     pub fn present(&self) -> usize {
-        self.pending + self.waiting + self.in_flight
+        self.pending + self.unserved + self.waiting + self.in_flight
     }
 
     /// Registers a pending request. If the queue is full, another one may be evicted for it. Err: the queue is full;
     /// the estimated wait, if it is known.
     pub fn enter(&mut self, caller: &CallerName, now: Instant) -> Result<Entered, Option<Duration>> {
-        let queued = self.pending + self.waiting;
+        let queued = self.pending + self.unserved + self.waiting;
         let evicted = match queued + self.held >= self.slots + self.queue {
             true => match self.evict(caller, now) {
                 Some(number) => Some(number),
@@ -179,6 +184,10 @@ impl WaitQueue {
                 self.leave_pending(&name, number);
                 return Some(number);
             }
+            if let Some(&number) = requests.unserved.last() {
+                self.leave_unserved(&name, number);
+                return Some(number);
+            }
             let (&ticket, _) = requests.waiting.last_key_value()?;
             self.remove_waiting(&name, ticket);
             return Some(ticket.number);
@@ -198,7 +207,22 @@ impl WaitQueue {
         was
     }
 
-    /// Moves a pending request to the queue. It needs this many slots, or all if there are fewer.
+    /// A pending request waits until an engine serves its model.
+    pub fn await_engine(&mut self, caller: &CallerName, number: RequestNumber) {
+        self.leave_pending(caller, number);
+        self.callers.entry(caller.clone()).or_default().unserved.insert(number);
+        self.unserved += 1;
+    }
+
+    /// An unserved request left. False: it is not unserved.
+    pub fn leave_unserved(&mut self, caller: &CallerName, number: RequestNumber) -> bool {
+        let was = self.callers.get_mut(caller).is_some_and(|caller| caller.unserved.remove(&number));
+        self.unserved -= usize::from(was);
+        self.forget_idle(caller);
+        was
+    }
+
+    /// Moves a pending or unserved request to the queue. It needs this many slots, or all if there are fewer.
     pub fn enqueue(
         &mut self,
         caller: &CallerName,
@@ -208,6 +232,7 @@ impl WaitQueue {
         now: Instant,
         deadline: Instant,
     ) -> EnqueueOutcome {
+        self.leave_unserved(caller, number);
         self.leave_pending(caller, number);
         let slots = self.slots_of(slots);
         let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());

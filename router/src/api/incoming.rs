@@ -13,7 +13,7 @@ use crate::{
     fair::Requester,
     fleet::route,
     limits,
-    request::{generate::RequestContext, job::Generation},
+    request::{generate::RequestContext, job::Generation, model::ServedModel},
     request_trace::Trace,
     state::RouterState,
 };
@@ -64,27 +64,49 @@ impl IncomingRequest {
         }
     }
 
-    /// Waits for an in-flight slot.
-    pub async fn admit(self) -> Result<InFlightPermit, Error> {
+    /// Waits until an engine serves the model, if that is expected.
+    async fn await_engine(&mut self, model: &str) -> Result<(), Error> {
+        if self.state.awaits_engine(model) {
+            self.pending.await_engine(self.state.served(model), self.deadline).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for an in-flight slot. The name of the model may be omitted if there is only one.
+    pub async fn admit(mut self, model: Option<&str>) -> Result<(InFlightPermit, Arc<ServedModel>), Error> {
+        let name = self.state.known_or_only(model)?;
+        // Texts need only the model's files.
+        if self.state.named(&name).is_none() {
+            let _counted = self.state.demand.enter(&name);
+            self.await_engine(&name).await?;
+        }
         let priority = priority(self.caller.as_ref(), None);
-        self.pending.admit(1, priority, self.deadline).await
+        let permit = self.pending.admit(1, priority, self.deadline).await?;
+        Ok((permit, self.state.model(&name)?))
     }
 
     /// Waits for the in-flight slots of a generation with this many choices.
     pub async fn admit_generation(
-        self,
+        mut self,
         trace: &Trace,
+        model: Option<&str>,
         generation: &Generation,
         choices: usize,
-    ) -> Result<RequestContext, Error> {
+    ) -> Result<(RequestContext, Arc<ServedModel>), Error> {
+        let name = self.state.known(model)?;
+        let counted = Arc::new(self.state.demand.enter(&name));
+        self.await_engine(&name).await?;
         let priority = priority(self.caller.as_ref(), generation.priority);
         let named = || generation.session.as_deref().map(route::key);
-        Ok(RequestContext {
+        // More are refused when the request is checked.
+        let choices = choices.min(limits::COMPLETION_CHOICES);
+        let permit = self.pending.admit(choices, priority, self.deadline).await?;
+        let context = RequestContext {
             trace: trace.clone(),
             began: self.began,
             deadline: self.deadline,
-            // More are refused when the request is checked.
-            permit: self.pending.admit(choices.min(limits::COMPLETION_CHOICES), priority, self.deadline).await?,
+            permit,
+            counted,
             metrics: self.state.metrics.clone(),
             fleet_metrics: self.state.fleet_metrics.clone(),
             retry_budget: self.state.retry_budget.clone(),
@@ -93,7 +115,8 @@ impl IncomingRequest {
             matcher_memory: self.state.memory.matchers.clone(),
             stall_timeout: self.state.config.client_stall,
             caller: self.caller,
-        })
+        };
+        Ok((context, self.state.model(&name)?))
     }
 }
 

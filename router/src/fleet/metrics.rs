@@ -42,8 +42,9 @@ impl FleetMetrics {
 pub struct EngineReport {
     pub model: String,
     /// The group that it leads, or a number in `rein serve`, which has no groups.
-    pub engine: String,
+    pub group: String,
     pub epoch: u64,
+    pub max_sequences: Option<u32>,
     pub stats: Option<EngineStats>,
 }
 
@@ -66,11 +67,14 @@ pub fn write(samples: &mut Samples<'_>, pools: &[PoolReport], engines: &[EngineR
         are several, answers depend on the engine";
     let kinds = pools.iter().map(|pool| ([("model", pool.model.as_str())], pool.kinds));
     samples.gauge("rein_engine_kinds", help, kinds)?;
-    let labels = |report: &EngineReport| [("model", report.model.clone()), ("engine", report.engine.clone())];
+    let labels = |report: &EngineReport| [("model", report.model.clone()), ("engine", report.group.clone())];
     let help = "1 if the engine answers. `engine` is its group, or a number in `rein serve`";
     let up = engines.iter().map(|report| (labels(report), u32::from(report.stats.is_some())));
     samples.gauge("rein_engine_up", help, up)?;
     let help = "Epoch of the engine's group, which grows each time the group is reformed";
     samples.gauge("rein_engine_epoch", help, engines.iter().map(|report| (labels(report), report.epoch)))?;
+    let help = "Sequences that the engine computes at once (`--max-sequences`); further ones wait in its queue";
+    let most = engines.iter().filter_map(|report| Some((labels(report), report.max_sequences?)));
+    samples.gauge("rein_engine_max_sequences", help, most)?;
     samples.engines("rein_engine", || engines.iter().filter_map(|report| Some((labels(report), report.stats?))))
 }

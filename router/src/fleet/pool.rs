@@ -113,7 +113,7 @@ impl EngineHandle {
     }
 
     /// Sequences that it computes at once, if it has reported this.
-    fn max_sequences(&self) -> Option<u32> {
+    pub fn max_sequences(&self) -> Option<u32> {
         self.info.get().map(|info| info.max_sequences)
     }
 

@@ -17,7 +17,7 @@ fn every_sample_has_a_type_and_buckets_are_cumulative() {
     metrics.first_token.observe(Duration::from_millis(3));
     metrics.first_token.observe(Duration::from_secs(100));
     let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
-    let report = EngineReport { model: "a\"b".into(), engine: "0".into(), epoch: 7, stats };
+    let report = EngineReport { model: "a\"b".into(), group: "0".into(), epoch: 7, max_sequences: Some(8), stats };
     let standings = [("serving", 1), ("draining", 0), ("unlisted", 0)];
     let pool = PoolReport { model: "a".into(), standings, kinds: 2 };
     on_scrape(&mut registry, move |samples| write(samples, std::slice::from_ref(&pool), std::slice::from_ref(&report)));

@@ -14,6 +14,8 @@ use crate::{
     error::Error,
     fleet::engine_stream::{DrawnToken, EngineOutput, EngineStream},
     request::{
+        demand::CountedRequest,
+        generate::RequestContext,
         grammar_session::{DrawOutcome, GrammarSession, GrammarSessionError, Refusal, TokenDecision, TokenOrigin},
         memory::MemoryCharge,
         metrics::RequestMetrics,
@@ -65,6 +67,7 @@ pub struct Choice {
     /// None: the choice has ended.
     engine: Option<EngineStream>,
     metrics: Arc<RequestMetrics>,
+    counted: Option<Arc<CountedRequest>>,
     caller: Option<ApiCaller>,
     began: Instant,
     deadline: Instant,
@@ -76,12 +79,20 @@ impl Choice {
         transcript: Transcript,
         engine: EngineStream,
         steered: Option<SteeredOutput>,
-        metrics: Arc<RequestMetrics>,
-        caller: Option<ApiCaller>,
-        (began, deadline): (Instant, Instant),
+        context: &RequestContext,
     ) -> Self {
-        let (engine, offloaded) = (Some(engine), false);
-        Choice { transcript, steered, offloaded, engine, metrics, caller, began, deadline, last_token: None }
+        Choice {
+            transcript,
+            steered,
+            offloaded: false,
+            engine: Some(engine),
+            metrics: context.metrics.clone(),
+            counted: Some(context.counted.clone()),
+            caller: context.caller.clone(),
+            began: context.began,
+            deadline: context.deadline,
+            last_token: None,
+        }
     }
 
     /// Steers to the tokens that the grammar forces before the first draw. If they are the whole output, the choice
@@ -309,6 +320,9 @@ impl Choice {
     }
 
     fn admit(&mut self, admitted: &internal::Admitted) {
+        if let Some(counted) = self.counted.take() {
+            counted.run();
+        }
         self.transcript.cached_tokens = admitted.cached_tokens;
         self.metrics.prompt_tokens.inc_by(admitted.prompt_tokens.into());
         self.metrics.cached_tokens.inc_by(admitted.cached_tokens.into());

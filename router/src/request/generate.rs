@@ -36,6 +36,7 @@ use crate::{
     request::{
         choice::Choice,
         delivery::ChatEvents,
+        demand::CountedRequest,
         memory::{MemoryBudget, MemoryCharge},
         metrics::RequestMetrics,
         model::{ServedModel, now},
@@ -54,6 +55,8 @@ pub struct RequestContext {
     pub began: Instant,
     pub deadline: Instant,
     pub permit: InFlightPermit,
+    /// Counts as a request of its model.
+    pub counted: Arc<CountedRequest>,
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
     pub retry_budget: Arc<RetryBudget>,
@@ -344,8 +347,7 @@ impl ChoiceOpener<'_> {
         if let (Some(steered), Some(grammar)) = (&mut steered, grammar) {
             steered.growth = Some(grammar.growth(context));
         }
-        let (metrics, caller) = (context.metrics.clone(), context.caller.clone());
-        Ok(Choice::new(self.transcript(index), engine, steered, metrics, caller, (context.began, context.deadline)))
+        Ok(Choice::new(self.transcript(index), engine, steered, context))
     }
 
     /// Opens the choices after the first, on the same engine. They start when the first has computed the prompt, so

@@ -6,6 +6,7 @@ mod choice;
 mod compile_queue;
 pub mod completion;
 pub mod delivery;
+pub mod demand;
 pub mod generate;
 mod grammar_session;
 pub mod job;

@@ -74,17 +74,18 @@ fn run_random_traffic(seed: u64) {
     let callers = &callers[..random.random_range(1..=3)];
     let mut queue = WaitQueue::new(slots, queue_limit, start);
     let mut now = start;
-    let mut pending: Vec<(u64, CallerName)> = Vec::new();
+    // And whether they are unserved.
+    let mut pending: Vec<(u64, CallerName, bool)> = Vec::new();
     let mut requests = Requests::default();
     let (mut entered, mut ended) = (0, 0);
     let busy = random.random_range(0.2..0.8);
     for _ in 0..2_000 {
         now += Duration::from_millis(random.random_range(0..3_000));
-        match random.random_range(0..10) {
+        match random.random_range(0..11) {
             0..4 if random.random_bool(busy) => {
                 let caller = &callers[random.random_range(0..callers.len())];
                 let queued = |caller: &CallerName| {
-                    pending.iter().filter(|(_, other)| other == caller).count()
+                    pending.iter().filter(|(_, other, _)| other == caller).count()
                         + requests.waiting.values().filter(|other| other.caller == *caller).count()
                 };
                 let full = pending.len() + requests.waiting.len() + queue.held() >= slots + queue_limit;
@@ -92,7 +93,7 @@ fn run_random_traffic(seed: u64) {
                     Ok(Entered { number, evicted, admitted }) => {
                         assert_eq!(evicted.is_some(), full, "seed {seed}: evicted although there is room, or too many");
                         if let Some(evicted) = evicted {
-                            match pending.iter().position(|(number, _)| *number == evicted) {
+                            match pending.iter().position(|(number, ..)| *number == evicted) {
                                 Some(at) => drop(pending.remove(at)),
                                 None => {
                                     let left =
@@ -106,7 +107,7 @@ fn run_random_traffic(seed: u64) {
                         }
                         requests.admit(admitted, now);
                         entered += 1;
-                        pending.push((number, caller.clone()));
+                        pending.push((number, caller.clone(), false));
                     }
                     Err(_) => {
                         assert!(full, "seed {seed}: refused although there is room");
@@ -116,7 +117,7 @@ fn run_random_traffic(seed: u64) {
                 }
             }
             4..7 if !pending.is_empty() => {
-                let (number, caller) = pending.swap_remove(random.random_range(0..pending.len()));
+                let (number, caller, _) = pending.swap_remove(random.random_range(0..pending.len()));
                 let (needed, priority) = (random.random_range(1..4), random.random_range(-20..20));
                 let request = |ticket| {
                     let slots = needed.min(slots);
@@ -133,9 +134,10 @@ fn run_random_traffic(seed: u64) {
                 }
             }
             7 if !pending.is_empty() => {
-                let (number, caller) = pending.swap_remove(random.random_range(0..pending.len()));
+                let (number, caller, unserved) = pending.swap_remove(random.random_range(0..pending.len()));
                 ended += 1;
-                assert!(queue.leave_pending(&caller, number));
+                assert_eq!(queue.leave_unserved(&caller, number), unserved);
+                assert_eq!(queue.leave_pending(&caller, number), !unserved);
                 assert!(!queue.leave_pending(&caller, number));
             }
             8 if !requests.waiting.is_empty() => {
@@ -146,6 +148,14 @@ fn run_random_traffic(seed: u64) {
                 assert_eq!(queue.cancel(&left.caller, left.ticket, now), None);
                 requests.admit(next, now);
                 ended += 1;
+            }
+            9 if !pending.is_empty() => {
+                let nth = random.random_range(0..pending.len());
+                let (number, caller, unserved) = &mut pending[nth];
+                if !*unserved {
+                    queue.await_engine(caller, *number);
+                    *unserved = true;
+                }
             }
             _ if !requests.served.is_empty() => {
                 let done = requests.served.swap_remove(random.random_range(0..requests.served.len()));
@@ -158,7 +168,9 @@ fn run_random_traffic(seed: u64) {
         }
         let held: usize = requests.served.iter().map(|request| request.slots).sum();
         assert_eq!((queue.in_flight(), queue.held()), (requests.served.len(), held), "seed {seed}");
-        assert_eq!((queue.waiting(), queue.present()), (requests.waiting.len(), entered - ended), "seed {seed}");
+        let unserved = pending.iter().filter(|(.., unserved)| *unserved).count();
+        let waiting = requests.waiting.len() + unserved;
+        assert_eq!((queue.waiting(), queue.present()), (waiting, entered - ended), "seed {seed}");
         assert_eq!(queue.present(), pending.len() + requests.waiting.len() + requests.served.len(), "seed {seed}");
         assert!(
             held <= slots && pending.len() + requests.waiting.len() + held <= slots + queue_limit + 3,
@@ -168,8 +180,8 @@ fn run_random_traffic(seed: u64) {
         assert!(requests.waiting.is_empty() || held + largest > slots, "seed {seed}: all fit, and one waits");
     }
     // In the end all requests leave.
-    for (number, caller) in pending {
-        assert!(queue.leave_pending(&caller, number));
+    for (number, caller, _) in pending {
+        assert!(queue.leave_unserved(&caller, number) || queue.leave_pending(&caller, number));
     }
     while let Some(done) = requests.served.pop() {
         requests.last.insert(done.caller.clone(), now);

@@ -197,11 +197,10 @@ impl Inference for Service {
         let answer = async {
             let incoming = self.incoming(&request)?;
             let (job, charge) = self.read(request, &incoming.requester(), request::chat).await?;
-            let context = RequestContext {
-                memory_charge: charge,
-                ..incoming.admit_generation(&trace, &job.generation, job.generation.choices() as usize).await?
-            };
-            let model = self.state.model(job.model.as_deref())?.clone();
+            let choices = job.generation.choices() as usize;
+            let (context, model) =
+                incoming.admit_generation(&trace, job.model.as_deref(), &job.generation, choices).await?;
+            let context = RequestContext { memory_charge: charge, ..context };
             trace.record_request(model.name(), true);
             let ignored = job.unread_fields(model.text.template.as_ref());
             let (events, relaxed) = chat::generate(context, model, job).await?;
@@ -219,11 +218,9 @@ impl Inference for Service {
             let incoming = self.incoming(&request)?;
             let (job, charge) =
                 self.read(request, &incoming.requester(), |_, message| request::complete(message)).await?;
-            let context = RequestContext {
-                memory_charge: charge,
-                ..incoming.admit_generation(&trace, &job.generation, job.choices()).await?
-            };
-            let model = self.state.model(job.model.as_deref())?.clone();
+            let (context, model) =
+                incoming.admit_generation(&trace, job.model.as_deref(), &job.generation, job.choices()).await?;
+            let context = RequestContext { memory_charge: charge, ..context };
             trace.record_request(model.name(), true);
             let (events, relaxed) = completion::generate(context, model, job).await?;
             let span = trace.span.clone();
@@ -241,10 +238,9 @@ impl Inference for Service {
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
         let trace = new_trace("tokenize", "req-", request.metadata());
         let answer = async {
-            let (requester, permit) = self.admit(&request).await?;
+            let (requester, permit, model) = self.admit(&request, &request.get_ref().model).await?;
             let charged = request.extensions().get::<MessageCharge>().cloned();
-            let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
-            let model = self.state.model_or_only(Some(&model))?;
+            let v1::TokenizeRequest { input, add_special_tokens, .. } = request.into_inner();
             let ids = match input {
                 Some(v1::tokenize_request::Input::Text(text)) => {
                     model.encode(text, add_special_tokens.unwrap_or(true), "text", &requester).await?
@@ -274,10 +270,9 @@ impl Inference for Service {
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
         let trace = new_trace("detokenize", "req-", request.metadata());
         let answer = async {
-            let (requester, permit) = self.admit(&request).await?;
+            let (requester, permit, model) = self.admit(&request, &request.get_ref().model).await?;
             let _charged = request.extensions().get::<MessageCharge>().cloned();
-            let v1::DetokenizeRequest { model, ids } = request.into_inner();
-            let model = self.state.model_or_only(Some(&model))?;
+            let v1::DetokenizeRequest { ids, .. } = request.into_inner();
             let bytes = size_of_val(ids.as_slice());
             let read = move |model: &ServedModel| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
             Ok((model.run_text_work(bytes, &requester, read).await?, permit))
@@ -289,9 +284,8 @@ impl Inference for Service {
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
         let trace = new_trace("render", "req-", request.metadata());
         let answer = async {
-            let (requester, permit) = self.admit(&request).await?;
+            let (requester, permit, model) = self.admit(&request, &request.get_ref().model).await?;
             let (job, _charge) = self.read(request, &requester, request::chat).await?;
-            let model = self.state.model_or_only(job.model.as_deref())?;
             let rendered = chat::render(&model, job, &requester).await?;
             Ok((v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids }, permit))
         };
@@ -301,13 +295,17 @@ impl Inference for Service {
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
         let mut models = Vec::new();
-        for model in self.state.models().iter() {
-            models.push(v1::Model {
-                id: model.name().into(),
-                // 0 while the engine does not answer.
-                max_context: model.bounds().await.map_or(0, |bounds| bounds.context),
-                created: model.created,
-                format: model.format.name.into(),
+        for name in self.state.model_names() {
+            models.push(match self.state.named(&name) {
+                Some(model) => v1::Model {
+                    id: name,
+                    // 0 while the engine does not answer.
+                    max_context: model.bounds().await.map_or(0, |bounds| bounds.context),
+                    created: model.created,
+                    format: model.format.name.into(),
+                },
+                // It has had no engine yet.
+                None => v1::Model { id: name, ..v1::Model::default() },
             });
         }
         self.finish(None, "list_models", Ok(v1::ListModelsResponse { models }))
@@ -335,10 +333,16 @@ impl Service {
         Ok((self.state.memory.parse(bytes, requester, move || read(bytes, message)).await?, charge))
     }
 
-    /// Waits for an in-flight slot. Also returns whose request it is.
-    async fn admit<T>(&self, request: &Request<T>) -> Result<(Requester, InFlightPermit), Error> {
+    /// Waits for an in-flight slot. Also returns whose request it is, and its model.
+    async fn admit<T>(
+        &self,
+        request: &Request<T>,
+        model: &str,
+    ) -> Result<(Requester, InFlightPermit, Arc<ServedModel>), Error> {
         let incoming = self.incoming(request)?;
-        Ok((incoming.requester(), incoming.admit().await?))
+        let requester = incoming.requester();
+        let (permit, model) = incoming.admit(Some(model)).await?;
+        Ok((requester, permit, model))
     }
 
     /// The response of a stream, with a watched client and with the labels in its metadata.

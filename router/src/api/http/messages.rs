@@ -43,11 +43,10 @@ pub async fn create(
         let (ParsedBody { value, bytes, mut ignored }, charge) = read(&state, request, &mut incoming, parse).await?;
         let MessagesRequest { mut job, stream, answer, origins } = value;
         job.bytes = bytes;
-        let context = RequestContext {
-            memory_charge: Some(Arc::new(charge)),
-            ..incoming.admit_generation(&trace, &job.generation, job.generation.choices() as usize).await?
-        };
-        let model = state.model(job.model.as_deref())?.clone();
+        let choices = job.generation.choices() as usize;
+        let (context, model) =
+            incoming.admit_generation(&trace, job.model.as_deref(), &job.generation, choices).await?;
+        let context = RequestContext { memory_charge: Some(Arc::new(charge)), ..context };
         ignored.extend(job.unread_fields(model.text.template.as_ref()).iter().map(|field| origins.rename_field(field)));
         trace.record_request(model.name(), stream);
         let name = model.name().to_owned();
@@ -74,8 +73,7 @@ pub async fn count_tokens(State(state): Shared, request: Request) -> Response {
         let (ParsedBody { value, bytes, mut ignored }, _charge) = read(&state, request, &mut incoming, parse).await?;
         let MessagesRequest { mut job, origins, .. } = value;
         job.bytes = bytes;
-        let permit = incoming.admit().await?;
-        let model = state.model(job.model.as_deref())?;
+        let (permit, model) = incoming.admit(job.model.as_deref()).await?;
         ignored.extend(job.unread_fields(model.text.template.as_ref()).iter().map(|field| origins.rename_field(field)));
         let rendered = chat::render(&model, job, &requester).await.map_err(|error| origins.rename(error))?;
         let answer = json_bytes(anthropic::counted(rendered.ids.len()));

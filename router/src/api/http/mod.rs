@@ -104,11 +104,10 @@ async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trac
         let (ParsedBody { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, charge) =
             read(&state, request, &mut incoming, openai::chat).await?;
         job.bytes = bytes;
-        let context = RequestContext {
-            memory_charge: Some(Arc::new(charge)),
-            ..incoming.admit_generation(&trace, &job.generation, job.generation.choices() as usize).await?
-        };
-        let model = state.model(job.model.as_deref())?.clone();
+        let choices = job.generation.choices() as usize;
+        let (context, model) =
+            incoming.admit_generation(&trace, job.model.as_deref(), &job.generation, choices).await?;
+        let context = RequestContext { memory_charge: Some(Arc::new(charge)), ..context };
         ignored.extend(job.unread_fields(model.text.template.as_ref()));
         trace.record_request(model.name(), delivery.stream);
         // `continuous_usage` counts token ids, even if the client does not request them.
@@ -132,11 +131,9 @@ async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, r
         let mut incoming = incoming(&state, &request)?;
         let (ParsedBody { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, charge) =
             read(&state, request, &mut incoming, openai::completion).await?;
-        let context = RequestContext {
-            memory_charge: Some(Arc::new(charge)),
-            ..incoming.admit_generation(&trace, &job.generation, job.choices()).await?
-        };
-        let model = state.model(job.model.as_deref())?.clone();
+        let (context, model) =
+            incoming.admit_generation(&trace, job.model.as_deref(), &job.generation, job.choices()).await?;
+        let context = RequestContext { memory_charge: Some(Arc::new(charge)), ..context };
         trace.record_request(model.name(), delivery.stream);
         // `continuous_usage` counts token ids, even if the client does not request them.
         let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
@@ -160,9 +157,8 @@ async fn render(State(state): Shared, request: Request) -> Response {
         let requester = incoming.requester();
         let (ParsedBody { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
             read(&state, request, &mut incoming, openai::chat).await?;
-        let permit = incoming.admit().await?;
+        let (permit, model) = incoming.admit(job.model.as_deref()).await?;
         job.bytes = bytes;
-        let model = state.model_or_only(job.model.as_deref())?;
         ignored.extend(job.unread_fields(model.text.template.as_ref()));
         let rendered = chat::render(&model, job, &requester).await?;
         let write = move |model: &ServedModel| Ok(openai::rendered(model.name(), &rendered));
@@ -178,8 +174,7 @@ async fn tokenize(State(state): Shared, request: Request) -> Response {
         let requester = incoming.requester();
         let (ParsedBody { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
             read(&state, request, &mut incoming, openai::tokenize).await?;
-        let permit = incoming.admit().await?;
-        let model = state.model_or_only(model.as_deref())?;
+        let (permit, model) = incoming.admit(model.as_deref()).await?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
                 model.encode(prompt, add_special_tokens, "prompt", &requester).await?
@@ -203,8 +198,7 @@ async fn detokenize(State(state): Shared, request: Request) -> Response {
         let requester = incoming.requester();
         let (ParsedBody { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
             read(&state, request, &mut incoming, openai::detokenize).await?;
-        let permit = incoming.admit().await?;
-        let model = state.model_or_only(model.as_deref())?;
+        let (permit, model) = incoming.admit(model.as_deref()).await?;
         let write = move |model: &ServedModel| Ok(openai::detokenized(&model.detokenize(&tokens)?));
         let answer = model.run_text_work(bytes, &requester, write).await?;
         Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
@@ -229,27 +223,30 @@ async fn read<T: Send + 'static>(
 }
 
 /// A model as clients see it. Its context is unknown while its engine does not answer.
-async fn describe(model: &Arc<ServedModel>) -> Value {
-    openai::model(model, model.bounds().await.ok().map(|bounds| bounds.context))
+async fn describe(state: &RouterState, name: &str) -> Value {
+    match state.named(name) {
+        Some(model) => openai::model(&model, model.bounds().await.ok().map(|bounds| bounds.context)),
+        None => openai::expected_model(name),
+    }
 }
 
 async fn models(State(state): Shared) -> Response {
     let mut list = Vec::new();
-    for model in state.models().iter() {
-        list.push(describe(model).await);
+    for name in state.model_names() {
+        list.push(describe(&state, &name).await);
     }
     finish(&state, "models", Ok(Json(openai::models(list)).into_response()))
 }
 
 async fn model(State(state): Shared, id: Result<Path<String>, PathRejection>) -> Response {
     let found = match &id {
-        Ok(Path(id)) => state.model(Some(id)),
+        Ok(Path(id)) => state.known(Some(id)),
         Err(rejection) => {
             Err(Error::invalid("model", format!("'model' in the path is invalid: {}", rejection.body_text())))
         }
     };
     let answer = match found {
-        Ok(model) => Ok(Json(describe(&model).await).into_response()),
+        Ok(name) => Ok(Json(describe(&state, &name).await).into_response()),
         Err(error) => Err(error),
     };
     finish(&state, "models", answer)

@@ -51,9 +51,9 @@ pub(super) async fn create(State(state): Shared, Extension(trace): Extension<Tra
         let (parsed, mut charge) = read(&state, request, &mut incoming, responses::request).await?;
         let received = receive(&state, parsed, &requester, &mut charge).await?;
         let stream = received.request.stream;
-        let admitted = incoming.admit_generation(&trace, received.request.generation(), 1).await?;
-        let context = RequestContext { memory_charge: Some(Arc::new(charge)), ..admitted };
-        let model = state.model(received.request.model())?.clone();
+        let (named, generation) = (received.request.model(), received.request.generation());
+        let (context, model) = incoming.admit_generation(&trace, named, generation, 1).await?;
+        let context = RequestContext { memory_charge: Some(Arc::new(charge)), ..context };
         trace.record_request(model.name(), stream);
         let keeps = state.responses.is_on() && received.request.store;
         let Prepared { job, request, origins, ignored, input } =
@@ -89,8 +89,7 @@ pub(super) async fn input_tokens(State(state): Shared, request: Request) -> Resp
         let requester = incoming.requester();
         let (parsed, mut charge) = read(&state, request, &mut incoming, responses::request).await?;
         let received = receive(&state, parsed, &requester, &mut charge).await?;
-        let permit = incoming.admit().await?;
-        let model = state.model_or_only(received.request.model())?;
+        let (permit, model) = incoming.admit(received.request.model()).await?;
         let Prepared { job, origins, ignored, .. } = received.prepare(&state, &model, &requester, None).await?;
         let rendered = chat::render(&model, job, &requester).await.map_err(|error| origins.rename(error))?;
         let answer = Json(responses::input_tokens(rendered.ids.len())).into_response();

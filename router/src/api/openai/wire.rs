@@ -428,6 +428,11 @@ pub fn model(model: &ServedModel, max_context: Option<u32>) -> Value {
     })
 }
 
+/// A model that has had no engine yet.
+pub fn expected_model(name: &str) -> Value {
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "rein", "max_model_len": null})
+}
+
 pub fn models(models: Vec<Value>) -> Value {
     json!({"object": "list", "data": models})
 }
