@@ -29,6 +29,7 @@ cluster: setup-cluster
 test: setup-test lint cuda
 	cargo test --workspace --locked
 	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/py
+	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/chart
 
 chaos: setup-test
 	cargo build --release --locked --bin rein

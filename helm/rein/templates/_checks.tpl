@@ -1,0 +1,92 @@
+{{/* Rules between values, which the schema cannot express. Each error begins with the path of the value. */}}
+
+{{- define "rein.checks" -}}
+{{- include "rein.checkEtcd" . -}}
+{{- include "rein.checkTls" . -}}
+{{- include "rein.checkRouter" . -}}
+{{- include "rein.checkEdge" . -}}
+{{- include "rein.checkModels" . -}}
+{{- end -}}
+
+{{- define "rein.checkEtcd" -}}
+{{- $etcd := .Values.etcd -}}
+{{- if and $etcd.trial $etcd.endpoints -}}
+{{- fail "etcd.trial: must be false if etcd.endpoints names an etcd" -}}
+{{- end -}}
+{{- if not (or $etcd.trial $etcd.endpoints) -}}
+{{- fail "etcd.endpoints: must name an etcd as HOST:PORT, or set etcd.trial to true for a single pod without storage" -}}
+{{- end -}}
+{{- if and $etcd.trial (or $etcd.tls.secretName $etcd.auth.user) -}}
+{{- fail "etcd.trial: has neither TLS nor users; leave etcd.tls.secretName and etcd.auth.user empty, or use etcd.endpoints" -}}
+{{- end -}}
+{{- if and $etcd.tls.serverName (not $etcd.tls.secretName) -}}
+{{- fail "etcd.tls.serverName: needs etcd.tls.secretName, the secret with ca.crt" -}}
+{{- end -}}
+{{- if ne (empty $etcd.auth.user) (empty $etcd.auth.secretName) -}}
+{{- fail "etcd.auth.user: needs etcd.auth.secretName, the secret with the password, and the other way round" -}}
+{{- end -}}
+{{- if and $etcd.auth.user (not $etcd.tls.secretName) -}}
+{{- fail "etcd.auth.user: needs etcd.tls.secretName: without TLS the password is sent in the clear" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rein.checkTls" -}}
+{{- range $path := list "peerTls" "publicTls" -}}
+{{- $tls := get $.Values $path -}}
+{{- if and $tls.enabled $tls.secretName $tls.certManager -}}
+{{- fail (printf "%s.secretName: must be empty if %s.certManager issues the certificate" $path $path) -}}
+{{- end -}}
+{{- if and $tls.enabled (not $tls.secretName) (not $tls.certManager) -}}
+{{- fail (printf "%s.secretName: name a secret with ca.crt, tls.crt and tls.key, or set %s.certManager.issuerRef" $path $path) -}}
+{{- end -}}
+{{- if and (not $tls.enabled) (or $tls.secretName $tls.certManager) -}}
+{{- fail (printf "%s.enabled: must be true for %s.secretName or %s.certManager to have an effect" $path $path $path) -}}
+{{- end -}}
+{{- end -}}
+{{- $public := .Values.publicTls -}}
+{{- if and $public.certManager (not $public.dnsNames) -}}
+{{- fail "publicTls.dnsNames: must list the names that clients use, since publicTls.certManager issues the certificate" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rein.checkRouter" -}}
+{{- $scaling := .Values.router.autoscaling -}}
+{{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- fail (printf "router.autoscaling.minReplicas: must be at most router.autoscaling.maxReplicas (%d), got %d" (int $scaling.maxReplicas) (int $scaling.minReplicas)) -}}
+{{- end -}}
+{{- if and $scaling.enabled (not (dig "requests" "cpu" "" .Values.router.resources)) -}}
+{{- fail "router.resources.requests.cpu: must be set, since router.autoscaling.cpuPercent is a share of it" -}}
+{{- end -}}
+{{- include "rein.checkEnvironment" (dict "path" "router.env" "env" .Values.router.env) -}}
+{{- include "rein.checkEnvironment" (dict "path" "controller.env" "env" .Values.controller.env) -}}
+{{- end -}}
+
+{{/* dict path, env: variables that flags of the chart would silently override, or that it sets itself. */}}
+{{- define "rein.checkEnvironment" -}}
+{{- $path := .path -}}
+{{- $set := list "POD_NAME" "POD_IP" "GROUP_KEY" "CUDA_CACHE_PATH" "OTEL_EXPORTER_OTLP_ENDPOINT" "OTEL_TRACES_SAMPLER_ARG" -}}
+{{- range $index, $variable := .env -}}
+{{- if or (has $variable.name $set) (hasPrefix "REIN_" $variable.name) -}}
+{{- fail (printf "%s[%d].name: %s is set by the chart; use the value or the option that stands for it" $path $index $variable.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rein.checkEdge" -}}
+{{- $values := .Values -}}
+{{- if and $values.ingress.enabled (not $values.ingress.hosts) -}}
+{{- fail "ingress.hosts: must list at least one host name if ingress.enabled is true" -}}
+{{- end -}}
+{{- range $path := list "httpRoute" "grpcRoute" -}}
+{{- $route := get $values $path -}}
+{{- if and $route.enabled (not $route.parentRefs) -}}
+{{- fail (printf "%s.parentRefs: must name a Gateway if %s.enabled is true" $path $path) -}}
+{{- end -}}
+{{- if and $route.enabled $values.publicTls.enabled -}}
+{{- fail (printf "%s.enabled: the Gateway ends TLS and speaks plain HTTP to the router; set publicTls.enabled to false" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.monitoring.serviceMonitor.enabled $values.networkPolicy.enabled (not $values.networkPolicy.prometheus) -}}
+{{- fail "networkPolicy.prometheus: must select the pods of Prometheus if monitoring.serviceMonitor.enabled is true" -}}
+{{- end -}}
+{{- end -}}
