@@ -7,8 +7,9 @@
 # make bench      benchmark a server on $(HTTP)
 # make reference  write the reference pages of the command line
 # make dist       make packages in target/dist: an archive, a Debian package and a Python wheel
+# make image      make the image for Kubernetes in target/image; ENGINE=cuda: with NCCL
 # Each installs what it needs and is missing.
-.PHONY: serve cluster test chaos cuda lint bench reference dist clean setup setup-cluster setup-cuda setup-dist setup-lint setup-test
+.PHONY: serve cluster test chaos cuda lint bench reference dist image clean setup setup-cluster setup-cuda setup-dist setup-image setup-lint setup-test
 
 MODEL ?= models/demo
 ENGINE ?= cpu
@@ -57,6 +58,9 @@ reference: setup
 dist: setup-dist
 	scripts/dist.sh
 
+image: setup-image $(if $(filter cuda,$(ENGINE)),cuda)
+	ENGINE=$(ENGINE) scripts/image.sh
+
 setup:
 	@scripts/setup.sh build
 
@@ -68,6 +72,9 @@ setup-cuda:
 
 setup-dist:
 	@scripts/setup.sh dist
+
+setup-image:
+	@scripts/setup.sh image
 
 setup-cluster:
 	@scripts/setup.sh cluster

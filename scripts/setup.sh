@@ -99,6 +99,14 @@ if [ "$what" = image ] || [ "$what" = test ]; then
         [ "$what" = image ] && fail "missing:$missing (Debian: sudo apt-get install$missing)"
         say "missing:$missing; the tests of the image are skipped"
     fi
+    # pip_install would make an environment of its own for one program.
+    if [ "$(cat .tools/syft/requirements.sum 2>/dev/null)" != "$(cksum < packaging/image/requirements.txt)" ]; then
+        say "installing syft into .tools/syft (packaging/image/requirements.txt)"
+        make_venv .venv
+        .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .tools/syft -r packaging/image/requirements.txt \
+            && cksum < packaging/image/requirements.txt > .tools/syft/requirements.sum \
+            || say "syft could not be installed: the image gets no list of its parts"
+    fi
 fi
 
 if [ "$what" = lint ] || [ "$what" = dist ] || [ "$what" = image ]; then exit 0; fi

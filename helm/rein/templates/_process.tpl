@@ -48,6 +48,10 @@ capabilities:
   value: {{ .Values.log.level | quote }}
 - name: REIN_LOG_FORMAT
   value: {{ .Values.log.format | quote }}
+{{- end -}}
+
+{{/* Routers and workers send traces; controllers have none. */}}
+{{- define "rein.tracing" -}}
 {{- with .Values.tracing.otlpEndpoint }}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}

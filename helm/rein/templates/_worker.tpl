@@ -236,6 +236,7 @@ spec:
         {{- include "rein.lines" (include "rein.workerFlags" .) | nindent 8 }}
       env:
         {{- include "rein.environment" $root | nindent 8 }}
+        {{- with include "rein.lines" (include "rein.tracing" $root) }}{{ . | nindent 8 }}{{ end }}
         {{- if eq (toString .domain) "$(GROUP_KEY)" }}
         - name: GROUP_KEY
           valueFrom:
