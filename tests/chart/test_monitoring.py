@@ -118,6 +118,6 @@ def test_the_dashboard_shows_every_metric():
 
 
 def test_generated_files_are_current():
-    done = subprocess.run([sys.executable, REPOSITORY / "scripts/monitoring.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, REPOSITORY / "scripts/chart.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (CHART / "files/alerts.yaml").exists()

@@ -135,7 +135,7 @@ def test_the_example_config_file_works(clone):
     assert done.returncode != 0 and "no-such-option" in done.stderr
 
 
-@pytest.mark.parametrize("script", ["reference.py", "plot_benchmarks.py"])
+@pytest.mark.parametrize("script", ["reference.py", "plot_benchmarks.py", "chart.py"])
 def test_generated_pages_and_plots_are_current(script):
     done = subprocess.run([sys.executable, str(REPOSITORY / "scripts" / script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

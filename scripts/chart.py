@@ -1,19 +1,27 @@
 #!/usr/bin/env python3
-"""Writes what the chart ships for Prometheus and Grafana: alarms of docs/howto/watch.md, a dashboard of all metrics.
+"""Writes the generated parts of the chart helm/rein.
 
-    scripts/monitoring.py            write helm/rein/files/alerts.yaml and dashboard.json
-    scripts/monitoring.py --check    exit with 1 and name the files that differ
+    scripts/chart.py            write them
+    scripts/chart.py --check    exit with 1 and name the files that differ
 
-An alarm is a row of the tables below "Alarms" whose second cell begins with an expression. The chart replaces RELEASE with
-labels that select one release, and RUNBOOKS with the URL of the docs.
+files/alerts.yaml: alarms of docs/howto/watch.md. An alarm is a row of the tables below "Alarms" whose second cell begins with
+an expression. The chart replaces RELEASE with labels that select one release, and RUNBOOKS with the URL of the docs.
+files/dashboard.json: all metrics of docs/reference/metrics.md.
+values.schema.json: the options of commands, from docs/reference/cli.md.
+docs/reference/chart-values.md: the values, from values.schema.json and values.yaml.
 """
 import json
 import pathlib
 import re
 import sys
 
+import yaml
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FILES = ROOT / "helm/rein/files"
+CHART = ROOT / "helm/rein"
+SCHEMA = CHART / "values.schema.json"
+CLI = ROOT / "docs/reference/cli.md"
+VALUES_PAGE = ROOT / "docs/reference/chart-values.md"
 WATCH = ROOT / "docs/howto/watch.md"
 METRICS = ROOT / "docs/reference/metrics.md"
 PROMETHEUS_UNITS = {"s": "s", "min": "m", "h": "h"}
@@ -74,7 +82,7 @@ def alarms():
 
 
 def alerts():
-    lines = ["# Made by scripts/monitoring.py from docs/howto/watch.md.", "groups:", "  - name: rein", "    rules:"]
+    lines = ["# Made by scripts/chart.py from docs/howto/watch.md.", "groups:", "  - name: rein", "    rules:"]
     for alarm in alarms():
         lines.append(f"      - alert: {alarm.pop('alert')}")
         for key, value in alarm.items():
@@ -157,15 +165,126 @@ def dashboard():
     return head + ', "panels": [\n' + ",\n".join(json.dumps(one, ensure_ascii=False) for one in panels) + "\n]}\n"
 
 
+# --- Options of commands
+
+# Flags that the chart sets itself, from values that are not options.
+CLUSTER = {"config", "cluster", "id", *(f"etcd{part}" for part in ("", "-ca", "-cert", "-key", "-name", "-user", "-password-file"))}
+PEER = {f"peer-{part}" for part in ("ca", "cert", "key", "name")}
+OWN = {
+    "router": CLUSTER | PEER | {"http", "host", "port", "grpc", "drain-seconds", "expect", "api-keys", "tls-cert", "tls-key", "otlp-endpoint"},
+    "worker": CLUSTER | PEER | {"model", "served-name", "engine", "devices", "group-size", "domain", "listen", "mesh", "advertise", "http", "otlp-endpoint"},
+    "controller": CLUSTER | {"http", "spares"},
+}
+# Flags that make no sense in a pod of the chart: several workers in a process, and files that it does not have.
+LEFT_OUT = {"router": {"model", "chat-template"}, "worker": {"replicas"}, "controller": set()}
+
+
+def options(command):
+    """The schema of the options that users of the chart may set."""
+    text = CLI.read_text()
+    section = re.search(rf"^## rein {command}$(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
+    found = {}
+    for row in re.findall(r"^\| `--.*$", section, re.M):
+        flag, _, _, meaning = cells(row)
+        name = re.match(r"`--([a-z0-9-]+)", flag)[1]
+        if name not in OWN[command] | LEFT_OUT[command]:
+            found[name] = {"type": ["string", "number"] if "<" in flag else "boolean", "description": plain(meaning)}
+    return dict(sorted(found.items()))
+
+
+def dump(value, indent=0):
+    """JSON with short objects on one line."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(line) + indent <= 116 or not isinstance(value, (dict, list)):
+        return line
+    inner = " " * (indent + 2)
+    if isinstance(value, dict):
+        parts, ends = [f"{inner}{json.dumps(key)}: {dump(part, indent + 2)}" for key, part in value.items()], "{}"
+    else:
+        parts, ends = [inner + dump(part, indent + 2) for part in value], "[]"
+    return ends[0] + "\n" + ",\n".join(parts) + "\n" + " " * indent + ends[1]
+
+
+def schema():
+    document = json.loads(SCHEMA.read_text())
+    places = {"router": document["properties"]["router"], "controller": document["properties"]["controller"], "worker": document["definitions"]["model"]}
+    places["worker of modelDefaults"] = document["properties"]["modelDefaults"]
+    for command, place in places.items():
+        place["properties"]["options"]["properties"] = options(command.partition(" ")[0])
+    return dump(document) + "\n"
+
+
+# --- Values
+
+def resolved(document, node):
+    for part in [node, *node.get("allOf", [])]:
+        if "$ref" in part:
+            node = {**document["definitions"][part["$ref"].rpartition("/")[2]], **{key: text for key, text in node.items() if key == "description"}}
+    return node
+
+
+def kind(document, node):
+    node = resolved(document, node)
+    if "enum" in node:
+        return ", ".join(f"`{value}`" for value in node["enum"])
+    if node.get("type") == "array":
+        inner = resolved(document, node["items"])
+        return f"list of {inner.get('type', 'values') if isinstance(inner.get('type', ''), str) else 'values'}s".replace("valuess", "values")
+    kinds = node["type"] if isinstance(node["type"], list) else [node["type"]]
+    least, most = node.get("minimum"), node.get("maximum")
+    bounds = f" {least} to {most}" if most is not None else f" from {least}" if least else ""
+    return " or ".join(kinds) + bounds
+
+
+def rows(document, node, path, default):
+    node = resolved(document, node)
+    inner = node.get("properties")
+    items = resolved(document, node["items"]) if node.get("type") == "array" else {}
+    if path.endswith(".options") or path == "modelDefaults" or not (inner or items.get("properties")):
+        yield path, kind(document, node), default, node.get("description", "")
+        return
+    if items.get("properties"):
+        yield path, kind(document, node), default, node.get("description", "")
+        inner, path, default = items["properties"], path + "[]", {}
+    elif path and node.get("description"):
+        yield path, "object", None, node["description"]
+    for name, part in inner.items():
+        yield from rows(document, part, f"{path}.{name}" if path else name, default.get(name) if isinstance(default, dict) else None)
+
+
+def shown(default):
+    return "" if default in (None, "", [], {}) else f"`{json.dumps(default, ensure_ascii=False)}`"
+
+
+def values_page():
+    document, values = json.loads(SCHEMA.read_text()), yaml.safe_load((CHART / "values.yaml").read_text())
+    lines = ["| value | type | default | meaning |", "|---|---|---|---|"]
+    for path, of, default, meaning in rows(document, document, "", values):
+        if path.startswith("models[].") and "." not in path[9:]:
+            default = values["modelDefaults"].get(path[9:])
+        if path.startswith("models[].autoscaling."):
+            default = values["modelDefaults"]["autoscaling"].get(path[21:])
+        if path not in ("global",):
+            lines.append(f"| `{path}` | {of} | {shown(default)} | {meaning} |".replace("  |", " |"))
+    text = VALUES_PAGE.read_text()
+    start, end = "<!-- values -->\n", "<!-- end -->"
+    return text[:text.index(start) + len(start)] + "\n".join(lines) + "\n" + text[text.index(end):]
+
+
+MADE = {CHART / "files/alerts.yaml": alerts, CHART / "files/dashboard.json": dashboard, SCHEMA: schema, VALUES_PAGE: values_page}
+
+
 def main():
     stale = []
-    for path, text in ((FILES / "alerts.yaml", alerts()), (FILES / "dashboard.json", dashboard())):
+    for path, make in MADE.items():
+        text = make()
+        if path.exists() and path.read_text() == text:
+            continue
+        stale.append(str(path.relative_to(ROOT)))
         if "--check" not in sys.argv[1:]:
             path.write_text(text)
-        elif not path.exists() or path.read_text() != text:
-            stale.append(str(path.relative_to(ROOT)))
-    if stale:
-        raise SystemExit(f"out of date, run scripts/monitoring.py: {', '.join(stale)}")
+    if stale and "--check" in sys.argv[1:]:
+        raise SystemExit(f"the chart differs from the docs: {', '.join(stale)}; run scripts/chart.py")
 
 
 if __name__ == "__main__":
