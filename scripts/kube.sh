@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds the control plane of Kubernetes and its etcd for tests (tests/kube), and prints the directory of the programs. They
+# are kept outside of the tree, in $XDG_CACHE_HOME/rein-kube: a build takes long, and changes only with tests/kube/go.sum.
+set -euo pipefail
+cd "$(dirname "$0")/../tests/kube"
+fail() { echo "kube: $*" >&2; exit 1; }
+command -v go >/dev/null || fail "Go is missing: install 1.26 or later (https://go.dev/dl)"
+
+version=$(sed -n 's|^\tk8s.io/kubernetes \(v[0-9.]*\)$|\1|p' go.mod)
+[ -n "$version" ] || fail "go.mod does not name a version of k8s.io/kubernetes"
+directory=${XDG_CACHE_HOME:-$HOME/.cache}/rein-kube/$version-$(cat go.mod go.sum | cksum | cut -d' ' -f1)
+if [ ! -x "$directory/kube-scheduler" ]; then
+    echo "kube: building Kubernetes $version and etcd into $directory" >&2
+    rm -rf "$directory.new"
+    mkdir -p "$directory.new"
+    IFS=. read -r major minor _ <<< "${version#v}"
+    flags=
+    for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+        flags="$flags -X $package.gitVersion=$version -X $package.gitMajor=$major -X $package.gitMinor=$minor"
+    done
+    # One package at a time, so that other work on this machine goes on.
+    nice -n 15 go build -p "${JOBS:-1}" -trimpath -ldflags "-s -w$flags" -o "$directory.new/" \
+        go.etcd.io/etcd/server/v3 k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager k8s.io/kubernetes/cmd/kube-scheduler >&2
+    mv "$directory.new/server" "$directory.new/etcd"
+    rm -rf "$directory"
+    mv "$directory.new" "$directory"
+fi
+echo "$directory"
