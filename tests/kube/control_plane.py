@@ -15,7 +15,7 @@ sys.path.insert(0, str(REPOSITORY / "tests/chart"))
 
 from chart import HELMS, KUBE  # noqa: E402
 
-PROGRAMS = pathlib.Path(os.environ.get("REIN_KUBE", ""))
+PROGRAMS = pathlib.Path(os.environ.get("REIN_KUBE", "/nonexistent"))
 KUBECTL = KUBE / "kubectl-1.37"
 ADMIN, INSTALLER = "admin-token", "installer-token"
 
@@ -150,7 +150,12 @@ class ControlPlane:
         self.post("/api/v1/namespaces", {"metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": security}}})
         subject = {"kind": "User", "name": "installer", "apiGroup": "rbac.authorization.k8s.io"}
         role = {"kind": "ClusterRole", "name": "admin", "apiGroup": "rbac.authorization.k8s.io"}
-        self.post(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings", {"metadata": {"name": "installer"}, "roleRef": role, "subjects": [subject]})
+        at = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}"
+        self.post(f"{at}/rolebindings", {"metadata": {"name": "installer"}, "roleRef": role, "subjects": [subject]})
+        # Objects of operators, such as ScaledObjects; some operators add these rights to `admin`.
+        groups = ["keda.sh", "leaderworkerset.x-k8s.io", "gateway.networking.k8s.io", "monitoring.coreos.com", "cert-manager.io"]
+        self.post(f"{at}/roles", {"metadata": {"name": "operators"}, "rules": [{"apiGroups": groups, "resources": ["*"], "verbs": ["*"]}]})
+        self.post(f"{at}/rolebindings", {"metadata": {"name": "operators"}, "roleRef": {**role, "kind": "Role", "name": "operators"}, "subjects": [subject]})
 
     def add_definitions(self):
         """The custom resources of crds.txt, from Go's module cache."""

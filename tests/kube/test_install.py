@@ -11,7 +11,7 @@ from cases import CASES, PROFILES
 from chart import CHART, HELMS, pod_templates, template
 
 # What Kubernetes puts into every namespace, and what it removes later by itself.
-ALWAYS = {("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"), ("RoleBinding", "installer")}
+ALWAYS = {("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"), ("RoleBinding", "installer"), ("RoleBinding", "operators"), ("Role", "operators")}
 PASSING = {"Event", "Endpoints", "EndpointSlice"}
 
 

@@ -37,6 +37,8 @@
 {{- define "rein.routerMounts" -}}
 {{ include "rein.clusterMounts" . }}
 {{ include "rein.peerMounts" . }}
+- name: tmp
+  mountPath: /tmp
 {{- if .Values.publicTls.enabled }}
 - name: public
   mountPath: /etc/rein/public
@@ -52,6 +54,10 @@
 {{- define "rein.routerVolumes" -}}
 {{ include "rein.clusterVolumes" . }}
 {{ include "rein.peerVolumes" . }}
+# Templates and tokenizers, which routers fetch from workers.
+- name: tmp
+  emptyDir:
+    sizeLimit: 1Gi
 {{- if .Values.publicTls.enabled }}
 - name: public
   secret:
