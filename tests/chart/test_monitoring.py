@@ -96,6 +96,14 @@ def test_alarms_fire_when_they_should(tmp_path):
     assert not wrong, "\n".join(f"{name}: expected {'to fire' if fires else 'silence'}\n{text}" for name, fires, text in wrong)
 
 
+def test_a_model_that_may_sleep_raises_no_alarm():
+    def expression(name):
+        rules = of_kind(name, "PrometheusRule")[0]["spec"]["groups"][0]["rules"]
+        return next(rule["expr"] for rule in rules if rule["alert"] == "ReinNoGroupServes")
+
+    assert 'model!~"qwen3-30b-a3b"' in expression("fleet") and "model!" not in expression("blue-green")
+
+
 def anchors(page):
     return {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in page.read_text().splitlines() if line.startswith("#")}
 

@@ -168,18 +168,20 @@ def etcd():
         process.wait()
 
 
-def test_every_probe_path_answers_and_sigterm_ends_in_time(etcd):
-    """Runs the processes of the laptop profile with the flags of their pods, on other ports."""
+@pytest.mark.parametrize("name, loopback", [("laptop", "127.0.0.1"), ("ipv6", "::1")])
+def test_every_probe_path_answers_and_sigterm_ends_in_time(etcd, name, loopback):
+    """Runs the processes of a rendering with the flags of their pods, on other ports of the loopback address."""
+    at = f"[{loopback}]" if ":" in loopback else loopback
     ports, running = {}, []
     try:
-        for owner, command, container in rein_containers("laptop"):
+        for owner, command, container in rein_containers(name):
             if command == "verify":
                 continue
             def local(argument, ports=ports, owner=owner):
                 def listen(match):
                     ports[owner, int(match[1])] = port = free_port()
-                    return f"=127.0.0.1:{port}"
-                argument = re.sub(r"=0\.0\.0\.0:(\d+)", listen, argument).replace("$(POD_NAME)", f"{owner}-0").replace("$(POD_IP)", "127.0.0.1")
+                    return f"={at}:{port}"
+                argument = re.sub(r"=(?:0\.0\.0\.0|\[::\]):(\d+)", listen, argument).replace("$(POD_NAME)", f"{owner}-0").replace("$(POD_IP)", loopback)
                 return argument.replace("rein-etcd:2379", etcd).replace("=/models", f"={REPOSITORY}/models")
             environment = {**os.environ, **{variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}, "REIN_LOG": "warn"}
             running.append((owner, container, subprocess.Popen([BIN, *map(local, container["args"])], env=environment, stdout=subprocess.DEVNULL)))
@@ -187,7 +189,7 @@ def test_every_probe_path_answers_and_sigterm_ends_in_time(etcd):
             number = {port["name"]: port["containerPort"] for port in container["ports"]}
             for probe in ("livenessProbe", "readinessProbe"):
                 get = container[probe]["httpGet"]
-                url = f"http://127.0.0.1:{ports[owner, number[get['port']]]}{get['path']}"
+                url = f"http://{at}:{ports[owner, number[get['port']]]}{get['path']}"
                 deadline = time.monotonic() + 60
                 while status(url) != 200:
                     assert time.monotonic() < deadline and process.poll() is None, (owner, url, status(url))

@@ -44,7 +44,8 @@ class ControlPlane:
             self.stop()
             raise
 
-    def _run(self, program, *arguments):
+    def run(self, program, *arguments):
+        """Starts a program that ends with the control plane."""
         log = open(self.directory / f"{program}.log", "w")
         process = subprocess.Popen([PROGRAMS / program, *arguments], stdout=log, stderr=log)
         self.processes.append((program, process))
@@ -53,13 +54,13 @@ class ControlPlane:
         etcd, peers = free_port(), free_port()
         urls = [f"--listen-client-urls=http://127.0.0.1:{etcd}", f"--advertise-client-urls=http://127.0.0.1:{etcd}", f"--listen-peer-urls=http://127.0.0.1:{peers}"]
         # Durability of this etcd is worth nothing, and a shared disk may take seconds to sync.
-        self._run("etcd", f"--data-dir={self.directory}/etcd", "--unsafe-no-fsync", *urls)
+        self.run("etcd", f"--data-dir={self.directory}/etcd", "--unsafe-no-fsync", *urls)
         self.etcd = f"127.0.0.1:{etcd}"
         key = self.directory / "service-account.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         tokens = self.directory / "tokens.csv"
         tokens.write_text(f'{ADMIN},admin,admin,"system:masters"\n{INSTALLER},installer,installer,\n')
-        self._run(
+        self.run(
             "kube-apiserver", f"--etcd-servers=http://{self.etcd}", f"--secure-port={self.port}", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
             f"--cert-dir={self.directory}/certificates", f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}", "--service-account-issuer=https://kubernetes.default.svc",
             f"--token-auth-file={tokens}", "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16", "--disable-admission-plugins=TaintNodesByCondition",
@@ -68,8 +69,8 @@ class ControlPlane:
         self._until(lambda: self.get("/readyz") is not None, 120, "the API server is not ready")
         config = self.kubeconfig(ADMIN)
         # Nodes of tests have no kubelet that renews leases.
-        self._run("kube-controller-manager", f"--kubeconfig={config}", f"--service-account-private-key-file={key}", "--leader-elect=false", "--controllers=*,-node-lifecycle-controller", f"--secure-port={free_port()}", "--use-service-account-credentials=false")
-        self._run("kube-scheduler", f"--kubeconfig={config}", "--leader-elect=false", f"--secure-port={free_port()}")
+        self.run("kube-controller-manager", f"--kubeconfig={config}", f"--service-account-private-key-file={key}", "--leader-elect=false", "--controllers=*,-node-lifecycle-controller", f"--secure-port={free_port()}", "--use-service-account-credentials=false")
+        self.run("kube-scheduler", f"--kubeconfig={config}", "--leader-elect=false", f"--secure-port={free_port()}")
         self._until(lambda: self.get("/api/v1/namespaces/default/serviceaccounts/default") is not None, 60, "there is no default service account")
 
     def _until(self, ready, seconds, message):

@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 
+import lws
 from agent import RUNC, Agent
 from cases import PROFILES
 from chart import BIN, CHART, REPOSITORY
@@ -196,7 +197,8 @@ def test_the_laptop_profile_survives_its_operator(cluster, agent):
 def test_a_request_waits_for_a_model_without_pods(cluster, agent):
     """Scale from 0 to 1, which KEDA would do when it sees the waiting request."""
     asleep = ["--set", "models[0].autoscaling.type=keda,models[0].autoscaling.minReplicas=0,models[0].autoscaling.prometheus=http://prometheus:9090"]
-    cluster.add_definitions()
+    if not cluster.get("/apis/keda.sh/v1alpha1"):
+        cluster.add_definitions()
     run(cluster, "install", "rein", CHART, "--values", PROFILES["laptop"], *asleep, "--wait", "--timeout=4m")
     until(lambda: len(routers(cluster)) == 1, 60, "the endpoint of the router", agent)
     expected = ask(routers(cluster)[0], body(1))
@@ -232,4 +234,35 @@ def test_groups_of_two_pods_survive_their_operator(cluster, agent):
         load.stop()
     assert not load.failures and not load.changes and load.answers > 20
     run(cluster, "uninstall", "rein", "--wait")
+    until(lambda: not agent.pods, 120, "the end of all pods", agent)
+
+
+def test_a_leader_worker_set_restarts_one_pod(cluster, agent):
+    """Its controller makes the groups; when a pod dies, the others keep running, and the group serves again."""
+    if not cluster.get("/apis/leaderworkerset.x-k8s.io/v1"):
+        cluster.add_definitions()
+    lws.start(cluster)
+    sets = [*ROUTERS, "--values", PROFILES["laptop"], "--set", "models[0].podsPerGroup=2,models[0].ranks=2,models[0].workload=lws"]
+    run(cluster, "install", "rein", CHART, *sets)
+    names = {"rein-demo-0", "rein-demo-0-1", "rein-demo-1", "rein-demo-1-1"}
+    until(lambda: len(routers(cluster)) == 2 and all_ready(cluster, 4), 180, "two groups", agent)
+    found = pods(cluster, "worker")
+    assert {pod["metadata"]["name"] for pod in found} == names
+    domains = {pod["metadata"]["name"]: pod["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/group-key"] for pod in found}
+    assert domains["rein-demo-0"] == domains["rein-demo-0-1"] != domains["rein-demo-1"] == domains["rein-demo-1-1"]
+    load = Load(lambda: routers(cluster), [body(number) for number in range(4)], threads=8)
+    try:
+        kill(cluster, agent, "rein-demo-0-1")
+        until(lambda: all_ready(cluster, 4), 120, "the group", agent)
+        # A pod that is deleted comes back alone, too.
+        kubectl(cluster, "delete", "pod", "rein-demo-1-1", "--wait=true")
+        until(lambda: all_ready(cluster, 4), 120, "the group", agent)
+    finally:
+        load.stop()
+    assert not load.failures and not load.changes and load.answers > 10
+    before, after = ({pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in one} for one in (found, pods(cluster, "worker")))
+    assert {name for name in names if before[name] != after[name]} == {"rein-demo-1-1"}
+    restarts = {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods(cluster, "worker")}
+    assert restarts == {"rein-demo-0": 0, "rein-demo-0-1": 1, "rein-demo-1": 0, "rein-demo-1-1": 0}
+    run(cluster, "uninstall", "rein")
     until(lambda: not agent.pods, 120, "the end of all pods", agent)
