@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the image of `rein`: target/image/rein-VERSION.tar (an OCI archive), and rein-VERSION.spdx.json, which lists what
-# is in it. It has the binary, its shared libraries, certificate authorities and the demo model, and no shell.
+# Makes the image of `rein`: target/image/rein-VERSION.tar (an OCI archive), and rein-VERSION.spdx.json, which lists
+# what is in it. It has the binary, its shared libraries, certificate authorities and the demo model, and no shell.
 #
 #   scripts/image.sh           build it twice, and fail if the digests differ
 #   scripts/image.sh pin       write packaging/image/debian-ARCH.txt with today's packages of Debian
