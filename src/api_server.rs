@@ -19,6 +19,9 @@ use crate::metrics;
 use crate::terminal;
 use crate::tls::{self, Certificate, ServerTls};
 
+/// Time in which the router answers the requests of a lost engine.
+const LOST_TIME: Duration = Duration::from_secs(2);
+
 pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
     Ok(ModelPolicy {
         format: args.format.as_deref().map(crate::tools::formats::named).transpose()?,
@@ -82,7 +85,7 @@ impl Listeners {
     }
 
     /// Serves until a signal to stop. Then `leaving`, which drains the router, may take the time `drain`; `cut` runs if
-    /// that is not enough.
+    /// that is not enough. It ends with an error when `lost` says why nothing can be served any more.
     pub async fn serve(
         self,
         router: &Router,
@@ -90,6 +93,7 @@ impl Listeners {
         drain: Duration,
         leaving: impl Future<Output = ()>,
         cut: impl Future<Output = ()>,
+        lost: impl Future<Output = String>,
     ) -> Result<(), Box<dyn Error>> {
         let Listeners { http, grpc, http_tls, grpc_tls } = self;
         let scheme = if http_tls.is_some() { "https" } else { "http" };
@@ -106,8 +110,16 @@ impl Listeners {
         terminal::out(format_args!("rein: grpc listening on {grpc_address}"));
         terminal::out(banner.urls(scheme, http_address, grpc_address));
 
-        let signal = stop.next().await;
-        tracing::info!(signal, "draining: open requests finish, new requests are rejected");
+        let (failure, drain) = tokio::select! {
+            signal = stop.next() => {
+                tracing::info!(signal, "draining: open requests finish, new requests are rejected");
+                (None, drain)
+            }
+            reason = lost => {
+                tracing::error!(reason, "the engine is lost: requests end with an error, and this process ends");
+                (Some(format!("the engine is lost and this process must be restarted: {reason}")), LOST_TIME.min(drain))
+            }
+        };
         let reason = tokio::select! {
             () = leaving => None,
             () = tokio::time::sleep(drain) => Some("the drain time is over"),
@@ -126,6 +138,9 @@ impl Listeners {
                 grpc??;
             }
             Err(_) => tracing::warn!("closing connections that are still open"),
+        }
+        if let Some(failure) = failure {
+            return Err(failure.into());
         }
         terminal::out("rein: stopped");
         Ok(())

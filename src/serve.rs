@@ -6,17 +6,21 @@ use std::time::Duration;
 
 use rein_router::{ModelEntry, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::{ModelOverrides, ModelText};
-use rein_worker::EngineOptions;
 use rein_worker::bytes::ByteCount;
 use rein_worker::executor::Executor;
 use rein_worker::rank::DeviceChoice;
 use rein_worker::sim::{Sim, SimOptions};
+use rein_worker::{EngineOptions, EngineService};
 
 use crate::api_server::{self, Listeners};
 use crate::args::{EngineArgs, EngineKind, ServeArgs};
 use crate::banner::Banner;
+use crate::ending::{self, EXIT_TIME};
 use crate::listen::CLOSE_TIME;
 use crate::{fingerprint, load};
+
+/// How often it is checked whether the engine still computes.
+const ENGINE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let weights = &args.model.weights;
@@ -96,9 +100,26 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
                 tracing::warn!("the engine is still in a step");
             }
         };
+        let deadline = Duration::from_secs_f64(args.engine.step_deadline);
         let drain = Duration::from_secs(args.api.network.drain_seconds);
-        listeners.serve(&router, banner, drain, leaving, cut).await
+        let served = listeners.serve(&router, banner, drain, leaving, cut, lost(&engine, deadline)).await;
+        ending::kill_after(EXIT_TIME);
+        served
     })
+}
+
+/// Why the engine can no longer compute. It is abandoned if its step does not end.
+async fn lost(engine: &EngineService, deadline: Duration) -> String {
+    let mut tick = tokio::time::interval(ENGINE_CHECK_INTERVAL);
+    loop {
+        tick.tick().await;
+        if let Some(time) = engine.step_time().filter(|&time| time > deadline) {
+            engine.give_up(&format!("a step is running for {time:.1?}, longer than --step-deadline"));
+        }
+        if let Some(why) = engine.lost() {
+            return why.to_owned();
+        }
+    }
 }
 
 pub fn sim(args: &EngineArgs, devices: &DeviceChoice, text: &ModelText) -> Sim {

@@ -103,9 +103,6 @@ pub struct WorkerGroupArgs {
     /// Redundant experts: copies of busy experts that each rank has room for, per layer
     #[arg(long, env = "REIN_REDUNDANT_EXPERTS", default_value_t = 0, value_name = "N")]
     pub redundant_experts: u16,
-    /// Seconds after which a running step counts as hung and the group is formed again
-    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = option_values::deadline)]
-    pub step_deadline: f64,
     /// Workers in this process, each with its own name and port; for load tests with --engine sim
     #[arg(long, env = "REIN_REPLICAS", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub replicas: u16,

@@ -141,6 +141,10 @@ pub struct EngineArgs {
     /// 8192]
     #[arg(long, env = "REIN_TOKEN_BUDGET", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub token_budget: Option<u32>,
+    /// Seconds after which a running step counts as hung: a worker's group is formed again, and `rein serve` exits with
+    /// an error
+    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = option_values::deadline)]
+    pub step_deadline: f64,
     /// Disable the prefix cache, which shares the KV blocks of equal prompt prefixes
     #[arg(long, env = "REIN_NO_PREFIX_CACHE")]
     pub no_prefix_cache: bool,

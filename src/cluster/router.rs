@@ -121,7 +121,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let drain = Duration::from_secs(args.api.network.drain_seconds);
         let banner = Banner::new(&format!("is router {id} of cluster {}", args.cluster.cluster));
         let served = tokio::select! {
-            served = listeners.serve(&router, banner, drain, leaving, std::future::ready(())) => served,
+            served = listeners.serve(&router, banner, drain, leaving, std::future::ready(()), std::future::pending()) => served,
             why = conflict => Err(why.into()),
         };
         following.abort();

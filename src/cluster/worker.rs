@@ -26,6 +26,7 @@ use tonic::service::Routes;
 use super::page::{MetricsSocket, StatusPage};
 use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
+use crate::ending::{self, EXIT_TIME};
 use crate::listen::{CLOSE_TIME, StopSignals, WriteTimeout, bind, serve_grpc, wait_until_true};
 use crate::terminal;
 use crate::tls::{self, Certificate, Peers, ServerTls};
@@ -129,7 +130,8 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         terminal::out("rein: stopped");
         Ok(())
     });
-    // Hung threads do not keep the process alive.
+    // Hung threads do not keep the process alive, nor does a driver that waits for them.
+    ending::kill_after(EXIT_TIME);
     runtime.shutdown_timeout(CLOSE_TIME);
     ran
 }
@@ -200,7 +202,7 @@ impl Shared<'_> {
             id: id.clone(),
             record: WorkerRecord { address: address.clone(), ..self.record.clone() },
             engine: self.engine.clone(),
-            step_deadline: Duration::from_secs_f64(args.group.step_deadline),
+            step_deadline: Duration::from_secs_f64(args.engine.step_deadline),
             lease: LEASE,
             expires: self.expires.clone(),
         };

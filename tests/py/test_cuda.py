@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import threading
 import urllib.error
@@ -176,6 +177,7 @@ def server(driver, monkeypatch):
     started = []
 
     def start(*options, model=DEMO, **settings):
+        options = map(str, options)
         for name, value in settings.items():
             monkeypatch.setenv(f"REIN_FAKE_CUDA_{name.upper()}", str(value))
         started.append(Server("--engine", "cuda", *options, model=model))
@@ -216,24 +218,69 @@ def test_the_demo_model_calls_a_tool_as_on_the_cpu(server, demo):
     cuda.stop()
 
 
-@pytest.mark.parametrize("fault, cause", [
-    ("cuGraphLaunch:20", "cuGraphLaunch failed: an illegal memory access was encountered"),
-    ("cuStreamSynchronize:60", "cuStreamSynchronize failed: an illegal memory access was encountered"),
-    ("cuMemAlloc_v2:45:2", "device memory is exhausted"),
+@pytest.mark.parametrize("settings, cause", [
+    ({"fault": "cuGraphLaunch:20"}, "cuGraphLaunch failed: an illegal memory access was encountered"),
+    ({"fault": "cuStreamSynchronize:60"}, "cuStreamSynchronize failed: an illegal memory access was encountered"),
+    ({"fault": "cuGraphLaunch:20:214"}, "cuGraphLaunch failed: uncorrectable ECC error encountered"),
+    ({"fault": "cuMemAlloc_v2:45:2"}, "device memory is exhausted"),
+    ({"hang": "attention_bf16:40"}, "a step is running for"),
 ])
-def test_a_device_that_fails_in_a_step_is_lost_with_its_cause(server, capfd, fault, cause):
-    cuda = server(model=FIXTURES / "qwen3", fault=fault)
+def test_a_device_that_fails_in_a_step_ends_the_process_with_its_cause(server, capfd, settings, cause):
+    cuda = server("--step-deadline", 3, model=FIXTURES / "qwen3", **settings)
     status, body = ask(cuda, "completions", model="qwen3", prompt=[5, 6, 7], max_tokens=100, ignore_eos=True, n=8)
-    assert status >= 500 and "error" in body, body
-    status, _ = ask(cuda, "completions", model="qwen3", prompt=[5, 6, 7], max_tokens=1)
-    assert status >= 500
-    cuda.stop()
-    assert cause in capfd.readouterr().err
+    assert status == 503 and "error" in body, body
+    code = cuda.process.wait(timeout=60)
+    # A driver that waits for a kernel which never ends is not waited for.
+    assert code == (-signal.SIGKILL if "hang" in settings else 1)
+    log = capfd.readouterr().err
+    assert "the engine is lost: requests end with an error, and this process ends" in log and cause in log
 
 
-def test_streams_of_a_lost_device_resume_on_another(driver, tmp_path):
+def steps(server):
+    """The steps that the engine has ended."""
+    with urllib.request.urlopen(f"{server.http}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("rein_engine_steps_total"))
+
+
+LAYERS = json.loads((FIXTURES / "qwen3/config.json").read_text())["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("settings, code", [({}, 0), ({"hang": "attention_bf16:40"}, -signal.SIGKILL)])
+def test_sigterm_in_a_step_frees_the_device(server, settings, code):
+    cuda = server("--drain-seconds", 2, model=FIXTURES / "qwen3", **settings)
+    body = {"model": "qwen3", "prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True, "n": 8}
+    threading.Thread(target=lambda: ask(cuda, "completions", **body), daemon=True).start()
+    until("no steps", lambda: steps(cuda) > 5)
+    if settings:
+        # Each attention layer of a step is one of the 40.
+        until("the step does not hang", lambda: steps(cuda) >= 40 // LAYERS - 1)
+    cuda.process.terminate()
+    assert cuda.process.wait(timeout=30) == code
+
+
+def test_sigterm_during_a_load_frees_the_device(driver, tmp_path):
+    command = [BIN, "serve", "--engine", "cuda", "--model", str(DEMO), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    calls = tmp_path / "calls"
+    settings = environment(driver, trace=calls, hang="cuMemcpyHtoDAsync_v2:10")
+    process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL)
+    until("it does not load", lambda: calls.exists() and calls.read_text().count("cuMemcpyHtoDAsync_v2") > 10)
+    process.terminate()
+    assert process.wait(timeout=30) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("settings, cause, ends", [
+    # In the middle of the answer. The process cannot use the device any more.
+    ({"fault": "cuStreamSynchronize:60"}, "an illegal memory access was encountered",
+     (1, "the device has failed and this process must be restarted")),
+    ({"fault": "cuGraphLaunch:20:214"}, "uncorrectable ECC error encountered",
+     (1, "the device has failed and this process must be restarted")),
+    ({"hang": "attention_bf16:60"}, "a step is running for",
+     (-signal.SIGKILL, "a rank is stuck and this process must be restarted")),
+])
+def test_streams_of_a_lost_device_resume_on_another(driver, tmp_path, settings, cause, ends):
     fleet = Fleet(tmp_path, workers=0, group_size=1, routers=1, model=FIXTURES / "qwen3",
-                  more={"LD_LIBRARY_PATH": str(driver)}, worker_args=["--engine", "cuda"])
+                  more={"LD_LIBRARY_PATH": str(driver)}, worker_args=["--engine", "cuda", "--step-deadline", "3"])
     try:
         fleet.start("w0")
         fleet.whole(1)
@@ -243,8 +290,7 @@ def test_streams_of_a_lost_device_resume_on_another(driver, tmp_path):
         served = SimpleNamespace(http=f"http://{router}")
         _, wanted = ask(served, "completions", **body)
         fleet.terminate("w0")
-        # It fails in the middle of the answer, and its process cannot use the device any more.
-        fleet.start("w1", REIN_FAKE_CUDA_FAULT="cuStreamSynchronize:60")
+        fleet.start("w1", **{f"REIN_FAKE_CUDA_{name.upper()}": value for name, value in settings.items()})
         fleet.whole(1)
         answers = []
         asking = threading.Thread(target=lambda: answers.append(ask(served, "completions", **body)))
@@ -253,9 +299,9 @@ def test_streams_of_a_lost_device_resume_on_another(driver, tmp_path):
         asking.join(timeout=200)
         status, found = answers[0]
         assert status == 200 and found["choices"] == wanted["choices"]
-        assert "an illegal memory access was encountered" in fleet.log("w1")
-        assert fleet.processes["w1"].wait(timeout=60) == 1
-        assert "the device has failed and this process must be restarted" in fleet.log("w1")
+        assert cause in fleet.log("w1")
+        assert fleet.processes["w1"].wait(timeout=60) == ends[0]
+        assert ends[1] in fleet.log("w1")
         assert fleet.metric("r0", "rein_resumed_total") == 1
     finally:
         fleet.close()
