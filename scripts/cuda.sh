@@ -43,7 +43,11 @@ rm -f "$out/stamp"
 nvcc=${NVCC:-$(echo .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)}
 [ -x "$nvcc" ] || fail "nvcc is missing: run scripts/setup.sh cuda, or set NVCC"
 
-# The PTX is for later devices: their driver compiles it when it loads the kernels.
+# The PTX is for later devices: their driver compiles it when it loads the kernels, as ptxas does here.
+"$nvcc" -std=c++17 -O3 -arch=compute_80 -ptx -o "$out/rein.ptx" kernels/cuda/kernels.cu
+for later in sm_103 sm_121; do
+    "$(dirname "$nvcc")/ptxas" -arch="$later" -o "$out/later.cubin" "$out/rein.ptx" || fail "$later cannot run the PTX"
+done
 "$nvcc" -std=c++17 -O3 --Werror all-warnings -Xptxas=-v,--warning-as-error \
     -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90a,code=sm_90a \
     -gencode=arch=compute_100a,code=sm_100a -fatbin -o "$out/rein.fatbin" kernels/cuda/kernels.cu 2> "$out/ptxas.txt" \

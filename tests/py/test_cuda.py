@@ -243,6 +243,23 @@ def steps(server):
     return sum(float(line.split()[-1]) for line in lines if line.startswith("rein_engine_steps_total"))
 
 
+STEADY = ["cuMemcpyHtoDAsync_v2", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"]
+
+
+def test_a_served_step_in_the_steady_state_is_one_launch_two_copies_and_one_wait(server, tmp_path):
+    trace = tmp_path / "trace"
+    cuda = server(model=FIXTURES / "qwen3", trace=trace)
+    # Logprobs and penalties are part of what is drawn.
+    body = {"model": "qwen3", "prompt": [5, 6, 7], "max_tokens": 60, "ignore_eos": True, "n": 3, "logprobs": 1,
+            "frequency_penalty": 0.5, "seed": 1}
+    status, answer = ask(cuda, "completions", **body)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 180
+    calls = [line.split()[1] for line in trace.read_text().splitlines()]
+    # All steps but a few at the start, and at the end when some sequences have ended.
+    assert "\n".join(STEADY * 50) in "\n".join(calls)
+    cuda.stop()
+
+
 LAYERS = json.loads((FIXTURES / "qwen3/config.json").read_text())["num_hidden_layers"]
 
 

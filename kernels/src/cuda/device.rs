@@ -24,6 +24,11 @@ const JIT_LOG: usize = 2 << 10;
 struct Aligned<T: ?Sized>(T);
 static IMAGE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/rein.fatbin")));
 
+/// Empty without `make cuda`.
+pub(super) fn kernel_image() -> &'static [u8] {
+    &IMAGE.0
+}
+
 #[derive(Debug, Clone)]
 pub struct Properties {
     pub name: String,
@@ -105,7 +110,7 @@ impl CudaDevice {
         if properties.capability < MINIMUM_CAPABILITY {
             return Err(CudaError::OldDevice { index, name: properties.name, found: properties.capability });
         }
-        if IMAGE.0.is_empty() {
+        if kernel_image().is_empty() {
             return Err(CudaError::NoKernels);
         }
         let blocking = BlockingLaunches::from_env()?;
@@ -261,7 +266,7 @@ fn load_module(index: usize, properties: &Properties) -> Result<sys::CUmodule> {
     // as many bytes as they say.
     let code = unsafe {
         let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
-        sys::cuModuleLoadDataEx(&mut module, IMAGE.0.as_ptr().cast(), 2, options, values)
+        sys::cuModuleLoadDataEx(&mut module, kernel_image().as_ptr().cast(), 2, options, values)
     };
     check("cuModuleLoadDataEx", code).map_err(|cause| CudaError::Load {
         index,

@@ -1,4 +1,4 @@
-use super::device::machine_code;
+use super::device::{kernel_image, machine_code};
 use super::selftest::ptx_cases;
 use super::{CudaError, Version};
 
@@ -14,6 +14,29 @@ fn machine_code_for_an_architecture_runs_on_no_other() {
     assert_eq!(machine_code(version(10, 0)), Some("sm_100a"));
     assert_eq!(machine_code(version(10, 3)), None);
     assert_eq!(machine_code(version(12, 0)), None);
+}
+
+/// The compute capabilities, times 10, for which a fat binary has machine code, and those for which it has PTX.
+fn forms(image: &[u8]) -> [Vec<u32>; 2] {
+    let word = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap());
+    let long = |at: usize| u64::from_le_bytes(image[at..at + 8].try_into().unwrap()) as usize;
+    assert_eq!((word(0), long(8) + 16), (0xba55_ed50, image.len()), "the header of a fat binary");
+    let (mut found, mut at) = ([Vec::new(), Vec::new()], 16);
+    while at < image.len() {
+        let (kind, header, capability) = (word(at) & 0xffff, word(at + 4) as usize, word(at + 28));
+        // 1: PTX, 2: machine code.
+        found[usize::from(kind == 1)].push(capability);
+        at += header + long(at + 8);
+    }
+    found
+}
+
+#[test]
+fn the_kernels_have_the_machine_code_that_is_promised_and_ptx_for_other_devices() {
+    // Without `make cuda` there are none.
+    if !kernel_image().is_empty() {
+        assert_eq!(forms(kernel_image()), [vec![80, 90, 100], vec![80]]);
+    }
 }
 
 #[test]

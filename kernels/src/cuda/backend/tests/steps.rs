@@ -39,20 +39,31 @@ fn decode(tables: &[[u32; 1]], ids: impl Fn(usize) -> u32, start: usize) -> Rows
     }
 }
 
+/// Beyond the number of blocks they share some.
 fn tables(sequences: usize) -> Vec<[u32; 1]> {
-    (0..sequences as u32).map(|block| [block]).collect()
+    (0..sequences).map(|block| [(block % BLOCKS) as u32]).collect()
 }
 
+/// In every bucket up to the default number of sequences, and in the largest.
 #[test]
 fn a_steady_decode_step_is_one_launch_two_copies_and_one_wait() {
+    let all = [1, 2, 3, 5, 9, 17, 33, 49, 500];
+    steady_steps(Kind { latent: false, ..KIND }, &all);
+    for stored in [Stored::Wide(Precision::Bf16), Stored::Fp8, Stored::Int4(ScaleForm::Bf16)] {
+        steady_steps(Kind { stored, ..KIND }, &[1, 3, 17]);
+    }
+}
+
+fn steady_steps(kind: Kind, all: &[usize]) {
     let (Some(devices), Some(mut calls)) = (devices(), Calls::new()) else { return };
     let mut cuda = devices.open_beside(0).expect("cuda");
-    let mut toy = Toy::new(&devices, &cuda, Kind { latent: false, ..KIND });
-    for sequences in [1, 2, 3, 5, 16, 17] {
+    let mut toy = Toy::new(&devices, &cuda, kind);
+    for &sequences in all {
         let tables = tables(sequences);
         for step in 0..5 {
             calls.next();
-            toy.draw(&mut cuda, decode(&tables, |row| row as u32 + step, step as usize % BLOCK_SIZE));
+            let id = |row| (row as u32 + step) % VOCAB as u32;
+            toy.draw(&mut cuda, decode(&tables, id, step as usize % BLOCK_SIZE));
             let calls = calls.next();
             let count = |name: &str| calls.iter().filter(|call| *call == name).count();
             match step {
@@ -60,7 +71,7 @@ fn a_steady_decode_step_is_one_launch_two_copies_and_one_wait() {
                 1 => assert!(count("cuStreamBeginCapture_v2") == 1 && count("cuGraphLaunch") == 1, "{calls:?}"),
                 _ => {
                     let want = ["cuMemcpyHtoDAsync_v2", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"];
-                    assert_eq!(calls, want, "{sequences} sequences, step {step}");
+                    assert_eq!(calls, want, "{kind:?}: {sequences} sequences, step {step}");
                 }
             }
         }
