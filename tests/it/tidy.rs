@@ -185,6 +185,13 @@ fn nothing_unfinished_ignored_or_vaguely_named() {
     assert_none("unfinished code", found);
 }
 
+#[test]
+fn one_file_has_ptx() {
+    let holds = |p: &PathBuf| p.starts_with("kernels/cuda") && !p.ends_with("ptx.cuh") && read(p).contains("asm");
+    let found = files(&["cu", "cuh", "h"]).into_iter().filter(holds).map(|p| p.display().to_string());
+    assert_none("PTX outside kernels/cuda/ptx.cuh", found.collect());
+}
+
 /// The markers of all formats that cannot be taken for words or punctuation of other code.
 fn telling_markers() -> BTreeSet<&'static str> {
     let of_format = |format: &Format| [format.call_markers(), format.other_markers(), format.stops.to_vec()].concat();

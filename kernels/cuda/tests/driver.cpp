@@ -12,7 +12,8 @@
 //   REIN_FAKE_CUDA_HANG        FUNCTION[:AFTER]: the function never returns after that many calls (0)
 //                              FUNCTION is a function of the driver, or a kernel: what waits for the kernel fails or hangs
 //   REIN_FAKE_CUDA_TRACE       a file that gets a line for each call that does work: the thread's id, the function
-//   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between
+//   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between; *: all do nothing, and memory is
+//                              zero, so that times are those of the host
 // CUDA_VISIBLE_DEVICES holds as for NVIDIA's driver, with indices only.
 #include <unistd.h>
 
@@ -174,10 +175,17 @@ void trace(const char *function) {
   fclose(file);
 }
 
+// Whether no kernel does anything.
+bool skips_all() {
+  const char *names = getenv("REIN_FAKE_CUDA_SKIP");
+  return names && !strcmp(names, "*");
+}
+
 // Whether a kernel does nothing.
 bool skips(const char *kernel) {
   const char *names = getenv("REIN_FAKE_CUDA_SKIP");
-  return names && (std::string(",") + names + ",").find(std::string(",") + kernel + ",") != std::string::npos;
+  return skips_all() ||
+         (names && (std::string(",") + names + ",").find(std::string(",") + kernel + ",") != std::string::npos);
 }
 
 size_t memory() { return setting("REIN_FAKE_CUDA_MEMORY", 256 << 20); }
@@ -285,7 +293,9 @@ FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
   if (capturing) return CAPTURE_UNSUPPORTED;
   if (bytes > unused()) return OUT_OF_MEMORY;
   allocated += bytes;
-  *address = uint64_t(host::allocate(bytes));
+  void *memory = host::allocate(bytes);
+  if (skips_all()) memset(memory, 0, bytes);
+  *address = uint64_t(memory);
   allocations[*address] = bytes;
   return SUCCESS;
 }
