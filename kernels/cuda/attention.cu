@@ -1,4 +1,4 @@
-// attention: causal attention of each query row over the paged cache. Grid: (heads, rows); 128 threads; shared memory:
+// attention: causal attention of each query row over the paged cache. Grid: (rows, heads); 128 threads; shared memory:
 // (width_a + width_b) floats.
 //
 // score = scale * (a . key_a + b . key_b); out [rows, heads * value_width] T = the mean of the values, weighted by the
@@ -37,8 +37,8 @@ DEVICE void attend(const AttentionArgs &a) {
   SHARED(float, scores, TILE);
   SHARED(uint32_t, places, TILE);
   float *query = reinterpret_cast<float *>(shared);
-  int head = blockIdx.x, heads = gridDim.x, kv_head = head / a.group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  size_t row = blockIdx.y;
+  int head = blockIdx.y, heads = gridDim.y, kv_head = head / a.group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  size_t row = blockIdx.x;
   T *out = static_cast<T *>(a.out) + (row * heads + head) * a.value_width;
   uint32_t sequence = a.sequences[row];
   if (sequence == NONE) {

@@ -1,9 +1,9 @@
 // silu_mul: out [rows, n] T = silu(gate [rows, n]) * up [rows, n], both T with rows `stride` apart, as in the result of
-// one product with gate and up side by side. Grid: (ceil(n / 256), rows). Any n. Error: expf and rounding to T.
+// one product with gate and up side by side. Grid: (rows, ceil(n / 256)). Any n. Error: expf and rounding to T.
 //
 // add_scaled: x [n] f32 = keep * x + factor * y [n] T (y may be null). Grid: ceil(n / 256). Error: two roundings.
 //
-// gather: out [rows, n] T = x at index [rows], rows of x `stride` apart. Grid: (ceil(n / 256), rows). Exact.
+// gather: out [rows, n] T = x at index [rows], rows of x `stride` apart. Grid: (rows, ceil(n / 256)). Exact.
 #include "common.cuh"
 
 struct SiluMulArgs {
@@ -28,11 +28,11 @@ struct GatherArgs {
 
 template <class T>
 DEVICE void silu_mul(const SiluMulArgs &a) {
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  int i = blockIdx.y * blockDim.x + threadIdx.x;
   if (i >= a.n) return;
-  size_t at = size_t(blockIdx.y) * a.stride + i;
+  size_t at = size_t(blockIdx.x) * a.stride + i;
   float gate = to_float(static_cast<const T *>(a.gate)[at]), up = to_float(static_cast<const T *>(a.up)[at]);
-  static_cast<T *>(a.out)[size_t(blockIdx.y) * a.n + i] = from_float<T>(silu(gate) * up);
+  static_cast<T *>(a.out)[size_t(blockIdx.x) * a.n + i] = from_float<T>(silu(gate) * up);
 }
 
 template <class T>
@@ -45,10 +45,10 @@ DEVICE void add_scaled(const AddScaledArgs &a) {
 
 template <class T>
 DEVICE void gather(const GatherArgs &a) {
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  int i = blockIdx.y * blockDim.x + threadIdx.x;
   if (i >= a.n) return;
-  const T *from = static_cast<const T *>(a.x) + size_t(a.index[blockIdx.y]) * a.stride;
-  static_cast<T *>(a.out)[size_t(blockIdx.y) * a.n + i] = from[i];
+  const T *from = static_cast<const T *>(a.x) + size_t(a.index[blockIdx.x]) * a.stride;
+  static_cast<T *>(a.out)[size_t(blockIdx.x) * a.n + i] = from[i];
 }
 
 extern "C" __global__ void __launch_bounds__(256) silu_mul_f32(const SiluMulArgs a) { silu_mul<float>(a); }

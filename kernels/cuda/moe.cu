@@ -9,7 +9,7 @@
 // moe_combine: out [rows, n] f32 = the sum of weights[r] * parts[r] over the row's routes r, in ascending order of
 //   their expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T. Routes whose expert is not held are
 //   left out (held [experts] is 0; null: all are held). So the order of sums does not depend on which rank has which
-//   expert. Rows without a token get zeros. Grid: (ceil(n / 256), rows). top_k <= 64.
+//   expert. Rows without a token get zeros. Grid: (rows, ceil(n / 256)). top_k <= 64.
 //
 // Any sizes. Exact, but for moe_combine: f32 sums.
 #include "common.cuh"
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a
 template <class T>
 DEVICE void moe_combine(const MoeCombineArgs &a) {
   SHARED(uint32_t, sorted, 64);
-  size_t row = blockIdx.y;
+  size_t row = blockIdx.x;
   const uint32_t *ids = a.ids + row * a.top_k;
   const float *weights = a.weights + row * a.top_k;
   // The place of each route: the number of routes with a smaller expert, or with the same one before it.
@@ -92,7 +92,7 @@ DEVICE void moe_combine(const MoeCombineArgs &a) {
     sorted[place] = mine;
   }
   __syncthreads();
-  int column = blockIdx.x * blockDim.x + threadIdx.x;
+  int column = blockIdx.y * blockDim.x + threadIdx.x;
   if (column >= a.n) return;
   float sum = 0;
   if (a.tokens && a.tokens[row] == NONE) {

@@ -2,7 +2,7 @@
 // Grid: rows. x is the residual stream, which stays f32 for either T. Y is T, or f32 where the suffix names it first.
 //
 // group_norm: out [rows, groups * n] T = x [rows, groups * n] T, rows `stride` apart, with every group of `n` columns
-// normed with the same weight [n] (the q/k norm). Grid: (groups, rows).
+// normed with the same weight [n] (the q/k norm). Grid: (rows, groups).
 //
 // Any n. Error: that of f32 sums of n squares, and of rounding to T.
 #include "common.cuh"
@@ -47,8 +47,8 @@ DEVICE void add_norm(const AddNormArgs &a) {
 template <class T>
 DEVICE void group_norm(const GroupNormArgs &a) {
   SHARED(float, parts, 32);
-  const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.y) * a.stride + size_t(blockIdx.x) * a.n;
-  T *out = static_cast<T *>(a.out) + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * a.n;
+  const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.stride + size_t(blockIdx.y) * a.n;
+  T *out = static_cast<T *>(a.out) + (size_t(blockIdx.x) * gridDim.y + blockIdx.y) * a.n;
   float squares = 0;
   for (int i = threadIdx.x; i < a.n; i += blockDim.x) squares += to_float(x[i]) * to_float(x[i]);
   float factor = rsqrtf(block_sum(squares, parts) / a.n + a.eps);

@@ -1,6 +1,6 @@
 // quantize_fp8: codes [rows, k] e4m3 and scales [rows, ceil(k / 128)] f32 of x [rows, k] T, rows x_stride apart: the
 // largest magnitude of each group of 128 numbers of a row becomes 448. A group of zeros has scale 1.
-// Grid: (ceil(k / 128), rows); 128 threads. Any k. Error: half a unit of the code's last place.
+// Grid: (rows, ceil(k / 128)); 128 threads. Any k. Error: half a unit of the code's last place.
 //
 // silu_mul_quant: the codes and scales of silu(gate [rows, k]) * up [rows, k], both T with rows `stride` apart. Grid as
 // above; the bits are those of silu_mul with a result of T, then quantize_fp8.
@@ -22,10 +22,10 @@ struct SiluMulQuantArgs {
 
 namespace quant {
 
-// Number `column` of row blockIdx.y is x; columns from k on are not stored, and their x is 0.
+// Number `column` of row blockIdx.x is x; columns from k on are not stored, and their x is 0.
 DEVICE void store(float x, int column, uint8_t *codes, float *scales, int k) {
   SHARED(float, parts, 4);
-  size_t row = blockIdx.y;
+  size_t row = blockIdx.x;
   float largest = fabsf(x);
   for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = largest;
@@ -33,20 +33,20 @@ DEVICE void store(float x, int column, uint8_t *codes, float *scales, int k) {
   largest = fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
   float scale = largest > 0 ? largest / E4M3_MAX : 1.0f;
   if (column < k) codes[row * k + column] = to_e4m3(x / scale);
-  if (threadIdx.x == 0) scales[row * gridDim.x + blockIdx.x] = scale;
+  if (threadIdx.x == 0) scales[row * gridDim.y + blockIdx.y] = scale;
 }
 
 template <class T>
 DEVICE void quantize_fp8(const QuantizeArgs &a) {
-  int column = blockIdx.x * FP8_GROUP + threadIdx.x;
-  const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.y) * a.x_stride;
+  int column = blockIdx.y * FP8_GROUP + threadIdx.x;
+  const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.x_stride;
   store(column < a.k ? to_float(x[column]) : 0.0f, column, a.codes, a.scales, a.k);
 }
 
 template <class T>
 DEVICE void silu_mul_quant(const SiluMulQuantArgs &a) {
-  int column = blockIdx.x * FP8_GROUP + threadIdx.x;
-  size_t at = size_t(blockIdx.y) * a.stride + column;
+  int column = blockIdx.y * FP8_GROUP + threadIdx.x;
+  size_t at = size_t(blockIdx.x) * a.stride + column;
   float x = 0;
   if (column < a.k) {
     float gate = to_float(static_cast<const T *>(a.gate)[at]), up = to_float(static_cast<const T *>(a.up)[at]);

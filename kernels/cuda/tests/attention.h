@@ -75,7 +75,7 @@ struct Case {
     args.value_width = s.value_width, args.value_head = s.mla ? 0 : s.value_width, args.group = s.group;
     args.table_stride = table_stride, args.block_size = s.block_size, args.window = s.window, args.scale = 0.3f;
     auto kernel = sizeof(T) == 4 ? attention_f32 : attention_bf16;
-    LAUNCH(kernel, dim3(s.heads, to - from), 128, (s.width_a + s.width_b) * 4, args);
+    LAUNCH(kernel, dim3(to - from, s.heads), 128, (s.width_a + s.width_b) * 4, args);
     return std::vector<T>(out.data, out.data + out.size);
   }
 

@@ -15,6 +15,7 @@
 //   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between; *: all do nothing, and memory is
 //                              zero, so that times are those of the host
 // CUDA_VISIBLE_DEVICES holds as for NVIDIA's driver, with indices only.
+#include <limits.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -49,6 +50,7 @@ struct Kernel {
   size_t argument_bytes;
   int least;  // Compute capability, times 10; 900: exactly 9.0.
   std::function<Work(const void *)> bind;
+  unsigned most_shared = 48 << 10;  // Bytes of dynamic shared memory that a launch may ask for.
 };
 
 template <class A>
@@ -277,7 +279,11 @@ FUNCTION(cuFuncGetParamInfo, Kernel *kernel, size_t index, size_t *offset, size_
   *size = kernel->argument_bytes;
   return SUCCESS;
 }
-FUNCTION(cuFuncSetAttribute, Kernel *, int, int) { return SUCCESS; }
+FUNCTION(cuFuncSetAttribute, Kernel *kernel, int attribute, int value) {
+  constexpr int MAX_DYNAMIC_SHARED_SIZE_BYTES = 8;
+  if (attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || size_t(value) > host::MAX_SHARED) return INVALID_VALUE;
+  return kernel->most_shared = value, SUCCESS;
+}
 
 FUNCTION(cuMemGetInfo_v2, size_t *free, size_t *total) {
   WORK;
@@ -384,6 +390,9 @@ FUNCTION(cuEventElapsedTime_v2, float *milliseconds, Event *begin, Event *end) {
 FUNCTION(cuLaunchKernel, Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
          unsigned threads_z, unsigned shared, Stream *stream, void **arguments, void **) {
   WORK;
+  unsigned threads = threads_x * threads_y * threads_z;
+  bool fits = x > 0 && y > 0 && z > 0 && x <= INT_MAX && y <= 65535 && z <= 65535 && threads > 0 && threads <= 1024;
+  if (!fits || shared > kernel->most_shared) return INVALID_VALUE;
   if (skips(kernel->name)) return SUCCESS;
   Work call = kernel->bind(arguments[0]);
   return put(stream, [=] { run(*kernel, dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared, call); });
@@ -410,6 +419,7 @@ FUNCTION(cuGetErrorName, int code, const char **name) {
 FUNCTION(cuGetErrorString, int code, const char **text) {
   *text = code == ILLEGAL_ADDRESS     ? "an illegal memory access was encountered"
           : code == OUT_OF_MEMORY     ? "out of memory"
+          : code == INVALID_VALUE     ? "invalid argument"
           : code == NO_BINARY         ? "no kernel image is available for execution on the device"
           : code == ECC_UNCORRECTABLE ? "uncorrectable ECC error encountered"
                                       : nullptr;

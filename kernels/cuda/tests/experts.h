@@ -157,7 +157,7 @@ void combine(int rows, int top_k, int experts, int n, bool with_shared, bool all
                            n,
                            top_k};
     auto kernel = sizeof(T) == 4 ? moe_combine_f32 : moe_combine_bf16;
-    LAUNCH(kernel, dim3((n + 255) / 256, rows), 256, 0, args);
+    LAUNCH(kernel, dim3(rows, (n + 255) / 256), 256, 0, args);
     std::vector<double> want(out.size, 0);
     for (size_t i = 0; i < ids.size() * n; i++)
       if (all_held || held[ids[i / n]]) want[i / n / top_k * n + i % n] += double(weights[i / n]) * value(parts, i);

@@ -47,7 +47,7 @@ void quantize(int rows, int k, int stride) {
     Buffer<float> scales(size_t(rows) * groups);
     QuantizeArgs args = {xs.data, out.data, scales.data, k, stride};
     auto kernel = sizeof(T) == 4 ? quantize_fp8_f32 : quantize_fp8_bf16;
-    LAUNCH(kernel, dim3(groups, rows), 128, 0, args);
+    LAUNCH(kernel, dim3(rows, groups), 128, 0, args);
     for (int r = 0; r < rows; r++)
       for (int g = 0; g < groups; g++) {
         double largest = 0;
@@ -77,13 +77,13 @@ void silu_mul_quantize(int rows, int k) {
     Buffer<float> scales(size_t(rows) * groups), want_scales(scales.size);
     SiluMulQuantArgs args = {xs.data, xs.data + k, codes.data, scales.data, k, stride};
     auto kernel = sizeof(T) == 4 ? silu_mul_quant_f32 : silu_mul_quant_bf16;
-    LAUNCH(kernel, dim3(groups, rows), 128, 0, args);
+    LAUNCH(kernel, dim3(rows, groups), 128, 0, args);
     SiluMulArgs silu_args = {xs.data, xs.data + k, product.data, k, stride};
     auto silu_mul = sizeof(T) == 4 ? silu_mul_f32 : silu_mul_bf16;
-    LAUNCH(silu_mul, dim3((k + 255) / 256, rows), 256, 0, silu_args);
+    LAUNCH(silu_mul, dim3(rows, (k + 255) / 256), 256, 0, silu_args);
     QuantizeArgs quantize_args = {product.data, want_codes.data, want_scales.data, k, k};
     auto quantize = sizeof(T) == 4 ? quantize_fp8_f32 : quantize_fp8_bf16;
-    LAUNCH(quantize, dim3(groups, rows), 128, 0, quantize_args);
+    LAUNCH(quantize, dim3(rows, groups), 128, 0, quantize_args);
     std::string bytes = check::bytes(codes) + check::bytes(scales);
     if (bytes != check::bytes(want_codes) + check::bytes(want_scales)) check::fail("other bits than in two steps");
     return bytes;

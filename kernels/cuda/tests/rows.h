@@ -81,7 +81,7 @@ void group_norm(int rows, int groups, int n, int stride) {
     Buffer<T> xs(x), out(size_t(rows) * groups * n);
     Buffer<float> weights(weight);
     GroupNormArgs args = {xs.data, weights.data, out.data, n, stride, 1e-6f};
-    host::launch("group_norm", dim3(groups, rows), 256, 0, [&] { FOR_TYPE(T, group_norm)(args); });
+    host::launch("group_norm", dim3(rows, groups), 256, 0, [&] { FOR_TYPE(T, group_norm)(args); });
     std::vector<double> want(out.size);
     for (int r = 0; r < rows; r++)
       for (int g = 0; g < groups; g++) {
@@ -102,7 +102,7 @@ void silu_mul(int rows, int n) {
     auto x = random.numbers<T>(size_t(rows) * 2 * n, 20);
     Buffer<T> xs(x), out(size_t(rows) * n);
     SiluMulArgs args = {xs.data, xs.data + n, out.data, n, 2 * n};
-    host::launch("silu_mul", dim3((n + 255) / 256, rows), 256, 0, [&] { FOR_TYPE(T, silu_mul)(args); });
+    host::launch("silu_mul", dim3(rows, (n + 255) / 256), 256, 0, [&] { FOR_TYPE(T, silu_mul)(args); });
     std::vector<double> want(out.size);
     for (size_t i = 0; i < want.size(); i++) {
       double gate = value(x, i / n * 2 * n + i % n), up = value(x, i / n * 2 * n + n + i % n);
@@ -140,7 +140,7 @@ void gather(int rows, int from_rows, int n, int stride) {
     Buffer<T> xs(x), out(size_t(rows) * n);
     Buffer<uint32_t> indices(index);
     GatherArgs args = {xs.data, indices.data, out.data, n, stride};
-    host::launch("gather", dim3((n + 255) / 256, rows), 256, 0, [&] { FOR_TYPE(T, gather)(args); });
+    host::launch("gather", dim3(rows, (n + 255) / 256), 256, 0, [&] { FOR_TYPE(T, gather)(args); });
     std::vector<double> want(out.size);
     for (size_t i = 0; i < want.size(); i++) want[i] = value(x, size_t(index[i / n]) * stride + i % n);
     check::close(out.data, want, 0);

@@ -136,7 +136,7 @@ impl Cuda {
         let name = cache.element.of("attention_f32", "attention_bf16");
         // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each of the
         // batch.
-        unsafe { self.launch(name, [heads, batch.shape.rows, 1], THREADS, 4 * (a.width + b.width), &args) };
+        unsafe { self.launch(name, [batch.shape.rows, heads, 1], THREADS, 4 * (a.width + b.width), &args) };
         out
     }
 

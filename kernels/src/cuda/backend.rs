@@ -149,7 +149,7 @@ impl Cuda {
     pub(super) fn gather_rows(&self, x: &DeviceTensor, index: u64, rows: usize) -> DeviceTensor {
         let out = self.tensor(rows, x.cols, x.element);
         let args = GatherArgs { x: x.address, index, out: out.address, n: int(x.cols), stride: int(x.stride) };
-        let grid = [x.cols.div_ceil(ROW_THREADS as usize), rows, 1];
+        let grid = [rows, x.cols.div_ceil(ROW_THREADS as usize), 1];
         // SAFETY: the caller's indices are rows of x; out has a row for each.
         unsafe { self.launch(x.element.of("gather_f32", "gather_bf16"), grid, ROW_THREADS, 0, &args) };
         out
@@ -343,7 +343,7 @@ impl Backend for Cuda {
         let out = self.tensor(gate.rows, gate.cols, gate.element);
         let (n, stride) = (int(gate.cols), int(gate.stride));
         let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, n, stride };
-        let grid = [gate.cols.div_ceil(ROW_THREADS as usize), gate.rows, 1];
+        let grid = [gate.rows, gate.cols.div_ceil(ROW_THREADS as usize), 1];
         // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
         unsafe { self.launch(gate.element.of("silu_mul_f32", "silu_mul_bf16"), grid, ROW_THREADS, 0, &args) };
         out
@@ -371,7 +371,7 @@ impl Backend for Cuda {
         };
         let name = x.element.of("group_norm_f32", "group_norm_bf16");
         // SAFETY: x and out have cols numbers in each row, weight n.
-        unsafe { self.launch(name, [x.cols / n, x.rows, 1], ROW_THREADS, 0, &args) };
+        unsafe { self.launch(name, [x.rows, x.cols / n, 1], ROW_THREADS, 0, &args) };
         out
     }
 

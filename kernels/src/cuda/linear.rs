@@ -55,7 +55,7 @@ impl Cuda {
             let args = QuantizeArgs { x: x.address, codes, scales, k: int(x.cols), x_stride: int(x.stride) };
             let name = x.element.of("quantize_fp8_f32", "quantize_fp8_bf16");
             // SAFETY: codes has a byte for each number of x, scales a number for each group.
-            unsafe { self.launch(name, [x.cols.div_ceil(FP8_GROUP), x.rows, 1], 128, 0, &args) }
+            unsafe { self.launch(name, [x.rows, x.cols.div_ceil(FP8_GROUP), 1], 128, 0, &args) }
         })
     }
 
@@ -74,7 +74,7 @@ impl Cuda {
             let args = SiluMulQuantArgs { gate: gate.address, up: up.address, codes, scales, k, stride };
             let name = gate.element.of("silu_mul_quant_f32", "silu_mul_quant_bf16");
             // SAFETY: gate and up have one shape; codes and scales as above.
-            unsafe { self.launch(name, [gate.cols.div_ceil(FP8_GROUP), gate.rows, 1], 128, 0, &args) }
+            unsafe { self.launch(name, [gate.rows, gate.cols.div_ceil(FP8_GROUP), 1], 128, 0, &args) }
         })
     }
 

@@ -151,7 +151,7 @@ impl Cuda {
             n: int(x.cols),
             top_k: int(top_k),
         };
-        let grid = [x.cols.div_ceil(ROW_THREADS as usize), x.rows, 1];
+        let grid = [x.rows, x.cols.div_ceil(ROW_THREADS as usize), 1];
         let name = parts.element.of("moe_combine_f32", "moe_combine_bf16");
         // SAFETY: parts has a row for each route, out and shared one for each row of x.
         unsafe { self.launch(name, grid, ROW_THREADS, 0, &args) };

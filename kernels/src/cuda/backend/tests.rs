@@ -9,6 +9,7 @@ use crate::random::Random;
 use crate::rounding::RoundingDevices;
 use crate::sample::SampleSpec;
 
+mod many_rows;
 mod steps;
 
 const VOCAB: usize = 50;
