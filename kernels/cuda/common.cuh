@@ -1,9 +1,9 @@
 // What the kernels share: numbers of either type, sums over a block, and the conventions of their arguments.
 //
 // Conventions. Matrices are row-major. `stride` is the distance of rows in elements. Sizes are int and offsets size_t.
-// A kernel takes one struct, whose Rust twin is in kernels/src/cuda. A grid has rows along x: it has at most 65535 blocks
-// along y and z, and a step of 8192 rows has more routes than that. T is float or bf16; sums are always in f32, in an
-// order that depends on neither the number of rows nor the grid. A row is skipped or zeroed where its index is NONE.
+// A kernel takes one struct, whose Rust twin is in kernels/src/cuda. A grid has rows along x: along y and z it has at
+// most 65535 blocks, and a step of 8192 rows has more routes than that. T is float or bf16; sums are always in f32, in
+// an order that depends on neither the number of rows nor the grid. A row is skipped or zeroed where its index is NONE.
 #pragma once
 #include "ptx.cuh"
 

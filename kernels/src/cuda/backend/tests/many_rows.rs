@@ -33,7 +33,7 @@ fn through_experts<D: Devices>(devices: &D, stored: Stored, x: &[f32]) -> Vec<f3
 #[test]
 fn all_routes_of_a_large_step_are_computed() {
     let Some(devices) = devices() else { return };
-    assert!(ROWS * 8 > MOST_ALONG_Y);
+    const { assert!(ROWS * 8 > MOST_ALONG_Y) };
     let x = Random::new(1).numbers(ROWS * WIDTH, 1.0);
     for (stored, apart) in [(Stored::Wide(Precision::F32), 1e-4), (Stored::Fp8, 2e-2)] {
         let rounding = RoundingDevices { cpu: CpuDevices { threads: 2 } };
