@@ -4,7 +4,8 @@
 #                            registers, spills or shared memory of a kernel differ from kernels/cuda/report.txt
 #   scripts/cuda.sh report   the same, and writes kernels/cuda/report.txt
 #   scripts/cuda.sh test     compiles the kernels with g++ and tests them on the CPU
-#   scripts/cuda.sh driver   makes target/cuda/driver/libcuda.so.1, a driver that runs the kernels on the CPU
+#   scripts/cuda.sh driver   makes target/cuda/driver/libcuda.so.1, a driver that runs the kernels on the CPU, and
+#                            target/cuda/nccl/libnccl.so.2 and target/cuda/nvml/libnvidia-ml.so.1 for it
 # NVCC names another compiler than the one that `scripts/setup.sh cuda` installs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,6 +30,10 @@ case $what in
     driver)
         mkdir -p "$out/driver"
         host_compile "$out/driver/libcuda.so.1" kernels/cuda/tests/driver.cpp -fPIC -shared -fvisibility=hidden
+        # Beside the driver, not in its directory: a test chooses what there is.
+        mkdir -p "$out/nccl" "$out/nvml"
+        host_compile "$out/nvml/libnvidia-ml.so.1" kernels/cuda/tests/nvml.cpp -fPIC -shared -fvisibility=hidden
+        host_compile "$out/nccl/libnccl.so.2" kernels/cuda/tests/nccl.cpp -fPIC -shared -fvisibility=hidden -ldl -lrt
         exit
         ;;
     build | report) ;;

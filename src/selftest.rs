@@ -8,6 +8,7 @@ mod fixtures;
 mod invariance;
 mod models;
 mod play;
+mod ranks;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -97,6 +98,7 @@ fn checks<'a>(
         SelftestSection::Device => selftest::device(driver, device).into_iter().map(Into::into).collect(),
         SelftestSection::Ptx => selftest::ptx(device)?.into_iter().map(Into::into).collect(),
         SelftestSection::Ops => selftest::ops(device)?.into_iter().map(Into::into).collect(),
+        SelftestSection::Ranks => ranks::checks(small(ranks::REDUCED)?, args.device),
         SelftestSection::Models => models::checks(small(models::REDUCED)?, &devices, &DeviceChoice::Cpu, args.reduced),
         SelftestSection::Invariance => invariance::checks(small(invariance::REDUCED)?, &devices, args.reduced),
         SelftestSection::Engine => engine::checks(small(engine::REDUCED)?, &devices, args.reduced),

@@ -24,7 +24,10 @@ use crate::{
     epoch, limits,
     placement::{Placement, place},
     rebalance::Rebalance,
-    records::{GroupMember, GroupRecord, Keys, Seat, WorkerClass, WorkerRecord, WorkerState, class_of_worker, encode},
+    records::{
+        Distance, GroupMember, GroupRecord, Keys, Locality, Seat, WorkerClass, WorkerRecord, WorkerState,
+        class_of_worker, encode,
+    },
     store::{KeyCondition, Revision, Transaction},
     view::{ClusterView, GroupState},
 };
@@ -122,6 +125,14 @@ impl Round<'_> {
         self.epoch_time += 1;
         epoch::new(self.epoch_time, epoch::number(last) + 1)
     }
+}
+
+/// The largest distance between two of these places.
+fn spread<'a>(places: impl Iterator<Item = Option<&'a Locality>>) -> Distance {
+    let places: Vec<_> = places.collect();
+    let pairs = places.iter().enumerate().flat_map(|(i, a)| places[i + 1..].iter().map(|b| Locality::distance(*a, *b)));
+    // A worker's own GPUs count as near.
+    pairs.max().unwrap_or(Distance::Near)
 }
 
 fn member(id: &str, worker: &WorkerRecord, ranks: Vec<usize>) -> GroupMember {
@@ -460,9 +471,16 @@ impl Controller {
             let mut spares = if classes.contains(&class) { self.settings.spares } else { 0 };
             let (model, fingerprint, group_size, protocol) = class.clone();
             while free.len() > spares {
-                let crews = (0..free.len()).map(|first| self.linked(round, &free, first, group_size, now));
-                let Some(chosen) = crews.flatten().next().filter(|chosen| free.len() >= chosen.len() + spares) else {
+                let crews = (0..free.len()).filter_map(|first| self.linked(round, &free, first, group_size, now));
+                let far = |chosen: &Vec<usize>| spread(chosen.iter().map(|&i| free[i].1.locality.as_ref()));
+                let closest = crews.min_by_key(far).filter(|chosen| free.len() >= chosen.len() + spares);
+                let Some(chosen) = closest else {
                     break;
+                };
+                let far = match far(&chosen) {
+                    Distance::Near => "",
+                    Distance::SameHost => "; NVLink does not connect all its GPUs",
+                    Distance::OtherHost => "; its GPUs are on several hosts without NVLink between them",
                 };
                 let mut next = 0;
                 let seat = |&i: &usize| {
@@ -489,7 +507,7 @@ impl Controller {
                 };
                 let id = self.names.next(&model);
                 let workers: Vec<&str> = members.iter().map(|member| member.worker.as_str()).collect();
-                let why = format!("{id}: formed, epoch 1 on {}", workers.join(", "));
+                let why = format!("{id}: formed, epoch 1 on {}{far}", workers.join(", "));
                 let key = self.keys.placement(&id);
                 let mut transaction = Transaction::default().when(KeyCondition::Absent(key.clone()));
                 for worker in workers {

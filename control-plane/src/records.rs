@@ -140,6 +140,40 @@ pub struct Release {
     pub started: u64,
 }
 
+/// Where a worker's GPUs are. Sums over ranks are faster the closer the ranks are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Locality {
+    /// Equal for processes on one host.
+    pub host: String,
+    /// Equal for GPUs that NVLink connects. None: NVLink connects them with no others, or this is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink: Option<String>,
+    /// Network adapters on the GPUs' side of the host, by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<String>,
+}
+
+/// How far two workers are apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// NVLink connects their GPUs, or they have none.
+    Near,
+    SameHost,
+    OtherHost,
+}
+
+impl Locality {
+    /// Workers that do not say where they are count as near.
+    pub fn distance(a: Option<&Locality>, b: Option<&Locality>) -> Distance {
+        let (Some(a), Some(b)) = (a, b) else { return Distance::Near };
+        match (a.nvlink.is_some() && a.nvlink == b.nvlink, a.host == b.host) {
+            (true, _) => Distance::Near,
+            (false, true) => Distance::SameHost,
+            (false, false) => Distance::OtherHost,
+        }
+    }
+}
+
 /// A registered worker process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerRecord {
@@ -156,6 +190,9 @@ pub struct WorkerRecord {
     /// `host:port` at which other ranks link with its ranks.
     pub mesh: String,
     pub device: String,
+    /// Where its GPUs are; CPU workers have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locality: Option<Locality>,
     pub shape: ModelShape,
     /// Ranks of this process, all in one group: one per device.
     pub ranks: usize,

@@ -9,5 +9,6 @@
 #include "norm.cu"
 #include "ptx_test.cu"
 #include "quant.cu"
+#include "ranks.cu"
 #include "rope.cu"
 #include "route.cu"

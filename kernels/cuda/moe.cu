@@ -12,6 +12,7 @@
 //   expert. Rows without a token get zeros. Grid: (rows, ceil(n / 256)). top_k <= 64.
 //
 // Any sizes. Exact, but for moe_combine: f32 sums.
+#pragma once
 #include "common.cuh"
 
 struct MoeAlignArgs {
@@ -33,6 +34,17 @@ namespace moe {
 // Whether a route goes to an expert.
 DEVICE bool goes_to(const MoeAlignArgs &a, int route, uint32_t id) {
   return a.ids[route] == id && (!a.tokens || a.tokens[route / a.top_k] != NONE);
+}
+
+// The places of a row's routes in ascending order of their expert's id. sorted has 64 numbers. Ends with a barrier.
+DEVICE void sort_routes(const uint32_t *ids, int top_k, uint32_t *sorted) {
+  // The place of each route: the number of routes with a smaller expert, or with the same one before it.
+  if (int(threadIdx.x) < top_k) {
+    int mine = threadIdx.x, place = 0;
+    for (int i = 0; i < top_k; i++) place += ids[i] < ids[mine] || (ids[i] == ids[mine] && i < mine);
+    sorted[place] = mine;
+  }
+  __syncthreads();
 }
 
 }  // namespace moe
@@ -85,13 +97,7 @@ DEVICE void moe_combine(const MoeCombineArgs &a) {
   size_t row = blockIdx.x;
   const uint32_t *ids = a.ids + row * a.top_k;
   const float *weights = a.weights + row * a.top_k;
-  // The place of each route: the number of routes with a smaller expert, or with the same one before it.
-  if (int(threadIdx.x) < a.top_k) {
-    int mine = threadIdx.x, place = 0;
-    for (int i = 0; i < a.top_k; i++) place += ids[i] < ids[mine] || (ids[i] == ids[mine] && i < mine);
-    sorted[place] = mine;
-  }
-  __syncthreads();
+  moe::sort_routes(ids, a.top_k, sorted);
   int column = blockIdx.y * blockDim.x + threadIdx.x;
   if (column >= a.n) return;
   float sum = 0;

@@ -5,6 +5,7 @@
 // normed with the same weight [n] (the q/k norm). Grid: (rows, groups).
 //
 // Any n. Error: that of f32 sums of n squares, and of rounding to T.
+#pragma once
 #include "common.cuh"
 
 struct AddNormArgs {
@@ -24,24 +25,29 @@ struct GroupNormArgs {
   float eps;
 };
 
-template <class Y, class T>
-DEVICE void add_norm(const AddNormArgs &a) {
+// y(i) is number i of y, which is read unless a.y is null.
+template <class T, class Read>
+DEVICE void add_norm_of(const AddNormArgs &a, Read y) {
   SHARED(float, parts, 32);
   size_t row = size_t(blockIdx.x) * a.n;
   float *x = a.x + row;
-  const Y *y = static_cast<const Y *>(a.y) + row;
   T *out = static_cast<T *>(a.out) + row;
   float squares = 0;
   for (int i = threadIdx.x; i < a.n; i += blockDim.x) {
     float sum = x[i];
     if (a.y) {
-      sum += a.factor * to_float(y[i]);
+      sum += a.factor * y(row + i);
       x[i] = sum;
     }
     squares += sum * sum;
   }
   float factor = rsqrtf(block_sum(squares, parts) / a.n + a.eps);
   for (int i = threadIdx.x; i < a.n; i += blockDim.x) out[i] = from_float<T>(a.weight[i] * (x[i] * factor));
+}
+
+template <class Y, class T>
+DEVICE void add_norm(const AddNormArgs &a) {
+  add_norm_of<T>(a, [&](size_t i) { return to_float(static_cast<const Y *>(a.y)[i]); });
 }
 
 template <class T>

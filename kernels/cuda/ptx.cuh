@@ -127,6 +127,27 @@ DEVICE void named_barrier(int id, int threads) {
 #endif
 }
 
+// ---- Memory that other devices write ----
+
+// What the writer did before its store_release_system is visible after the load that sees the stored value.
+DEVICE uint32_t load_acquire_system(const uint32_t *from) {
+#ifdef REIN_HOST
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+#else
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+#endif
+}
+
+DEVICE void store_release_system(uint32_t *to, uint32_t value) {
+#ifdef REIN_HOST
+  __atomic_store_n(to, value, __ATOMIC_RELEASE);
+#else
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+#endif
+}
+
 // ---- Shared memory ----
 
 // The block's dynamic shared memory, aligned to 1024 bytes.

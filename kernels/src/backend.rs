@@ -421,6 +421,11 @@ pub trait Backend: Sized + Send + 'static {
     // Ranks.
     /// Links this rank with the ranks of another group. What a step left behind is gone.
     fn relink(&mut self, link: Box<dyn Collective>);
+    /// Opens this device's ways to those of the other ranks, of which `here` are in this process. All ranks call it once
+    /// for each link, before a step.
+    fn connect(&mut self, _here: usize) -> Result<()> {
+        Ok(())
+    }
     fn control(&self) -> &dyn ControlLink;
     fn rank(&self) -> usize {
         self.control().rank()
@@ -430,4 +435,16 @@ pub trait Backend: Sized + Send + 'static {
     }
     /// Sum over ranks, in rank order on every rank, so that all get the same bits.
     fn all_reduce(&self, x: &mut Self::Tensor) -> Result<()>;
+    /// x += factor * the sum over ranks of y; returns the norm of the new x.
+    fn sum_norm(
+        &self,
+        x: &mut Self::Tensor,
+        mut y: Self::Tensor,
+        factor: f32,
+        weight: &Self::Vector,
+        eps: f32,
+    ) -> Result<Self::Tensor> {
+        self.all_reduce(&mut y)?;
+        Ok(self.add_norm(x, &y, factor, weight, eps))
+    }
 }

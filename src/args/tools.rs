@@ -100,6 +100,8 @@ pub enum SelftestSection {
     Ops,
     /// Every small model against the CPU: logprobs and greedy tokens
     Models,
+    /// Every small model over several ranks on the device, against one rank; what a sum over ranks costs
+    Ranks,
     /// A row's bits over batches, chunks and the prefix cache
     Invariance,
     /// Steered, rewound, masked, preempted and resumed sequences against the same ones alone
@@ -110,8 +112,8 @@ pub enum SelftestSection {
 
 impl SelftestSection {
     /// The newest sections first: an interrupted run has then checked the newest code.
-    const ORDER: [SelftestSection; 7] =
-        [Self::Ops, Self::Models, Self::Invariance, Self::Engine, Self::Bench, Self::Device, Self::Ptx];
+    const ORDER: [SelftestSection; 8] =
+        [Self::Ranks, Self::Ops, Self::Models, Self::Invariance, Self::Engine, Self::Bench, Self::Device, Self::Ptx];
 }
 
 #[cfg(feature = "cuda")]
@@ -122,6 +124,7 @@ impl SelftestSection {
             SelftestSection::Ptx => "ptx",
             SelftestSection::Ops => "ops",
             SelftestSection::Models => "models",
+            SelftestSection::Ranks => "ranks",
             SelftestSection::Invariance => "invariance",
             SelftestSection::Engine => "engine",
             SelftestSection::Bench => "bench",

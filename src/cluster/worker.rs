@@ -9,7 +9,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use rein_control_plane::epoch;
 use rein_control_plane::limits::LEASE;
-use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
+use rein_control_plane::records::{Locality, Seat, WorkerRecord, WorkerState};
 use rein_control_plane::{Keys, ModelShape, SharedStore, Store};
 use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
@@ -72,6 +72,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             revision: model_text::revision(&args.weights.model),
             address: String::new(),
             mesh: at(&args, listener.address())?,
+            locality: model.and_then(ModelLoader::locality),
             device: (0..ranks).map(|rank| devices.name(rank)).collect::<Vec<_>>().join(","),
             shape,
             ranks,
@@ -85,6 +86,9 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             release: super::release(),
             expires: None,
         };
+        if let Some(locality) = &record.locality {
+            terminal::out(gpus(&record.device, locality, std::env::vars()));
+        }
         let http = MetricsSocket::new(args.network.http.as_ref()).await?;
         let (leave, leaving) = watch::channel(false);
         // Many workers in one process share one connection to etcd.
@@ -299,6 +303,23 @@ fn write(samples: &mut Samples<'_>, workers: &[ReportedWorker]) -> std::fmt::Res
     let times = engines().map(|(labels, (_, times))| (labels, times.clone()));
     let help = "From the start of a step to its end, failed steps included";
     samples.metric("rein_worker_step_seconds", help, MetricType::Histogram, times)
+}
+
+/// A line of the banner: where the GPUs are, and the variables that NCCL reads.
+fn gpus(devices: &str, locality: &Locality, variables: impl Iterator<Item = (String, String)>) -> String {
+    let Locality { nvlink, adapters, .. } = locality;
+    let nvlink = nvlink.as_ref().map_or("no NVLink".to_owned(), |domain| format!("NVLink domain {domain}"));
+    let adapters = match adapters.is_empty() {
+        true => "no RDMA adapter beside them".to_owned(),
+        false => format!("adapters beside them: {}", adapters.join(", ")),
+    };
+    let mut set: Vec<String> = variables
+        .filter(|(name, _)| name.starts_with("NCCL_"))
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    set.sort();
+    let set = if set.is_empty() { "no NCCL variables".to_owned() } else { set.join(" ") };
+    format!("rein: GPUs {devices}: {nvlink}; {adapters}; {set}")
 }
 
 /// The executor, the model's shape, the number of ranks that fit, and the served name.

@@ -73,6 +73,11 @@ impl SmallModel {
         self.load_with(&ModelOptions { devices: devices.clone(), dtype, ..options() })
     }
 
+    /// Over this many ranks.
+    pub fn load_over(&self, devices: &DeviceChoice, dtype: Dtype, ranks: usize) -> Result<Steps, Box<dyn Error>> {
+        self.load_with(&ModelOptions { devices: devices.clone(), dtype, tp: ranks, ..options() })
+    }
+
     /// With every op repeated on the CPU.
     pub fn load_in_lockstep(
         &self,

@@ -119,7 +119,7 @@ fn compare_ops(model: &SmallModel, devices: &DeviceChoice, dtype: Dtype) -> Resu
 
 /// The largest difference between the logprobs of the same rows, and of their alternatives by rank: relative to the
 /// oracle's `b`, if its size is above 1. Errors of logits grow with the logits.
-fn distance(a: &[RowResult], b: &[RowResult]) -> Result<f32, Box<dyn Error>> {
+pub fn distance(a: &[RowResult], b: &[RowResult]) -> Result<f32, Box<dyn Error>> {
     let numbers = |rows: &[RowResult]| -> Vec<f32> {
         let of = |score: &TokenLogprob| -> Vec<f32> {
             score.logprob.into_iter().chain(score.top.iter().map(|top| top.logprob)).collect()
@@ -136,7 +136,7 @@ fn distance(a: &[RowResult], b: &[RowResult]) -> Result<f32, Box<dyn Error>> {
 }
 
 /// Greedy tokens, each with the distance of its logprob to the second best, relative to the size of that one.
-fn decode(steps: &mut Steps, prompt: &[u32], count: usize) -> Result<Vec<(u32, f32)>, Box<dyn Error>> {
+pub fn decode(steps: &mut Steps, prompt: &[u32], count: usize) -> Result<Vec<(u32, f32)>, Box<dyn Error>> {
     let blocks = steps.blocks(0, prompt.len() + count);
     let (mut next, mut start, mut drawn) = (prompt.to_vec(), 0, Vec::new());
     while drawn.len() < count {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use rein_control_plane::epoch::number;
+use rein_control_plane::records::Locality;
 use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
 use rein_kernels::Devices;
 use rein_kernels::collective::{self, Collective};
@@ -180,6 +181,11 @@ impl ModelLoader {
         self.devices.arithmetic()
     }
 
+    /// Where its GPUs are; None on the CPU.
+    pub fn locality(&self) -> Option<Locality> {
+        self.devices.locality()
+    }
+
     /// The hash of config.json as it was read.
     pub fn config_hash(&self) -> u64 {
         self.checkpoint.config
@@ -202,8 +208,9 @@ impl ModelLoader {
     pub fn most_ranks(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {
         match &self.devices {
             AnyDevices::Cpu(devices) => self.most_ranks_on(devices, here, group_size),
+            // A rank computes on a device of its own: NCCL has no two ranks on one.
             #[cfg(feature = "cuda")]
-            AnyDevices::Cuda(devices) => self.most_ranks_on(devices, here, group_size),
+            AnyDevices::Cuda(_) => Ok(here),
         }
     }
 

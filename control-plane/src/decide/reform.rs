@@ -9,7 +9,7 @@ use crate::{
     connectivity::Link,
     epoch, limits,
     placement::Placement,
-    records::{GroupMember, GroupRecord, Seat, WorkerRecord, WorkerState, encode},
+    records::{GroupMember, GroupRecord, Locality, Seat, WorkerRecord, WorkerState, encode},
     store::{KeyCondition, Revision, Transaction},
     view::ClusterView,
 };
@@ -118,7 +118,8 @@ impl Controller {
         }
     }
 
-    /// The first workers from `first` on, of the same domain, that can all link with each other and fill a group.
+    /// Workers from `first` on, of the same domain, that can all link with each other and fill a group. Those whose GPUs
+    /// are near those of `first` come before others.
     pub(super) fn linked(
         &self,
         round: &Round,
@@ -128,7 +129,11 @@ impl Controller {
         now: Duration,
     ) -> Option<Vec<usize>> {
         let (mut chosen, mut ranks) = (Vec::<usize>::new(), 0);
-        for (i, (id, worker)) in free.iter().enumerate().skip(first) {
+        let at = |i: usize| free[i].1.locality.as_ref();
+        let mut order: Vec<usize> = (first..free.len()).collect();
+        order.sort_by_key(|&i| Locality::distance(at(first), at(i)));
+        for i in order {
+            let (id, worker) = &free[i];
             let open = |&other: &usize| self.link(round, id, free[other].0, now) == Link::Open;
             let same_domain = worker.domain == free[first].1.domain;
             if same_domain && ranks + worker.ranks <= size && chosen.iter().all(open) {
@@ -136,6 +141,7 @@ impl Controller {
                 ranks += worker.ranks;
             }
         }
+        chosen.sort_unstable();
         (ranks == size).then_some(chosen)
     }
 
@@ -150,9 +156,12 @@ impl Controller {
         now: Duration,
     ) -> Free<'a> {
         let mut able = Free::new();
-        let free = || round.free.get(&class_of_group(record)).into_iter().flatten();
-        let is_near = |(_, worker): &&(&str, &Arc<WorkerRecord>)| worker.domain == record.domain;
-        for &(id, worker) in free().filter(is_near).chain(free().filter(|one| !is_near(one))) {
+        let at = |id: &str| round.view.workers.get(id).and_then(|worker| worker.locality.as_ref());
+        let mut free: Free = round.free.get(&class_of_group(record)).cloned().unwrap_or_default();
+        // The farthest member decides: all ranks wait for it.
+        let far = |id: &str| members.iter().map(|member| Locality::distance(at(&member.worker), at(id))).max();
+        free.sort_by_key(|(id, worker)| (worker.domain != record.domain, far(id)));
+        for (id, worker) in free {
             let is_blamed = self.blamed.get(id).is_some_and(|series| now < series.due());
             let names = members.iter().map(|member| member.worker.as_str()).chain(able.iter().map(|(id, _)| *id));
             if is_blamed == blamed && names.into_iter().all(|other| self.link(round, id, other, now) == Link::Open) {

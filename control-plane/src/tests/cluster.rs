@@ -6,6 +6,7 @@ mod connectivity;
 mod cooldown;
 mod domains;
 mod layouts;
+mod locality;
 mod releases;
 
 use std::{
@@ -99,6 +100,7 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
         address: format!("{id}:1"),
         mesh: format!("{id}:2"),
         device: "cpu".into(),
+        locality: None,
         shape: ModelShape { attention_heads: 12, kv_heads: 12, experts: vec![0, EXPERTS] },
         ranks: 1,
         most_ranks: 2,

@@ -35,6 +35,7 @@ impl Store {
             address: format!("{id}:1"),
             mesh: format!("{id}:2"),
             device: "cpu".into(),
+            locality: None,
             shape: crate::ModelShape { attention_heads: 4, kv_heads: 4, experts: vec![] },
             ranks: 1,
             most_ranks: 1,

@@ -82,6 +82,7 @@ async fn workers(store: &MemoryStore, keys: &Keys, count: usize) {
             address: format!("w{i}:1"),
             mesh: format!("w{i}:2"),
             device: "cpu".into(),
+            locality: None,
             shape: ModelShape { attention_heads: 1, kv_heads: 1, experts: Vec::new() },
             ranks: 1,
             most_ranks: 1,

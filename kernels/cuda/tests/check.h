@@ -1,6 +1,7 @@
 // What the tests of kernels share: guarded buffers, random numbers, one tolerance, and every thread order.
 #pragma once
 #include <algorithm>
+#include <memory>
 
 #include "../kernels.cu"
 

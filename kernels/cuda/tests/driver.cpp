@@ -1,6 +1,7 @@
 // A CUDA driver without a GPU: libcuda.so.1 with the functions that kernels/src/cuda calls, over the kernels on the
-// CPU. Everything is done when it is called; a captured stream records. Environment variables choose what it pretends
-// to be:
+// CPU. A stream is a thread that does its work in order; a captured stream records. Kernels run one at a time, but a
+// kernel that meets other ranks waits without keeping them from running. Environment variables choose what the driver
+// pretends to be:
 //   REIN_FAKE_CUDA_VERSION     13000 (CUDA 13.0)
 //   REIN_FAKE_CUDA_DEVICES     1
 //   REIN_FAKE_CUDA_CAPABILITY  90 (9.0)
@@ -12,6 +13,8 @@
 //   REIN_FAKE_CUDA_HANG        FUNCTION[:AFTER]: the function never returns after that many calls (0)
 //                              FUNCTION is a function of the driver, or a kernel: what waits for the kernel fails or hangs
 //   REIN_FAKE_CUDA_TRACE       a file that gets a line for each call that does work: the thread's id, the function
+//   REIN_FAKE_CUDA_MACHINE     the process's id: devices of one index and number are one device
+//   REIN_FAKE_CUDA_PEERS       1 (0: no device reaches the memory of another)
 //   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between; *: all do nothing, and memory is
 //                              zero, so that times are those of the host
 // CUDA_VISIBLE_DEVICES holds as for NVIDIA's driver, with indices only.
@@ -20,15 +23,24 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <sstream>
+#include <thread>
 
 #include "../kernels.cu"
 
 namespace {
 
-using Work = std::function<void()>;
+// A piece of work. One that waits for others is begun first; it runs once it is ready.
+struct Work {
+  std::function<void()> run;
+  std::function<void()> begin;
+  std::function<bool()> ready;
+  bool alone = true;  // No other work runs meanwhile.
+};
 
 enum Code {
   SUCCESS = 0,
@@ -59,7 +71,12 @@ Kernel kernel(const char *name, void (*function)(A), int least = 80) {
             // Copies of over-aligned arguments, on the heap, keep their alignment.
             auto copy = std::make_shared<A>();
             memcpy(static_cast<void *>(copy.get()), argument, sizeof(A));
-            return [=] { function(*copy); };
+            Work work{[=] { function(*copy); }, nullptr, nullptr};
+            if constexpr (std::is_same_v<A, MeetArgs>) {
+              work.begin = [=] { ranks::post_all(*copy); };
+              work.ready = [=] { return ranks::all_have_come(*copy); };
+            }
+            return work;
           }};
 }
 
@@ -90,23 +107,23 @@ Kernel KERNELS[] = {
     KERNEL(quantize_fp8_f32),  KERNEL(quantize_fp8_bf16),
     KERNEL(silu_mul_quant_f32), KERNEL(silu_mul_quant_bf16),
     KERNEL(draw_tokens),       KERNEL(stash_logits),
+    KERNEL(meet_ranks),        KERNEL(write_table),
+    KERNEL(sum_ranks_f32),     KERNEL(sum_ranks_bf16),
+    KERNEL(add_norm_ranks_f32), KERNEL(add_norm_ranks_bf16),
+    KERNEL(join_rows),         KERNEL(add_norm_ranks_f32_bf16),
+    KERNEL(join_columns),      KERNEL(moe_dispatch),
+    KERNEL(moe_combine_ranks_f32), KERNEL(moe_combine_ranks_bf16),
 };
 
 struct Graph {
   std::vector<Work> work;
 };
 
-struct Stream {
-  std::unique_ptr<Graph> capture;
-};
-
-struct Event {
-  std::chrono::steady_clock::time_point at;
-};
-
-std::recursive_mutex lock;  // Kernels run one at a time; the fibres are of one thread.
+std::recursive_mutex lock;  // Kernels run one at a time: their fibres share what host.h has.
 std::map<uint64_t, size_t> allocations;
+std::map<char *, size_t> pinned;
 size_t allocated = 0;
+constexpr auto PAUSE = std::chrono::microseconds(20);  // Between two looks whether work is ready.
 
 // A kernel never ends. What waits for the device does not return then.
 std::atomic<bool> hung = false;
@@ -122,6 +139,74 @@ struct AtExit {
     lock.lock();
   }
 } at_exit;
+
+void perform(const Work &work) {
+  if (work.begin) work.begin();
+  while (work.ready && !work.ready()) std::this_thread::sleep_for(PAUSE);
+  if (!work.alone) return work.run();
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  work.run();
+}
+
+struct Stream {
+  std::unique_ptr<Graph> capture;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Work> queue;
+  bool busy = false, ends = false;
+  std::thread thread{[this] { loop(); }};
+
+  void loop() {
+    std::unique_lock<std::mutex> guard(mutex);
+    for (;;) {
+      changed.wait(guard, [&] { return ends || !queue.empty(); });
+      if (queue.empty()) return;
+      Work work = std::move(queue.front());
+      queue.pop_front();
+      busy = true;
+      guard.unlock();
+      perform(work);
+      guard.lock();
+      busy = false;
+      changed.notify_all();
+    }
+  }
+  void push(Work work) {
+    std::lock_guard<std::mutex> guard(mutex);
+    queue.push_back(std::move(work));
+    changed.notify_all();
+  }
+  void drain() {
+    std::unique_lock<std::mutex> guard(mutex);
+    changed.wait(guard, [&] { return queue.empty() && !busy; });
+  }
+  ~Stream() {
+    {
+      std::lock_guard<std::mutex> guard(mutex);
+      ends = true;
+      changed.notify_all();
+    }
+    thread.join();
+  }
+};
+
+std::mutex of_streams;
+auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>;  // Not destroyed: work may wait when the process ends.
+
+// As the driver does before it frees memory: on a device that several ranks share, for the work of all of them.
+void drain_all() {
+  std::vector<std::shared_ptr<Stream>> all;
+  {
+    std::lock_guard<std::mutex> guard(of_streams);
+    for (auto &[stream, shared] : streams) all.push_back(shared);
+  }
+  for (auto &stream : all) stream->drain();
+}
+
+struct Event {
+  std::chrono::steady_clock::time_point at;
+  Stream *stream = nullptr;
+};
 
 thread_local Stream *capturing = nullptr;
 
@@ -158,7 +243,7 @@ int fault(const char *function) {
 }
 
 // Runs a kernel, unless the device has failed or hangs.
-void run(const Kernel &kernel, dim3 grid, dim3 threads, unsigned shared, const Work &call) {
+void run(const Kernel &kernel, dim3 grid, dim3 threads, unsigned shared, const std::function<void()> &call) {
   static std::atomic<long> calls = 0, calls_of_hang = 0;
   long code = ILLEGAL_ADDRESS;
   if (is_due(getenv("REIN_FAKE_CUDA_HANG"), kernel.name, calls_of_hang, code)) hung = true;
@@ -210,14 +295,22 @@ std::vector<int> visible() {
   return devices;
 }
 
-// Does the work now, or records it if the stream is captured.
+// Puts the work into the stream, or records it if the stream is captured.
 int put(Stream *stream, Work work) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
   if (stream->capture)
     stream->capture->work.push_back(std::move(work));
   else
-    work();
+    stream->push(std::move(work));
   return SUCCESS;
+}
+int put(Stream *stream, std::function<void()> run) { return put(stream, Work{std::move(run), nullptr, nullptr}); }
+
+bool is_pinned(const void *address) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  auto next = pinned.upper_bound(static_cast<char *>(const_cast<void *>(address)));
+  if (next == pinned.begin()) return false;
+  auto [start, bytes] = *std::prev(next);
+  return address < start + bytes;
 }
 
 }  // namespace
@@ -248,6 +341,18 @@ FUNCTION(cuDeviceGetAttribute, int *value, int attribute, int) {
     return INVALID_VALUE;
   return SUCCESS;
 }
+FUNCTION(cuDeviceGetUuid_v2, unsigned char *id, int device) {
+  // That of the process too: emulated devices of two processes are two.
+  memset(id, 0, 16);
+  int words[] = {device, int(setting("REIN_FAKE_CUDA_MACHINE", getpid()))};
+  memcpy(id, words, sizeof words);
+  return SUCCESS;
+}
+FUNCTION(cuDeviceGetPCIBusId, char *text, int size, int device) {
+  return snprintf(text, size, "0000:%02X:00.0", device + 1), SUCCESS;
+}
+FUNCTION(cuDeviceCanAccessPeer, int *can, int, int) { return *can = setting("REIN_FAKE_CUDA_PEERS", 1), SUCCESS; }
+FUNCTION(cuCtxEnablePeerAccess, void *, unsigned) { return SUCCESS; }
 FUNCTION(cuDevicePrimaryCtxRetain, void **context, int) { return *context = &allocations, SUCCESS; }
 FUNCTION(cuDevicePrimaryCtxRelease_v2, int) { return SUCCESS; }
 FUNCTION(cuCtxSetCurrent, void *) { return SUCCESS; }
@@ -273,6 +378,14 @@ FUNCTION(cuModuleGetFunction, void **function, void *, const char *name) {
   }
   return NOT_FOUND;
 }
+FUNCTION(cuModuleGetFunctionCount, unsigned *count, void *) {
+  return *count = sizeof KERNELS / sizeof *KERNELS, SUCCESS;
+}
+FUNCTION(cuModuleEnumerateFunctions, Kernel **functions, unsigned count, void *) {
+  for (unsigned i = 0; i < count; i++) functions[i] = &KERNELS[i];
+  return SUCCESS;
+}
+FUNCTION(cuFuncLoad, Kernel *) { return SUCCESS; }
 FUNCTION(cuFuncGetParamInfo, Kernel *kernel, size_t index, size_t *offset, size_t *size) {
   if (index > 0) return INVALID_VALUE;
   *offset = 0;
@@ -306,8 +419,9 @@ FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
   return SUCCESS;
 }
 FUNCTION(cuMemFree_v2, uint64_t address) {
-  wait_for_device();
   WORK;
+  drain_all();
+  wait_for_device();
   std::lock_guard<std::recursive_mutex> guard(lock);
   auto found = allocations.find(address);
   if (found == allocations.end()) return INVALID_VALUE;
@@ -318,21 +432,41 @@ FUNCTION(cuMemFree_v2, uint64_t address) {
 }
 FUNCTION(cuMemHostAlloc, void **start, size_t bytes, unsigned) {
   WORK;
+  std::lock_guard<std::recursive_mutex> guard(lock);
   *start = malloc(bytes);
+  pinned[static_cast<char *>(*start)] = bytes;
   return *start ? SUCCESS : OUT_OF_MEMORY;
 }
 FUNCTION(cuMemFreeHost, void *start) {
-  wait_for_device();
   WORK;
+  drain_all();
+  wait_for_device();
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  pinned.erase(static_cast<char *>(start));
   return free(start), SUCCESS;
+}
+FUNCTION(cuMemHostGetDevicePointer_v2, uint64_t *address, void *start, unsigned) {
+  return *address = uint64_t(start), SUCCESS;
 }
 FUNCTION(cuMemcpyHtoDAsync_v2, uint64_t to, const void *from, size_t bytes, Stream *stream) {
   WORK;
-  return put(stream, [=] { memcpy(reinterpret_cast<void *>(to), from, bytes); });
+  if (is_pinned(from)) return put(stream, [=] { memcpy(reinterpret_cast<void *>(to), from, bytes); });
+  // Other memory may be gone when this returns.
+  auto staged = std::make_shared<std::vector<char>>(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
+  return put(stream, [=] { memcpy(reinterpret_cast<void *>(to), staged->data(), bytes); });
 }
 FUNCTION(cuMemcpyDtoHAsync_v2, void *to, uint64_t from, size_t bytes, Stream *stream) {
   WORK;
-  return put(stream, [=] { memcpy(to, reinterpret_cast<void *>(from), bytes); });
+  put(stream, [=] { memcpy(to, reinterpret_cast<void *>(from), bytes); });
+  if (stream->capture || is_pinned(to)) return SUCCESS;
+  stream->drain();
+  wait_for_device();
+  return lost;
+}
+FUNCTION(cuMemcpyDtoH_v2, void *to, uint64_t from, size_t bytes) {
+  WORK;
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  return memcpy(to, reinterpret_cast<void *>(from), bytes), SUCCESS;
 }
 FUNCTION(cuMemcpyDtoDAsync_v2, uint64_t to, uint64_t from, size_t bytes, Stream *stream) {
   WORK;
@@ -345,13 +479,24 @@ FUNCTION(cuMemsetD8Async, uint64_t to, unsigned char byte, size_t bytes, Stream 
 
 FUNCTION(cuStreamCreate, Stream **stream, unsigned) {
   WORK;
-  return *stream = new Stream, SUCCESS;
+  auto made = std::make_shared<Stream>();
+  std::lock_guard<std::mutex> guard(of_streams);
+  streams[*stream = made.get()] = made;
+  return SUCCESS;
 }
-FUNCTION(cuStreamDestroy_v2, Stream *stream) { return delete stream, SUCCESS; }
+FUNCTION(cuStreamDestroy_v2, Stream *stream) {
+  std::shared_ptr<Stream> last;
+  std::lock_guard<std::mutex> guard(of_streams);
+  last = streams[stream];
+  streams.erase(stream);
+  return SUCCESS;
+}
 FUNCTION(cuStreamSynchronize, Stream *stream) {
-  wait_for_device();
   WORK;
-  return stream->capture ? CAPTURE_UNSUPPORTED : SUCCESS;
+  if (stream->capture) return CAPTURE_UNSUPPORTED;
+  stream->drain();
+  wait_for_device();
+  return lost;
 }
 FUNCTION(cuStreamBeginCapture_v2, Stream *stream, int) {
   WORK;
@@ -368,17 +513,25 @@ FUNCTION(cuGraphInstantiateWithFlags, Graph **executable, Graph *graph, unsigned
 }
 FUNCTION(cuGraphLaunch, Graph *executable, Stream *stream) {
   WORK;
-  return put(stream, [=] {
-    for (Work &work : executable->work) work();
-  });
+  for (const Work &work : executable->work) put(stream, work);
+  return SUCCESS;
 }
 FUNCTION(cuGraphExecDestroy, Graph *executable) { return delete executable, SUCCESS; }
 FUNCTION(cuGraphDestroy, Graph *graph) { return delete graph, SUCCESS; }
 
+// For nccl.cpp: work that may wait for other ranks.
+extern "C" __attribute__((visibility("default"))) void rein_fake_enqueue(Stream *stream, void (*run)(void *), void *data) {
+  put(stream, Work{[=] { run(data); }, nullptr, nullptr, false});
+}
+
 FUNCTION(cuEventCreate, Event **event, unsigned) { return *event = new Event, SUCCESS; }
 FUNCTION(cuEventDestroy_v2, Event *event) { return delete event, SUCCESS; }
-FUNCTION(cuEventRecord, Event *event, Stream *) { return event->at = std::chrono::steady_clock::now(), SUCCESS; }
-FUNCTION(cuEventSynchronize, Event *) {
+FUNCTION(cuEventRecord, Event *event, Stream *stream) {
+  event->stream = stream;
+  return put(stream, [=] { event->at = std::chrono::steady_clock::now(); });
+}
+FUNCTION(cuEventSynchronize, Event *event) {
+  event->stream->drain();
   wait_for_device();
   return lost;
 }
@@ -394,8 +547,11 @@ FUNCTION(cuLaunchKernel, Kernel *kernel, unsigned x, unsigned y, unsigned z, uns
   bool fits = x > 0 && y > 0 && z > 0 && x <= INT_MAX && y <= 65535 && z <= 65535 && threads > 0 && threads <= 1024;
   if (!fits || shared > kernel->most_shared) return INVALID_VALUE;
   if (skips(kernel->name)) return SUCCESS;
-  Work call = kernel->bind(arguments[0]);
-  return put(stream, [=] { run(*kernel, dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared, call); });
+  Work work = kernel->bind(arguments[0]);
+  work.run = [=, call = work.run] {
+    run(*kernel, dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared, call);
+  };
+  return put(stream, work);
 }
 
 FUNCTION(cuTensorMapEncodeTiled, TensorMap *map, int type, unsigned rank, void *data, const uint64_t *dims,

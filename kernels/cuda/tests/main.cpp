@@ -6,6 +6,7 @@
 #include "products.h"
 #include "ptx.h"
 #include "quantized.h"
+#include "ranks.h"
 #include "rows.h"
 
 int main(int argc, char **argv) {
@@ -21,6 +22,7 @@ int main(int argc, char **argv) {
   expert_tests::test();
   attention_tests::test();
   draw_tests::test();
+  rank_tests::test();
   printf("%d checks failed\n", check::failures);
   return check::failures ? 1 : 0;
 }

@@ -30,7 +30,7 @@ void embed(int rows, int vocab, int hidden) {
     Buffer<T> tables(table);
     Buffer<uint32_t> id_buffer(ids);
     Buffer<float> out(size_t(rows) * hidden);
-    EmbedArgs args = {tables.data, id_buffer.data, out.data, hidden};
+    EmbedArgs args = {tables.data, id_buffer.data, out.data, hidden, 0, uint32_t(vocab)};
     host::launch("embed", rows, 256, 0, [&] { FOR_TYPE(T, embed)(args); });
     std::vector<double> want(out.size);
     for (size_t i = 0; i < want.size(); i++) {

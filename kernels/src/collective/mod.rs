@@ -25,6 +25,10 @@ pub trait ControlLink: Send {
     fn abort(&self, reason: &str);
     /// Aborts from another thread while this rank is blocked.
     fn abort_handle(&self) -> AbortHandle;
+    /// The same, blaming the rank that this one waits for, if that is known.
+    fn give_up_handle(&self) -> AbortHandle;
+    /// Tells other threads whether the group has ended.
+    fn abort_watch(&self) -> AbortWatch;
 }
 
 /// Also moves numbers between the ranks, in host memory: what a CPU group computes with. A device has its own way to do
@@ -53,5 +57,20 @@ impl AbortHandle {
 
     pub fn abort(&self, reason: &str) {
         (self.0)(reason);
+    }
+}
+
+/// Why a group has ended, for any thread.
+#[derive(Clone)]
+pub struct AbortWatch(Arc<dyn Fn() -> Option<String> + Send + Sync>);
+
+impl AbortWatch {
+    pub fn new(reason: impl Fn() -> Option<String> + Send + Sync + 'static) -> AbortWatch {
+        AbortWatch(Arc::new(reason))
+    }
+
+    /// None: the group has not ended.
+    pub fn reason(&self) -> Option<String> {
+        (self.0)()
     }
 }

@@ -165,7 +165,10 @@ fn an_abort_wakes_every_blocked_rank() {
     for kind in KINDS {
         for op in [waits as Op, gives] {
             all_wake(kind, op, "test over", |last| {
+                let watch = last.abort_watch();
+                assert_eq!(watch.reason(), None);
                 last.abort_handle().abort("test over");
+                assert_eq!(watch.reason().as_deref(), Some("test over"));
                 let late = last.all_gather(&[1.0]).expect_err("the group is over").to_string();
                 assert_eq!(late, "collective aborted: test over");
                 Some(last)

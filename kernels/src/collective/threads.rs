@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use super::{AbortHandle, Collective, ControlLink};
+use super::{AbortHandle, AbortWatch, Collective, ControlLink};
 use crate::error::{KernelError, Result};
 
 /// Spin-loop turns before a waiting rank parks (tens of microseconds).
@@ -194,6 +194,19 @@ impl ControlLink for Threads {
     fn abort_handle(&self) -> AbortHandle {
         let shared = Arc::clone(&self.shared);
         AbortHandle::new(move |reason| shared.abort(reason))
+    }
+
+    /// Which rank is waited for is not known.
+    fn give_up_handle(&self) -> AbortHandle {
+        self.abort_handle()
+    }
+
+    fn abort_watch(&self) -> AbortWatch {
+        let shared = Arc::clone(&self.shared);
+        AbortWatch::new(move || match shared.check() {
+            Err(KernelError::Aborted(reason)) => Some(reason),
+            _ => None,
+        })
     }
 }
 

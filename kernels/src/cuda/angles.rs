@@ -28,6 +28,11 @@ fn upload(device: &CudaDevice, spec: &RopeSpec, positions: usize) -> Result<Devi
 }
 
 impl DeviceAngles {
+    /// Whether `cover` would move tables.
+    pub fn wants_room(&self, position: usize) -> bool {
+        position >= self.positions && !self.tables.is_empty()
+    }
+
     /// Makes room for a position. Whether tables have moved.
     pub fn cover(&mut self, device: &CudaDevice, position: usize) -> Result<bool> {
         if position < self.positions {

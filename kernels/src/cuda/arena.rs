@@ -69,6 +69,8 @@ struct State {
     layout: ArenaLayout,
     base: u64,
     capacity: usize,
+    /// Memory beyond the arena that is free, until the next `fit`: the driver waits for the device before it frees any.
+    spare: Vec<DeviceBuffer>,
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -83,12 +85,14 @@ pub(super) struct ArenaBlock {
     pub start: usize,
     pub address: u64,
     /// Its memory, if the arena is too small for it.
-    _beyond: Option<DeviceBuffer>,
+    beyond: Option<DeviceBuffer>,
 }
 
 impl Drop for ArenaBlock {
     fn drop(&mut self) {
-        lock(&self.state).layout.give(self.start);
+        let mut state = lock(&self.state);
+        state.layout.give(self.start);
+        state.spare.extend(self.beyond.take());
     }
 }
 
@@ -104,10 +108,15 @@ impl DeviceArena {
         let mut state = lock(&self.state);
         let start = state.layout.take(bytes);
         let inside = start + bytes <= state.capacity;
-        let beyond = if inside { Ok(None) } else { device.allocate(bytes).map(Some) };
+        let spare = state.spare.iter().position(|spare| spare.bytes() == bytes).filter(|_| !inside);
+        let beyond = match spare {
+            _ if inside => Ok(None),
+            Some(spare) => Ok(Some(state.spare.swap_remove(spare))),
+            None => device.allocate(bytes).map(Some),
+        };
         let beyond = beyond.inspect_err(|_| state.layout.give(start))?;
         let address = beyond.as_ref().map_or(state.base + start as u64, DeviceBuffer::address);
-        Ok(ArenaBlock { state: Arc::clone(&self.state), start, address, _beyond: beyond })
+        Ok(ArenaBlock { state: Arc::clone(&self.state), start, address, beyond })
     }
 
     /// The bytes at a start that an earlier block had; None if they are in use.
@@ -117,25 +126,32 @@ impl DeviceArena {
             return None;
         }
         let address = state.base + start as u64;
-        Some(ArenaBlock { state: Arc::clone(&self.state), start, address, _beyond: None })
+        Some(ArenaBlock { state: Arc::clone(&self.state), start, address, beyond: None })
     }
 
     /// No memory, for the result of an op that has failed.
     pub fn nothing(&self) -> ArenaBlock {
-        ArenaBlock { state: Arc::clone(&self.state), start: usize::MAX, address: 0, _beyond: None }
+        ArenaBlock { state: Arc::clone(&self.state), start: usize::MAX, address: 0, beyond: None }
     }
 
     pub fn is_empty(&self) -> bool {
         lock(&self.state).layout.is_empty()
     }
 
+    /// Whether `fit` would move it.
+    pub fn wants_room(&self) -> bool {
+        let state = lock(&self.state);
+        state.layout.is_empty() && state.layout.peak().next_multiple_of(GROWTH) > state.capacity
+    }
+
     /// Grows an empty arena to what was needed at once so far. Whether it has moved.
     pub fn fit(&self, device: &CudaDevice) -> Result<bool> {
-        let mut state = lock(&self.state);
-        let need = state.layout.peak().next_multiple_of(GROWTH);
-        if need <= state.capacity || !state.layout.is_empty() {
+        if !self.wants_room() {
             return Ok(false);
         }
+        let mut state = lock(&self.state);
+        let need = state.layout.peak().next_multiple_of(GROWTH);
+        state.spare.clear();
         let mut memory = self.memory.borrow_mut();
         // Frees the old memory first: both may not fit.
         (*memory, state.capacity) = (None, 0);

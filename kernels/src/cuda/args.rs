@@ -80,6 +80,8 @@ pub struct EmbedArgs {
     pub ids: u64,
     pub out: u64,
     pub hidden: i32,
+    pub first: u32,
+    pub count: u32,
 }
 
 /// norm.cu
@@ -298,4 +300,119 @@ pub struct LinearSm90Args {
 impl LinearSm90Args {
     /// `SHARED_BYTES` of linear_sm90.cu.
     pub const SHARED: u32 = 4 * (64 + 128) * 64 * 2 + 2 * 4 * 8;
+}
+
+/// ranks.cu
+pub const MAX_RANKS: usize = 64;
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct RankLetter {
+    pub offers: [u64; 2],
+    pub round: u32,
+    pub unused: u32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MeetArgs {
+    pub boxes: u64,
+    pub round: u64,
+    pub aborted: u64,
+    pub table: u64,
+    pub offers: [u64; 2],
+    pub offsets: [u64; 2],
+    pub rank: i32,
+    pub ranks: i32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct WriteTableArgs {
+    pub table: u64,
+    pub addresses: [[u64; MAX_RANKS]; 2],
+    pub ranks: i32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SumRanksArgs {
+    pub parts: u64,
+    pub out: u64,
+    pub n: usize,
+    pub ranks: i32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct AddNormRanksArgs {
+    pub x: u64,
+    pub parts: u64,
+    pub weight: u64,
+    pub out: u64,
+    pub n: i32,
+    pub ranks: i32,
+    pub factor: f32,
+    pub eps: f32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct JoinRowsArgs {
+    pub parts: u64,
+    pub out: u64,
+    pub rows: i32,
+    pub n: i32,
+    pub ranks: i32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct JoinColumnsArgs {
+    pub parts: u64,
+    pub starts: u64,
+    pub out: u64,
+    pub n: i32,
+    pub ranks: i32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MoeDispatchArgs {
+    pub ids: u64,
+    pub tokens: u64,
+    pub positions: u64,
+    pub holders: u64,
+    pub ranks_of: u64,
+    pub mine: u64,
+    pub counts: u64,
+    pub routes: i32,
+    pub top_k: i32,
+    pub rank: i32,
+    pub ranks: i32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MoeCombineRanksArgs {
+    pub parts: u64,
+    pub shared: u64,
+    pub ids: u64,
+    pub ranks_of: u64,
+    pub tokens: u64,
+    pub weights: u64,
+    pub out: u64,
+    pub first: i32,
+    pub n: i32,
+    pub top_k: i32,
+    pub ranks: i32,
 }

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::angles::DeviceAngles;
 use super::arena::{ArenaBlock, DeviceArena};
@@ -14,6 +15,7 @@ use super::experts::DeviceExperts;
 use super::graphs::{Graphs, Kept, Mode};
 use super::memory::read;
 use super::moe::DeviceRoutes;
+use super::ranks::{DataLink, ExpertCounters, JOIN_TIME, PeerRegistry, StepIntent, VocabularyParts, WHOLE_SUM};
 use super::step::{StepLimits, StepShape};
 use super::tensor::{DeviceTensor, Element};
 use super::upload::{UploadRing, WeightWriter};
@@ -28,8 +30,19 @@ pub(super) const ROW_THREADS: u32 = 256;
 
 /// One rank on a CUDA device.
 pub struct Cuda {
+    pub(super) link: Box<dyn Collective>,
+    pub(super) data: DataLink,
+    pub(super) peers: Arc<PeerRegistry>,
+    /// [`super::ranks::WHOLE_SUM`].
+    pub(super) whole_sum: Cell<usize>,
+    /// [`super::ranks::JOIN_TIME`].
+    pub(super) join_time: Duration,
+    /// Of the logits, once they were drawn from.
+    vocabulary: Option<VocabularyParts>,
+    pub(super) counters: Option<ExpertCounters>,
+    /// Experts have moved to other memory since the last step.
+    experts_moved: Cell<bool>,
     pub(super) device: CudaDevice,
-    link: Box<dyn Collective>,
     pub(super) arena: DeviceArena,
     /// The first error of an op.
     error: RefCell<Option<CudaError>>,
@@ -54,12 +67,19 @@ pub(super) fn int(size: usize) -> i32 {
 }
 
 impl Cuda {
-    pub(super) fn new(device: CudaDevice, link: Box<dyn Collective>) -> Result<Cuda> {
+    pub(super) fn new(device: CudaDevice, link: Box<dyn Collective>, peers: Arc<PeerRegistry>) -> Result<Cuda> {
         device.enter()?;
         Ok(Cuda {
+            link,
+            data: DataLink::None,
+            peers,
+            whole_sum: Cell::new(WHOLE_SUM),
+            join_time: JOIN_TIME,
+            vocabulary: None,
+            counters: None,
+            experts_moved: Cell::new(false),
             steps: StepBuffers::default(),
             device,
-            link,
             arena: DeviceArena::default(),
             error: RefCell::default(),
             activations: Cell::new(Element::F32),
@@ -114,7 +134,7 @@ impl Cuda {
     }
 
     /// The norm of the rows of the residual stream, to which factor * y is added first.
-    fn norm_of_sum(
+    pub(super) fn norm_of_sum(
         &self,
         x: &DeviceTensor,
         y: Option<&DeviceTensor>,
@@ -138,6 +158,27 @@ impl Cuda {
         out
     }
 
+    /// The size of the vocabulary, of which this rank computes `columns`. All ranks call it before they draw.
+    pub(super) fn vocabulary(&mut self, columns: usize) -> Result<usize> {
+        if self.ranks() > 1 && self.vocabulary.is_none() {
+            self.vocabulary = Some(self.vocabulary_parts(columns)?);
+        }
+        Ok(self.known_vocabulary(columns))
+    }
+
+    /// The same after `vocabulary`.
+    pub(super) fn known_vocabulary(&self, columns: usize) -> usize {
+        self.vocabulary.as_ref().map_or(columns, VocabularyParts::total)
+    }
+
+    /// The ranks' logits side by side, on rank 0.
+    pub(super) fn gather_logits(&self, own: DeviceTensor) -> Option<DeviceTensor> {
+        match &self.vocabulary {
+            Some(parts) => self.logits_of_all(&own, parts),
+            None => Some(own),
+        }
+    }
+
     /// A matrix that a recorded step leaves.
     pub(super) fn kept(&self, kept: Kept) -> Option<DeviceTensor> {
         let Kept { start, rows, cols } = kept;
@@ -153,6 +194,44 @@ impl Cuda {
         // SAFETY: the caller's indices are rows of x; out has a row for each.
         unsafe { self.launch(x.element.of("gather_f32", "gather_bf16"), grid, ROW_THREADS, 0, &args) };
         out
+    }
+
+    /// Makes room for a step. Whether memory that its kernels use has moved.
+    fn make_room(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<bool> {
+        self.ring.get_mut().finish()?;
+        let moved = [
+            self.experts_moved.take(),
+            self.arena.fit(&self.device)?,
+            self.angles.get_mut().cover(&self.device, last)?,
+            self.steps.fit(&self.device, shape, draws)?,
+        ];
+        Ok(moved.contains(&true))
+    }
+
+    /// All ranks begin a step of one shape: they make room at the same time, while no device works, and record or repeat
+    /// the step together or not at all.
+    fn begin_together(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<()> {
+        self.quiesce()?;
+        let moves = self.experts_moved.get()
+            || !self.ring.get_mut().is_empty()
+            || self.arena.wants_room()
+            || self.angles.get_mut().wants_room(last)
+            || self.steps.wants_room(shape, draws)
+            || (self.rank() == 0 && !self.stash.has(draws.slots))
+            || self.device.context().has_retired();
+        let mode = self.graphs.get_mut().mode_of(&self.device, shape, self.arena.is_empty());
+        let agreed = self.agree(StepIntent { moves, mode })?;
+        if agreed != Some(StepIntent { moves: false, mode }) {
+            self.graphs.get_mut().clear();
+        }
+        if agreed.is_some_and(|agreed| agreed.moves) {
+            self.make_room(shape, draws, last)?;
+            let context = self.device.context();
+            context.free_retired(context.take_retired());
+            // The driver may wait for the device when it frees memory, and ranks may share it.
+            self.meet_on_hosts()?;
+        }
+        Ok(())
     }
 
     fn writer(&self) -> WeightWriter<'_> {
@@ -189,12 +268,11 @@ impl Backend for Cuda {
 
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<DeviceEmbedding> {
         self.check()?;
-        if first > 0 {
-            return Err(KernelError::Device("a rank that shares an embedding with others needs NCCL".into()));
-        }
-        let embedding = DeviceEmbedding::new(self.writer(), &Prepared::new(part, precision)?)?;
+        let embedding = DeviceEmbedding::new(self.writer(), &Prepared::new(part, precision)?, first)?;
         self.activations.set(embedding.element);
-        self.limits.update(|limits| StepLimits { vocab: embedding.rows, ..limits });
+        // Of several ranks, each knows its own part.
+        let vocab = if self.ranks() > 1 { usize::MAX } else { embedding.rows };
+        self.limits.update(|limits| StepLimits { vocab, ..limits });
         Ok(embedding)
     }
 
@@ -205,7 +283,7 @@ impl Backend for Cuda {
         precision: Precision,
     ) -> Result<DeviceExperts> {
         self.check()?;
-        DeviceExperts::load(self.writer(), table, weights, precision)
+        DeviceExperts::load(self.writer(), table, weights, precision, self.ranks())
     }
 
     fn regroup(&self, held: &DeviceExperts, fresh: &DeviceExperts, ids: &[u32]) -> Result<DeviceExperts> {
@@ -213,7 +291,7 @@ impl Backend for Cuda {
         self.device.enter()?;
         let experts = held.regroup(&self.device, fresh, ids)?;
         if !experts.same_slots(held) {
-            self.graphs.borrow_mut().forget();
+            self.experts_moved.set(true);
         }
         Ok(experts)
     }
@@ -264,23 +342,18 @@ impl Backend for Cuda {
     fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<DeviceBatch<'a>> {
         self.device.enter()?;
         self.check()?;
-        self.ring.get_mut().finish()?;
-        let graphs = self.graphs.get_mut();
         // The last step may have failed midway.
-        graphs.abandon(&self.device);
+        self.graphs.get_mut().abandon(&self.device);
         let (shape, draws) = (StepShape::of(&rows), DrawPlan::new(&rows));
-        let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1);
-        let moved = [
-            self.arena.fit(&self.device)?,
-            self.angles.get_mut().cover(&self.device, last.saturating_sub(1))?,
-            self.steps.fit(&self.device, &shape, &draws)?,
-        ];
-        if moved.contains(&true) {
-            graphs.forget();
+        let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1).saturating_sub(1);
+        if self.ranks() > 1 {
+            self.begin_together(&shape, &draws, last)?;
+        } else if self.make_room(&shape, &draws, last)? {
+            self.graphs.get_mut().forget();
         }
-        if !self.stash.has(draws.slots) {
+        if self.ranks() == 1 && !self.stash.has(draws.slots) {
             // The stash will move, which a step cannot record.
-            graphs.clear();
+            self.graphs.get_mut().clear();
         }
         self.steps.upload(&self.device, rows, shape, draws, self.limits.get())
     }
@@ -317,8 +390,15 @@ impl Backend for Cuda {
         let (rows, hidden) = (batch.shape.rows, table.cols);
         let out = self.tensor(rows, hidden, Element::F32);
         let ids = self.steps.parts(batch).ids;
-        let args = EmbedArgs { table: table.table.address(), ids, out: out.address, hidden: int(hidden) };
-        // SAFETY: `begin` has compared the ids with the vocabulary; out has `hidden` numbers for each row.
+        let args = EmbedArgs {
+            table: table.table.address(),
+            ids,
+            out: out.address,
+            hidden: int(hidden),
+            first: int(table.first) as u32,
+            count: int(table.rows) as u32,
+        };
+        // SAFETY: the table has `count` rows; out has `hidden` numbers for each row of the batch.
         unsafe { self.launch(table.element.of("embed_f32", "embed_bf16"), [rows, 1, 1], ROW_THREADS, 0, &args) };
         out
     }
@@ -461,26 +541,73 @@ impl Backend for Cuda {
         self.through_experts(batch, x, routes, experts, shared)
     }
 
-    /// A group has one rank, which counts nothing.
+    /// A rank that is alone counts nothing.
     fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts {
+        let counters = (self.ranks() > 1).then(|| ExpertCounters::new(&self.device, layers));
+        self.counters = counters.and_then(|made| match made {
+            Ok(counters) => Some(counters),
+            Err(error) => {
+                // The next step says so.
+                self.error.get_mut().get_or_insert(error);
+                None
+            }
+        });
+        self.graphs.get_mut().clear();
         let none: Vec<Vec<u64>> = layers.iter().map(|&experts| vec![0; experts]).collect();
-        Arc::new(move || none.clone())
+        self.counters
+            .as_ref()
+            .map_or_else(|| -> ExpertCounts { Arc::new(move || none.clone()) }, ExpertCounters::reader)
     }
 
     fn relink(&mut self, link: Box<dyn Collective>) {
+        self.leave_group();
+        self.device.context().retire_memory(false);
         self.link = link;
+        self.vocabulary = None;
+        self.counters = None;
         self.stash.clear();
         self.graphs.get_mut().clear();
         // Any other error is of the device, which computes no more.
-        self.error.get_mut().take_if(|error| matches!(error, CudaError::OutOfMemory { .. }));
+        let passes = |error: &CudaError| {
+            matches!(error, CudaError::OutOfMemory { .. } | CudaError::GroupEnded(_) | CudaError::Nccl(_))
+        };
+        self.error.get_mut().take_if(|error| passes(error));
+    }
+
+    fn connect(&mut self, here: usize) -> Result<()> {
+        self.connect_ranks(here)
     }
 
     fn control(&self) -> &dyn ControlLink {
         &*self.link
     }
 
-    fn all_reduce(&self, _: &mut DeviceTensor) -> Result<()> {
+    /// The sum is f32.
+    fn all_reduce(&self, x: &mut DeviceTensor) -> Result<()> {
+        if self.ranks() > 1 {
+            *x = self.sum_over_ranks(x);
+        }
         Ok(())
+    }
+
+    fn sum_norm(
+        &self,
+        x: &mut DeviceTensor,
+        y: DeviceTensor,
+        factor: f32,
+        weight: &DeviceVector,
+        eps: f32,
+    ) -> Result<DeviceTensor> {
+        if self.ranks() == 1 {
+            return Ok(self.add_norm(x, &y, factor, weight, eps));
+        }
+        Ok(self.norm_of_rank_sum(x, &y, factor, weight, eps))
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.leave_group();
     }
 }
 

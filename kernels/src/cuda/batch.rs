@@ -28,12 +28,18 @@ pub(super) struct StepBuffers {
 }
 
 impl StepBuffers {
+    /// Whether `fit` would move the buffers.
+    pub fn wants_room(&self, shape: &StepShape, draws: &DrawPlan) -> bool {
+        let words = shape.parts().end + draws.words.len();
+        self.device.as_ref().is_none_or(|buffer| buffer.bytes() < 4 * words)
+    }
+
     /// Whether the buffers had to move for a step.
     pub fn fit(&mut self, device: &CudaDevice, shape: &StepShape, draws: &DrawPlan) -> Result<bool> {
-        let words = shape.parts().end + draws.words.len();
-        if self.device.as_ref().is_some_and(|buffer| buffer.bytes() >= 4 * words) {
+        if !self.wants_room(shape, draws) {
             return Ok(false);
         }
+        let words = shape.parts().end + draws.words.len();
         let bytes = 4 * words.next_power_of_two().max(FIRST);
         self.device = Some(device.allocate(bytes)?);
         self.host = Some(PinnedBuffer::new(device, bytes)?);

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
@@ -54,6 +55,9 @@ pub fn machine_code(capability: Version) -> Option<&'static str> {
 pub struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
+    /// Memory is retired instead of freed: other ranks may read it, or wait on the device for what this rank does next.
+    retires: AtomicBool,
+    retired: Mutex<Vec<sys::CUdeviceptr>>,
 }
 
 // SAFETY: a context is a handle that every thread may make current; the driver locks what it shares.
@@ -67,10 +71,73 @@ impl Context {
         // SAFETY: the context is retained as long as `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
+
+    fn retired(&self) -> MutexGuard<'_, Vec<sys::CUdeviceptr>> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on memory is retired, or freed.
+    pub fn retire_memory(&self, retires: bool) {
+        self.retires.store(retires, Ordering::Release);
+    }
+
+    /// Frees memory that its owner has dropped, or retires it.
+    pub fn release(&self, address: sys::CUdeviceptr) {
+        if self.retires.load(Ordering::Acquire) {
+            return self.retired().push(address);
+        }
+        let _ = self.enter();
+        // SAFETY: the caller owned the memory; cuMemFree waits for work that uses it. After a sticky error of the device
+        // it fails, and the end of the process frees everything.
+        let _ = unsafe { sys::cuMemFree_v2(address) };
+    }
+
+    pub fn has_retired(&self) -> bool {
+        !self.retired().is_empty()
+    }
+
+    /// What was retired, to be freed by `free_retired`.
+    pub fn take_retired(&self) -> Vec<sys::CUdeviceptr> {
+        std::mem::take(&mut *self.retired())
+    }
+
+    /// No other rank uses this memory any more.
+    pub fn free_retired(&self, retired: Vec<sys::CUdeviceptr>) {
+        let _ = self.enter();
+        for address in retired {
+            // SAFETY: as in `release`.
+            let _ = unsafe { sys::cuMemFree_v2(address) };
+        }
+    }
+
+    pub fn ordinal(&self) -> sys::CUdevice {
+        self.device
+    }
+
+    /// Lets kernels of this device read and write the memory of another; false: the devices cannot.
+    pub fn reach(&self, other: &Context) -> Result<bool> {
+        if self.device == other.device {
+            return Ok(true);
+        }
+        self.enter()?;
+        let mut can = 0;
+        // SAFETY: writes one int.
+        check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device) })?;
+        if can == 0 {
+            return Ok(false);
+        }
+        // SAFETY: both contexts are retained.
+        let code = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
+        if code != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+            check("cuCtxEnablePeerAccess", code)?;
+        }
+        Ok(true)
+    }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
+        self.free_retired(self.take_retired());
         // SAFETY: retained once in CudaDevice::open. The driver's error is of no use to a process that lets go.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
@@ -117,7 +184,8 @@ impl CudaDevice {
         let mut context = std::ptr::null_mut();
         // SAFETY: writes one handle, which Context releases.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
-        let context = Arc::new(Context { device, context });
+        let (retires, retired) = (AtomicBool::new(false), Mutex::default());
+        let context = Arc::new(Context { device, context, retires, retired });
         context.enter()?;
         let module = load_module(index, &properties)?;
         let mut stream = std::ptr::null_mut();
@@ -157,6 +225,40 @@ impl CudaDevice {
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the stream lives as long as `self`.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Loads all kernels now. The driver may wait for the device when it loads one later, and another rank may keep the
+    /// device busy until this one goes on.
+    pub fn load_kernels(&self) -> Result<()> {
+        let mut count = 0;
+        // SAFETY: writes one number.
+        check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, self.module) })?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        // SAFETY: writes that many handles.
+        check("cuModuleEnumerateFunctions", unsafe {
+            sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.module)
+        })?;
+        // SAFETY: takes a function of the module.
+        functions.into_iter().try_for_each(|function| check("cuFuncLoad", unsafe { sys::cuFuncLoad(function) }))
+    }
+
+    /// What tells this device from all others, on any machine.
+    pub fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: writes 16 bytes.
+        check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, self.context.device) })?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
+    /// As sysfs names it: "0000:41:00.0".
+    pub fn pci_address(&self) -> Result<String> {
+        let mut text = [0u8; 32];
+        // SAFETY: writes at most 32 bytes, with a zero at the end.
+        check("cuDeviceGetPCIBusId", unsafe {
+            sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, self.context.device)
+        })?;
+        let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+        Ok(String::from_utf8_lossy(&text[..end]).to_lowercase())
     }
 
     /// The kernel of this name, whose argument is a struct of `argument_bytes`.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::backend::Cuda;
+use super::ranks::PeerRegistry;
 use super::{CudaDevice, Driver};
 use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
 use crate::collective::{Collective, threads};
@@ -12,11 +13,12 @@ use crate::storage::{CudaStorage, DeviceStorage};
 /// 1 / this of a device's memory is left for activations and recorded steps.
 const ACTIVATIONS: usize = 16;
 
-/// One rank computes on each.
+/// A rank computes on each. A device that is there several times has several ranks.
 #[derive(Clone)]
 pub struct CudaDevices {
     driver: Driver,
     devices: Arc<Vec<CudaDevice>>,
+    peers: Arc<PeerRegistry>,
 }
 
 impl CudaDevices {
@@ -24,7 +26,7 @@ impl CudaDevices {
     pub fn open(indices: &[usize]) -> super::Result<CudaDevices> {
         let driver = Driver::open()?;
         let devices: super::Result<Vec<_>> = indices.iter().map(|&index| driver.device(index)).collect();
-        Ok(CudaDevices { devices: Arc::new(devices?), driver })
+        Ok(CudaDevices { devices: Arc::new(devices?), driver, peers: Arc::default() })
     }
 
     pub fn devices(&self) -> &[CudaDevice] {
@@ -36,7 +38,7 @@ impl CudaDevices {
             let what = format!("rank {} needs a device of its own, got {} devices", index, self.devices.len());
             KernelError::Device(what)
         })?;
-        Cuda::new(self.driver.device(device.index)?, link)
+        Cuda::new(self.driver.device(device.index)?, link, Arc::clone(&self.peers))
     }
 }
 
@@ -45,10 +47,6 @@ impl Devices for CudaDevices {
     const KIND: &'static str = "cuda";
 
     fn open(&self, index: usize, _: usize, link: Box<dyn Collective>) -> Result<Cuda> {
-        if link.size() > 1 {
-            let what = format!("a group of {} ranks needs NCCL, which the CUDA engine does not have yet", link.size());
-            return Err(KernelError::Device(what));
-        }
         self.backend(index, link)
     }
 
@@ -58,11 +56,12 @@ impl Devices for CudaDevices {
 
     /// What the driver reports, for all devices together, without the room for activations; other processes count too.
     fn free_memory(&self) -> Result<usize> {
-        let free = |device: &CudaDevice| {
+        let free = |(_, device): (usize, &CudaDevice)| {
             let (free, total) = device.memory()?;
             Ok(free.saturating_sub(total / ACTIVATIONS))
         };
-        self.devices.iter().map(free).sum()
+        let first = |(i, device): &(usize, &CudaDevice)| self.devices[..*i].iter().all(|d| d.index != device.index);
+        self.devices.iter().enumerate().filter(first).map(free).sum()
     }
 }
 

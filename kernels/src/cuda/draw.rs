@@ -82,8 +82,12 @@ pub(super) fn draw(
     head: &Head<'_, Cuda>,
 ) -> Result<Drawn> {
     let plan = &batch.draws;
-    cuda.stash.fit(&cuda.device, plan.slots, head.weight.plain().outs)?;
-    cuda.stash.take(&batch.rows.draws)?;
+    let vocab = cuda.vocabulary(head.weight.plain().outs)?;
+    let leads = cuda.rank() == 0;
+    if leads {
+        cuda.stash.fit(&cuda.device, plan.slots, vocab)?;
+        cuda.stash.take(&batch.rows.draws)?;
+    }
     let out = if cuda.graphs.get_mut().mode() == Mode::Repeating {
         let results = cuda.graphs.get_mut().repeat(&cuda.device, &batch.shape)?;
         results.and_then(|results| results.drawn).and_then(|drawn| cuda.kept(drawn))
@@ -97,6 +101,9 @@ pub(super) fn draw(
         ended.inspect_err(|_| cuda.graphs.get_mut().abandon(&cuda.device))?;
         out
     };
+    if !leads {
+        return cuda.check_group().map(|()| Drawn::default());
+    }
     cuda.stash.fill(&batch.rows.stashes);
     if plan.out_words == 0 {
         return Ok(Drawn::default());
@@ -105,6 +112,8 @@ pub(super) fn draw(
     // SAFETY: the results have at least that many words.
     let words = unsafe { read::<u32>(&cuda.device, out.address, plan.out_words) }?;
     cuda.steps.arrived();
+    // After the results: they may be of a group that has ended.
+    cuda.check_group()?;
     Ok(plan.read(&words))
 }
 
@@ -123,6 +132,7 @@ impl Cuda {
         if batch.draws.passes.is_empty() {
             return Ok(None);
         }
+        let (leads, vocab) = (self.rank() == 0, self.known_vocabulary(head.weight.plain().outs));
         let out = self.tensor(1, batch.shape.results, Element::F32);
         let mut from = 0;
         for pass in &batch.draws.passes {
@@ -130,9 +140,11 @@ impl Cuda {
             let rows = if batch.shape.decode { batch.shape.wanted } else { pass.rows };
             let logits = match rows {
                 0 => None,
-                rows => Some(self.logits(batch, hidden, from, rows, head)?),
+                rows => self.logits(batch, hidden, from, rows, head)?,
             };
-            self.launch_pass(batch, pass, logits.as_ref(), head.weight.plain().outs, &out);
+            if leads {
+                self.launch_pass(batch, pass, logits.as_ref(), vocab, &out);
+            }
             from += rows;
         }
         Ok(Some(out))
@@ -168,7 +180,7 @@ impl Cuda {
         }
     }
 
-    /// The logits of wanted rows from..from + count of the batch.
+    /// The logits of wanted rows from..from + count of the batch, on rank 0.
     fn logits(
         &self,
         batch: &DeviceBatch,
@@ -176,15 +188,15 @@ impl Cuda {
         from: usize,
         count: usize,
         head: &Head<'_, Cuda>,
-    ) -> Result<DeviceTensor> {
+    ) -> Result<Option<DeviceTensor>> {
         let hidden =
             hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
         let index = self.steps.parts(batch).wanted + 4 * from as u64;
         let gathered = self.gather_rows(hidden, index, count);
         let normed = self.rms_norm(&gathered, head.norm, head.eps);
-        let mut logits = self.product(&normed, head.weight.plain(), None, Element::F32);
+        let mut logits = self.gather_logits(self.product(&normed, head.weight.plain(), None, Element::F32));
         if head.scale != 1.0 {
-            self.scale(&mut logits, head.scale);
+            logits.iter_mut().for_each(|logits| self.scale(logits, head.scale));
         }
         Ok(logits)
     }

@@ -41,6 +41,11 @@ pub enum CudaError {
          the device count too)"
     )]
     OutOfMemory { bytes: usize, free: usize, total: usize },
+    #[error("{0}")]
+    Nccl(String),
+    /// The group of ranks has ended; the device has not failed.
+    #[error("{0}")]
+    GroupEnded(String),
     #[error("kernel {kernel}: {what}")]
     Kernel { kernel: String, what: String },
     #[error("{launch}: {cause}")]
@@ -86,6 +91,8 @@ impl From<CudaError> for KernelError {
     fn from(error: CudaError) -> KernelError {
         match error {
             CudaError::OutOfMemory { .. } => KernelError::OutOfMemory(error.to_string()),
+            // NCCL's errors are of the link to other ranks.
+            CudaError::GroupEnded(reason) | CudaError::Nccl(reason) => KernelError::Aborted(reason),
             _ => KernelError::Device(error.to_string()),
         }
     }

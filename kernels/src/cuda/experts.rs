@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::ranks::HolderTable;
 use super::upload::WeightWriter;
 use super::weights::{Prepared, WeightForm, aligned};
 use super::{CudaDevice, DeviceBuffer};
@@ -114,6 +115,8 @@ impl Slots {
 #[derive(Debug)]
 pub struct DeviceExperts {
     table: ExpertTable,
+    /// The same for kernels; None in a group of one rank.
+    holders: Option<Arc<HolderTable>>,
     precision: Precision,
     /// None: no expert.
     slots: Option<Arc<Slots>>,
@@ -136,9 +139,11 @@ impl DeviceExperts {
         table: ExpertTable,
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
+        ranks: usize,
     ) -> Result<DeviceExperts> {
         let expected = weights.size_hint().1.unwrap_or(1);
-        let mut experts = DeviceExperts { table, precision, slots: None, ids: Vec::new() };
+        let holders = (ranks > 1).then(|| HolderTable::new(writer.device, &table, ranks).map(Arc::new)).transpose()?;
+        let mut experts = DeviceExperts { table, holders, precision, slots: None, ids: Vec::new() };
         for weights in weights {
             experts.push(writer, weights?, expected)?;
         }
@@ -201,9 +206,13 @@ impl DeviceExperts {
             }
         }
         let (table, precision) = (fresh.table.clone(), self.precision);
+        let holders = self.holders.clone().or_else(|| fresh.holders.clone());
+        if let Some(holders) = &holders {
+            holders.write(device, &table)?;
+        }
         let old = self.slots.as_ref().or(fresh.slots.as_ref());
         let Some(old) = old.filter(|_| !ids.is_empty()) else {
-            return Ok(DeviceExperts { table, precision, slots: None, ids: Vec::new() });
+            return Ok(DeviceExperts { table, holders, precision, slots: None, ids: Vec::new() });
         };
         if let Some(other) = fresh.slots.as_ref().filter(|other| other.shape != old.shape) {
             return Err(wrong("regroup", format!("experts of {:?} and {:?}", old.shape, other.shape)));
@@ -226,7 +235,7 @@ impl DeviceExperts {
         }
         *slots.held() = held;
         slots.publish(device)?;
-        Ok(DeviceExperts { table, precision, slots: Some(slots), ids: ids.to_vec() })
+        Ok(DeviceExperts { table, holders, precision, slots: Some(slots), ids: ids.to_vec() })
     }
 
     /// Whether both are in the same memory.
@@ -235,6 +244,14 @@ impl DeviceExperts {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             (a, b) => a.is_none() && b.is_none(),
         }
+    }
+
+    pub(super) fn table(&self) -> &ExpertTable {
+        &self.table
+    }
+
+    pub(super) fn holders(&self) -> Option<&HolderTable> {
+        self.holders.as_deref()
     }
 
     pub(super) fn ids(&self) -> &[u32] {

@@ -64,20 +64,26 @@ pub(super) struct Graphs {
 }
 
 impl Graphs {
-    /// How a step of this shape runs. `settled`: nothing else is in the arena, so that addresses repeat.
-    pub fn begin(&mut self, device: &CudaDevice, shape: &StepShape, settled: bool) -> Result<Mode> {
+    /// How a step of this shape would run. `settled`: nothing else is in the arena, so that addresses repeat.
+    pub fn mode_of(&self, device: &CudaDevice, shape: &StepShape, settled: bool) -> Mode {
         let settled = settled && !device.is_blocking();
-        self.mode = match self.known.get(shape) {
+        match self.known.get(shape) {
             Some(Some(_)) if settled => Mode::Repeating,
-            Some(None) if settled => {
-                let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-                // SAFETY: the stream lives; the capture ends in `end` or `abandon`.
-                check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(device.stream(), mode) })?;
-                Mode::Recording
-            }
+            Some(None) if settled => Mode::Recording,
             _ => Mode::Plain,
-        };
-        Ok(self.mode)
+        }
+    }
+
+    /// How a step of this shape runs.
+    pub fn begin(&mut self, device: &CudaDevice, shape: &StepShape, settled: bool) -> Result<Mode> {
+        let mode = self.mode_of(device, shape, settled);
+        if mode == Mode::Recording {
+            let of_thread = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            // SAFETY: the stream lives; the capture ends in `end` or `abandon`.
+            check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(device.stream(), of_thread) })?;
+        }
+        self.mode = mode;
+        Ok(mode)
     }
 
     pub fn mode(&self) -> Mode {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use cudarc::driver::sys;
 
@@ -19,6 +20,7 @@ pub trait Plain: Copy + Default {
 impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for u32 {}
+impl Plain for u64 {}
 impl Plain for f32 {}
 impl Plain for half::bf16 {}
 
@@ -92,10 +94,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        let _ = self.context.enter();
-        // SAFETY: allocated in `new`; cuMemFree waits for work that uses the memory. After a sticky error of the device
-        // it fails, and the end of the process frees everything.
-        let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        self.context.release(self.address);
     }
 }
 
@@ -136,6 +135,8 @@ pub struct PinnedBuffer {
 
 // SAFETY: the buffer owns its memory.
 unsafe impl Send for PinnedBuffer {}
+// SAFETY: through a shared reference, the memory is only read by copies, or accessed as an atomic word.
+unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<PinnedBuffer> {
@@ -150,6 +151,21 @@ impl PinnedBuffer {
 
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Where kernels find it.
+    pub(super) fn address(&self) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: writes one address of memory that was allocated in `new`.
+        check("cuMemHostGetDevicePointer", unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, self.start, 0) })?;
+        Ok(address)
+    }
+
+    /// The first word, which kernels may read meanwhile.
+    pub(super) fn flag(&self) -> &AtomicU32 {
+        assert!(self.bytes >= size_of::<u32>(), "a flag has {} bytes", size_of::<u32>());
+        // SAFETY: the memory is page-aligned, initialized and long enough; it is only accessed as an atomic word.
+        unsafe { &*self.start.cast::<AtomicU32>() }
     }
 
     /// All of it. No copy may be in flight.

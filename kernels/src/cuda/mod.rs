@@ -18,11 +18,13 @@ mod graphs;
 mod linear;
 mod memory;
 mod moe;
+mod ranks;
 pub mod selftest;
 mod step;
 mod tensor;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod upload;
 mod weights;
 
@@ -39,6 +41,7 @@ pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use moe::DeviceRoutes;
 pub use tensor::DeviceTensor;
 use tensor::Element;
+pub use topology::GpuPlaces;
 pub use weights::{DeviceEmbedding, DeviceLinear, DeviceVector};
 
 type Result<T> = std::result::Result<T, CudaError>;

@@ -6,9 +6,10 @@ use super::backend::{Cuda, ROW_THREADS, int, shape};
 use super::batch::DeviceBatch;
 use super::experts::{DeviceExperts, ExpertSlots};
 use super::linear::{Operand, result_of};
+use super::ranks::LayerRoutes;
 use super::tensor::{DeviceTensor, Element};
 use super::weights::DeviceVector;
-use crate::backend::{RouteSpec, Scoring};
+use crate::backend::{Backend, RouteSpec, Scoring};
 use crate::error::Result;
 
 /// The most experts of a row that `moe_combine` adds.
@@ -57,11 +58,12 @@ impl Cuda {
         DeviceRoutes { rows, top_k, experts, ids, weights }
     }
 
-    fn align(&self, tokens: u64, routes: &DeviceRoutes, experts: &ExpertSlots) -> Aligned {
+    /// `ids`: the expert of each route.
+    fn align(&self, tokens: u64, ids: u64, routes: &DeviceRoutes, experts: &ExpertSlots) -> Aligned {
         let (count, held) = (routes.rows * routes.top_k, experts.capacity);
         let (counts, starts, order) = (self.take(4 * held), self.take(4 * (held + 1)), self.take(4 * count));
         let args = MoeAlignArgs {
-            ids: routes.ids.address,
+            ids,
             held_ids: experts.held_ids,
             tokens,
             counts: counts.address,
@@ -120,25 +122,20 @@ impl Cuda {
     ) -> Result<DeviceTensor> {
         let rows = (batch.shape.rows, routes.rows);
         assert_eq!(rows, (x.rows, x.rows), "moe: the step and the routes must have as many rows as x");
-        let held = experts.ids().len();
-        let Some(slots) = experts.slots().filter(|_| held == routes.experts) else {
-            return Err(shape("moe", format!("the only rank holds {held} of {} experts", routes.experts)));
-        };
-        assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
         assert!(
             shared.is_none_or(|s| (s.rows, s.cols, s.element) == (x.rows, x.cols, x.element) && s.is_contiguous()),
             "moe: the shared experts' output must have the shape and the numbers of x, and be no view"
         );
+        if self.ranks() > 1 {
+            return self.through_experts_of_all(batch, x, routes, experts, shared);
+        }
+        let held = experts.ids().len();
+        let Some(slots) = experts.slots().filter(|_| held == routes.experts) else {
+            return Err(shape("moe", format!("the only rank holds {held} of {} experts", routes.experts)));
+        };
         let top_k = routes.top_k;
         let tokens = self.steps.parts(batch).ids;
-        let aligned = self.align(tokens, routes, &slots);
-        let middle = {
-            let input = self.operand(x, slots.shape.forms[0]);
-            let by = |which| self.expert_product(&input, top_k, routes, &aligned, &slots, which);
-            let (gate, up) = (by(0), by(1));
-            self.silu_mul_operand(&gate, &up, slots.shape.forms[2])
-        };
-        let parts = self.expert_product(&middle, 1, routes, &aligned, &slots, 2);
+        let parts = self.parts_of(batch, x, routes, routes.ids.address, &slots);
         let out = self.tensor(x.rows, x.cols, Element::F32);
         let args = MoeCombineArgs {
             parts: parts.address,
@@ -156,5 +153,56 @@ impl Cuda {
         // SAFETY: parts has a row for each route, out and shared one for each row of x.
         unsafe { self.launch(name, grid, ROW_THREADS, 0, &args) };
         Ok(out)
+    }
+
+    /// What the held experts make of their routes: a row for each route, of which only these are written. `ids`: the
+    /// expert of each route.
+    fn parts_of(
+        &self,
+        batch: &DeviceBatch,
+        x: &DeviceTensor,
+        routes: &DeviceRoutes,
+        ids: u64,
+        slots: &ExpertSlots,
+    ) -> DeviceTensor {
+        assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
+        let aligned = self.align(self.steps.parts(batch).ids, ids, routes, slots);
+        let middle = {
+            let input = self.operand(x, slots.shape.forms[0]);
+            let by = |which| self.expert_product(&input, routes.top_k, routes, &aligned, slots, which);
+            let (gate, up) = (by(0), by(1));
+            self.silu_mul_operand(&gate, &up, slots.shape.forms[2])
+        };
+        self.expert_product(&middle, 1, routes, &aligned, slots, 2)
+    }
+
+    /// This rank's experts compute their routes; then the parts of all ranks are added.
+    fn through_experts_of_all(
+        &self,
+        batch: &DeviceBatch,
+        x: &DeviceTensor,
+        routes: &DeviceRoutes,
+        experts: &DeviceExperts,
+        shared: Option<&DeviceTensor>,
+    ) -> Result<DeviceTensor> {
+        let (known, table) = (routes.experts, experts.table());
+        let Some(holders) = experts.holders().filter(|_| table.holders.len() == known) else {
+            return Err(shape("moe", format!("routes to {known} experts, a table of {}", table.holders.len())));
+        };
+        let of_layer = LayerRoutes {
+            layer: table.layer,
+            rows: routes.rows,
+            top_k: routes.top_k,
+            ids: routes.ids.address,
+            weights: routes.weights.address,
+        };
+        let dispatched = self.dispatch(batch, of_layer, holders);
+        let parts = match experts.slots() {
+            Some(slots) => self.parts_of(batch, x, routes, dispatched.mine.address, &slots),
+            // Nobody reads what a rank without experts offers.
+            None => self.tensor(routes.rows * routes.top_k, x.cols, x.element),
+        };
+        assert_eq!(parts.element, x.element, "moe: experts must give the numbers that they get");
+        Ok(self.combine_over_ranks(batch, of_layer, &dispatched, &parts, shared))
     }
 }

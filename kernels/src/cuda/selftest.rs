@@ -2,6 +2,7 @@
 //! report a row for each thing that they looked at.
 
 mod ops;
+mod ranks;
 
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use cudarc::driver::sys;
 use half::bf16;
 
 pub use ops::ops;
+pub use ranks::ranks;
 
 use super::args::{LinearArgs, LinearSm90Args, PtxArgs, TensorMap};
 use super::device::machine_code;

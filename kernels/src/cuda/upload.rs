@@ -86,7 +86,11 @@ impl UploadRing {
         self.slots.iter().try_for_each(Slot::wait)
     }
 
-    /// The same, and frees the pinned memory.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Waits for all copies, and frees the pinned memory.
     pub fn finish(&mut self) -> Result<()> {
         std::mem::take(self).wait()
     }

@@ -213,9 +213,10 @@ impl DeviceLinear {
     }
 }
 
-/// A lookup table [rows, cols].
+/// Rows of a lookup table, from `first` on: [rows, cols].
 #[derive(Debug)]
 pub struct DeviceEmbedding {
+    pub(super) first: usize,
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) element: Element,
@@ -223,7 +224,7 @@ pub struct DeviceEmbedding {
 }
 
 impl DeviceEmbedding {
-    pub(super) fn new(writer: WeightWriter, weight: &Prepared) -> Result<DeviceEmbedding> {
+    pub(super) fn new(writer: WeightWriter, weight: &Prepared, first: usize) -> Result<DeviceEmbedding> {
         let element = match weight.form {
             WeightForm::F32 => Element::F32,
             WeightForm::Bf16 => Element::Bf16,
@@ -231,7 +232,8 @@ impl DeviceEmbedding {
                 return Err(KernelError::Shape { op: "embedding", what: "must be f32 or bf16".into() });
             }
         };
-        Ok(DeviceEmbedding { rows: weight.outs, cols: weight.ins, element, table: Matrix::new(writer, weight)?.data })
+        let (rows, cols) = (weight.outs, weight.ins);
+        Ok(DeviceEmbedding { first, rows, cols, element, table: Matrix::new(writer, weight)?.data })
     }
 }
 

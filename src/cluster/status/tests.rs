@@ -31,6 +31,7 @@ fn worker(id: &str, group: Option<&str>) -> Arc<WorkerRecord> {
         address: format!("{id}:1"),
         mesh: format!("{id}:2"),
         device: "cpu".into(),
+        locality: None,
         shape: shape(),
         ranks: 1,
         most_ranks: 1,

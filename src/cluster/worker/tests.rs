@@ -32,3 +32,17 @@ fn the_reference_lists_the_metrics() {
         assert!(text.lines().any(|written| written == line), "{line} in {text}");
     }
 }
+
+#[test]
+fn the_banner_says_where_gpus_are_and_what_nccl_reads() {
+    let variables = [("NCCL_DEBUG", "WARN"), ("PATH", "/bin"), ("NCCL_ALGO", "Ring")];
+    let variables = || variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter();
+    let mut locality = Locality { host: "h".into(), nvlink: Some("h".into()), adapters: vec!["mlx5_0".into()] };
+    assert_eq!(
+        gpus("cuda:0,cuda:1", &locality, variables()),
+        "rein: GPUs cuda:0,cuda:1: NVLink domain h; adapters beside them: mlx5_0; NCCL_ALGO=Ring NCCL_DEBUG=WARN"
+    );
+    (locality.nvlink, locality.adapters) = (None, Vec::new());
+    let line = gpus("cuda:0", &locality, std::iter::empty());
+    assert_eq!(line, "rein: GPUs cuda:0: no NVLink; no RDMA adapter beside them; no NCCL variables");
+}

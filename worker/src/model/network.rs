@@ -55,6 +55,13 @@ pub struct LayoutSwap<B: Backend> {
     pub fresh: Vec<Option<B::Experts>>,
 }
 
+/// What a layer adds to the residual stream: the sum over ranks, or this rank's part of it.
+enum LayerResult<T> {
+    None,
+    Sum(T),
+    Partial(T),
+}
+
 struct Norm<B: Backend> {
     weight: B::Vector,
     eps: f32,
@@ -180,6 +187,11 @@ impl<B: Backend> Network<B> {
         self.backend.relink(collective);
     }
 
+    /// [`Backend::connect`].
+    pub fn connect(&mut self, here: usize) -> KernelResult<()> {
+        self.backend.connect(here)
+    }
+
     pub fn rank(&self) -> &RankPlacement {
         &self.placement.ranks[self.rank]
     }
@@ -217,28 +229,31 @@ impl<B: Backend> Network<B> {
                 b.scale(&mut x, spec.embedding_multiplier);
             }
             // The result of the layer before, which is not in x yet.
-            let mut before: Option<B::Tensor> = None;
+            let mut before = LayerResult::None;
             for (layer, cache) in layers.iter().zip(caches) {
-                let normed = match &before {
-                    Some(out) => layer.input_norm.add(b, &mut x, out, residual),
-                    None => layer.input_norm.apply(b, &x),
+                let normed = match before {
+                    LayerResult::None => layer.input_norm.apply(b, &x),
+                    LayerResult::Sum(out) => layer.input_norm.add(b, &mut x, &out, residual),
+                    LayerResult::Partial(out) => layer.input_norm.add_sum(b, &mut x, out, residual)?,
                 };
-                let mut out = match &layer.attention {
+                let out = match &layer.attention {
                     AttentionWeights::Gqa(a) => a.forward(b, batch, &normed, cache),
                     AttentionWeights::Mla(a) => a.forward(b, batch, &normed, cache),
                 };
-                b.all_reduce(&mut out)?;
-                let normed = layer.mlp_norm.add(b, &mut x, &out, residual);
-                before = Some(match &layer.mlp {
-                    MlpWeights::Dense(gated) => {
-                        let mut out = gated.forward(b, &normed);
-                        b.all_reduce(&mut out)?;
-                        out
-                    }
-                    MlpWeights::Moe(moe) => moe.forward(b, batch, &normed)?,
-                });
+                let normed = layer.mlp_norm.add_sum(b, &mut x, out, residual)?;
+                before = match &layer.mlp {
+                    MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(b, &normed)),
+                    MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(b, batch, &normed)?),
+                };
             }
-            before.iter().for_each(|out| b.add_scaled(&mut x, out, residual));
+            match before {
+                LayerResult::None => {}
+                LayerResult::Sum(out) => b.add_scaled(&mut x, &out, residual),
+                LayerResult::Partial(mut out) => {
+                    b.all_reduce(&mut out)?;
+                    b.add_scaled(&mut x, &out, residual);
+                }
+            }
             Ok(x)
         })
     }
@@ -252,6 +267,11 @@ impl<B: Backend> Norm<B> {
     /// Adds factor * y to x first.
     fn add(&self, b: &B, x: &mut B::Tensor, y: &B::Tensor, factor: f32) -> B::Tensor {
         b.add_norm(x, y, factor, &self.weight, self.eps)
+    }
+
+    /// Adds factor * the sum over ranks of y to x first.
+    fn add_sum(&self, b: &B, x: &mut B::Tensor, y: B::Tensor, factor: f32) -> KernelResult<B::Tensor> {
+        b.sum_norm(x, y, factor, &self.weight, self.eps)
     }
 }
 

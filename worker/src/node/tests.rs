@@ -133,6 +133,7 @@ impl Worker {
             address: String::new(),
             mesh: listener.address().to_string(),
             device: "cpu".into(),
+            locality: None,
             shape: ModelShape { attention_heads: 4, kv_heads: 2, experts: vec![0; 2] },
             ranks: 1,
             most_ranks: 1,

@@ -4,10 +4,11 @@ use std::any::Any;
 use std::sync::Arc;
 
 use rein_control_plane::RankPlacement;
+use rein_control_plane::records::Locality;
 use rein_kernels::Backend;
 use rein_kernels::cpu::{CpuDevices, Isa};
 #[cfg(feature = "cuda")]
-use rein_kernels::cuda::{CudaDevices, CudaError, Properties, machine_code};
+use rein_kernels::cuda::{CudaDevices, CudaError, GpuPlaces, Properties, machine_code};
 use rein_kernels::lockstep::{LockstepDevices, LockstepReport};
 
 use super::{ModelOptions, Quantize};
@@ -70,9 +71,18 @@ impl AnyDevices {
         match &options.devices {
             DeviceChoice::Cpu => Ok(AnyDevices::Cpu(CpuDevices { threads: threads(options) })),
             DeviceChoice::Cuda(indices) => {
-                check_cuda(options, indices.len())?;
+                check_cuda(options)?;
                 open_cuda(indices)
             }
+        }
+    }
+
+    /// Where the GPUs are; None on the CPU.
+    pub fn locality(&self) -> Option<Locality> {
+        match self {
+            AnyDevices::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            AnyDevices::Cuda(devices) => gpu_locality(devices),
         }
     }
 
@@ -124,21 +134,34 @@ fn open_cuda(indices: &[usize]) -> Result<AnyDevices, LoadError> {
     Ok(AnyDevices::Cuda(devices))
 }
 
+/// What the kernel calls this start of the host: equal for all of its processes, containers included.
+#[cfg(feature = "cuda")]
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+#[cfg(feature = "cuda")]
+fn gpu_locality(devices: &CudaDevices) -> Option<Locality> {
+    let unknown = |what: &dyn std::fmt::Display| {
+        tracing::warn!("where this worker's GPUs are is not known, so its group may be far apart: {what}");
+    };
+    let host = std::fs::read_to_string(BOOT_ID).inspect_err(|error| unknown(&format!("{BOOT_ID}: {error}"))).ok()?;
+    let host = host.trim().to_owned();
+    let GpuPlaces { nvlink, adapters } =
+        GpuPlaces::of(devices.devices(), &host).inspect_err(|error| unknown(error)).ok()?;
+    Some(Locality { host, nvlink, adapters })
+}
+
 /// More than the driver takes for the context of this process.
 #[cfg(feature = "cuda")]
 const OWN_MEMORY: usize = 1 << 30;
 
 /// What the CUDA backend cannot do.
-fn check_cuda(options: &ModelOptions, devices: usize) -> Result<(), LoadError> {
-    let refused = |what: &str| Err(LoadError::Device(what.to_owned()));
-    if options.tp > 1 || devices > 1 {
-        return refused("ranks on several GPUs need NCCL, which is not supported yet: use one rank on one device");
-    }
+fn check_cuda(options: &ModelOptions) -> Result<(), LoadError> {
     match options.quantize {
         Quantize::None => Ok(()),
-        Quantize::Int8 => refused(
-            "--quantize int8 is for CPUs: use a checkpoint that is stored as FP8 or int4, which a GPU computes as it is",
-        ),
+        Quantize::Int8 => Err(LoadError::Device(
+            "--quantize int8 is for CPUs: use a checkpoint that is stored as FP8 or int4, which a GPU computes as it is"
+                .to_owned(),
+        )),
     }
 }
 

@@ -212,7 +212,7 @@ fn weights_do_not_fit<D: DeviceStorage>(
         ));
     }
     if let Some(ranks) = ranks {
-        would.push(format!("{ranks} ranks on {ranks} such devices, which needs NCCL (not supported yet)"));
+        would.push(format!("{ranks} ranks on {ranks} such devices"));
     }
     let would = if would.is_empty() { "nothing on such devices".to_owned() } else { would.join("; or ") };
     format!(

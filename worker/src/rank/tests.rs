@@ -14,6 +14,8 @@ use crate::score::{ScoreOutput, score, score_with};
 
 mod apart;
 mod broken;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod layouts;
 mod replaced;
 mod steps;

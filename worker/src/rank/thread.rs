@@ -96,6 +96,7 @@ impl<D: Devices> RankJob<D> {
         // Checked even if the read failed, because a changed file may be the reason.
         self.checkpoint.weights.verify_reads()?;
         let mut network = network?;
+        network.connect(self.here)?;
         if let Some(desk) = &self.leads {
             desk.counts.get_or_init(|| network.expert_counts());
         }

@@ -24,7 +24,7 @@ use std::{
 
 pub use join::{JoinError, JoinRequest, ProbeError, RankListener};
 
-use super::{AbortHandle, Collective, ControlLink};
+use super::{AbortHandle, AbortWatch, Collective, ControlLink};
 use crate::error::{KernelError, Result};
 
 /// Bytes written before others are read. The buffers of all connections hold as much, so ranks cannot deadlock.
@@ -425,6 +425,19 @@ impl ControlLink for Tcp {
     fn abort_handle(&self) -> AbortHandle {
         let shared = Arc::clone(&self.shared);
         AbortHandle::new(move |reason| shared.abort(reason, None))
+    }
+
+    fn give_up_handle(&self) -> AbortHandle {
+        let (end, rank) = (self.group_end(), self.rank);
+        AbortHandle::new(move |reason| match end.0.waiting.load(Ordering::Relaxed) {
+            waiting if waiting == rank => end.0.abort(reason, None),
+            missing => end.0.abort(&format!("{reason}: rank {missing} does not answer"), Some(missing)),
+        })
+    }
+
+    fn abort_watch(&self) -> AbortWatch {
+        let shared = Arc::clone(&self.shared);
+        AbortWatch::new(move || shared.lock().as_ref().map(|abort| abort.reason.clone()))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::rounding::RoundingDevices;
 use crate::sample::SampleSpec;
 
 mod many_rows;
+mod ranks;
 mod steps;
 
 const VOCAB: usize = 50;

@@ -8,12 +8,12 @@ use super::*;
 
 const RANKS: usize = 2;
 
-struct Running {
-    group: RankGroup,
-    layouts: Arc<Layouts>,
+pub struct Running {
+    pub group: RankGroup,
+    pub layouts: Arc<Layouts>,
 }
 
-fn start(
+pub fn start(
     model: &ModelLoader,
     placement: &Arc<Placement>,
     resident_weights: Vec<ResidentWeights>,
@@ -27,7 +27,7 @@ fn start(
 }
 
 /// Token and logprobs of some steps of two sequences; `between` is called before each step.
-fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<RowResult> {
+pub fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<RowResult> {
     let mut results = Vec::new();
     for i in 0..8 {
         between(i, &running.layouts);
@@ -44,7 +44,7 @@ fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<R
 }
 
 /// Layout n: experts rotated by n ranks, and every third expert on all ranks.
-fn turned(model: &ModelLoader, n: u64) -> Arc<Placement> {
+pub fn turned(model: &ModelLoader, n: u64) -> Arc<Placement> {
     let mut placement = place(&model.shape(), RANKS, 1).expect("a placement");
     placement.layout = n;
     for (layer, &experts) in model.shape().experts.iter().enumerate() {

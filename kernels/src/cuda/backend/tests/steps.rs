@@ -205,13 +205,3 @@ fn int8_is_an_error_that_names_the_option() {
     let error = cuda.linear_weight(weight, Precision::Int8).expect_err("no int8").to_string();
     assert_eq!(error, "weight: int8 is not available on CUDA: leave out `--quantize`, or use `--engine cpu`");
 }
-
-#[test]
-fn several_ranks_are_an_error_for_now() {
-    let Some(devices) = devices() else { return };
-    let link = crate::collective::threads::group(2).remove(0);
-    let error = devices.open(0, 2, Box::new(link)).err().expect("no NCCL").to_string();
-    assert_eq!(error, "a group of 2 ranks needs NCCL, which the CUDA engine does not have yet");
-    let error = devices.open_beside(1).err().expect("one device").to_string();
-    assert_eq!(error, "rank 1 needs a device of its own, got 1 devices");
-}

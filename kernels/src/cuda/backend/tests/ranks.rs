@@ -1,0 +1,226 @@
+//! Ranks of one process on one device: what they exchange, against the threads' collectives.
+
+use super::*;
+use crate::collective::{Collective, ControlLink, threads};
+use crate::cuda::Driver;
+
+/// How the ranks of a test are linked.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum By {
+    /// All on device 0.
+    Peers,
+    /// Each on a device of its own.
+    Nccl,
+}
+
+/// Not on a machine without NCCL, or with too few devices. `tests/py/test_cuda.py` has both.
+fn links(ranks: usize) -> Vec<By> {
+    let nccl = has_nccl() && Driver::open().is_ok_and(|driver| driver.devices >= ranks);
+    if nccl { vec![By::Peers, By::Nccl] } else { vec![By::Peers] }
+}
+
+fn has_nccl() -> bool {
+    // SAFETY: as in `NcclLibrary::open`.
+    !unsafe { libc::dlopen(c"libnccl.so.2".as_ptr(), libc::RTLD_NOW) }.is_null()
+}
+
+fn open_devices(by: By, ranks: usize) -> CudaDevices {
+    let indices: Vec<usize> = (0..ranks).map(|rank| if by == By::Nccl { rank } else { 0 }).collect();
+    CudaDevices::open(&indices).expect("devices")
+}
+
+fn connected(devices: &CudaDevices, by: By, rank: usize, ranks: usize, link: threads::Threads) -> Cuda {
+    let mut cuda = devices.open(rank, ranks, Box::new(link)).expect("a backend");
+    // Fewer ranks in this process than in the group: they need NCCL.
+    cuda.connect(if by == By::Nccl { 1 } else { ranks }).expect("connected");
+    cuda
+}
+
+/// Runs `f` on a backend for each rank. Results in rank order.
+fn on_ranks<R: Send>(by: By, ranks: usize, f: impl Fn(&mut Cuda) -> R + Sync) -> Vec<R> {
+    let devices = open_devices(by, ranks);
+    let run = |rank, link| {
+        let mut cuda = connected(&devices, by, rank, ranks, link);
+        let result = f(&mut cuda);
+        // No rank leaves before all are done.
+        cuda.meet_on_hosts().expect("all are alive");
+        result
+    };
+    std::thread::scope(|scope| {
+        let run = &run;
+        let links = threads::group(ranks).into_iter().enumerate();
+        let threads: Vec<_> = links.map(|(rank, link)| scope.spawn(move || run(rank, link))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+/// This rank's numbers: magnitudes differ, so that the order of additions shows.
+fn part(rank: usize, rows: usize, cols: usize) -> Vec<f32> {
+    let mut random = Random::new((31 * rank + rows) as u64);
+    random.numbers(rows * cols, 10f32.powi(rank as i32 % 5))
+}
+
+/// What the threads' collectives make of the same parts.
+fn sums(ranks: usize, rows: usize, cols: usize) -> Vec<u32> {
+    let links = threads::group(ranks);
+    let results: Vec<Vec<u32>> = std::thread::scope(|scope| {
+        let run = |link: threads::Threads| {
+            let mut x = part(link.rank(), rows, cols);
+            link.all_reduce(&mut x).expect("alive");
+            bits(&x)
+        };
+        let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(move || run(link))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    assert!(results.iter().all(|sum| *sum == results[0]));
+    results[0].clone()
+}
+
+#[test]
+fn sums_have_the_bits_of_the_threads_collectives() {
+    let mut random = Random::new(5);
+    let shapes: Vec<(usize, usize)> =
+        (0..12).map(|_| (1 + random.below(9) as usize, 1 + random.below(700) as usize)).collect();
+    if devices().is_none() {
+        return;
+    }
+    for (ranks, by) in [1, 2, 3, 4, 7].into_iter().flat_map(|ranks| links(ranks).into_iter().map(move |by| (ranks, by)))
+    {
+        // Whole, and split into rows of which each rank adds up its own.
+        let found = on_ranks(by, ranks, |cuda| {
+            let mut all = Vec::new();
+            for whole in [usize::MAX, 0] {
+                cuda.whole_sum.set(whole);
+                for &(rows, cols) in &shapes {
+                    let mut x = cuda.to_device(rows, cols, part(cuda.rank(), rows, cols));
+                    cuda.all_reduce(&mut x).expect("a sum");
+                    all.push(bits(&cuda.to_host(&x)));
+                }
+            }
+            cuda.check().expect("no error");
+            all
+        });
+        for (rank, found) in found.iter().enumerate() {
+            for (found, (rows, cols)) in found.iter().zip(shapes.iter().chain(&shapes)) {
+                assert!(*found == sums(ranks, *rows, *cols), "{by:?}, rank {rank} of {ranks}: [{rows}, {cols}]");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_norm_of_a_sum_does_not_depend_on_how_it_travels() {
+    if devices().is_none() {
+        return;
+    }
+    for (ranks, by) in [2, 3].into_iter().flat_map(|ranks| links(ranks).into_iter().map(move |by| (ranks, by))) {
+        let found = on_ranks(by, ranks, |cuda| {
+            let weight = cuda.vector(vec![1.25; 300]).expect("weight");
+            let of = |cuda: &Cuda, whole| {
+                cuda.whole_sum.set(whole);
+                let mut x = cuda.to_device(5, 300, part(9, 5, 300));
+                let y = cuda.to_device(5, 300, part(cuda.rank(), 5, 300));
+                let norm = cuda.sum_norm(&mut x, y, 0.5, &weight, 1e-5).expect("a norm");
+                (bits(&cuda.to_host(&x)), bits(&cuda.to_host(&norm)))
+            };
+            let found = [of(cuda, usize::MAX), of(cuda, 0)];
+            assert!(found[0] == found[1], "whole and split");
+            found
+        });
+        assert!(found.iter().all(|norms| *norms == found[0]), "all ranks have the same bits");
+    }
+}
+
+/// A rank that leaves, or an abort, ends what the others wait for on the device. Then their backends, with their weights,
+/// work in the next group.
+#[test]
+fn the_end_of_a_group_ends_what_its_devices_wait_for() {
+    if devices().is_none() {
+        return;
+    }
+    for (leaves, by) in [false, true].into_iter().flat_map(|leaves| links(3).into_iter().map(move |by| (leaves, by))) {
+        let devices = open_devices(by, 3);
+        let mut links = threads::group(3);
+        let next: Vec<_> = threads::group(2).into_iter().collect();
+        std::thread::scope(|scope| {
+            let devices = &devices;
+            let last = links.pop().expect("three");
+            let waiting: Vec<_> = links
+                .into_iter()
+                .zip(next)
+                .enumerate()
+                .map(|(rank, (link, next))| {
+                    scope.spawn(move || {
+                        let mut cuda = connected(devices, by, rank, 3, link);
+                        let mut x = cuda.to_device(2, 8, vec![1.0; 16]);
+                        cuda.all_reduce(&mut x).expect("launched");
+                        cuda.to_host(&x);
+                        let why = cuda.check_group().expect_err("the group has ended").to_string();
+                        drop(x);
+                        cuda.relink(Box::new(next));
+                        cuda.connect(if by == By::Nccl { 1 } else { 2 }).expect("connected again");
+                        let mut x = cuda.to_device(2, 8, vec![1.5; 16]);
+                        cuda.all_reduce(&mut x).expect("launched");
+                        assert_eq!(cuda.to_host(&x), [3.0; 16], "{by:?}");
+                        cuda.meet_on_hosts().expect("both are alive");
+                        why
+                    })
+                })
+                .collect();
+            let cuda = connected(devices, by, 2, 3, last);
+            let began = std::time::Instant::now();
+            if leaves {
+                drop(cuda);
+            } else {
+                cuda.control().abort("test over");
+                // A second abort changes nothing.
+                cuda.control().abort("twice");
+            }
+            for waiting in waiting {
+                let why = waiting.join().expect("no panic");
+                let want = if leaves { "rank 2 left the group" } else { "test over" };
+                assert_eq!(why, format!("collective aborted: {want}"), "{by:?}");
+            }
+            assert!(began.elapsed() < std::time::Duration::from_secs(5), "{by:?}: {:?}", began.elapsed());
+        });
+    }
+}
+
+#[test]
+fn two_ranks_on_one_gpu_are_an_error_that_names_both() {
+    if devices().is_none() || !has_nccl() {
+        return;
+    }
+    let devices = CudaDevices::open(&[0, 0]).expect("devices");
+    let connect = |rank, link: threads::Threads| {
+        let mut cuda = devices.open(rank, 2, Box::new(link)).expect("a backend");
+        let error = cuda.connect(1).expect_err("one GPU").to_string();
+        // No rank leaves before both know.
+        cuda.meet_on_hosts().expect("both are alive");
+        error
+    };
+    let errors: Vec<String> = std::thread::scope(|scope| {
+        let connect = &connect;
+        let links = threads::group(2).into_iter().enumerate();
+        let threads: Vec<_> = links.map(|(rank, link)| scope.spawn(move || connect(rank, link))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    for error in errors {
+        assert!(error.starts_with("collective aborted: ranks 0 and 1 are on the same GPU ("), "{error}");
+    }
+}
+
+#[test]
+fn a_group_must_be_connected_and_reach_its_devices() {
+    let Some(devices) = devices() else { return };
+    let link = threads::group(2).remove(0);
+    let mut cuda = devices.open(0, 2, Box::new(link)).expect("a backend");
+    let error = cuda.begin(Rows::default()).err().expect("not connected").to_string();
+    assert_eq!(error, "begin: the ranks of a group must be connected before their first step");
+    let error = devices.open_beside(1).err().expect("one device").to_string();
+    assert_eq!(error, "rank 1 needs a device of its own, got 1 devices");
+}

@@ -1,0 +1,200 @@
+//! Experts that ranks share: which rank computes a route, and the sum of the parts that the ranks computed. It does not
+//! know layouts to come.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::super::arena::ArenaBlock;
+use super::super::args::{MoeCombineRanksArgs, MoeDispatchArgs};
+use super::super::backend::{Cuda, ROW_THREADS, int};
+use super::super::batch::DeviceBatch;
+use super::super::device::Context;
+use super::super::error::check;
+use super::super::tensor::{DeviceTensor, Element};
+use super::super::{CudaDevice, CudaError, DeviceBuffer};
+use super::Offer;
+use super::sums::rows_of;
+use crate::backend::{Backend, ExpertCounts, ExpertTable};
+use crate::error::{KernelError, Result};
+
+/// The ranks that hold each expert of a layer, on the device: for each expert their number, then as many as there are
+/// ranks. The address stays when experts move.
+#[derive(Debug)]
+pub(in super::super) struct HolderTable {
+    experts: usize,
+    ranks: usize,
+    pub data: DeviceBuffer,
+}
+
+impl HolderTable {
+    pub fn new(device: &CudaDevice, table: &ExpertTable, ranks: usize) -> Result<HolderTable> {
+        let experts = table.holders.len();
+        let holders = HolderTable { experts, ranks, data: device.allocate(4 * experts * (1 + ranks))? };
+        holders.write(device, table)?;
+        Ok(holders)
+    }
+
+    /// Between two steps.
+    pub fn write(&self, device: &CudaDevice, table: &ExpertTable) -> Result<()> {
+        if table.holders.len() != self.experts {
+            let what = format!("a table of {} experts for a layer of {}", table.holders.len(), self.experts);
+            return Err(KernelError::Shape { op: "experts", what });
+        }
+        let mut words = Vec::with_capacity(self.experts * (1 + self.ranks));
+        for (expert, holders) in table.holders.iter().enumerate() {
+            let held = !holders.is_empty() && holders.len() <= self.ranks;
+            if !held || holders.iter().any(|&rank| rank as usize >= self.ranks) {
+                let what = format!("expert {expert} is on the ranks {holders:?} of {}", self.ranks);
+                return Err(KernelError::Shape { op: "experts", what });
+            }
+            words.push(holders.len() as u32);
+            words.extend(holders);
+            words.resize(words.len() + self.ranks - holders.len(), 0);
+        }
+        Ok(self.data.write(device, 0, &words)?)
+    }
+}
+
+/// Counts the routes of each expert, layer by layer, on the device.
+pub(in super::super) struct ExpertCounters {
+    counts: Arc<CountedExperts>,
+    layers: Vec<usize>,
+}
+
+struct CountedExperts {
+    data: DeviceBuffer,
+    context: Arc<Context>,
+    total: usize,
+}
+
+impl CountedExperts {
+    /// On any thread. Kernels may count meanwhile: a number is whole, the numbers need not be of one moment.
+    fn read(&self) -> std::result::Result<Vec<u64>, CudaError> {
+        self.context.enter()?;
+        let mut counts = vec![0u64; self.total];
+        // SAFETY: both have that many numbers. The copy is of no stream of a rank, and ends before the call returns.
+        check("cuMemcpyDtoH", unsafe {
+            sys::cuMemcpyDtoH_v2(counts.as_mut_ptr().cast(), self.data.address(), 8 * self.total)
+        })?;
+        Ok(counts)
+    }
+}
+
+impl ExpertCounters {
+    pub fn new(device: &CudaDevice, layers: &[usize]) -> super::super::Result<ExpertCounters> {
+        let total = layers.iter().sum::<usize>();
+        let mut data = device.allocate(8 * total.max(1))?;
+        data.fill(device, 0)?;
+        device.wait()?;
+        let counts = Arc::new(CountedExperts { data, context: Arc::clone(device.context()), total });
+        Ok(ExpertCounters { counts, layers: layers.to_vec() })
+    }
+
+    /// The address of a layer's counts; 0 if nothing is counted.
+    fn of(&self, layer: usize) -> u64 {
+        let before: usize = self.layers.iter().take(layer).sum();
+        let counted = self.layers.get(layer).is_some_and(|&experts| experts > 0);
+        if counted { self.counts.data.address() + 8 * before as u64 } else { 0 }
+    }
+
+    /// A device that has failed counts nothing.
+    pub fn reader(&self) -> ExpertCounts {
+        let (counts, layers) = (Arc::clone(&self.counts), self.layers.clone());
+        Arc::new(move || {
+            let all = counts.read().unwrap_or_else(|_| vec![0; counts.total]);
+            let mut rest = all.into_iter();
+            layers.iter().map(|&experts| rest.by_ref().take(experts).collect()).collect()
+        })
+    }
+}
+
+/// For each route, the rank that computes it, and the expert if that is this rank.
+pub(in super::super) struct Dispatched {
+    ranks_of: ArenaBlock,
+    pub mine: ArenaBlock,
+}
+
+/// The routes of a layer.
+#[derive(Clone, Copy)]
+pub(in super::super) struct LayerRoutes {
+    pub layer: usize,
+    pub rows: usize,
+    pub top_k: usize,
+    /// Addresses of experts (global ids) and weights by route.
+    pub ids: u64,
+    pub weights: u64,
+}
+
+impl Cuda {
+    pub(in super::super) fn dispatch(
+        &self,
+        batch: &DeviceBatch,
+        routes: LayerRoutes,
+        holders: &HolderTable,
+    ) -> Dispatched {
+        let count = routes.rows * routes.top_k;
+        let dispatched = Dispatched { ranks_of: self.take(4 * count), mine: self.take(4 * count) };
+        let parts = self.steps.parts(batch);
+        let args = MoeDispatchArgs {
+            ids: routes.ids,
+            tokens: parts.ids,
+            positions: parts.positions,
+            holders: holders.data.address(),
+            ranks_of: dispatched.ranks_of.address,
+            mine: dispatched.mine.address,
+            counts: self.counters.as_ref().map_or(0, |counters| counters.of(routes.layer)),
+            routes: int(count),
+            top_k: int(routes.top_k),
+            rank: int(self.rank()),
+            ranks: int(self.ranks()),
+        };
+        let grid = [count.div_ceil(ROW_THREADS as usize), 1, 1];
+        // SAFETY: routes go to experts of the layer, for which holders and counts have entries.
+        unsafe { self.launch("moe_dispatch", grid, ROW_THREADS, 0, &args) };
+        dispatched
+    }
+
+    /// Adds the ranks' parts [routes, n] of each row, and the partial sums `shared` [rows, n].
+    pub(in super::super) fn combine_over_ranks(
+        &self,
+        batch: &DeviceBatch,
+        routes: LayerRoutes,
+        dispatched: &Dispatched,
+        parts: &DeviceTensor,
+        shared: Option<&DeviceTensor>,
+    ) -> DeviceTensor {
+        let LayerRoutes { rows, top_k, .. } = routes;
+        let (n, ranks, element) = (parts.cols, self.ranks(), parts.element);
+        let split = self.splits(rows * top_k * n * element.bytes());
+        let share = |rank: usize| if split { rows_of(rows, ranks, rank) } else { 0..rows };
+        let bytes_of = |reader, numbers: usize| {
+            let rows = share(reader);
+            rows.start * numbers * element.bytes()..rows.end * numbers * element.bytes()
+        };
+        let (of_parts, of_shared) = (|reader, _| bytes_of(reader, top_k * n), |reader, _| bytes_of(reader, n));
+        let mut offers = vec![Offer::of(parts, &of_parts)];
+        offers.extend(shared.map(|shared| Offer::of(shared, &of_shared)));
+        let table = self.exchange(&offers);
+        let own = share(self.rank());
+        let out = self.tensor(own.len(), n, Element::F32);
+        let args = MoeCombineRanksArgs {
+            parts: table.of(0),
+            shared: if shared.is_some() { table.of(1) } else { 0 },
+            ids: routes.ids,
+            ranks_of: dispatched.ranks_of.address,
+            tokens: self.steps.parts(batch).ids,
+            weights: routes.weights,
+            out: out.address,
+            first: int(own.start),
+            n: int(n),
+            top_k: int(top_k),
+            ranks: int(ranks),
+        };
+        let grid = [own.len(), n.div_ceil(ROW_THREADS as usize), 1];
+        let name = element.of("moe_combine_ranks_f32", "moe_combine_ranks_bf16");
+        // SAFETY: the rank of a route has its part; all ranks have parts of `shared`. out has a row for each row of `own`.
+        unsafe { self.launch(name, grid, ROW_THREADS, 0, &args) };
+        if split { self.join_rows(&out, rows) } else { out }
+    }
+}

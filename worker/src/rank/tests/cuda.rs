@@ -1,0 +1,124 @@
+//! Several ranks on an emulated device. Without a driver these tests do nothing; `tests/py/test_cuda_ranks.py` runs them
+//! with one.
+
+use std::sync::atomic::AtomicBool;
+
+use rein_kernels::cuda::{CudaError, Driver};
+
+use super::layouts::{Running, start, turned};
+use super::*;
+
+/// Partial sums are rounded to bf16, and activations to FP8 in groups that depend on the number of ranks.
+const ROUNDED: f32 = 6e-2;
+
+fn has_device() -> bool {
+    match Driver::open() {
+        Ok(_) => true,
+        Err(CudaError::NoDriver) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// All ranks on device 0.
+fn options(ranks: usize, dtype: Dtype) -> ModelOptions {
+    ModelOptions { devices: DeviceChoice::Cuda(vec![0; ranks]), tp: ranks, dtype, ..f32_options() }
+}
+
+/// Two prompts, then decode steps: the second is recorded, later ones are repeated. `between` is called before each step.
+fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<RowResult> {
+    let mut results = Vec::new();
+    for i in 0..10 {
+        between(i, &running.layouts);
+        let draw = |seq: u64, token: u32, block: u32| {
+            let (tokens, start) = if i == 0 { (vec![token, 6, 7], 0) } else { (vec![token + i as u32], 2 + i) };
+            let mut row = row(seq, &tokens, start, &[2 * block, 2 * block + 1], After::Draw);
+            row.draw.iter_mut().for_each(|draw| draw.logprobs = 5);
+            row
+        };
+        let step = Step { epoch: 1, rows: vec![draw(1, 5, 0), draw(2, 9, 1)], ..Step::default() };
+        results.extend(running.group.execute(&step).expect("executes").rows);
+    }
+    results
+}
+
+#[test]
+fn ranks_on_a_device_give_the_results_of_one() {
+    if !has_device() {
+        return;
+    }
+    for fixture in fixtures() {
+        // The sections of `rein selftest` look at bf16.
+        let (dtype, tolerance) = if fixture.is_quantized() { (Dtype::Auto, ROUNDED) } else { (Dtype::F32, F32) };
+        let one = fixture.score(&options(1, dtype)).logprobs;
+        for ranks in [2, 4] {
+            if !fixture.heads().is_multiple_of(ranks) {
+                continue;
+            }
+            let several = fixture.score(&options(ranks, dtype)).logprobs;
+            // Errors grow with the logprobs.
+            let size = one.iter().flatten().fold(1f32, |size, logprob| size.max(logprob.abs()));
+            let far = distance(&one, &several) / size;
+            println!("{}: {ranks} ranks within {far:.1e}", fixture.name);
+            assert!(far <= tolerance, "{}: {ranks} ranks are {far:.1e} from one", fixture.name);
+        }
+    }
+}
+
+/// As on the CPU: not a bit changes while experts move between recorded and repeated steps, and returned weights serve
+/// another layout.
+#[test]
+fn outputs_do_not_change_while_experts_move_between_devices() {
+    if !has_device() {
+        return;
+    }
+    for name in ["deepseek_v3", "qwen3_moe", "mixtral"] {
+        let fixture = fixture(name);
+        let model = ModelLoader::open(&fixture.dir, &options(2, Dtype::Bf16)).expect("opens");
+        let first = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));
+        let mut undisturbed = start(&model, &first, Vec::new(), None);
+        let want = run(&mut undisturbed, |_, _| ());
+        let counted = undisturbed.layouts.counts().expect("the leader counts");
+        assert!(counted.iter().flatten().sum::<u64>() > 0, "{name}: no rows were counted");
+        drop(undisturbed);
+
+        let (return_weights, returned) = bounded(2);
+        let mut moving = start(&model, &first, Vec::new(), Some(return_weights));
+        let got = run(&mut moving, |i, layouts| {
+            let go_on = AtomicBool::new(false);
+            if let Some(next) = [0, 1, 0, 0, 0, 2, 0, 0, 3, 0][i..].first().filter(|next| **next > 0) {
+                assert!(layouts.load(&turned(&model, *next), &go_on).expect("loads"));
+                layouts.switch(*next);
+            }
+        });
+        assert_eq!(got, want, "{name}");
+        assert_eq!(moving.layouts.counts(), Some(counted), "{name}");
+        drop(moving);
+        let back: Vec<ResidentWeights> = returned.iter().take(2).collect();
+        let mut again: Running = start(&model, &turned(&model, 5), back, None);
+        assert_eq!(run(&mut again, |_, _| ()), want, "{name}");
+    }
+}
+
+/// A rank whose device fails ends the group; the other rank keeps its weights, and computes in the next group.
+#[test]
+fn the_weights_of_a_survivor_serve_the_next_group() {
+    if !has_device() {
+        return;
+    }
+    let fixture = fixture("qwen3_moe");
+    let model = ModelLoader::open(&fixture.dir, &options(2, Dtype::F32)).expect("opens");
+    let placement = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));
+    let (return_weights, returned) = bounded(2);
+    let mut group = start(&model, &placement, Vec::new(), Some(return_weights));
+    let want = run(&mut group, |_, _| ());
+    // A step of a layout that no rank has loaded ends the group on every rank.
+    group.layouts.switch(9);
+    let step = Step { epoch: 1, rows: vec![row(1, &[5], 0, &[0], After::Draw)], ..Step::default() };
+    group.group.execute(&step).expect_err("no layout 9");
+    drop(group);
+    let mut back: Vec<ResidentWeights> = returned.iter().take(2).collect();
+    // One is lost; its rank is read again.
+    back.pop();
+    let mut next = start(&model, &placement, back, None);
+    assert_eq!(run(&mut next, |_, _| ()), want);
+}
