@@ -56,6 +56,19 @@ fn ended(what: String) -> KernelError {
     KernelError::Aborted(what)
 }
 
+/// An error of NCCL ends the group, not the device.
+fn of_group(error: KernelError) -> KernelError {
+    match error {
+        KernelError::Device(what) => ended(what),
+        error => error,
+    }
+}
+
+/// NCCL has no event for the end of a call.
+fn pause() {
+    std::thread::park_timeout(POLL);
+}
+
 /// A communicator that any thread may abort, once.
 struct Communicator {
     library: Arc<NcclLibrary>,
@@ -86,7 +99,7 @@ impl Communicator {
     fn settle(&self) -> Result<()> {
         loop {
             match self.progress() {
-                Some(Ok(NcclProgress::Pending)) => std::thread::sleep(POLL),
+                Some(Ok(NcclProgress::Pending)) => pause(),
                 Some(Ok(NcclProgress::Done)) => return Ok(()),
                 Some(Err(error)) => return Err(error),
                 None => return Err(ended("the communicator was aborted".into())),
@@ -107,7 +120,7 @@ impl Communicator {
                 Ok(guard) => break Some(guard),
                 Err(TryLockError::Poisoned(guard)) => break Some(guard.into_inner()),
                 Err(TryLockError::WouldBlock) if Instant::now() > until => break None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(POLL),
+                Err(TryLockError::WouldBlock) => pause(),
             }
         };
         // SAFETY: made by `init`; the pointer was taken away above, so that nobody uses it afterwards.
@@ -143,7 +156,7 @@ impl NcclLink {
         check_facts(&all)?;
         let id = CommunicatorId(share_id(&library, link)?);
         let library = Arc::new(library);
-        let raw = AtomicPtr::new(library.init(id, link.rank(), link.size())?);
+        let raw = AtomicPtr::new(library.init(id, link.rank(), link.size()).map_err(of_group)?);
         let communicator = Arc::new(Communicator { library, raw, calls: Mutex::default() });
         join(&communicator, link, join_time)?;
 
@@ -251,7 +264,7 @@ fn share_id(library: &NcclLibrary, link: &dyn Collective) -> Result<[u8; 128]> {
     let made = if link.rank() == 0 { library.id().map(|id| id.0.to_vec()) } else { Ok(Vec::new()) };
     let mut said = made.as_ref().map_or_else(|_| Vec::new(), Vec::clone);
     link.share(0, &mut said)?;
-    made?;
+    made.map_err(of_group)?;
     <[u8; 128]>::try_from(&*said).map_err(|_| ended("rank 0 could not make the id of a communicator".into()))
 }
 
@@ -265,17 +278,17 @@ fn join(communicator: &Communicator, link: &dyn Collective, limit: Duration) -> 
         match communicator.progress() {
             Some(Ok(NcclProgress::Done)) => return Ok(()),
             Some(Ok(NcclProgress::Pending)) => {}
-            Some(Err(error)) => return Err(error),
+            Some(Err(error)) => return Err(of_group(error)),
             None => return Err(ended("the communicator was aborted".into())),
         }
         if begin.elapsed() > limit {
             break;
         }
-        std::thread::sleep(POLL);
+        pause();
     }
     let reason = format!("NCCL has made no communicator within {limit:?}");
     // The rank that hangs in NCCL does not answer here.
-    let (give_up, (asked, answered)) = (link.give_up_handle(), std::sync::mpsc::channel::<()>());
+    let (give_up, (asked, answered)) = (link.give_up_handle(), std::sync::mpsc::sync_channel::<()>(1));
     let text = reason.clone();
     let waits = std::thread::Builder::new().name("rank join".into()).spawn(move || {
         if answered.recv_timeout(GRACE).is_err() {

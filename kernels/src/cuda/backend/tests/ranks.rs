@@ -1,7 +1,7 @@
 //! Ranks of one process on one device: what they exchange, against the threads' collectives.
 
 use super::*;
-use crate::collective::{Collective, ControlLink, threads};
+use crate::collective::{Collective, ControlLink, tcp, threads};
 use crate::cuda::Driver;
 
 /// How the ranks of a test are linked.
@@ -83,8 +83,7 @@ fn sums(ranks: usize, rows: usize, cols: usize) -> Vec<u32> {
 #[test]
 fn sums_have_the_bits_of_the_threads_collectives() {
     let mut random = Random::new(5);
-    let shapes: Vec<(usize, usize)> =
-        (0..12).map(|_| (1 + random.below(9) as usize, 1 + random.below(700) as usize)).collect();
+    let shapes: Vec<(usize, usize)> = (0..12).map(|_| (1 + random.below(9), 1 + random.below(700))).collect();
     if devices().is_none() {
         return;
     }
@@ -212,6 +211,78 @@ fn two_ranks_on_one_gpu_are_an_error_that_names_both() {
     for error in errors {
         assert!(error.starts_with("collective aborted: ranks 0 and 1 are on the same GPU ("), "{error}");
     }
+}
+
+fn over_tcp(size: usize) -> Vec<tcp::Tcp> {
+    let listeners: Vec<_> =
+        (0..size).map(|_| tcp::RankListener::bind("127.0.0.1:0", tcp::plain()).expect("loopback")).collect();
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    let join = |rank: usize, listener: &tcp::RankListener| {
+        let addresses = addresses.clone();
+        let member = tcp::JoinRequest { group: "g".into(), epoch: 1, rank, protocol: 1, addresses };
+        listener.join(&member, std::time::Duration::from_secs(20)).expect("all come")
+    };
+    std::thread::scope(|scope| {
+        let join = &join;
+        let joins: Vec<_> =
+            listeners.iter().enumerate().map(|(rank, listener)| scope.spawn(move || join(rank, listener))).collect();
+        joins.into_iter().map(|join| join.join().expect("no panic")).collect()
+    })
+}
+
+/// What a rank of NCCL 2.28.9 on a GPU of its own says before it joins.
+fn facts() -> Vec<u8> {
+    22809u32.to_le_bytes().into_iter().chain([0xee; 16]).collect()
+}
+
+/// A rank that hangs in NCCL's initialization: the other one names it.
+#[test]
+fn a_rank_that_never_joins_is_named() {
+    if devices().is_none() || !has_nccl() {
+        return;
+    }
+    let devices = CudaDevices::open(&[0]).expect("devices");
+    let mut links = over_tcp(2);
+    let hangs = links.pop().expect("two");
+    let (told, done) = std::sync::mpsc::sync_channel::<()>(1);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            hangs.gather_bytes(&facts()).expect("alive");
+            hangs.share(0, &mut Vec::new()).expect("alive");
+            // Until the other rank has given up.
+            done.recv().expect("told");
+        });
+        let mut cuda = devices.open(0, 1, Box::new(links.pop().expect("one"))).expect("a backend");
+        cuda.join_time = std::time::Duration::from_millis(300);
+        let error = cuda.connect(1).expect_err("rank 1 is missing").to_string();
+        assert_eq!(error, "collective aborted: NCCL has made no communicator within 300ms: rank 1 does not answer");
+        told.send(()).expect("it waits");
+        other.join().expect("no panic");
+    });
+}
+
+/// The id of a communicator that has ended is refused, and ends the group rather than the device.
+#[test]
+fn an_id_of_another_epoch_ends_the_group() {
+    if devices().is_none() || !has_nccl() {
+        return;
+    }
+    let devices = CudaDevices::open(&[0]).expect("devices");
+    let mut links = threads::group(2);
+    let (second, first) = (links.pop().expect("two"), links.pop().expect("two"));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            first.gather_bytes(&facts()).expect("alive");
+            let mut id = b"rein-fake-nccl-0-0-0".to_vec();
+            id.resize(128, 0);
+            first.share(0, &mut id).expect("alive");
+            // Fails when the other rank has left.
+            let _ = first.gather_bytes(&[]);
+        });
+        let mut cuda = devices.open(0, 1, Box::new(second)).expect("a backend");
+        let error = cuda.connect(1).expect_err("an old id").to_string();
+        assert_eq!(error, "collective aborted: ncclCommInitRankConfig failed: unhandled system error");
+    });
 }
 
 #[test]
