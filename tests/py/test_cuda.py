@@ -108,10 +108,7 @@ def unreadable(tmp_path):
 
 
 @pytest.mark.parametrize("options, settings, message", [
-    (["--devices", "0,1"], {"devices": 2},
-     "--engine cuda: ranks on several GPUs need NCCL, which is not supported yet: use one rank on one device"),
-    (["--tp", 2], {"devices": 2},
-     "--engine cuda: ranks on several GPUs need NCCL, which is not supported yet: use one rank on one device"),
+    (["--tp", 2], {}, "--engine cuda: device 1 does not exist: the driver reports device 0 only"),
     (["--tp", 2, "--devices", "0"], {}, "--devices: must name one device for each of the 2 ranks of --tp, got 1"),
     (["--devices", "0,0"], {}, "--devices: names device 0 twice; a device has one rank"),
     (["--devices", "cpu"], {}, "--devices: with --engine cuda, must be indices of GPUs such as 0,1, got cpu"),
@@ -133,7 +130,7 @@ def test_a_gpu_needs_the_cuda_engine(driver):
     ([], {"memory": 10 << 20},
      "--engine cuda: the weights need 10.4 MiB, but 9.4 MiB of device memory are free for them and the KV cache (other "
      "processes on the device count too); what would fit: if they are stored as bf16, a checkpoint quantized to FP8 "
-     "(about 5.2 MiB); or 2 ranks on 2 such devices, which needs NCCL (not supported yet)"),
+     "(about 5.2 MiB); or 2 ranks on 2 such devices"),
     ([], {"memory": 4 << 20}, "a checkpoint quantized to int4 (about 2.6 MiB)"),
     ([], {"memory": 200 << 20, "others": 180 << 20}, "but 7.5 MiB of device memory are free"),
     (["--kv-memory", 150], {"memory": 100 << 20},

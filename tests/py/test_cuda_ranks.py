@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -150,8 +151,15 @@ def undisturbed(model, nccl, tmp_path_factory):
         fleet.whole(1)
         answers = fleet.answers()
         assert fleet.answers() == answers
-        # One communicator of two ranks, in two processes.
+        # One communicator of two ranks, in two processes, which called NCCL alike.
         assert len({pid for pid, *_ in fleet.calls("ncclCommInitRankConfig")}) == 2
+        groups = Counter(pid for pid, *_ in fleet.calls("ncclGroupEnd"))
+        assert len(groups) == 2 and len(set(groups.values())) == 1, groups
+        # Both recorded and repeated the same steps.
+        calls = [line.split() for line in fleet.launches.read_text().splitlines()]
+        for function in ["cuStreamBeginCapture_v2", "cuGraphLaunch"]:
+            found = Counter(thread for thread, name in calls if name == function)
+            assert len(found) == 2 and len(set(found.values())) == 1, (function, found)
         return answers
     finally:
         fleet.close()
@@ -213,6 +221,18 @@ def test_experts_move_while_streams_run(fleets, undisturbed):
         assert group["epoch"] == first["epoch"], "the group ended"
         used.add((group["experts"] or {"layout": 0})["layout"])
     assert fleet.answers() == undisturbed
+
+
+def test_the_banner_and_the_record_say_where_gpus_are(fleets, nccl):
+    nvml = REPOSITORY / "target/cuda/nvml"
+    fleet = fleets(workers=2, more={"LD_LIBRARY_PATH": f"{nccl}:{nvml}", "REIN_FAKE_NVML_CLIQUE": "3", "NCCL_DEBUG": "WARN"},
+                   faults={"w1": {"REIN_FAKE_NVML_CLIQUE": "4"}})
+    fleet.whole(1)
+    domain = "ab" * 16
+    assert f"rein: GPUs cuda:0: NVLink domain {domain}.3; " in fleet.log("w0")
+    assert f"NVLink domain {domain}.4" in fleet.log("w1") and "NCCL_DEBUG=WARN" in fleet.log("w1")
+    # On one host, but in two cliques of the fabric.
+    assert "formed, epoch 1 on w0, w1; NVLink does not connect all its GPUs" in fleet.log("c0")
 
 
 def never_whole(fleet, message):

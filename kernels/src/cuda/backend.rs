@@ -15,7 +15,7 @@ use super::experts::DeviceExperts;
 use super::graphs::{Graphs, Kept, Mode};
 use super::memory::read;
 use super::moe::DeviceRoutes;
-use super::ranks::{DataLink, ExpertCounters, JOIN_TIME, PeerRegistry, StepIntent, VocabularyParts, WHOLE_SUM};
+use super::ranks::{DataLink, ExpertCounters, JOIN_TIME, PeerRegistry, VocabularyParts, WHOLE_SUM};
 use super::step::{StepLimits, StepShape};
 use super::tensor::{DeviceTensor, Element};
 use super::upload::{UploadRing, WeightWriter};
@@ -38,10 +38,10 @@ pub struct Cuda {
     /// [`super::ranks::JOIN_TIME`].
     pub(super) join_time: Duration,
     /// Of the logits, once they were drawn from.
-    vocabulary: Option<VocabularyParts>,
+    pub(super) vocabulary: Option<VocabularyParts>,
     pub(super) counters: Option<ExpertCounters>,
     /// Experts have moved to other memory since the last step.
-    experts_moved: Cell<bool>,
+    pub(super) experts_moved: Cell<bool>,
     pub(super) device: CudaDevice,
     pub(super) arena: DeviceArena,
     /// The first error of an op.
@@ -49,10 +49,10 @@ pub struct Cuda {
     /// Of activations other than the residual stream.
     pub(super) activations: Cell<Element>,
     pub(super) limits: Cell<StepLimits>,
-    angles: RefCell<DeviceAngles>,
+    pub(super) angles: RefCell<DeviceAngles>,
     pub(super) graphs: RefCell<Graphs>,
     /// Of weights that are being loaded.
-    ring: RefCell<UploadRing>,
+    pub(super) ring: RefCell<UploadRing>,
     pub(super) steps: StepBuffers,
     pub(super) stash: StashedLogits,
 }
@@ -158,27 +158,6 @@ impl Cuda {
         out
     }
 
-    /// The size of the vocabulary, of which this rank computes `columns`. All ranks call it before they draw.
-    pub(super) fn vocabulary(&mut self, columns: usize) -> Result<usize> {
-        if self.ranks() > 1 && self.vocabulary.is_none() {
-            self.vocabulary = Some(self.vocabulary_parts(columns)?);
-        }
-        Ok(self.known_vocabulary(columns))
-    }
-
-    /// The same after `vocabulary`.
-    pub(super) fn known_vocabulary(&self, columns: usize) -> usize {
-        self.vocabulary.as_ref().map_or(columns, VocabularyParts::total)
-    }
-
-    /// The ranks' logits side by side, on rank 0.
-    pub(super) fn gather_logits(&self, own: DeviceTensor) -> Option<DeviceTensor> {
-        match &self.vocabulary {
-            Some(parts) => self.logits_of_all(&own, parts),
-            None => Some(own),
-        }
-    }
-
     /// A matrix that a recorded step leaves.
     pub(super) fn kept(&self, kept: Kept) -> Option<DeviceTensor> {
         let Kept { start, rows, cols } = kept;
@@ -197,7 +176,7 @@ impl Cuda {
     }
 
     /// Makes room for a step. Whether memory that its kernels use has moved.
-    fn make_room(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<bool> {
+    pub(super) fn make_room(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<bool> {
         self.ring.get_mut().finish()?;
         let moved = [
             self.experts_moved.take(),
@@ -206,32 +185,6 @@ impl Cuda {
             self.steps.fit(&self.device, shape, draws)?,
         ];
         Ok(moved.contains(&true))
-    }
-
-    /// All ranks begin a step of one shape: they make room at the same time, while no device works, and record or repeat
-    /// the step together or not at all.
-    fn begin_together(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<()> {
-        self.quiesce()?;
-        let moves = self.experts_moved.get()
-            || !self.ring.get_mut().is_empty()
-            || self.arena.wants_room()
-            || self.angles.get_mut().wants_room(last)
-            || self.steps.wants_room(shape, draws)
-            || (self.rank() == 0 && !self.stash.has(draws.slots))
-            || self.device.context().has_retired();
-        let mode = self.graphs.get_mut().mode_of(&self.device, shape, self.arena.is_empty());
-        let agreed = self.agree(StepIntent { moves, mode })?;
-        if agreed != Some(StepIntent { moves: false, mode }) {
-            self.graphs.get_mut().clear();
-        }
-        if agreed.is_some_and(|agreed| agreed.moves) {
-            self.make_room(shape, draws, last)?;
-            let context = self.device.context();
-            context.free_retired(context.take_retired());
-            // The driver may wait for the device when it frees memory, and ranks may share it.
-            self.meet_on_hosts()?;
-        }
-        Ok(())
     }
 
     fn writer(&self) -> WeightWriter<'_> {

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use super::arena::ArenaBlock;
 use super::args::{MAX_RANKS, WriteTableArgs};
 use super::backend::{Cuda, shape};
+use super::draw::DrawPlan;
 use super::graphs::Mode;
+use super::step::StepShape;
 use super::tensor::DeviceTensor;
 use crate::backend::Backend;
 use crate::error::{KernelError, Result};
@@ -70,10 +72,10 @@ impl PartTable {
 
 /// What a rank says before a step. Ranks that disagree run the step without graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct StepIntent {
+struct StepIntent {
     /// It has to move or free memory that its kernels use.
-    pub moves: bool,
-    pub mode: Mode,
+    moves: bool,
+    mode: Mode,
 }
 
 impl StepIntent {
@@ -152,7 +154,7 @@ impl Cuda {
 
     /// Before a step of several ranks: all work of the last one has ended, on this rank. Nothing that a rank left
     /// behind is read any more when `agree` returns.
-    pub(super) fn quiesce(&mut self) -> Result<()> {
+    fn quiesce(&mut self) -> Result<()> {
         self.device.wait()?;
         self.steps.arrived();
         self.check_group()?;
@@ -172,7 +174,7 @@ impl Cuda {
     }
 
     /// What all ranks intend. None: they do not intend the same.
-    pub(super) fn agree(&self, intent: StepIntent) -> Result<Option<StepIntent>> {
+    fn agree(&self, intent: StepIntent) -> Result<Option<StepIntent>> {
         let all = self.link.gather_bytes(&[intent.byte()])?;
         let moves = all.iter().any(|byte| byte.first().is_some_and(|byte| byte >> 7 == 1));
         let same = all.iter().all(|byte| byte[..] == [intent.byte()]);
@@ -197,5 +199,31 @@ impl Cuda {
                 None => Ok(()),
             },
         }
+    }
+
+    /// All ranks begin a step of one shape: they make room at the same time, while no device works, and record or repeat
+    /// the step together or not at all.
+    pub(super) fn begin_together(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<()> {
+        self.quiesce()?;
+        let moves = self.experts_moved.get()
+            || !self.ring.get_mut().is_empty()
+            || self.arena.wants_room()
+            || self.angles.get_mut().wants_room(last)
+            || self.steps.wants_room(shape, draws)
+            || (self.rank() == 0 && !self.stash.has(draws.slots))
+            || self.device.context().has_retired();
+        let mode = self.graphs.get_mut().mode_of(&self.device, shape, self.arena.is_empty());
+        let agreed = self.agree(StepIntent { moves, mode })?;
+        if agreed != Some(StepIntent { moves: false, mode }) {
+            self.graphs.get_mut().clear();
+        }
+        if agreed.is_some_and(|agreed| agreed.moves) {
+            self.make_room(shape, draws, last)?;
+            let context = self.device.context();
+            context.free_retired(context.take_retired());
+            // The driver may wait for the device when it frees memory, and ranks may share it.
+            self.meet_on_hosts()?;
+        }
+        Ok(())
     }
 }

@@ -110,8 +110,29 @@ impl Cuda {
         out
     }
 
+    /// The size of the vocabulary, of which this rank computes `columns`. All ranks call it before they draw.
+    pub(in super::super) fn vocabulary(&mut self, columns: usize) -> Result<usize> {
+        if self.ranks() > 1 && self.vocabulary.is_none() {
+            self.vocabulary = Some(self.vocabulary_parts(columns)?);
+        }
+        Ok(self.known_vocabulary(columns))
+    }
+
+    /// The same after `vocabulary`.
+    pub(in super::super) fn known_vocabulary(&self, columns: usize) -> usize {
+        self.vocabulary.as_ref().map_or(columns, VocabularyParts::total)
+    }
+
+    /// The ranks' logits side by side, on rank 0.
+    pub(in super::super) fn gather_logits(&self, own: DeviceTensor) -> Option<DeviceTensor> {
+        match &self.vocabulary {
+            Some(parts) => self.logits_of_all(&own, parts),
+            None => Some(own),
+        }
+    }
+
     /// How the ranks share the vocabulary. All ranks call it, with the columns that they compute.
-    pub(in super::super) fn vocabulary_parts(&self, columns: usize) -> Result<VocabularyParts> {
+    fn vocabulary_parts(&self, columns: usize) -> Result<VocabularyParts> {
         let wrong = |what: String| KernelError::Shape { op: "draw", what };
         let all = self.link.gather_bytes(&(columns as u64).to_le_bytes())?;
         let read = |bytes: &Vec<u8>| <[u8; 8]>::try_from(&**bytes).map(|bytes| u64::from_le_bytes(bytes) as usize);
@@ -126,7 +147,7 @@ impl Cuda {
     }
 
     /// The ranks' columns side by side, on rank 0; None on the others.
-    pub(in super::super) fn logits_of_all(&self, own: &DeviceTensor, parts: &VocabularyParts) -> Option<DeviceTensor> {
+    fn logits_of_all(&self, own: &DeviceTensor, parts: &VocabularyParts) -> Option<DeviceTensor> {
         let row = |rank: usize| parts.widths[rank] * Element::F32.bytes();
         let reads = |reader, owner| if reader == 0 { 0..own.rows * row(owner) } else { 0..0 };
         let table = self.exchange(&[Offer::of(own, &reads)]);
