@@ -127,14 +127,6 @@ impl Round<'_> {
     }
 }
 
-/// The largest distance between two of these places.
-fn spread<'a>(places: impl Iterator<Item = Option<&'a Locality>>) -> Distance {
-    let places: Vec<_> = places.collect();
-    let pairs = places.iter().enumerate().flat_map(|(i, a)| places[i + 1..].iter().map(|b| Locality::distance(*a, *b)));
-    // A worker's own GPUs count as near.
-    pairs.max().unwrap_or(Distance::Near)
-}
-
 fn member(id: &str, worker: &WorkerRecord, ranks: Vec<usize>) -> GroupMember {
     GroupMember {
         worker: id.to_owned(),
@@ -472,16 +464,12 @@ impl Controller {
             let (model, fingerprint, group_size, protocol) = class.clone();
             while free.len() > spares {
                 let crews = (0..free.len()).filter_map(|first| self.linked(round, &free, first, group_size, now));
-                let far = |chosen: &Vec<usize>| spread(chosen.iter().map(|&i| free[i].1.locality.as_ref()));
+                let far = |chosen: &Vec<usize>| domains::spread(chosen.iter().map(|&i| free[i].1.locality.as_ref()));
                 let closest = crews.min_by_key(far).filter(|chosen| free.len() >= chosen.len() + spares);
                 let Some(chosen) = closest else {
                     break;
                 };
-                let far = match far(&chosen) {
-                    Distance::Near => "",
-                    Distance::SameHost => "; NVLink does not connect all its GPUs",
-                    Distance::OtherHost => "; its GPUs are on several hosts without NVLink between them",
-                };
+                let far = domains::note(far(&chosen));
                 let mut next = 0;
                 let seat = |&i: &usize| {
                     let (name, worker) = free[i];

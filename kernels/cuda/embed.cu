@@ -1,5 +1,5 @@
-// embed: out [rows, hidden] f32 = table [count, hidden] T at ids [rows] - first; zeros where the id is NONE, and -0 where
-// the table does not have it: added to what another rank has, -0 changes no bit.
+// embed: out [rows, hidden] f32 = table [count, hidden] T at ids [rows] - first; zeros where the id is NONE, and -0
+// where the table does not have it: added to what another rank has, -0 changes no bit.
 // Grid: rows. Any hidden. Exact.
 #include "common.cuh"
 

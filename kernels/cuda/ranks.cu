@@ -1,5 +1,5 @@
-// What ranks exchange, and what is computed from the parts of all ranks. A table has an address for each rank: where its
-// part begins for this rank. A part whose address is null, because the group has ended, counts as zeros.
+// What ranks exchange, and what is computed from the parts of all ranks. A table has an address for each rank: where
+// its part begins for this rank. A part whose address is null, because the group has ended, counts as zeros.
 //
 // meet_ranks: one block of 64 threads. Tells every rank of this process where this rank's data is, and waits until all
 //   have told theirs; or until `aborted` is not 0, after which the table has nulls. Work that a rank's stream did
@@ -17,8 +17,8 @@
 //   mine [routes] = the expert of a route of this rank, else OTHER_RANK. holders [experts][1 + ranks]: the number of
 //   ranks that hold the expert, then these ranks. counts [experts] (may be null) += routes. Grid: ceil(routes / 256).
 // moe_combine_ranks: moe_combine (moe.cu) for some rows: the parts of each route are those of its rank, the parts of
-//   `shared` (may be null) are added in rank order. parts and shared are tables whose addresses are those of row `first`.
-//   Grid: (rows, ceil(n / 256)).
+//   `shared` (may be null) are added in rank order. parts and shared are tables whose addresses are those of row
+//   `first`. Grid: (rows, ceil(n / 256)).
 //
 // Any sizes. Exact, but for the f32 sums.
 #include "moe.cu"

@@ -421,8 +421,8 @@ pub trait Backend: Sized + Send + 'static {
     // Ranks.
     /// Links this rank with the ranks of another group. What a step left behind is gone.
     fn relink(&mut self, link: Box<dyn Collective>);
-    /// Opens this device's ways to those of the other ranks, of which `here` are in this process. All ranks call it once
-    /// for each link, before a step.
+    /// Opens this device's ways to those of the other ranks, of which `here` are in this process. All ranks call it
+    /// once for each link, before a step.
     fn connect(&mut self, _here: usize) -> Result<()> {
         Ok(())
     }

@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{Controller, Free, Round, class_of_group};
-use crate::records::{GroupMember, GroupRecord, WorkerClass};
+use crate::records::{Distance, GroupMember, GroupRecord, Locality, WorkerClass};
 
 impl Controller {
     /// Notes, and logs once, whether spare workers would fill a group if they were in one domain.
@@ -43,5 +43,22 @@ impl Controller {
             fits
         });
         replaced.filter_map(|member| record.member(&member.worker, member.incarnation)).collect()
+    }
+}
+
+/// The largest distance between two of these places.
+pub fn spread<'a>(places: impl Iterator<Item = Option<&'a Locality>>) -> Distance {
+    let places: Vec<_> = places.collect();
+    let pairs = places.iter().enumerate().flat_map(|(i, a)| places[i + 1..].iter().map(|b| Locality::distance(*a, *b)));
+    // A worker's own GPUs count as near.
+    pairs.max().unwrap_or(Distance::Near)
+}
+
+/// What the log says of a group whose workers are so far apart.
+pub fn note(distance: Distance) -> &'static str {
+    match distance {
+        Distance::Near => "",
+        Distance::SameHost => "; NVLink does not connect all its GPUs",
+        Distance::OtherHost => "; its GPUs are on several hosts without NVLink between them",
     }
 }

@@ -118,8 +118,8 @@ impl Controller {
         }
     }
 
-    /// Workers from `first` on, of the same domain, that can all link with each other and fill a group. Those whose GPUs
-    /// are near those of `first` come before others.
+    /// Workers from `first` on, of the same domain, that can all link with each other and fill a group. Those whose
+    /// GPUs are near those of `first` come before others.
     pub(super) fn linked(
         &self,
         round: &Round,

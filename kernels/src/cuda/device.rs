@@ -87,8 +87,8 @@ impl Context {
             return self.retired().push(address);
         }
         let _ = self.enter();
-        // SAFETY: the caller owned the memory; cuMemFree waits for work that uses it. After a sticky error of the device
-        // it fails, and the end of the process frees everything.
+        // SAFETY: the caller owned the memory; cuMemFree waits for work that uses it. After a sticky error of the
+        // device it fails, and the end of the process frees everything.
         let _ = unsafe { sys::cuMemFree_v2(address) };
     }
 

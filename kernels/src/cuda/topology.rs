@@ -75,8 +75,8 @@ impl Management {
         }
     }
 
-    /// The NVLink domain of a GPU: that of its fabric, or that of the host, within which switches connect all GPUs whose
-    /// links are up.
+    /// The NVLink domain of a GPU: that of its fabric, or that of the host, within which switches connect all GPUs
+    /// whose links are up.
     fn domain(&self, address: &str, host: &str) -> Option<String> {
         let address = CString::new(address).ok()?;
         let mut handle = std::ptr::null_mut();

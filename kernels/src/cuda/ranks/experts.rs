@@ -193,7 +193,8 @@ impl Cuda {
         };
         let grid = [own.len(), n.div_ceil(ROW_THREADS as usize), 1];
         let name = element.of("moe_combine_ranks_f32", "moe_combine_ranks_bf16");
-        // SAFETY: the rank of a route has its part; all ranks have parts of `shared`. out has a row for each row of `own`.
+        // SAFETY: the rank of a route has its part; all ranks have parts of `shared`. out has a row for each row of
+        // `own`.
         unsafe { self.launch(name, grid, ROW_THREADS, 0, &args) };
         if split { self.join_rows(&out, rows) } else { out }
     }

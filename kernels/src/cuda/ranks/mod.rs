@@ -107,8 +107,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// Ends this rank's part of the group. Its weights and caches stay; what others may still read is freed when all have
-    /// left.
+    /// Ends this rank's part of the group. Its weights and caches stay; what others may still read is freed when all
+    /// have left.
     pub(super) fn leave_group(&mut self) {
         let data = std::mem::take(&mut self.data);
         if !matches!(data, DataLink::None) {
@@ -125,8 +125,8 @@ impl Cuda {
         let _ = self.device.enter().and_then(|()| self.device.wait());
     }
 
-    /// Offers arrays to all ranks, at most two, and finds theirs. Kernels that are launched before the next exchange may
-    /// read them. All ranks call it, in the same order.
+    /// Offers arrays to all ranks, at most two, and finds theirs. Kernels that are launched before the next exchange
+    /// may read them. All ranks call it, in the same order.
     pub(super) fn exchange(&self, offers: &[Offer]) -> PartTable {
         let ranks = self.ranks();
         assert!(offers.len() <= 2, "at most two offers");
@@ -201,8 +201,8 @@ impl Cuda {
         }
     }
 
-    /// All ranks begin a step of one shape: they make room at the same time, while no device works, and record or repeat
-    /// the step together or not at all.
+    /// All ranks begin a step of one shape: they make room at the same time, while no device works, and record or
+    /// repeat the step together or not at all.
     pub(super) fn begin_together(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<()> {
         self.quiesce()?;
         let moves = self.experts_moved.get()

@@ -1,6 +1,6 @@
-//! Ranks of several processes, linked by NCCL. A communicator lives as long as the control link of its group: a watchdog
-//! aborts it when the group ends, and ends the group when NCCL reports an error. This module does not know what is
-//! computed.
+//! Ranks of several processes, linked by NCCL. A communicator lives as long as the control link of its group: a
+//! watchdog aborts it when the group ends, and ends the group when NCCL reports an error. This module does not know
+//! what is computed.
 
 use std::cell::RefCell;
 use std::ffi::c_void;

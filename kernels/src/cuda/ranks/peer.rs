@@ -53,8 +53,8 @@ impl PeerRegistry {
     }
 }
 
-/// What the ranks of a group use of each other. It lives until the last rank has left: so do the contexts, and with them
-/// what ranks that end have retired.
+/// What the ranks of a group use of each other. It lives until the last rank has left: so do the contexts, and with
+/// them what ranks that end have retired.
 #[derive(Default)]
 struct PeerGroup {
     seats: Mutex<Vec<PeerSeat>>,
@@ -156,8 +156,8 @@ impl PeerLink {
             assert!(same, "a rank reads from the same byte of every rank");
             (args.offers[i], args.offsets[i]) = (offer.address, first as u64);
         }
-        // SAFETY: the letter boxes live as long as the group, and have a letter of each rank for even and odd rounds; the
-        // table has two addresses for each rank. What is offered stays until all have read it.
+        // SAFETY: the letter boxes live as long as the group, and have a letter of each rank for even and odd rounds;
+        // the table has two addresses for each rank. What is offered stays until all have read it.
         unsafe { cuda.launch("meet_ranks", [1, 1, 1], RANK_THREADS, 0, &args) };
         // All work that the others launched before this meeting has read what was offered in the last one.
         *self.offered.borrow_mut() = offers.iter().map(|offer| Arc::clone(offer.block)).collect();

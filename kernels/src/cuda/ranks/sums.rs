@@ -9,8 +9,8 @@ use super::{Offer, PartTable};
 use crate::backend::Backend;
 use crate::error::{KernelError, Result};
 
-/// Up to this many bytes of a rank's part, every rank reads the parts of all: one meeting costs less than reading twice.
-/// Not measured on a GPU yet.
+/// Up to this many bytes of a rank's part, every rank reads the parts of all: one meeting costs less than reading
+/// twice. Not measured on a GPU yet.
 pub(in super::super) const WHOLE_SUM: usize = 256 << 10;
 
 /// The rows of `rows` that a rank adds up for all.

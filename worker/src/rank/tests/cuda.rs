@@ -1,5 +1,5 @@
-//! Several ranks on an emulated device. Without a driver these tests do nothing; `tests/py/test_cuda_ranks.py` runs them
-//! with one.
+//! Several ranks on an emulated device. Without a driver these tests do nothing; `tests/py/test_cuda_ranks.py` runs
+//! them with one.
 
 use std::sync::atomic::AtomicBool;
 
@@ -24,7 +24,8 @@ fn options(ranks: usize, dtype: Dtype) -> ModelOptions {
     ModelOptions { devices: DeviceChoice::Cuda(vec![0; ranks]), tp: ranks, dtype, ..f32_options() }
 }
 
-/// Two prompts, then decode steps: the second is recorded, later ones are repeated. `between` is called before each step.
+/// Two prompts, then decode steps: the second is recorded, later ones are repeated. `between` is called before each
+/// step.
 fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<RowResult> {
     let mut results = Vec::new();
     for i in 0..10 {

@@ -134,8 +134,8 @@ fn the_norm_of_a_sum_does_not_depend_on_how_it_travels() {
     }
 }
 
-/// A rank that leaves, or an abort, ends what the others wait for on the device. Then their backends, with their weights,
-/// work in the next group.
+/// A rank that leaves, or an abort, ends what the others wait for on the device. Then their backends, with their
+/// weights, work in the next group.
 #[test]
 fn the_end_of_a_group_ends_what_its_devices_wait_for() {
     if devices().is_none() {
@@ -145,8 +145,9 @@ fn the_end_of_a_group_ends_what_its_devices_wait_for() {
         let devices = open_devices(by, 3);
         let mut links = threads::group(3);
         let next: Vec<_> = threads::group(2).into_iter().collect();
+        let all_connected = std::sync::Barrier::new(3);
         std::thread::scope(|scope| {
-            let devices = &devices;
+            let (devices, all_connected) = (&devices, &all_connected);
             let last = links.pop().expect("three");
             let waiting: Vec<_> = links
                 .into_iter()
@@ -155,6 +156,7 @@ fn the_end_of_a_group_ends_what_its_devices_wait_for() {
                 .map(|(rank, (link, next))| {
                     scope.spawn(move || {
                         let mut cuda = connected(devices, by, rank, 3, link);
+                        all_connected.wait();
                         let mut x = cuda.to_device(2, 8, vec![1.0; 16]);
                         cuda.all_reduce(&mut x).expect("launched");
                         cuda.to_host(&x);
@@ -171,6 +173,7 @@ fn the_end_of_a_group_ends_what_its_devices_wait_for() {
                 })
                 .collect();
             let cuda = connected(devices, by, 2, 3, last);
+            all_connected.wait();
             let began = std::time::Instant::now();
             if leaves {
                 drop(cuda);
