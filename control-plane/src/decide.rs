@@ -24,10 +24,7 @@ use crate::{
     epoch, limits,
     placement::{Placement, place},
     rebalance::Rebalance,
-    records::{
-        Distance, GroupMember, GroupRecord, Keys, Locality, Seat, WorkerClass, WorkerRecord, WorkerState,
-        class_of_worker, encode,
-    },
+    records::{GroupMember, GroupRecord, Keys, Seat, WorkerClass, WorkerRecord, WorkerState, class_of_worker, encode},
     store::{KeyCondition, Revision, Transaction},
     view::{ClusterView, GroupState},
 };

@@ -148,7 +148,7 @@ pub struct SelftestArgs {
     /// Sections to run, in this order
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = SelftestSection::ORDER)]
     pub sections: Vec<SelftestSection>,
-    /// Directory with the small model directories of models, invariance, engine and bench
+    /// Directory with the small model directories of models, ranks, invariance, engine and bench
     #[arg(long, default_value = "tests/fixtures/models", value_name = "DIR")]
     pub fixtures: PathBuf,
     /// Seconds after which a check that reports nothing counts as hung. A section begins no check after three times as
