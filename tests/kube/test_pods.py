@@ -177,6 +177,8 @@ def test_the_laptop_profile_survives_its_operator(cluster, agent):
             ("restart workers", lambda: restart(cluster, "statefulset", "rein-demo")),
             ("restart routers", lambda: restart(cluster, "deployment", "rein-router")),
             ("restart controllers", lambda: restart(cluster, "deployment", "rein-controller")),
+            # The trial etcd loses its data.
+            ("restart etcd", lambda: restart(cluster, "statefulset", "rein-etcd")),
             ("kill -9 of a worker", lambda: kill(cluster, agent, "rein-demo-1")),
             ("upgrade", lambda: run(cluster, "upgrade", "rein", CHART, *values, "--set", "models[0].options.max-queue=900", "--set", "router.options.max-queued=900", "--wait", "--timeout=4m")),
             ("rollback", lambda: run(cluster, "rollback", "rein", "--wait", "--timeout=4m")),
@@ -187,7 +189,7 @@ def test_the_laptop_profile_survives_its_operator(cluster, agent):
         ])
     finally:
         load.stop()
-    assert load.answers > 50 and len(report) == 10
+    assert load.answers > 50 and len(report) == 11
     assert not load.failures and not load.changes
     run(cluster, "test", "rein", "--timeout=3m")
     run(cluster, "uninstall", "rein", "--wait")
@@ -224,11 +226,24 @@ def test_groups_of_two_pods_survive_their_operator(cluster, agent):
     run(cluster, "install", "rein", CHART, *pair, "--wait", "--timeout=4m")
     until(lambda: len(routers(cluster)) == 2 and all_ready(cluster, 4), 90, "two groups", agent)
     load = Load(lambda: routers(cluster), [body(number) for number in range(8)])
+
+    def upgrade(groups):
+        """Changes the arguments of the first groups only."""
+        before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(cluster, "worker")}
+        changed = ["--set", f"models[0].options.max-queue=900,models[0].updateGroups={groups}"]
+        run(cluster, "upgrade", "rein", CHART, *pair, *changed, "--wait", "--timeout=4m")
+        kubectl(cluster, "rollout", "status", f"statefulset/rein-demo-g{groups - 1}", "--timeout=240s")
+        after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(cluster, "worker")}
+        assert {name for name in after if before[name] != after[name]} == {f"rein-demo-g{groups - 1}-{number}" for number in range(2)}
+
     try:
         operate(cluster, agent, load, lambda: 4, [
             ("restart group 0", lambda: restart(cluster, "statefulset", "rein-demo-g0")),
             ("restart group 1", lambda: restart(cluster, "statefulset", "rein-demo-g1")),
             ("kill -9 of a worker", lambda: kill(cluster, agent, "rein-demo-g0-1")),
+            ("upgrade of group 0", lambda: upgrade(1)),
+            ("upgrade of group 1", lambda: upgrade(2)),
+            ("drain of a node", lambda: drain(cluster, pods(cluster, "worker")[0]["spec"]["nodeName"], agent)),
         ])
     finally:
         load.stop()
