@@ -100,6 +100,8 @@ pub struct Rows<'a> {
     pub draws: Vec<Draw<'a>>,
     pub stashes: Vec<Stash>,
     pub scores: Vec<Score>,
+    /// Rows whose hidden states are wanted.
+    pub states: Vec<usize>,
 }
 
 /// Samples a token.
@@ -134,12 +136,14 @@ pub struct Score {
     pub top: usize,
 }
 
-/// The results of a step, in the order of its draws and scores. Empty on all ranks except rank 0.
+/// The results of a step, in the order of its draws, scores and states. Empty on all ranks except rank 0.
 #[derive(Debug, Clone, Default)]
 pub struct Drawn {
     /// None: mask and bans left no token.
     pub tokens: Vec<Option<SampledToken>>,
     pub scores: Vec<Logprob>,
+    /// Results of the last layer, after the final norm.
+    pub states: Vec<Vec<f32>>,
 }
 
 #[derive(Debug, Clone)]
@@ -152,8 +156,8 @@ pub struct SampledToken {
 pub struct Head<'a, B: Backend> {
     pub norm: &'a B::Vector,
     pub eps: f32,
-    /// This rank's part of the vocabulary.
-    pub weight: &'a B::Linear,
+    /// This rank's part of the vocabulary. None: the model has no logits, only hidden states.
+    pub weight: Option<&'a B::Linear>,
     pub scale: f32,
 }
 
@@ -334,8 +338,8 @@ pub trait Backend: Sized + Send + 'static {
     /// Runs `f`, the layers of a model. A device may record the ops of `f` and repeat them for later batches of the
     /// same size instead of calling it. `draw` must follow, and may be what puts the work on the device.
     fn run(&mut self, batch: &Self::Batch<'_>, f: impl FnOnce(&Self) -> Result<Self::Tensor>) -> Result<Self::Tensor>;
-    /// Draws, stashes and scores as the batch says, from the result `hidden` of its rows; None if it has no rows. All
-    /// ranks call it, and rank 0 gets the results.
+    /// Draws, stashes, scores and returns hidden states as the batch says, from the result `hidden` of its rows; None if
+    /// it has no rows. All ranks call it, and rank 0 gets the results.
     fn draw(&mut self, batch: &Self::Batch<'_>, hidden: Option<&Self::Tensor>, head: &Head<'_, Self>) -> Result<Drawn>;
 
     // Shape.

@@ -215,13 +215,16 @@ impl<B: Backend> Backend for Lockstep<B> {
     fn draw(&mut self, batch: &Self::Batch<'_>, hidden: Option<&B::Tensor>, head: &Head<'_, Self>) -> Result<Drawn> {
         let Head { norm, eps, weight, scale } = *head;
         let of_oracle = hidden.map(|hidden| self.read(hidden));
-        let of_device = Head { norm: &norm.device, eps, weight: &weight.device, scale };
+        let of_device = Head { norm: &norm.device, eps, weight: weight.map(|weight| &weight.device), scale };
         let got = self.device.draw(&batch.device, hidden, &of_device)?;
-        let head = Head { norm: &norm.oracle, eps, weight: &weight.oracle, scale };
+        let head = Head { norm: &norm.oracle, eps, weight: weight.map(|weight| &weight.oracle), scale };
         let want = self.oracle.draw(&batch.oracle, of_oracle.as_ref(), &head)?;
         let (numbers, wanted) = (logprobs(&got), logprobs(&want));
         if !(numbers.is_empty() && wanted.is_empty()) {
             self.report.add("draw", &numbers, &wanted);
+        }
+        for (got, want) in got.states.iter().zip(&want.states) {
+            self.report.add("state", got, want);
         }
         Ok(got)
     }

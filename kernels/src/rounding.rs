@@ -229,10 +229,16 @@ impl Backend for RoundingCpu {
     /// The CPU rounds the norm to bf16 itself where the head's product does.
     fn draw(&mut self, batch: &cpu::Batch<'_>, hidden: Option<&Tensor>, head: &Head<'_, Self>) -> Result<Drawn> {
         let Head { norm, eps, weight, scale } = *head;
-        let LinearKind::Plain { weight, .. } = &weight.0 else {
-            return Err(KernelError::Shape { op: "draw", what: "the head must not be FP8".into() });
+        let weight = match weight.map(|weight| &weight.0) {
+            None => None,
+            Some(LinearKind::Plain { weight, .. }) => Some(weight),
+            Some(LinearKind::Fp8(_)) => {
+                return Err(KernelError::Shape { op: "draw", what: "the head must not be FP8".into() });
+            }
         };
-        self.cpu.draw(batch, hidden, &Head { norm, eps, weight, scale })
+        let mut drawn = self.cpu.draw(batch, hidden, &Head { norm, eps, weight, scale })?;
+        drawn.states = drawn.states.into_iter().map(|state| self.activations(state)).collect();
+        Ok(drawn)
     }
 
     fn rows(&self, x: &Tensor) -> usize {

@@ -20,6 +20,8 @@ pub struct ExecutorShape {
     pub kind: &'static str,
     /// Tensor parallel ranks.
     pub ranks: usize,
+    /// Numbers of a hidden state.
+    pub hidden_size: usize,
 }
 
 /// Executes steps one after the other. It decides nothing: the step says which rows run and where their KV entries are.
@@ -33,8 +35,9 @@ pub struct ExecutorShape {
 /// - `AFTER_STASH` keeps the logits of the last token until a row of this sequence draws from them or replaces them, or
 ///   they are dropped.
 /// - `AFTER_DRAW` samples from the logits of the last token. If `tokens` is empty, it uses up the stash instead.
+/// - `AFTER_EMBED` returns the hidden state of the last token.
 ///
-/// The result has one entry per row that drew or scored, in the order of the step. A draw is a pure function of the
+/// The result has one entry per row that drew, scored or embedded, in the order of the step. A draw is a pure function of the
 /// logits and `Draw`; `empty_mask` means that bans and mask left no token.
 pub trait Executor: Send {
     fn shape(&self) -> ExecutorShape;

@@ -158,7 +158,7 @@ enum NodeEvent {
     Links(LinkReport),
     Expires,
     Seat(Seat),
-    TakenSeat(Result<TakenSeat, SeatError>),
+    TakenSeat(Box<Result<TakenSeat, SeatError>>),
     Ended(Abort),
     SessionState,
     Tick,
@@ -242,7 +242,7 @@ pub async fn run(
     loop {
         let news = tokio::select! {
             biased;
-            taken = finished(&mut node.taking) => NodeEvent::TakenSeat(taken),
+            taken = finished(&mut node.taking) => NodeEvent::TakenSeat(Box::new(taken)),
             abort = group_aborted(&mut node.ended) => NodeEvent::Ended(abort),
             view = seats.changed() => match seat_of(&view, &seat_key) {
                 Some(seat) => NodeEvent::Seat(seat),
@@ -272,7 +272,7 @@ pub async fn run(
                 node.publish_record();
             }
             NodeEvent::Seat(seat) => node.take_seat(seat).await,
-            NodeEvent::TakenSeat(taken) => node.taken(taken).await,
+            NodeEvent::TakenSeat(taken) => node.taken(*taken).await,
             NodeEvent::Ended(abort) => node.report_failure(abort.reason, abort.suspect).await,
             NodeEvent::SessionState => {
                 let taken = held.borrow_and_update().name_holder.clone();

@@ -84,6 +84,8 @@ pub struct ModelOptions {
     pub redundant_experts: usize,
     /// The epoch of the placement. Steps of another epoch are rejected.
     pub epoch: u64,
+    /// The model only computes embeddings, so its head is not loaded.
+    pub embeds: bool,
     /// A read of the checkpoint that returns nothing for this long counts as stalled, and loading fails.
     pub read_timeout: Duration,
 }
@@ -103,6 +105,7 @@ impl Default for ModelOptions {
             max_sequences: MAX_SEQUENCES,
             redundant_experts: 0,
             epoch: 1,
+            embeds: false,
             read_timeout: READ_TIMEOUT,
         }
     }
@@ -349,6 +352,7 @@ impl ModelLoader {
             block_size: plan.block_size,
             kind: D::KIND,
             ranks: size,
+            hidden_size: spec.hidden,
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
         let stashes = self.options.max_sequences;
@@ -519,7 +523,7 @@ impl Executor for RankGroup {
         for row in &step.rows {
             match row.after() {
                 After::Stash => self.stashed.insert(row.seq),
-                After::Draw | After::Nothing => self.stashed.remove(&row.seq),
+                After::Draw | After::Embed | After::Nothing => self.stashed.remove(&row.seq),
             };
         }
         self.run(step).map_err(|why| {

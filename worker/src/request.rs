@@ -9,14 +9,16 @@ use crate::executor::ExecutorShape;
 use crate::limits;
 use crate::scheduler::context_limit;
 
-/// Checks that every field is in range for an engine of this shape.
-pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
+/// Checks that every field is in range for an engine of this shape, which generates or only `embeds`.
+pub fn check(start: &Start, shape: &ExecutorShape, embeds: bool) -> Result<(), InvalidStart> {
     let (len, context) = (start.prompt.len() + start.resume.len(), context_limit(shape));
     short("request_id", &start.request_id, limits::MAX_REQUEST_ID_BYTES)?;
     require("prompt", !start.prompt.is_empty(), || "must have at least one token".into())?;
-    // A held prompt may be scored without drawing a token after it.
-    let drawn = if start.hold { "" } else { ", including at least one generated token" };
-    require("prompt", start.prompt.len() < context + usize::from(start.hold), || {
+    check_task(start, embeds)?;
+    // A prompt may be held and scored, or embedded, without drawing a token after it.
+    let alone = start.hold || start.embed;
+    let drawn = if alone { "" } else { ", including at least one generated token" };
+    require("prompt", start.prompt.len() < context + usize::from(alone), || {
         format!("must fit the context of {context} tokens{drawn}, got {} tokens", start.prompt.len())
     })?;
     require("resume", len <= context, || format!("and prompt together must have at most {context} tokens, got {len}"))?;
@@ -38,6 +40,17 @@ pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
         format!("must have at most {context} tokens, got {}", start.script.len())
     })?;
     vocabulary("script", &start.script, shape)
+}
+
+fn check_task(start: &Start, embeds: bool) -> Result<(), InvalidStart> {
+    require("embed", start.embed == embeds, || match embeds {
+        true => "must be true: this engine computes embeddings and generates nothing".into(),
+        false => "must be false: this engine generates; `--task embed` starts one for embeddings".into(),
+    })?;
+    let generates = !start.resume.is_empty() || start.hold || start.finish_is_proposal || start.prompt_logprobs >= 0;
+    require("embed", !(start.embed && generates), || {
+        "must be false with resume, hold, finish_is_proposal or prompt_logprobs".into()
+    })
 }
 
 /// The interval at which a listener wants messages.

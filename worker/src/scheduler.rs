@@ -40,6 +40,8 @@ pub struct EngineOptions {
     pub park_grace: Duration,
     /// Shares the KV blocks of equal prefixes.
     pub prefix_cache: bool,
+    /// Computes embeddings and generates nothing.
+    pub embeds: bool,
 }
 
 impl Default for EngineOptions {
@@ -50,6 +52,7 @@ impl Default for EngineOptions {
             step_tokens: limits::STEP_TOKENS,
             park_grace: limits::PARK_GRACE,
             prefix_cache: true,
+            embeds: false,
         }
     }
 }
@@ -99,6 +102,13 @@ struct Planned {
     count: usize,
     after: After,
     scored: bool,
+}
+
+impl Planned {
+    /// Whether the executor returns a result for it.
+    fn answers(&self) -> bool {
+        matches!(self.after, After::Draw | After::Embed) || self.scored
+    }
 }
 
 #[derive(Debug)]
@@ -197,7 +207,8 @@ impl Scheduler {
         if waiting >= self.options.max_queue {
             return Err(Rejected::QueueFull { waiting });
         }
-        let held = start.hold;
+        // Nothing is drawn before a Steer, which ends a held sequence that fills the context.
+        let draws = !start.hold && !start.embed;
         let seq = Seq::new(start);
         let (len, full) = (seq.tokens.len(), seq.generated() >= seq.max_tokens());
         self.waiting.enter(seq.caller, id);
@@ -205,8 +216,7 @@ impl Scheduler {
         if len > self.context {
             let context = self.context;
             self.finish(id, FinishReason::Error, format!("prompt: {len} tokens; the limit is {context} tokens"));
-        } else if full || (len == self.context && !held) {
-            // A held sequence draws nothing before a Steer, which ends it; until then its prompt can be scored.
+        } else if full || (len == self.context && draws) {
             self.finish(id, FinishReason::Length, String::new());
         }
         Ok(())
@@ -324,6 +334,7 @@ impl Scheduler {
         let Some(seq) = self.seqs.get(&id) else { return };
         let after = match seq.computed + count == seq.tokens.len() {
             false => After::Nothing,
+            true if seq.embeds => After::Embed,
             true if seq.may_draw() => After::Draw,
             true => After::Stash,
         };
@@ -438,14 +449,14 @@ impl Scheduler {
 
     /// Applies the result of the step.
     pub fn commit(&mut self, result: StepResult) {
-        let expected = self.planned.iter().filter(|row| row.after == After::Draw || row.scored).map(|row| row.seq);
+        let expected = self.planned.iter().filter(|row| row.answers()).map(|row| row.seq);
         if !expected.eq(result.rows.iter().map(|row| row.seq)) {
             return self.fail("the executor returned results for other rows than it was given");
         }
         self.dropped.drain(..self.dropping);
         let mut results = result.rows.into_iter();
         for planned in std::mem::take(&mut self.planned) {
-            let result = match planned.after == After::Draw || planned.scored {
+            let result = match planned.answers() {
                 true => results.next(),
                 false => None,
             };
@@ -476,8 +487,12 @@ impl Scheduler {
                 prompt_tokens: seq.prompt_len as u32,
                 cached_tokens: seq.cached_tokens as u32,
                 prompt_logprobs: scores,
+                embedding: result.state,
             });
             self.outputs.push(Output { seq: id, message: FromEngine { kind: Some(kind) }, last: false });
+        }
+        if planned.after == After::Embed {
+            return self.finish(id, FinishReason::Stop, String::new());
         }
         if planned.after == After::Stash {
             seq.stashed = true;

@@ -38,6 +38,8 @@ pub struct Seq {
     pub logprobs: i32,
     pub prompt_logprobs: i32,
     pub proposes: bool,
+    /// It ends with the embedding of its prompt.
+    pub embeds: bool,
     script: Vec<u32>,
 
     pub epoch: u64,
@@ -86,6 +88,7 @@ impl Seq {
             logprobs: start.logprobs,
             prompt_logprobs: start.prompt_logprobs,
             proposes: start.finish_is_proposal,
+            embeds: start.embed,
             script: start.script,
             epoch: 0,
             mask: None,

@@ -121,6 +121,7 @@ impl EngineService {
             max_queue: options.max_queue as u32,
             protocol: protocol::NUMBER,
             version: protocol::VERSION.into(),
+            embedding_size: if options.embeds { shape.hidden_size as u32 } else { 0 },
         }
     }
 
@@ -245,7 +246,8 @@ impl engine_server::Engine for EngineService {
             if self.shared.draining.load(Ordering::SeqCst) {
                 return Err(rejected(Rejected::Draining));
             }
-            request::check(&start, &self.shared.shape).map_err(|error| Status::invalid_argument(error.to_string()))?;
+            request::check(&start, &self.shared.shape, self.shared.options.embeds)
+                .map_err(|error| Status::invalid_argument(error.to_string()))?;
             self.answered(self.open(Box::new(start), span)).await
         };
         let (seq, open) = match deadline {

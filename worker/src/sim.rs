@@ -13,6 +13,9 @@ use rein_proto::splitmix::mix_both;
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
 use crate::tables::BlockTables;
 
+/// Numbers of an embedding.
+const EMBEDDING_SIZE: usize = 64;
+
 #[derive(Debug, Clone)]
 pub struct SimOptions {
     /// The model's name for clients.
@@ -148,6 +151,7 @@ impl Executor for Sim {
             block_size: options.block_size,
             kind: "sim",
             ranks: 1,
+            hidden_size: EMBEDDING_SIZE,
         }
     }
 
@@ -177,13 +181,22 @@ impl Executor for Sim {
                 result.logprob =
                     result.token.filter(|_| draw.logprobs >= 0).map(|token| self.logprob(token, draw.logprobs));
             }
-            if row.draw.is_some() || row.score >= 0 {
+            if row.after() == After::Embed {
+                result.state = embedding(state);
+            }
+            if row.draw.is_some() || row.score >= 0 || row.after() == After::Embed {
                 rows.push(result);
             }
         }
         wait_until(until);
         Ok(StepResult { id: step.id, rows })
     }
+}
+
+/// Numbers from -1 to 1 that depend on all tokens.
+fn embedding(state: u64) -> Vec<f32> {
+    let number = |i| mix_both(state, i) as i64 as f32 / i64::MAX as f32;
+    (0..EMBEDDING_SIZE as u64).map(number).collect()
 }
 
 // The wait simulates the device's time; there is no event to wait for.

@@ -1,4 +1,4 @@
-//! Logits, and what is drawn, stashed and scored from them, on rank 0. Rows are drawn in parallel; each is a pure
+//! Logits, and what is drawn, stashed and scored from them, and hidden states, on rank 0. Rows are drawn in parallel; each is a pure
 //! function of its logits and parameters. This module does not know sequences.
 
 use super::buffer::Buffer;
@@ -28,6 +28,11 @@ pub fn draw(cpu: &mut Cpu, rows: &Rows, hidden: Option<&Tensor>, head: &Head<Cpu
     let logits = cpu.logits(hidden, &fresh, head)?;
     if cpu.rank() != 0 {
         return Ok(drawn);
+    }
+    if !rows.states.is_empty() {
+        // Every rank has the whole hidden states.
+        let normed = cpu.normed(hidden, &rows.states, head)?;
+        drawn.states = (0..normed.rows).map(|row| normed.row(row).to_vec()).collect();
     }
     let mut of_fresh = logits.iter().flat_map(|logits| (0..logits.rows).map(|row| logits.row(row)));
     let mut sources = Vec::with_capacity(draws.len());
@@ -66,14 +71,19 @@ impl Cpu {
         if rows.is_empty() {
             return Ok(None);
         }
-        let hidden = hidden
-            .ok_or_else(|| shape("draw", "the rows to draw are not empty, but the step computed no rows".into()))?;
-        let normed = self.rms_norm(&self.gather_rows(hidden, rows), head.norm, head.eps);
-        let mut logits = self.gather_cols(self.linear(&normed, head.weight, None))?;
+        let weight = head.weight.ok_or_else(|| shape("draw", "the model has no head for logits".into()))?;
+        let mut logits = self.gather_cols(self.linear(&self.normed(hidden, rows, head)?, weight, None))?;
         if head.scale != 1.0 {
             logits.iter_mut().for_each(|logits| self.scale(logits, head.scale));
         }
         Ok(logits)
+    }
+
+    /// Some rows of `hidden`, after the final norm.
+    fn normed(&self, hidden: Option<&Tensor>, rows: &[usize], head: &Head<Cpu>) -> Result<Tensor> {
+        let hidden = hidden
+            .ok_or_else(|| shape("draw", "the rows to draw are not empty, but the step computed no rows".into()))?;
+        Ok(self.rms_norm(&self.gather_rows(hidden, rows), head.norm, head.eps))
     }
 
     pub(super) fn gather_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {

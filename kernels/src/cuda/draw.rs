@@ -1,6 +1,8 @@
-//! Logits, and the draws, stashes and scores from them. It does not know sequences.
+//! Logits, the draws, stashes and scores from them, and hidden states. It does not know sequences.
 
 mod plan;
+
+use std::ops::Range;
 
 use super::args::DrawArgs;
 use super::backend::{Cuda, int, shape};
@@ -8,6 +10,7 @@ use super::batch::DeviceBatch;
 use super::graphs::{Kept, Mode, Results};
 use super::memory::read;
 use super::tensor::{DeviceTensor, Element};
+use super::weights::Matrix;
 use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{Backend, Draw, Drawn, Head, LogitsOf, Stash};
 use crate::error::Result;
@@ -82,11 +85,15 @@ pub(super) fn draw(
     head: &Head<'_, Cuda>,
 ) -> Result<Drawn> {
     let plan = &batch.draws;
-    let vocab = cuda.vocabulary(head.weight.plain().outs)?;
     let leads = cuda.rank() == 0;
     if leads {
-        cuda.stash.fit(&cuda.device, plan.slots, vocab)?;
+        if let Some(weight) = head.weight {
+            let vocab = cuda.vocabulary(weight.plain().outs)?;
+            cuda.stash.fit(&cuda.device, plan.slots, vocab)?;
+        }
         cuda.stash.take(&batch.rows.draws)?;
+    } else if let Some(weight) = head.weight {
+        cuda.vocabulary(weight.plain().outs)?;
     }
     let out = if cuda.graphs.get_mut().mode() == Mode::Repeating {
         let results = cuda.graphs.get_mut().repeat(&cuda.device, &batch.shape)?;
@@ -105,8 +112,9 @@ pub(super) fn draw(
         return cuda.check_group().map(|()| Drawn::default());
     }
     cuda.stash.fill(&batch.rows.stashes);
+    let states = cuda.states(batch, hidden, head)?;
     if plan.out_words == 0 {
-        return Ok(Drawn::default());
+        return Ok(Drawn { states, ..Drawn::default() });
     }
     let out = out.ok_or_else(|| shape("draw", "the memory of a recorded step is in use".into()))?;
     // SAFETY: the results have at least that many words.
@@ -114,7 +122,7 @@ pub(super) fn draw(
     cuda.steps.arrived();
     // After the results: they may be of a group that has ended.
     cuda.check_group()?;
-    Ok(plan.read(&words))
+    Ok(Drawn { states, ..plan.read(&words) })
 }
 
 fn kept(x: &DeviceTensor) -> Kept {
@@ -132,7 +140,8 @@ impl Cuda {
         if batch.draws.passes.is_empty() {
             return Ok(None);
         }
-        let (leads, vocab) = (self.rank() == 0, self.known_vocabulary(head.weight.plain().outs));
+        let weight = head.weight.ok_or_else(|| shape("draw", "the model has no head for logits".into()))?.plain();
+        let (leads, vocab) = (self.rank() == 0, self.known_vocabulary(weight.outs));
         let out = self.tensor(1, batch.shape.results, Element::F32);
         let mut from = 0;
         for pass in &batch.draws.passes {
@@ -140,7 +149,7 @@ impl Cuda {
             let rows = if batch.shape.decode { batch.shape.wanted } else { pass.rows };
             let logits = match rows {
                 0 => None,
-                rows => self.logits(batch, hidden, from, rows, head)?,
+                rows => self.logits(batch, hidden, from..from + rows, head, weight)?,
             };
             if leads {
                 self.launch_pass(batch, pass, logits.as_ref(), vocab, &out);
@@ -180,21 +189,49 @@ impl Cuda {
         }
     }
 
-    /// The logits of wanted rows from..from + count of the batch, on rank 0.
+    /// The hidden states of these wanted rows of the batch, after the final norm.
+    fn normed(
+        &self,
+        batch: &DeviceBatch,
+        hidden: Option<&DeviceTensor>,
+        wanted: Range<usize>,
+        head: &Head<'_, Cuda>,
+    ) -> Result<DeviceTensor> {
+        let hidden =
+            hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
+        let index = self.steps.parts(batch).wanted + 4 * wanted.start as u64;
+        Ok(self.rms_norm(&self.gather_rows(hidden, index, wanted.len()), head.norm, head.eps))
+    }
+
+    /// The hidden states that the batch wants. Steps with them are never recorded.
+    fn states(
+        &mut self,
+        batch: &DeviceBatch,
+        hidden: Option<&DeviceTensor>,
+        head: &Head<'_, Cuda>,
+    ) -> Result<Vec<Vec<f32>>> {
+        let count = batch.rows.states.len();
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let normed = self.normed(batch, hidden, batch.shape.wanted - count..batch.shape.wanted, head)?;
+        let states = self.to_host(&normed).chunks(normed.cols.max(1)).map(<[f32]>::to_vec).collect();
+        self.check()?;
+        self.steps.arrived();
+        Ok(states)
+    }
+
+    /// The logits of these wanted rows of the batch, on rank 0.
     fn logits(
         &self,
         batch: &DeviceBatch,
         hidden: Option<&DeviceTensor>,
-        from: usize,
-        count: usize,
+        wanted: Range<usize>,
         head: &Head<'_, Cuda>,
+        weight: &Matrix,
     ) -> Result<Option<DeviceTensor>> {
-        let hidden =
-            hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
-        let index = self.steps.parts(batch).wanted + 4 * from as u64;
-        let gathered = self.gather_rows(hidden, index, count);
-        let normed = self.rms_norm(&gathered, head.norm, head.eps);
-        let mut logits = self.gather_logits(self.product(&normed, head.weight.plain(), None, Element::F32));
+        let normed = self.normed(batch, hidden, wanted, head)?;
+        let mut logits = self.gather_logits(self.product(&normed, weight, None, Element::F32));
         if head.scale != 1.0 {
             logits.iter_mut().for_each(|logits| self.scale(logits, head.scale));
         }

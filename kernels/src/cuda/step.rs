@@ -25,7 +25,7 @@ pub(super) struct StepShape {
     pub sequences: usize,
     /// Blocks of a sequence in the tables.
     pub table_stride: usize,
-    /// Rows whose logits are wanted; a row may be there twice.
+    /// Rows whose logits or hidden states are wanted; a row may be there twice.
     pub wanted: usize,
     /// Words for the results of draws and scores.
     pub results: usize,
@@ -33,14 +33,15 @@ pub(super) struct StepShape {
     pub decode: bool,
 }
 
-/// The rows whose logits are wanted: of scores, then of draws, then of stashes.
+/// The rows that are wanted: of scores, draws and stashes for their logits, then of hidden states.
 fn wanted<'a>(rows: &'a Rows) -> impl Iterator<Item = usize> + 'a {
     let of_draw = |draw: &Draw| match draw.from {
         LogitsOf::Row(row) => Some(row),
         LogitsOf::Slot(_) => None,
     };
     let scores = rows.scores.iter().map(|score| score.row);
-    scores.chain(rows.draws.iter().filter_map(of_draw)).chain(rows.stashes.iter().map(|stash| stash.row))
+    let of_logits = scores.chain(rows.draws.iter().filter_map(of_draw));
+    of_logits.chain(rows.stashes.iter().map(|stash| stash.row)).chain(rows.states.iter().copied())
 }
 
 impl StepShape {
@@ -50,6 +51,7 @@ impl StepShape {
         let decode = rows.spans.len() == rows.ids.len()
             && rows.spans.iter().all(|span| span.len == 1)
             && rows.scores.is_empty()
+            && rows.states.is_empty()
             && wanted <= rows.ids.len();
         let drawn = rows.draws.iter().map(|draw| result_words(draw.logprobs)).sum::<usize>();
         let scored = rows.scores.iter().map(|score| result_words(Some(score.top))).sum::<usize>();
@@ -98,7 +100,7 @@ pub(super) struct StepParts<T> {
     pub places: T,
     /// The blocks of each sequence.
     pub tables: T,
-    /// The rows whose logits are wanted.
+    /// The rows whose logits or hidden states are wanted.
     pub wanted: T,
     /// The end of these parts. The parameters of the step's draws follow.
     pub end: T,

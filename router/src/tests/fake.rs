@@ -47,6 +47,8 @@ pub struct Fake {
     /// Tokens per message, in turn. Empty: 1.
     pub batches: Vec<usize>,
     pub refuse: Option<tonic::Code>,
+    /// Above 0: it computes embeddings. Their first number is the number of tokens, the others count from 1.
+    pub embedding_size: u32,
     pub(crate) state: Arc<State>,
 }
 
@@ -87,7 +89,10 @@ impl Fake {
             true => start.prompt.iter().enumerate().map(|(i, &id)| score(i, id)).collect(),
             false => Vec::new(),
         };
-        let admitted = Admitted { prompt_tokens: start.prompt.len() as u32, cached_tokens: 3, prompt_logprobs };
+        let numbers = if start.embed { self.embedding_size } else { 0 };
+        let embedding = (0..numbers).map(|i| if i == 0 { start.prompt.len() as f32 } else { i as f32 }).collect();
+        let prompt_tokens = start.prompt.len() as u32;
+        let admitted = Admitted { prompt_tokens, cached_tokens: 3, prompt_logprobs, embedding };
         let mut messages = vec![from_engine::Kind::Admitted(admitted)];
         if start.hold {
             return messages.into_iter().map(|kind| FromEngine { kind: Some(kind) }).collect();
@@ -186,6 +191,7 @@ impl engine_server::Engine for Fake {
             kind: "sim".into(),
             tensor_parallel: 1,
             max_queue: 8,
+            embedding_size: self.embedding_size,
             ..EngineInfo::default()
         }))
     }

@@ -156,6 +156,12 @@ impl Shards {
         Ok(())
     }
 
+    /// From now on, the names of all tensors begin with `prefix`.
+    pub fn nest(&mut self, prefix: &str) {
+        let tensors = std::mem::take(&mut self.tensors);
+        self.tensors = tensors.into_iter().map(|(name, entry)| (format!("{prefix}{name}"), entry)).collect();
+    }
+
     pub fn get(&self, name: &str) -> Option<&TensorEntry> {
         self.tensors.get(name)
     }

@@ -35,6 +35,11 @@ impl CheckpointWeights {
         Ok(Self { shards: Shards::open(dir, reads)?, quantization })
     }
 
+    /// [`Shards::nest`].
+    pub fn nest(&mut self, prefix: &str) {
+        self.shards.nest(prefix);
+    }
+
     /// [`Shards::hashes`].
     pub fn hashes(&self) -> Result<Vec<(PathBuf, u64)>, LoadError> {
         self.shards.hashes()

@@ -13,6 +13,7 @@ fn feed(blocks: usize) -> (EventSource, Arc<EventFeed>) {
         block_size: 4,
         kind: "sim",
         ranks: 1,
+        hidden_size: 4,
     })
 }
 

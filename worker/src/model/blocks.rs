@@ -185,7 +185,7 @@ impl<'a> Base<'a> {
             layers: (0..self.layers).map(layer).collect::<Result<_, _>>()?,
             residual_multiplier: 1.0,
             norm: self.norm(name("model.norm"), self.hidden),
-            head: LinearSpec::new(name("lm_head"), [self.vocab, self.hidden], false, Shard::Out),
+            head: Some(LinearSpec::new(name("lm_head"), [self.vocab, self.hidden], false, Shard::Out)),
             tied: self.tied,
             logits_scaling: 1.0,
             ignored: Vec::new(),

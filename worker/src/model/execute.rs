@@ -46,6 +46,8 @@ struct StepPlan<'a> {
     draws: Vec<usize>,
     /// For each score, its row of the step and its token.
     scores: Vec<(usize, u32)>,
+    /// For each hidden state, its row of the step.
+    states: Vec<usize>,
 }
 
 impl<'a> StepPlan<'a> {
@@ -56,7 +58,7 @@ impl<'a> StepPlan<'a> {
         tables: &'a BlockTables,
         stashes: &mut StashSlots,
     ) -> KernelResult<Self> {
-        let mut plan = StepPlan { rows: Rows::default(), draws: Vec::new(), scores: Vec::new() };
+        let mut plan = StepPlan { rows: Rows::default(), draws: Vec::new(), scores: Vec::new(), states: Vec::new() };
         for (i, (row, bias)) in step.rows.iter().zip(biases).enumerate() {
             let first = plan.rows.ids.len();
             if !row.tokens.is_empty() {
@@ -90,6 +92,10 @@ impl<'a> StepPlan<'a> {
                 }
                 (After::Stash, _, Some(last)) => {
                     plan.rows.stashes.push(Stash { row: last, slot: stashes.assign(row.seq) });
+                }
+                (After::Embed, _, Some(last)) => {
+                    plan.rows.states.push(last);
+                    plan.states.push(i);
                 }
                 _ => {}
             }
@@ -126,7 +132,7 @@ impl<B: Backend> Executing<B> {
         }
         self.tables.apply(step).map_err(|what| KernelError::Shape { op: "step", what })?;
         let biases: Vec<_> = step.rows.iter().map(logit_bias).collect();
-        let StepPlan { rows, draws, scores } = StepPlan::new(step, &biases, &self.tables, &mut self.stashes)?;
+        let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &biases, &self.tables, &mut self.stashes)?;
         let drawn = self.network.step(rows)?;
         if self.network.backend().rank() != 0 {
             return Ok(None);
@@ -135,6 +141,9 @@ impl<B: Backend> Executing<B> {
             step.rows.iter().map(|row| RowResult { seq: row.seq, ..Default::default() }).collect();
         for ((i, token), score) in scores.into_iter().zip(drawn.scores) {
             results[i].scores.push(message(token, score));
+        }
+        for (i, state) in states.into_iter().zip(drawn.states) {
+            results[i].state = state;
         }
         for (i, token) in draws.into_iter().zip(drawn.tokens) {
             match token {
@@ -145,7 +154,7 @@ impl<B: Backend> Executing<B> {
                 None => results[i].empty_mask = true,
             }
         }
-        let answers = |row: &Row| row.after() == After::Draw || row.score >= 0;
+        let answers = |row: &Row| matches!(row.after(), After::Draw | After::Embed) || row.score >= 0;
         let rows = step.rows.iter().zip(results).filter(|(row, _)| answers(row)).map(|(_, result)| result).collect();
         Ok(Some(StepResult { id: step.id, rows }))
     }

@@ -72,7 +72,7 @@ impl<D: DeviceStorage> Footprint<'_, D> {
         };
         let mut parts = WeightParts {
             embedding: part(WeightRole::Embedding, &self.spec.embedding()),
-            head: part(WeightRole::Linear, &self.spec.head),
+            head: self.spec.head.as_ref().map_or(0, |head| part(WeightRole::Linear, head)),
             ..WeightParts::default()
         };
         for (layer, held) in self.spec.layers.iter().zip(&rank.experts) {

@@ -45,7 +45,8 @@ pub struct Network<B: Backend> {
     /// One per layer, after `open_caches`.
     caches: Vec<B::Cache>,
     norm: Norm<B>,
-    head: B::Linear,
+    /// None: the model only computes embeddings.
+    head: Option<B::Linear>,
 }
 
 /// What a rank needs to change to another expert layout.
@@ -212,7 +213,7 @@ impl<B: Backend> Network<B> {
         let head = Head {
             norm: &self.norm.weight,
             eps: self.norm.eps,
-            weight: &self.head,
+            weight: self.head.as_ref(),
             scale: 1.0 / self.spec.logits_scaling,
         };
         self.backend.draw(&batch, hidden.as_ref(), &head)

@@ -153,7 +153,8 @@ pub struct Spec {
     /// Factor of each block's output before it is added to the residual stream.
     pub residual_multiplier: f32,
     pub norm: Norm,
-    pub head: LinearSpec,
+    /// None: the model only computes embeddings.
+    pub head: Option<LinearSpec>,
     /// The head uses the embedding's matrix.
     pub tied: bool,
     /// Divisor of the logits.
@@ -203,8 +204,8 @@ impl Spec {
     pub fn modules(&self) -> Vec<(String, [usize; 2])> {
         let mut modules: Vec<_> = self.linears().map(|l| (l.module.clone(), [l.out, l.inp])).collect();
         modules.push((self.embed.clone(), [self.vocab, self.hidden]));
-        if !self.tied {
-            modules.push((self.head.module.clone(), [self.vocab, self.hidden]));
+        if let Some(head) = self.head.as_ref().filter(|_| !self.tied) {
+            modules.push((head.module.clone(), [self.vocab, self.hidden]));
         }
         modules
     }

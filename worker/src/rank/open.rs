@@ -13,6 +13,9 @@ use crate::checkpoint::{
 };
 use crate::model::{self, Footprint, Precisions, Spec, WeightSource};
 
+/// Before the names of all tensors of the decoder, unless it was saved alone.
+const DECODER: &str = "model.";
+
 pub struct Checkpoint {
     pub spec: Arc<Spec>,
     pub weights: CheckpointWeights,
@@ -41,21 +44,32 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     let text = model::text_config(&config);
     let mut spec = model::build(&config)?;
     let quantization = Quantization::of(&config, text)?;
-    let weights = CheckpointWeights::open(dir, quantization, reads)?;
+    let mut weights = CheckpointWeights::open(dir, quantization, reads)?;
+    let embed = format!("{}.weight", spec.embed);
+    // Embedding models are often saved without the wrapper that has the head.
+    if let Some(bare) = embed.strip_prefix(DECODER).filter(|bare| !weights.has(&embed) && weights.has(bare)) {
+        weights.nest(DECODER);
+        tracing::debug!(tensor = bare, "the checkpoint is a bare decoder");
+    }
+    if options.embeds
+        && let Some(head) = spec.head.take()
+    {
+        spec.ignored.push(format!("{}.", head.module));
+    }
 
-    let (embed, head) = (format!("{}.weight", spec.embed), format!("{}.weight", spec.head.module));
     let mut duplicate = None;
-    if spec.tied {
+    if let (true, Some(of_head)) = (spec.tied, &mut spec.head) {
+        let head = format!("{}.weight", of_head.module);
         match (weights.has(&embed), weights.has(&head)) {
             (true, true) if weights.equal(&embed, &head)? => duplicate = Some(head),
             // Both exist and differ: they are two matrices, as transformers 5 treats them.
             (true, true) => spec.tied = false,
-            (false, true) => spec.embed = spec.head.module.clone(),
+            (false, true) => spec.embed = of_head.module.clone(),
             _ => {}
         }
-    }
-    if spec.tied {
-        spec.head.module = spec.embed.clone();
+        if spec.tied {
+            of_head.module.clone_from(&spec.embed);
+        }
     }
     weights.check(&spec.modules(), &spec.tensors(), |name| {
         name.ends_with("rotary_emb.inv_freq")

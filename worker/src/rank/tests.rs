@@ -16,6 +16,7 @@ mod apart;
 mod broken;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod embeddings;
 mod layouts;
 mod replaced;
 mod steps;

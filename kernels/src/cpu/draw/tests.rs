@@ -29,7 +29,7 @@ fn weight(cpu: &Cpu) -> Linear {
 fn draw_twice(link: Threads, threads: usize) -> [Drawn; 2] {
     let mut cpu = Cpu::new(threads, Box::new(link));
     let (norm, weight) = (vec![1.5; HIDDEN], weight(&cpu));
-    let head = Head { norm: &norm, eps: 1e-6, weight: &weight, scale: 3.0 };
+    let head = Head { norm: &norm, eps: 1e-6, weight: Some(&weight), scale: 3.0 };
     let hidden = cpu.to_device(ROWS, HIDDEN, numbers(ROWS * HIDDEN, 2));
     let sample = SampleSpec { seed: 5, temperature: 0.8, ..SampleSpec::default() };
     let draw = |row| Draw { from: LogitsOf::Row(row), sample, logprobs: row.is_multiple_of(2).then_some(2) };
@@ -38,6 +38,7 @@ fn draw_twice(link: Threads, threads: usize) -> [Drawn; 2] {
         draws: (0..34).map(draw).collect(),
         stashes: vec![Stash { row: 69, slot: 3 }],
         scores: (34..69).map(|row| Score { row, token: row as u32, top: 1 }).collect(),
+        states: vec![69, 2],
         ..Rows::default()
     };
     let batch = cpu.begin(rows).unwrap();
@@ -64,6 +65,8 @@ fn every_row_is_drawn_as_if_alone() {
     };
     let check = |[first, second]: [Drawn; 2]| {
         assert_eq!((first.tokens.len(), first.scores.len()), (34, 35));
+        let state = |row| cpu.to_host(&cpu.rms_norm(&cpu.gather_rows(&hidden, &[row]), &vec![1.5; HIDDEN], 1e-6));
+        assert_eq!(first.states, [state(69), state(2)]);
         for (row, token) in first.tokens.into_iter().enumerate() {
             let (token, id) = (token.unwrap(), sample_row(row));
             let logprob = row.is_multiple_of(2).then(|| logprobs(&logits(row), id, 2));
@@ -84,5 +87,5 @@ fn every_row_is_drawn_as_if_alone() {
     });
     let [leader, follower] = on_ranks.try_into().unwrap();
     check(leader);
-    assert!(follower.iter().all(|drawn| drawn.tokens.is_empty() && drawn.scores.is_empty()));
+    assert!(follower.iter().all(|drawn| drawn.tokens.is_empty() && drawn.scores.is_empty() && drawn.states.is_empty()));
 }

@@ -290,7 +290,7 @@ impl<B: Backend> Toy<B> {
                 Ok(x)
             })
             .expect("run");
-        let head = Head { norm, eps: 1e-5, weight: head, scale: 0.5 };
+        let head = Head { norm, eps: 1e-5, weight: Some(head), scale: 0.5 };
         let drawn = b.draw(&batch, Some(&hidden), &head).expect("draw");
         (hidden, drawn)
     }
@@ -310,6 +310,7 @@ fn play<B: Backend>(toy: &mut Toy<B>, b: &mut B) -> Vec<(Vec<f32>, Drawn)> {
         draws: vec![draw(12)],
         stashes: Vec::new(),
         scores: vec![score(2), score(8)],
+        states: vec![8, 0],
     };
     steps.push(toy.step(b, first));
     let second = Rows {
@@ -317,7 +318,7 @@ fn play<B: Backend>(toy: &mut Toy<B>, b: &mut B) -> Vec<(Vec<f32>, Drawn)> {
         spans: vec![span(0, 0, 3, 9), span(1, 3, 1, 4)],
         draws: vec![draw(3)],
         stashes: vec![Stash { row: 2, slot: 1 }],
-        scores: Vec::new(),
+        ..Rows::default()
     };
     steps.push(toy.step(b, second));
     for i in 0..5 {
@@ -356,13 +357,17 @@ fn compare_with<D: Devices>(oracle: &D, devices: &CudaDevices, kind: Kind, apart
         println!("{kind:?}, step {i}: {far}");
         assert!(far.max <= apart[0] && far.angle <= apart[1], "{kind:?}, step {i}: {far}");
         assert_eq!(
-            (got_drawn.tokens.len(), got_drawn.scores.len()),
-            (want_drawn.tokens.len(), want_drawn.scores.len())
+            (got_drawn.tokens.len(), got_drawn.scores.len(), got_drawn.states.len()),
+            (want_drawn.tokens.len(), want_drawn.scores.len(), want_drawn.states.len())
         );
         let logprobs = |drawn: &Drawn| -> Vec<f32> {
             let of_tokens = drawn.tokens.iter().flatten().flat_map(|token| &token.logprob);
             of_tokens.chain(&drawn.scores).flat_map(|l| l.top.iter().map(|(_, l)| *l)).collect()
         };
+        for (got, want) in got_drawn.states.iter().zip(&want_drawn.states) {
+            let far = difference(got, want);
+            assert!(far.max <= apart[0] && far.angle <= apart[1], "{kind:?}, step {i}: state {far}");
+        }
         let far = difference(&logprobs(got_drawn), &logprobs(want_drawn));
         assert!(far.max <= apart[0] && far.angle <= apart[1], "{kind:?}, step {i}: logprobs {far}");
     }

@@ -27,7 +27,7 @@ pub fn bytes_to_load(spec: &Spec, weights: &CheckpointWeights, rank: &RankPlacem
         weights.cost(&l.module, rows.len() * cols.len())
     };
     let whole = |l: &spec::LinearSpec| weights.cost(&l.module, l.out * l.inp);
-    let mut total = part(&spec.embedding()) + part(&spec.head);
+    let mut total = part(&spec.embedding()) + spec.head.as_ref().map_or(0, part);
     for (layer, held) in spec.layers.iter().zip(&rank.experts) {
         total += layer.attention.linears().into_iter().map(part).sum::<u64>();
         total += match &layer.mlp {
@@ -255,7 +255,10 @@ impl<B: Backend> Network<B> {
             });
         }
         let norm = loader.norm(&spec.norm)?;
-        let head = loader.linear(&spec.head)?.weight;
+        let head = match &spec.head {
+            Some(head) => Some(loader.linear(head)?.weight),
+            None => None,
+        };
         let placement = placement.clone();
         Ok(Self { backend, spec, placement, rank, base, embed, layers, caches: Vec::new(), norm, head })
     }

@@ -181,6 +181,7 @@ impl World {
             block_size,
             kind: "sim",
             ranks: 1,
+            hidden_size: 4,
         };
         let options = EngineOptions {
             max_sequences: rng.random_range(1..9),
@@ -188,6 +189,7 @@ impl World {
             step_tokens: rng.random_range(1..40),
             park_grace: Duration::from_millis(50),
             prefix_cache: rng.random_bool(0.9),
+            embeds: false,
         };
         let prefixes =
             (0..3).map(|_| (0..rng.random_range(1..24)).map(|_| rng.random_range(0..VOCAB)).collect()).collect();
@@ -465,6 +467,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
         block_size: 4,
         kind: "sim",
         ranks: 1,
+        hidden_size: 4,
     };
     let options = EngineOptions { max_sequences: 2, step_tokens: 5, ..EngineOptions::default() };
     let mut scheduler = Scheduler::new(&shape, options);

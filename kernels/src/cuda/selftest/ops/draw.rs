@@ -1,4 +1,4 @@
-//! Draws, scores and stashes. Logits are sums of few small numbers, which are the same in any order, so that a device
+//! Draws, scores, stashes and hidden states. Logits are sums of few small numbers, which are the same in any order, so that a device
 //! must draw exactly what the CPU draws.
 
 use super::{Pair, Random, Row};
@@ -63,7 +63,7 @@ impl<B: Backend> Heads<B> {
     }
 
     fn draw(&self, backend: &mut B, step: Rows, hidden: &[f32]) -> Result<Drawn> {
-        let head = Head { norm: &self.norm, eps: 0.0, weight: &self.weight, scale: 0.5 };
+        let head = Head { norm: &self.norm, eps: 0.0, weight: Some(&self.weight), scale: 0.5 };
         let rows = step.ids.len();
         let batch = backend.begin(step)?;
         let hidden = (rows > 0).then(|| backend.to_device(rows, WIDTH, hidden[..rows * WIDTH].to_vec()));
@@ -113,6 +113,9 @@ impl Comparison {
             if !same {
                 wrong.push(format!("draw {i} is {got:?}, expected {want:?}"));
             }
+        }
+        if got.states != want.states {
+            wrong.push(format!("hidden states are {:?}, expected {:?}", got.states, want.states));
         }
         for (i, (got, want)) in got.scores.iter().zip(&want.scores).enumerate() {
             if !self.logprob(got, want) {
@@ -188,15 +191,17 @@ impl<B: Backend> Pair<B> {
                 draws: vec![from_row(2), from_row(ROWS - 1)],
                 stashes: vec![Stash { row: 4, slot: 3 }, Stash { row: 2, slot: 0 }, Stash { row: 9, slot: 1 }],
                 scores: (0..2 * ROWS).map(score).collect(),
+                states: vec![ROWS - 1, 0, 4],
                 ..Rows::default()
             },
             Rows {
-                ids,
+                ids: ids.clone(),
                 draws: vec![from_slot(3), from_row(5), from_slot(0)],
                 stashes: vec![Stash { row: 7, slot: 3 }],
                 ..Rows::default()
             },
             Rows { draws: vec![from_slot(1), from_slot(3)], ..Rows::default() },
+            Rows { ids, states: vec![5], ..Rows::default() },
         ];
         for step in steps {
             let got = on_device.draw(&mut self.device, step.clone(), &signs)?;
