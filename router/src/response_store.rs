@@ -2,9 +2,10 @@
 //! in a response.
 
 mod directory;
+mod shares;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     convert::Infallible,
     fmt,
     path::PathBuf,
@@ -15,6 +16,7 @@ use std::{
 
 use crate::{fair::CallerName, limits};
 use directory::ResponseDirectory;
+use shares::Shares;
 
 /// Where responses are kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,11 +50,13 @@ impl fmt::Display for ResponsesStoreMode {
     }
 }
 
-/// How much is kept, and for how long.
+/// How much is kept, of all API keys and of each, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct ResponseLimits {
     pub count: usize,
     pub bytes: usize,
+    pub count_per_key: usize,
+    pub bytes_per_key: usize,
     pub age: Duration,
 }
 
@@ -61,6 +65,8 @@ impl Default for ResponseLimits {
         ResponseLimits {
             count: limits::STORED_RESPONSES,
             bytes: limits::STORED_RESPONSE_BYTES,
+            count_per_key: limits::STORED_RESPONSES_PER_KEY,
+            bytes_per_key: limits::STORED_RESPONSE_BYTES_PER_KEY,
             age: limits::STORED_RESPONSE_AGE,
         }
     }
@@ -79,7 +85,7 @@ impl StoredResponse {
     }
 }
 
-/// Responses by API key and id. Beyond a limit, the oldest ones are dropped.
+/// Responses by API key and id. Beyond a limit, the oldest ones of a key are dropped: see [`Shares::trim`].
 #[derive(Clone)]
 pub struct ResponseStore(Backend);
 
@@ -94,10 +100,8 @@ type Key = (CallerName, String);
 
 struct Kept {
     limits: ResponseLimits,
-    responses: HashMap<Key, (StoredResponse, SystemTime)>,
-    /// From the oldest to the newest. Deleted ones are skipped when their turn comes.
-    order: VecDeque<(Key, SystemTime)>,
-    bytes: usize,
+    responses: HashMap<Key, StoredResponse>,
+    shares: Shares<CallerName>,
 }
 
 impl ResponseStore {
@@ -150,41 +154,29 @@ fn expired(at: SystemTime, age: Duration, now: SystemTime) -> bool {
 
 impl Kept {
     fn new(limits: ResponseLimits) -> Self {
-        Kept { limits, responses: HashMap::new(), order: VecDeque::new(), bytes: 0 }
+        Kept { limits, responses: HashMap::new(), shares: Shares::new() }
     }
 
     fn put(&mut self, key: Key, stored: StoredResponse, now: SystemTime) {
         self.remove(&key);
-        self.bytes += stored.bytes();
-        self.responses.insert(key.clone(), (stored, now));
-        self.order.push_back((key, now));
+        self.shares.add(key.0.clone(), key.1.clone(), stored.bytes(), now);
+        self.responses.insert(key, stored);
         self.trim(now);
     }
 
     fn get(&mut self, key: &Key, now: SystemTime) -> Option<StoredResponse> {
         self.trim(now);
-        self.responses.get(key).map(|(stored, _)| stored.clone())
+        self.responses.get(key).cloned()
     }
 
     fn remove(&mut self, key: &Key) -> bool {
-        let removed = self.responses.remove(key);
-        self.bytes -= removed.as_ref().map_or(0, |(stored, _)| stored.bytes());
-        removed.is_some()
+        self.shares.remove(&key.0, &key.1);
+        self.responses.remove(key).is_some()
     }
 
-    /// Drops the oldest responses until all limits hold. Entries of deleted responses count towards the number, so that
-    /// the queue is bounded, too.
     fn trim(&mut self, now: SystemTime) {
-        while let Some((key, at)) = self.order.front() {
-            let over = self.order.len() > self.limits.count || self.bytes > self.limits.bytes;
-            let current = self.responses.get(key).is_some_and(|(_, kept)| kept == at);
-            if current && !over && !expired(*at, self.limits.age, now) {
-                return;
-            }
-            let Some((key, _)) = self.order.pop_front() else { return };
-            if current {
-                self.remove(&key);
-            }
+        for key in self.shares.trim(&self.limits, now) {
+            self.responses.remove(&key);
         }
     }
 }

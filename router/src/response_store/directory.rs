@@ -1,7 +1,7 @@
 //! Responses as files of one directory, which several routers may share.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -10,7 +10,7 @@ use std::{
 
 use rein_text::sha256_hex;
 
-use super::{ResponseLimits, StoredResponse, expired, locked};
+use super::{ResponseLimits, Shares, StoredResponse, expired, locked};
 use crate::{fair::CallerName, limits};
 
 /// Between the two texts of a file. JSON texts have no zero byte.
@@ -27,14 +27,9 @@ struct Shared {
     limits: ResponseLimits,
     /// Responses whose files are being written.
     pending: Mutex<HashMap<String, StoredResponse>>,
-    /// The files, from the oldest to the newest. None: the directory was not read yet.
-    files: Mutex<Option<Files>>,
-}
-
-#[derive(Default)]
-struct Files {
-    order: VecDeque<(String, u64, SystemTime)>,
-    bytes: u64,
+    /// The names of the files, by the part of the name that stands for the API key. None: the directory was not read
+    /// yet.
+    files: Mutex<Option<Shares<String>>>,
 }
 
 impl ResponseDirectory {
@@ -63,6 +58,14 @@ impl ResponseDirectory {
         });
     }
 
+    /// Whether every file has been written, and those beyond the limits have been removed.
+    #[cfg(test)]
+    pub fn is_settled(&self) -> bool {
+        let written = locked(&self.0.pending).is_empty();
+        drop(locked(&self.0.files));
+        written
+    }
+
     pub async fn get(&self, caller: &CallerName, id: &str) -> Option<StoredResponse> {
         let name = file_name(caller, id)?;
         if let Some(stored) = locked(&self.0.pending).get(&name) {
@@ -79,8 +82,7 @@ impl ResponseDirectory {
             return true;
         }
         let shared = self.0.clone();
-        let removed = tokio::task::spawn_blocking(move || fs::remove_file(shared.path.join(name)).is_ok());
-        removed.await.unwrap_or(false)
+        tokio::task::spawn_blocking(move || shared.delete(&name)).await.unwrap_or(false)
     }
 }
 
@@ -90,6 +92,7 @@ impl Shared {
         let whole = self.path.join(name);
         let part = whole.with_extension("part");
         fs::write(&part, [&*stored.response, &[SEPARATOR], &*stored.input].concat())?;
+        let mut files = locked(&self.files);
         {
             // Under the lock, so that the response is deleted either before it is a file or as one.
             let mut pending = locked(&self.pending);
@@ -99,16 +102,25 @@ impl Shared {
             fs::rename(&part, &whole)?;
         }
         let now = SystemTime::now();
-        let mut files = locked(&self.files);
         let files = match &mut *files {
             Some(files) => {
-                files.add(name.to_owned(), stored.bytes() as u64, now);
+                files.add(caller_part(name), name.to_owned(), stored.bytes(), now);
                 files
             }
-            unread => unread.insert(Files::of(&self.path)?),
+            unread => unread.insert(files_of(&self.path)?),
         };
-        files.trim(&self.path, self.limits, now);
+        for (_, name) in files.trim(&self.limits, now) {
+            // It may have been deleted, or another router has removed it.
+            let _ = fs::remove_file(self.path.join(name));
+        }
         Ok(())
+    }
+
+    fn delete(&self, name: &str) -> bool {
+        if let Some(files) = &mut *locked(&self.files) {
+            files.remove(&caller_part(name), name);
+        }
+        fs::remove_file(self.path.join(name)).is_ok()
     }
 
     fn read(&self, name: &str) -> Option<StoredResponse> {
@@ -123,41 +135,25 @@ impl Shared {
     }
 }
 
-impl Files {
-    /// The files of a directory.
-    fn of(path: &Path) -> io::Result<Self> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(path)? {
-            let entry = entry?;
-            let (name, file) = (entry.file_name(), entry.metadata()?);
-            if let Some(name) = name.to_str().filter(|name| name.ends_with(EXTENSION)) {
-                found.push((name.to_owned(), file.len(), file.modified()?));
-            }
-        }
-        found.sort_by_key(|(_, _, at)| *at);
-        let mut files = Files::default();
-        found.into_iter().for_each(|(name, bytes, at)| files.add(name, bytes, at));
-        Ok(files)
-    }
-
-    fn add(&mut self, name: String, bytes: u64, at: SystemTime) {
-        self.bytes += bytes;
-        self.order.push_back((name, bytes, at));
-    }
-
-    /// Removes the oldest files until all limits hold.
-    fn trim(&mut self, path: &Path, limits: ResponseLimits, now: SystemTime) {
-        while let Some((_, _, at)) = self.order.front() {
-            let over = self.order.len() > limits.count || self.bytes > limits.bytes as u64;
-            if !over && !expired(*at, limits.age, now) {
-                return;
-            }
-            let Some((name, bytes, _)) = self.order.pop_front() else { return };
-            self.bytes -= bytes;
-            // It may have been deleted, or another router has removed it.
-            let _ = fs::remove_file(path.join(name));
+/// The files of a directory.
+fn files_of(path: &Path) -> io::Result<Shares<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let (name, file) = (entry.file_name(), entry.metadata()?);
+        if let Some(name) = name.to_str().filter(|name| name.ends_with(EXTENSION)) {
+            found.push((name.to_owned(), file.len(), file.modified()?));
         }
     }
+    found.sort_by_key(|(_, _, at)| *at);
+    let mut files = Shares::new();
+    found.into_iter().for_each(|(name, bytes, at)| files.add(caller_part(&name), name, bytes as usize, at));
+    Ok(files)
+}
+
+/// The part of a file's name that stands for the API key.
+fn caller_part(name: &str) -> String {
+    name.split('.').next().unwrap_or_default().to_owned()
 }
 
 /// The name of a response's file. None: it is no id of this server, and could name another file.

@@ -60,18 +60,14 @@ async fn the_oldest_are_dropped_beyond_count_and_bytes() {
     for limits in [
         ResponseLimits { count: 3, ..ResponseLimits::default() },
         ResponseLimits { bytes: 399, ..ResponseLimits::default() },
+        ResponseLimits { count_per_key: 3, ..ResponseLimits::default() },
+        ResponseLimits { bytes_per_key: 399, ..ResponseLimits::default() },
     ] {
-        let directory = TemporaryDirectory::new(&format!("bounds{}", limits.count));
+        let directory = TemporaryDirectory::new(&format!("bounds{}-{}", limits.count, limits.count_per_key));
         for store in stores(&directory.0, limits) {
             for number in 0..10 {
                 store.put(&None, &id(number), stored(&text));
-                // Wait for the file, so that files are written in order.
-                while let Backend::Directory(_) = &store.0
-                    && !std::fs::exists(directory.0.join(format!("none.{}.response", id(number)))).unwrap()
-                {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                settle(&store).await;
             }
             let mut found = Vec::new();
             for number in 0..10 {
@@ -89,22 +85,70 @@ fn old_responses_are_dropped() {
     kept.put((None, id(1)), stored("one"), now);
     assert!(kept.get(&(None, id(1)), now + Duration::from_secs(60)).is_some());
     assert!(kept.get(&(None, id(1)), now + Duration::from_secs(61)).is_none());
-    assert_eq!((kept.bytes, kept.order.len(), kept.responses.len()), (0, 0, 0));
+    assert_eq!((kept.shares.bytes(), kept.shares.len(), kept.responses.len()), (0, 0, 0));
 }
 
 #[test]
-fn deleted_and_replaced_responses_do_not_count_and_do_not_grow_the_queue() {
+fn deleted_and_replaced_responses_do_not_count() {
     let mut kept = Kept::new(ResponseLimits { count: 4, ..ResponseLimits::default() });
     for number in 0..100 {
         kept.put((None, id(number)), stored("one"), SystemTime::now());
         assert!(kept.remove(&(None, id(number))));
     }
-    assert!(kept.order.len() <= 4);
-    assert_eq!(kept.bytes, 0);
+    assert_eq!((kept.shares.bytes(), kept.shares.len()), (0, 0));
     for text in ["a", "bb"] {
         kept.put((None, id(7)), stored(text), SystemTime::now());
     }
-    assert_eq!((kept.bytes, kept.get(&(None, id(7)), SystemTime::now())), (4, Some(stored("bb"))));
+    assert_eq!((kept.shares.bytes(), kept.get(&(None, id(7)), SystemTime::now())), (4, Some(stored("bb"))));
+}
+
+/// A key that stores without end takes the place of its own responses, by count and by bytes, also when all keys together
+/// are at their bounds.
+#[tokio::test]
+async fn a_key_cannot_drop_the_responses_of_another() {
+    let key = |name: &str| -> CallerName { Some(Arc::from(name)) };
+    let text = "x".repeat(98);
+    for (which, limits) in [
+        ResponseLimits { count_per_key: 5, ..ResponseLimits::default() },
+        ResponseLimits { bytes_per_key: 550, ..ResponseLimits::default() },
+        ResponseLimits { count: 8, ..ResponseLimits::default() },
+        ResponseLimits { bytes: 850, ..ResponseLimits::default() },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let directory = TemporaryDirectory::new(&format!("fair{which}"));
+        for store in stores(&directory.0, limits) {
+            let put = async |caller: &CallerName, number| {
+                store.put(caller, &id(number), stored(&text));
+                settle(&store).await;
+            };
+            for number in 0..3 {
+                put(&key("quiet"), number).await;
+            }
+            for number in 0..30 {
+                put(&key("loud"), number).await;
+            }
+            for number in 0..3 {
+                assert!(store.get(&key("quiet"), &id(number)).await.is_some(), "bounds {which}: {number}");
+            }
+            let mut loud = Vec::new();
+            for number in 0..30 {
+                loud.extend(store.get(&key("loud"), &id(number)).await.map(|_| number));
+            }
+            assert_eq!(loud, [25, 26, 27, 28, 29], "bounds {which}");
+        }
+    }
+}
+
+/// Waits until no response waits for its file, and for the clock of the files.
+async fn settle(store: &ResponseStore) {
+    while let Backend::Directory(directory) = &store.0
+        && !directory.is_settled()
+    {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(2)).await;
 }
 
 #[tokio::test]
