@@ -21,6 +21,7 @@ mod probe;
 mod python;
 mod rewrite;
 mod source;
+mod system_turns;
 #[cfg(test)]
 mod tests;
 mod typescript;
@@ -44,6 +45,7 @@ use normalize::TemplateCapabilities;
 use crate::limits::TEMPLATE_CPU_TIME;
 use crate::tokenize::NAMED_SPECIAL_TOKENS;
 use continuation::Continuation;
+use system_turns::KeptSystem;
 
 /// Largest template source, bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
@@ -316,6 +318,7 @@ impl ChatTemplate {
             generation_prompt,
             continuation: None,
             reasoning_open: input.reasoning_open.clone(),
+            folds: !input.raw,
         };
         let messages = match input.raw {
             true => input.messages.clone(),
@@ -355,6 +358,8 @@ pub(crate) struct PreparedInput<'a> {
     generation_prompt: bool,
     continuation: Option<Continuation>,
     reasoning_open: Option<String>,
+    /// Moves system messages that the template rejects.
+    folds: bool,
 }
 
 impl PreparedInput<'_> {
@@ -414,7 +419,24 @@ impl PreparedInput<'_> {
         owned.filter(|json| contains(json, chars)).for_each(|json| remove(json, chars));
     }
 
+    /// If the template rejects the conversation, system messages in the middle of it become part of the turns beside
+    /// them, and then all system messages. A conversation that the template accepts stays as it is.
     pub fn render(&self) -> Result<String, TemplateError> {
+        let rejected = match self.render_once() {
+            Err(error) if error.reason == Reason::Raised && self.folds => error,
+            rendered => return rendered,
+        };
+        for kept in [KeptSystem::First, KeptSystem::None] {
+            let Some(messages) = system_turns::fold(&self.messages, kept) else { continue };
+            match (PreparedInput { messages, ..self.clone() }).render_once() {
+                Err(error) if error.reason == Reason::Raised => {}
+                rendered => return rendered,
+            }
+        }
+        Err(rejected)
+    }
+
+    fn render_once(&self) -> Result<String, TemplateError> {
         match self.continuation {
             Some(continuation) => continuation.render(self),
             None => self.run(&self.messages, self.generation_prompt),

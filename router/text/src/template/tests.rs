@@ -430,3 +430,57 @@ fn the_sign_that_opens_a_comment_does_not_close_it() {
     assert!(template("{#}}#}{{ messages | length }}").is_ok());
     assert!(template("{#}").is_err());
 }
+
+/// As published templates do: one that wants system messages at the beginning, and one that wants none.
+const REJECTS_LATE: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+    {{ raise_exception('System message must be at the beginning.') }}{% endif %}[{{ m.role }}:\
+    {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}]\
+    {% endfor %}";
+const REJECTS_ALL: &str = "{% for m in messages %}{% if m.role == 'system' %}\
+    {{ raise_exception('System role not supported') }}{% elif m.role == 'user' and loop.previtem and \
+    loop.previtem.role == 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}:{{ m.content }}]\
+    {% endfor %}";
+
+#[test]
+fn system_messages_that_a_template_rejects_become_part_of_the_turns_beside_them() {
+    let (late, all) = (template(REJECTS_LATE), template(REJECTS_ALL));
+    let message = |role: &str, text: &str| json!({"role": role, "content": text});
+    let [system, user, assistant, tool] =
+        ["system", "user", "assistant", "tool"].map(|role| move |text: &str| message(role, text));
+    for (messages, by_late, by_all) in [
+        (vec![system("S"), user("a")], "[system:S][user:a]", "[user:S\n\na]"),
+        (vec![user("a"), system("S")], "[user:a\n\nS]", "[user:a\n\nS]"),
+        (vec![user("a"), system("S"), user("b")], "[user:a\n\nS][user:b]", ""),
+        (
+            vec![system("S"), user("a"), assistant("b"), system("T"), system("U"), user("c")],
+            "[system:S][user:a][assistant:b][user:T\n\nU\n\nc]",
+            "[user:S\n\na][assistant:b][user:T\n\nU\n\nc]",
+        ),
+        (
+            vec![user("a"), tool("r"), system("S"), assistant("b")],
+            "[user:a][tool:r][user:S][assistant:b]",
+            "[user:a][tool:r][user:S][assistant:b]",
+        ),
+        (vec![system("S"), system("T"), user("a")], "[system:S\n\nT][user:a]", "[user:S\n\nT\n\na]"),
+    ] {
+        let input = RenderInput { messages, add_generation_prompt: false, ..RenderInput::default() };
+        assert_eq!(late.render(&input).unwrap(), by_late);
+        match by_all {
+            "" => assert_eq!(all.render(&input).unwrap_err().message, "System role not supported"),
+            by_all => assert_eq!(all.render(&input).unwrap(), by_all),
+        }
+    }
+    // As transformers renders it.
+    let raw = RenderInput { raw: true, ..input(json!([user("a"), system("S")])) };
+    assert_eq!(late.render(&raw).unwrap_err().reason, Reason::Raised);
+    // Lists of parts are joined; what a template accepts stays at its place.
+    let parts =
+        json!([{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "system", "content": "S"}]);
+    assert_eq!(late.render(&input(parts.clone())).unwrap(), "[user:<a><S>]");
+    let accepts = template("{% for m in messages %}[{{ m.role }}]{% endfor %}");
+    assert_eq!(accepts.render(&input(parts)).unwrap(), "[user][system]");
+    // The developer's messages are the system's.
+    let rejects = REJECTS_LATE.replace("m.role == 'system'", "m.role == 'developer'");
+    let late = json!([{"role": "user", "content": "a"}, {"role": "developer", "content": "S"}]);
+    assert_eq!(template(&rejects).render(&input(late)).unwrap(), "[user:a\n\nS]");
+}
