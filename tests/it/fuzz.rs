@@ -1,7 +1,7 @@
 //! Random requests to a simulated engine: bodies, schemas, grammars and model output. Every answer must be complete,
 //! must not be a server error, and must cost bounded CPU time and memory.
 //!
-//! `REIN_FUZZ_SECONDS` is the time for all servers together (default 16), `REIN_FUZZ_SEED` another seed, `REIN_BIN`
+//! `REIN_FUZZ_SECONDS` is the time for all servers together (default 20), `REIN_FUZZ_SEED` another seed, `REIN_BIN`
 //! another binary:
 //!
 //!     REIN_BIN=target/release/rein REIN_FUZZ_SECONDS=1800 cargo test --test it fuzz -- --nocapture
@@ -9,25 +9,33 @@
 //! A failure prints the smallest request that still fails. Saved as a file in `tests/fixtures/fuzz`, it is sent in each
 //! run.
 
+mod answers;
 mod constraints;
+mod dialects;
 mod requests;
 mod values;
 
 use std::time::{Duration, Instant};
 
+use super::process::{Server, read_response, rein, repository};
+use answers::check;
 use proptest::{
+    prop_oneof,
     strategy::{Strategy, ValueTree},
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
-use serde_json::Value;
-
-use super::process::{Response, Server, read_response, rein, repository};
 use requests::Case;
 
 /// Arguments of the servers, besides model and engine.
-const SERVERS: [&[&str]; 4] =
-    [&[], &["--enforcement", "off"], &["--format", "hermes"], &["--format", "llama_json", "--enforcement", "off"]];
-const SECONDS: u64 = 16;
+const SERVERS: [&[&str]; 5] = [
+    &[],
+    &["--enforcement", "off"],
+    &["--format", "hermes"],
+    &["--format", "llama_json", "--enforcement", "off"],
+    EMBEDS,
+];
+const EMBEDS: &[&str] = &["--task", "embed"];
+const SECONDS: u64 = 20;
 /// CPU time limit of one request, with the binary in `REIN_BIN` (a release build) and with the one under test.
 const CPU_TIME: Duration = Duration::from_secs(1);
 const UNOPTIMISED_CPU_TIME: Duration = Duration::from_secs(8);
@@ -60,65 +68,6 @@ fn memory(server: &Server) -> u64 {
     let status = proc_file(server, "status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
-}
-
-fn has_error_body(answer: &Value) -> bool {
-    let error = &answer["error"];
-    error["message"].as_str().is_some_and(|message| !message.is_empty()) && error["type"].is_string()
-}
-
-/// Payloads of a stream, up to its end.
-fn payloads(body: &str) -> Result<Vec<Value>, String> {
-    let lines: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
-    let Some((last, payloads)) = lines.split_last() else { return Err("a stream without an event".into()) };
-    let parsed: Result<Vec<Value>, _> = payloads.iter().map(|line| serde_json::from_str(line)).collect();
-    let mut parsed = parsed.map_err(|error| error.to_string())?;
-    if *last != "[DONE]" {
-        let error = serde_json::from_str(last).map_err(|error| format!("the last event is {last:?}: {error}"))?;
-        if !has_error_body(&error) {
-            return Err(format!("the stream ends with {last}"));
-        }
-        parsed.push(error);
-    }
-    Ok(parsed)
-}
-
-/// Each choice ends once, and an error is the client's fault.
-fn check_stream(body: &str) -> Result<(), String> {
-    let payloads = payloads(body)?;
-    if let Some(error) = payloads.iter().find_map(|payload| payload.get("error")) {
-        let code = error["code"].as_str().unwrap_or_default();
-        // The stream had begun, so the HTTP status cannot show the error.
-        let fault = error["type"] == "server_error" || code == "internal_error";
-        return if fault { Err(format!("a server error in the stream: {error}")) } else { Ok(()) };
-    }
-    let mut ends = std::collections::BTreeMap::<u64, usize>::new();
-    for choice in payloads.iter().filter_map(|payload| payload["choices"].as_array()).flatten() {
-        let ended = ends.entry(choice["index"].as_u64().ok_or("a choice without an index")?).or_default();
-        *ended += usize::from(!choice["finish_reason"].is_null());
-    }
-    match ends.iter().find(|(_, ended)| **ended != 1) {
-        Some((index, ended)) => Err(format!("choice {index} ends {ended} times")),
-        None => Ok(()),
-    }
-}
-
-fn check(case: &Case, answer: &Response) -> Result<(), String> {
-    if answer.status >= 500 {
-        return Err(format!("status {}", answer.status));
-    }
-    if answer.status == 200 && answer.head.to_lowercase().contains("text/event-stream") {
-        return check_stream(&answer.body);
-    }
-    let body: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
-    if answer.status >= 400 {
-        return if has_error_body(&body) { Ok(()) } else { Err("no OpenAI error body".into()) };
-    }
-    let Some(choices) = body["choices"].as_array() else { return Ok(()) };
-    match choices.iter().find(|choice| !choice["finish_reason"].is_string()) {
-        Some(choice) => Err(format!("{}: a choice without an end: {choice}", case.path)),
-        None => Ok(()),
-    }
 }
 
 /// What is wrong with the answer to this request.
@@ -176,7 +125,7 @@ fn hostile_requests_get_complete_answers_at_bounded_cost() {
         let mut command = rein();
         command.env("REIN_LOG", "off");
         let server = Server::of(command, &[&["--engine", "sim", "--sim-step-us", "0"], arguments].concat());
-        for case in kept() {
+        for case in kept().into_iter().filter(|_| arguments != EMBEDS) {
             if let Err(what) = try_case(&server, &case) {
                 panic!("POST {}\n{}\n{what}", case.path, case.body);
             }
@@ -186,7 +135,11 @@ fn hostile_requests_get_complete_answers_at_bounded_cost() {
         state[8..16].copy_from_slice(&number.to_le_bytes());
         let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &state);
         let mut runner = TestRunner::new_with_rng(Config { failure_persistence: None, ..Config::default() }, rng);
-        let cases = requests::case(&requests::vocabulary(&server));
+        let vocabulary = requests::vocabulary(&server);
+        let cases = match arguments == EMBEDS {
+            true => dialects::embedding(&vocabulary),
+            false => prop_oneof![3 => requests::case(&vocabulary), 1 => dialects::generating(&vocabulary)].boxed(),
+        };
         let began = Instant::now();
         let time = Duration::from_secs(seconds) / SERVERS.len() as u32;
         let (mut requests, mut succeeded, mut middle) = (0u64, 0u64, None);

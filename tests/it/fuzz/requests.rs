@@ -5,12 +5,23 @@ use serde_json::{Map, Value, json};
 
 use super::{
     constraints::{parameters, response_format, schema, structured_outputs},
+    dialects::{COUNT_TOKENS, EMBEDDINGS, INPUT_TOKENS, MESSAGES, RESPONSES},
     values::{deep, json, name, number, text},
 };
 use crate::it::process::Server;
 
-pub const PATHS: [&str; 5] =
-    ["/v1/chat/completions", "/v1/completions", "/v1/chat/completions/render", "/tokenize", "/detokenize"];
+pub const PATHS: [&str; 10] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/chat/completions/render",
+    "/tokenize",
+    "/detokenize",
+    MESSAGES,
+    COUNT_TOKENS,
+    RESPONSES,
+    INPUT_TOKENS,
+    EMBEDDINGS,
+];
 
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -65,7 +76,7 @@ pub fn vocabulary(server: &Server) -> Vec<Vec<u64>> {
     FRAGMENTS.iter().map(ids).collect()
 }
 
-fn script(vocabulary: &[Vec<u64>]) -> BoxedStrategy<Value> {
+pub fn script(vocabulary: &[Vec<u64>]) -> BoxedStrategy<Value> {
     let fragment = prop_oneof![12 => select(vocabulary.to_vec()), 1 => (0u64..6000).prop_map(|id| vec![id])];
     vec(fragment, 0..40).prop_map(|parts| json!(parts.concat())).boxed()
 }
@@ -249,7 +260,7 @@ fn completion(vocabulary: &[Vec<u64>]) -> BoxedStrategy<String> {
 }
 
 /// The text of a body with some damage.
-fn broken(body: BoxedStrategy<String>) -> BoxedStrategy<String> {
+pub fn broken(body: BoxedStrategy<String>) -> BoxedStrategy<String> {
     let damage = select(vec![
         "", "\"", "{", "}", "[", ",", "\\", "\\ud800", "1e999", "-", "NaN", "\u{0}", "/*", "null", "\u{feff}", "🦀",
     ]);
@@ -263,7 +274,7 @@ fn broken(body: BoxedStrategy<String>) -> BoxedStrategy<String> {
 }
 
 pub fn case(vocabulary: &[Vec<u64>]) -> BoxedStrategy<Case> {
-    let [chat_path, completions, render, tokenize, detokenize] = PATHS;
+    let [chat_path, completions, render, tokenize, detokenize, ..] = PATHS;
     let chats = chat(vocabulary);
     let at = |path: &'static str| move |body: String| Case { path, body };
     prop_oneof![
