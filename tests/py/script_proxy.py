@@ -37,7 +37,7 @@ def call(name, arguments, index=0):
 
 class ScriptProxy:
     """Forwards to a server. `answer` gets the body of each request to one of the paths and returns the text that the
-    engine is to emit; None: no script."""
+    engine is to emit; fields that replace those of the body; or None."""
 
     def __init__(self, server, answer, paths=("/v1/messages", "/v1/responses")):
         self.bodies, self.failures, self.ignored, self.replies = [], [], [], []
@@ -63,7 +63,8 @@ class ScriptProxy:
                     proxy.bodies.append(request)
                     text = answer(request)
                     if text is not None:
-                        body = json.dumps({**request, "script": script(text)}).encode()
+                        fields = text if isinstance(text, dict) else {"script": script(text)}
+                        body = json.dumps({**request, **fields}).encode()
                 self.forward(body)
 
             def forward(self, body):

@@ -81,10 +81,10 @@ class Codex:
         config = "check_for_update_on_startup = false\n" + GUIDE.replace("http://127.0.0.1:8000", http) + test
         (self.home / ".codex/config.toml").write_text(config)
 
-    def start(self, *arguments):
+    def start(self, *arguments, sandbox=("--dangerously-bypass-approvals-and-sandbox",)):
         # No address but the server's is reachable through this proxy, which does not exist.
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
-        command = [CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *arguments]
+        command = [CODEX, "exec", "--skip-git-repo-check", *sandbox, *arguments]
         streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         return subprocess.Popen(command, cwd=self.work, env=environment, **streams)
 
