@@ -114,13 +114,14 @@ def refused(document, name):
 def api_fields():
     document = json.loads(find("openapi.json", "router")[0].read_text())
     chat, completion, messages, responses = ("ChatRequest", "CompletionRequest", "MessagesRequest", "ResponsesRequest")
-    described = [chat, completion, messages, responses, "Message", "Tool", "TokenizeRequest", "DetokenizeRequest"]
+    embedding = "EmbeddingRequest"
+    described = [chat, completion, embedding, messages, responses, "Message", "Tool", "TokenizeRequest", "DetokenizeRequest"]
     parts = {f"fields {name}": fields(document, name) for name in described}
     schemas = document["components"]["schemas"]
     common = [field for field in schemas[chat]["x-refused-fields"] if field in schemas[completion]["x-refused-fields"]]
     both = {"components": {"schemas": {"Both": {"x-refused-fields": {field: schemas[chat]["x-refused-fields"][field] for field in common}}}}}
     parts["refused both"] = refused(both, "Both")
-    for name in [chat, completion, messages, responses]:
+    for name in [chat, completion, embedding, messages, responses]:
         own = {field: why for field, why in schemas[name]["x-refused-fields"].items() if field not in common}
         parts[f"refused {name}"] = refused({"components": {"schemas": {"Own": {"x-refused-fields": own}}}}, "Own")
     return parts

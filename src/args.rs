@@ -15,7 +15,9 @@ use clap::{Args, Parser, Subcommand};
 pub use self::api::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, NetworkArgs, TelemetryArgs, ToolCallArgs};
 pub use self::capacity::{CapacityArgs, GpuKind};
 pub use self::cluster::{ClusterArgs, ControllerArgs, DrainArgs, RouterArgs, StatusArgs, WorkerArgs};
-pub use self::model::{Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, ModelArgs, QuantizeArg, WeightArgs};
+pub use self::model::{
+    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, ModelArgs, QuantizeArg, WeightArgs,
+};
 #[cfg(feature = "cuda")]
 pub use self::tools::SelftestSection;
 pub use self::tools::{

@@ -6,7 +6,7 @@ use rein_worker::checkpoint::content_hash;
 use rein_worker::node::TextFiles;
 use rein_worker::rank::{DeviceChoice, ModelLoader};
 
-use crate::args::{EngineArgs, WeightArgs};
+use crate::args::{EngineArgs, EngineTask, WeightArgs};
 use crate::load;
 
 pub struct Fingerprints {
@@ -29,6 +29,10 @@ pub fn of(
     for (path, bytes) in files.iter() {
         hash.add(path.as_bytes());
         hash.add(bytes);
+    }
+    // A router that knows the text files knows what the model is for.
+    if engine.task == EngineTask::Embed {
+        hash.add(b"embed");
     }
     let text = hash.end();
     if let Some(model) = model {

@@ -11,9 +11,9 @@ use rein_worker::node::TextFiles;
 use rein_worker::rank::{DeviceChoice, Dtype, ModelLoader, ModelOptions, Quantize, RankGroup};
 
 use crate::args::{
-    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, ModelArgs, QuantizeArg, ServeArgs, WeightArgs,
+    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, ModelArgs, QuantizeArg, ServeArgs, WeightArgs,
 };
-use crate::{model_dir, progress};
+use crate::{model_dir, pooling, progress};
 
 const BAR: &str = "loading weights {bar:40} {bytes}/{total_bytes} {bytes_per_sec}";
 
@@ -78,6 +78,7 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceCho
         block_size: block_size(engine, &devices),
         max_context: engine.max_context.map(|n| n as usize),
         max_sequences: engine.max_sequences as usize,
+        embeds: engine.task == EngineTask::Embed,
         ..weights(args, devices)
     }
 }
@@ -99,10 +100,13 @@ pub fn flagged(error: LoadError, ranks: &str) -> String {
 
 /// Reads the text files of a model directory with a timeout, so that later reads do not wait for a FIFO or a file
 /// system that hangs.
-pub fn text_files(args: &WeightArgs) -> Result<TextFiles, String> {
+pub fn text_files(args: &WeightArgs, task: EngineTask) -> Result<TextFiles, String> {
     let timeout = Duration::from_secs_f64(args.read_timeout);
     let files = TextFiles::read(&args.model, timeout).map_err(|error| format!("--model: {error}"))?;
     model_dir::check(&args.model)?;
+    if task == EngineTask::Embed {
+        pooling::check(&args.model)?;
+    }
     Ok(files)
 }
 

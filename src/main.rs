@@ -19,6 +19,7 @@ mod metrics;
 mod metrics_reference;
 mod model_dir;
 mod option_values;
+mod pooling;
 mod progress;
 mod quantiles;
 mod reference;

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 
 use rein_worker::score::score_with_progress;
 
-use crate::args::{EngineKind, ScoreArgs};
+use crate::args::{EngineKind, EngineTask, ScoreArgs};
 use crate::load;
 
 pub fn run(args: &ScoreArgs) -> Result<(), Box<dyn Error>> {
@@ -23,7 +23,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Box<dyn Error>> {
         return Err("--engine: must be cpu or cuda; the sim engine has no weights".into());
     }
     let devices = load::devices(&args.on, args.model.tp)?;
-    load::text_files(&args.model.weights)?;
+    load::text_files(&args.model.weights, EngineTask::Generate)?;
     let options = load::options(&args.model, devices);
     let output =
         load::with_progress(|progress| score_with_progress(&args.model.weights.model, &options, &tokens, progress))?;

@@ -13,7 +13,7 @@ use rein_worker::sim::{Sim, SimOptions};
 use rein_worker::{EngineOptions, EngineService};
 
 use crate::api_server::{self, Listeners};
-use crate::args::{EngineArgs, EngineKind, ServeArgs};
+use crate::args::{EngineArgs, EngineKind, EngineTask, ServeArgs};
 use crate::banner::Banner;
 use crate::ending::{self, EXIT_TIME};
 use crate::listen::CLOSE_TIME;
@@ -30,7 +30,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     }
     let devices = load::devices(&args.engine.on, args.model.tp)?;
     let policy = api_server::policy(&args.api.tool_calls)?;
-    let files = load::text_files(weights)?;
+    let files = load::text_files(weights, args.engine.task)?;
     let mut text = ModelText::load(
         &weights.model,
         &ModelOverrides {
@@ -47,6 +47,10 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         let banner = Banner::new(&format!("serves {}", text.name))
             .row("model", format_args!("{} ({})", weights.model.display(), text.architecture))
             .row("format", format);
+        let banner = match args.engine.task {
+            EngineTask::Generate => banner,
+            EngineTask::Embed => banner.row("task", "embeddings"),
+        };
         let model = match args.engine.on.engine {
             EngineKind::Cpu | EngineKind::Cuda => Some(load::model(&args, &devices)?),
             EngineKind::Sim => None,
@@ -142,6 +146,7 @@ pub fn engine_options(args: &EngineArgs, devices: &DeviceChoice) -> EngineOption
         max_queue: args.max_queue as usize,
         step_tokens: args.token_budget.map_or(devices.defaults().step_tokens, |n| n as usize),
         prefix_cache: !args.no_prefix_cache,
+        embeds: args.task == EngineTask::Embed,
         ..EngineOptions::default()
     }
 }

@@ -64,6 +64,12 @@ pub const COUNTED_TEXT_BYTES: usize = 64 << 10;
 pub const CHOICES: u32 = 128;
 /// Choices of a completion over all its prompts.
 pub const COMPLETION_CHOICES: usize = 256;
+/// Texts or lists of token ids of an embedding request (the OpenAI API's limit).
+pub const EMBEDDING_INPUTS: usize = 2_048;
+/// Inputs of an embedding request that are computed at once; each takes an in-flight slot.
+pub const EMBEDDINGS_AT_ONCE: usize = 32;
+/// Numbers of all embeddings of an answer.
+pub const EMBEDDING_NUMBERS: usize = 8 << 20;
 /// Stop strings of a request.
 pub const STOP_STRINGS: usize = 16;
 /// Bytes of a stop string.
@@ -85,10 +91,15 @@ pub const REQUEST_ID_BYTES: usize = 128;
 /// Bytes of an error's message, and of its `param`: both may repeat what the client sent.
 pub const MESSAGE_BYTES: usize = 2 << 10;
 
-/// Responses of `/v1/responses` that a router keeps; the oldest are dropped.
+/// Responses of `/v1/responses` that a router keeps. Beyond this, the API key with the most loses its oldest.
 pub const STORED_RESPONSES: usize = 16_384;
-/// Bytes of the kept responses, each with the whole conversation that it continues.
+/// Bytes of the kept responses, each with the whole conversation that it continues. Beyond this, the API key with the
+/// most loses its oldest.
 pub const STORED_RESPONSE_BYTES: usize = 256 << 20;
+/// Responses that a router keeps of one API key, or of all clients where there are no keys; the oldest are dropped.
+pub const STORED_RESPONSES_PER_KEY: usize = 4_096;
+/// Bytes of the responses that a router keeps of one API key; the oldest are dropped.
+pub const STORED_RESPONSE_BYTES_PER_KEY: usize = 64 << 20;
 /// Responses that wait for being written to the directory of `--responses-store`; further ones are not kept.
 pub const PENDING_RESPONSES: usize = 1_024;
 /// How long a response is kept.

@@ -7,6 +7,7 @@ mod completions;
 mod control_tokens;
 mod conversations;
 mod description;
+mod embeddings;
 pub(crate) mod fake;
 mod fields;
 mod grpc;

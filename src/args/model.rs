@@ -112,12 +112,24 @@ pub struct DeviceArgs {
     pub devices: Vec<Device>,
 }
 
+/// What an engine computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EngineTask {
+    /// Tokens: chats and completions
+    Generate,
+    /// The embedding of each prompt: the normalized hidden state of its last token
+    Embed,
+}
+
 /// The engine: context, KV cache, batching.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     #[command(flatten)]
     pub on: DeviceArgs,
+    /// What the model computes; `embed` serves /v1/embeddings alone and loads no weights for the next token
+    #[arg(long, env = "REIN_TASK", value_enum, default_value_t = EngineTask::Generate)]
+    pub task: EngineTask,
     /// Name of the model in the API [default: the name of the model directory]
     #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub served_name: Option<String>,

@@ -47,7 +47,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     if args.group.replicas > 1 && args.engine.on.engine != EngineKind::Sim {
         return Err("--replicas: needs --engine sim; start one process per worker of a real model".into());
     }
-    let files = load::text_files(&args.weights)?;
+    let files = load::text_files(&args.weights, args.engine.task)?;
     let (work, shape, most_ranks, name) = work(&args, &devices)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ran = runtime.block_on(async {

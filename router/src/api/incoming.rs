@@ -87,20 +87,32 @@ impl IncomingRequest {
 
     /// Waits for the in-flight slots of a generation with this many choices.
     pub async fn admit_generation(
-        mut self,
+        self,
         trace: &Trace,
         model: Option<&str>,
         generation: &Generation,
         choices: usize,
     ) -> Result<(RequestContext, Arc<ServedModel>), Error> {
+        self.admit_sequences(trace, model, generation.priority, generation.session.as_deref(), choices).await
+    }
+
+    /// Waits for this many in-flight slots. `priority` and `session` are those that the body asks for.
+    pub async fn admit_sequences(
+        mut self,
+        trace: &Trace,
+        model: Option<&str>,
+        priority: Option<i64>,
+        session: Option<&str>,
+        slots: usize,
+    ) -> Result<(RequestContext, Arc<ServedModel>), Error> {
         let name = self.state.known(model)?;
         let counted = Arc::new(self.state.demand.enter(&name));
         self.await_engine(&name).await?;
-        let priority = priority(self.caller.as_ref(), generation.priority);
-        let named = || generation.session.as_deref().map(route::key);
+        let priority = self::priority(self.caller.as_ref(), priority);
+        let named = || session.map(route::key);
         // More are refused when the request is checked.
-        let choices = choices.min(limits::COMPLETION_CHOICES);
-        let permit = self.pending.admit(choices, priority, self.deadline).await?;
+        let slots = slots.min(limits::COMPLETION_CHOICES);
+        let permit = self.pending.admit(slots, priority, self.deadline).await?;
         let context = RequestContext {
             trace: trace.clone(),
             began: self.began,

@@ -104,7 +104,7 @@ pub async fn generate(
     model: Arc<ServedModel>,
     job: ChatJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
-    let (bounds, deadline) = (model.bounds().await?, context.deadline);
+    let (bounds, deadline) = (model.generation_bounds().await?, context.deadline);
     let bytes = job.bytes + job.generation.bad_words_bytes();
     let prepare = move |model: &ServedModel| Prepared::new(model, job, bounds, deadline);
     let Prepared { rules, plan, prompt, resumed, skip_special_tokens } =

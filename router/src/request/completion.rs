@@ -68,7 +68,7 @@ pub async fn generate(
     mut job: CompletionJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
     job.check()?;
-    let bounds = model.bounds().await?;
+    let bounds = model.generation_bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
     let (bytes, deadline) = (job.text_bytes(), context.deadline);
     let (response, skip_special_tokens) = (job.response.take(), job.skip_special_tokens);

@@ -45,9 +45,8 @@ use crate::{
     request_trace::Trace,
 };
 
-use unfinished::UnfinishedChoices;
-
 pub use plan::{Defaults, Plan, restrictions, truncate};
+pub use unfinished::UnfinishedChoices;
 
 /// What the API layer knows about a request besides its content.
 pub struct RequestContext {

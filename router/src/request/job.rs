@@ -123,6 +123,20 @@ pub struct CompletionJob {
     pub generation: Generation,
 }
 
+#[derive(Debug, Clone)]
+pub struct EmbedJob {
+    pub model: Option<String>,
+    pub inputs: Vec<Prompt>,
+    /// The numbers of each embedding. None: as many as the model has.
+    pub dimensions: Option<u32>,
+    pub add_special_tokens: bool,
+    pub cache_salt: Option<String>,
+    /// As in [`Generation`].
+    pub priority: Option<i64>,
+    /// As in [`Generation`].
+    pub session: Option<String>,
+}
+
 /// Template variables that turn reasoning on or off.
 const THINKING: [&str; 2] = ["thinking", "enable_thinking"];
 const REASONING_EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
@@ -265,11 +279,7 @@ impl ChatJob {
 impl CompletionJob {
     /// The text that is tokenized or decoded, in bytes.
     pub fn text_bytes(&self) -> usize {
-        let prompt = |prompt: &Prompt| match prompt {
-            Prompt::Text(text) => text.len(),
-            Prompt::Ids(ids) => size_of_val(ids.as_slice()),
-        };
-        self.prompts.iter().map(prompt).sum::<usize>() + self.generation.bad_words_bytes()
+        self.prompts.iter().map(Prompt::bytes).sum::<usize>() + self.generation.bad_words_bytes()
     }
 
     /// Choices over all prompts.
@@ -300,6 +310,35 @@ impl CompletionJob {
             return scored.check("logprobs");
         }
         self.generation.check("logprobs")
+    }
+}
+
+impl Prompt {
+    fn bytes(&self) -> usize {
+        match self {
+            Prompt::Text(text) => text.len(),
+            Prompt::Ids(ids) => size_of_val(ids.as_slice()),
+        }
+    }
+}
+
+impl EmbedJob {
+    /// The text that is tokenized, in bytes.
+    pub fn text_bytes(&self) -> usize {
+        self.inputs.iter().map(Prompt::bytes).sum()
+    }
+
+    /// In-flight slots: the inputs that are computed at once.
+    pub fn slots(&self) -> usize {
+        self.inputs.len().min(limits::EMBEDDINGS_AT_ONCE)
+    }
+
+    pub fn check(&self) -> Result<(), Error> {
+        if self.inputs.is_empty() {
+            return Err(Error::invalid("input", "'input' must have at least one text or list of token ids, got none"));
+        }
+        at_most("input", "texts", self.inputs.len(), limits::EMBEDDING_INPUTS)?;
+        check_salt(self.cache_salt.as_deref())
     }
 }
 
@@ -376,13 +415,7 @@ impl Generation {
                 return Err(Error::invalid(param, message));
             }
         }
-        if let Some(salt) = &self.cache_salt {
-            if salt.is_empty() {
-                return Err(Error::invalid("cache_salt", "'cache_salt' must not be an empty string"));
-            }
-            at_most("cache_salt", "bytes", salt.len(), limits::CACHE_SALT_BYTES)?;
-        }
-        Ok(())
+        check_salt(self.cache_salt.as_deref())
     }
 
     /// Checks that every token id of the request is in the model's vocabulary.
@@ -401,6 +434,14 @@ impl Generation {
             check(format!("logit_bias.{id}"), id)?;
         }
         self.script.iter().enumerate().try_for_each(|(i, &id)| check(format!("script[{i}]"), id))
+    }
+}
+
+fn check_salt(salt: Option<&str>) -> Result<(), Error> {
+    match salt {
+        None => Ok(()),
+        Some("") => Err(Error::invalid("cache_salt", "'cache_salt' must not be an empty string")),
+        Some(salt) => at_most("cache_salt", "bytes", salt.len(), limits::CACHE_SALT_BYTES),
     }
 }
 

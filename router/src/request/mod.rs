@@ -7,6 +7,7 @@ mod compile_queue;
 pub mod completion;
 pub mod delivery;
 pub mod demand;
+pub mod embed;
 pub mod generate;
 mod grammar_session;
 pub mod job;

@@ -4,7 +4,10 @@ use std::{collections::HashSet, fmt::Write, sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
 use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, Rules, Vocab};
-use rein_proto::{internal, v1};
+use rein_proto::{
+    internal::{self, EngineInfo},
+    v1,
+};
 use rein_text::{
     check::check,
     model_text::{ControlTokens, ModelText, ReasoningMarkers, RenderedPrompt, TextError},
@@ -125,10 +128,39 @@ impl ServedModel {
     }
 
     pub async fn bounds(&self) -> Result<Bounds, Error> {
-        let info = self.pool.info().await?;
+        Ok(self.bounds_from(&self.pool.info().await?))
+    }
+
+    fn bounds_from(&self, info: &EngineInfo) -> Bounds {
         let text = self.text.max_context.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX);
         let context = info.max_context.min(text);
-        Ok(Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND })
+        Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND }
+    }
+
+    /// The bounds of a model that generates.
+    pub async fn generation_bounds(&self) -> Result<Bounds, Error> {
+        let info = self.pool.info().await?;
+        if info.embedding_size > 0 {
+            let message = format!(
+                "the model '{}' computes embeddings and does not generate; use /v1/embeddings or another model",
+                self.name()
+            );
+            return Err(Error { code: Some("model_not_supported"), ..Error::invalid("model", message) });
+        }
+        Ok(self.bounds_from(&info))
+    }
+
+    /// The bounds of a model for embeddings, and the numbers of an embedding.
+    pub async fn embedding_bounds(&self) -> Result<(Bounds, usize), Error> {
+        let info = self.pool.info().await?;
+        if info.embedding_size == 0 {
+            let message = format!(
+                "the model '{}' generates and does not compute embeddings; use a model that is served with --task embed",
+                self.name()
+            );
+            return Err(Error { code: Some("model_not_supported"), ..Error::invalid("model", message) });
+        }
+        Ok((self.bounds_from(&info), info.embedding_size as usize))
     }
 
     /// Renders and tokenizes a conversation on this thread; [`Self::run_text_work`] runs it for a large one.

@@ -56,7 +56,7 @@ fn every_route_in_the_code_is_described() {
         .map(|route| route.replace("{*id}", "{id}"))
         .collect();
     let described: BTreeSet<String> = document()["paths"].as_object().unwrap().keys().cloned().collect();
-    assert_eq!((routes.len(), routes), (20, described));
+    assert_eq!((routes.len(), routes), (21, described));
 }
 
 #[test]
@@ -69,6 +69,8 @@ fn exactly_the_fields_that_are_read_are_described() {
     assert_eq!(set(response), properties(&document, "ResponsesRequest"));
     let completion = openai::asked_by_completion(json!({"prompt": "a"}));
     assert_eq!(set(completion), properties(&document, "CompletionRequest"));
+    let embedding = openai::asked_by_embedding(json!({"input": "a"}));
+    assert_eq!(set(embedding), properties(&document, "EmbeddingRequest"));
     let messages =
         anthropic::asked_by_messages(json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}));
     assert_eq!(set(messages), properties(&document, "MessagesRequest"));
@@ -80,11 +82,13 @@ fn every_field_that_is_refused_is_described_with_its_reason() {
     for (schema, own) in [
         ("ChatRequest", [openai::IN_CONVERSATIONS, openai::IN_CHATS].concat()),
         ("CompletionRequest", openai::IN_COMPLETIONS.to_vec()),
+        ("EmbeddingRequest", openai::IN_EMBEDDINGS.to_vec()),
         ("MessagesRequest", anthropic::IN_MESSAGES.to_vec()),
         ("ResponsesRequest", [openai::IN_CONVERSATIONS, responses::REFUSED].concat()),
     ] {
+        let everywhere = if schema == "EmbeddingRequest" { &[] } else { openai::EVERYWHERE };
         let refused: serde_json::Map<String, Value> =
-            openai::EVERYWHERE.iter().chain(&own).map(|one| (one.name.into(), one.why.into())).collect();
+            everywhere.iter().chain(&own).map(|one| (one.name.into(), one.why.into())).collect();
         let schema = &document["components"]["schemas"][schema];
         assert_eq!(schema["x-refused-fields"], Value::Object(refused.clone()));
         // A field that is read is not refused.
@@ -175,6 +179,11 @@ async fn every_answer_fits_its_description() {
     streamed["stream"] = true.into();
     for chunk in router.post("/v1/completions", streamed).await.payloads() {
         check("Completion", &chunk);
+    }
+    let embeds = TestRouter::with(RouterConfig::default(), Fake { embedding_size: 3, ..Fake::default() });
+    for encoding in ["float", "base64"] {
+        let body = json!({"model": "bytes", "input": ["a"], "encoding_format": encoding});
+        check("EmbeddingList", &embeds.post("/v1/embeddings", body).await.ok());
     }
     let all = json!({"model": "bytes", "input": "a", "script": bytes("b"), "return_token_ids": true, "user": "u",
         "max_tool_calls": 1, "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s"});

@@ -1,6 +1,7 @@
 //! The conversion by itself: requests to jobs, events to frames and bodies, names in errors.
 
 mod answers;
+mod cost;
 mod requests;
 
 use rein_text::fields::ParsedBody;

@@ -18,7 +18,12 @@ use crate::{
     fair::Requester,
     limits,
     request::{
-        chat, completion, delivery::ClientWatch, generate::RequestContext, memory::MemoryCharge, model::ServedModel,
+        chat, completion,
+        delivery::ClientWatch,
+        embed::{self, Embeddings},
+        generate::RequestContext,
+        memory::MemoryCharge,
+        model::ServedModel,
     },
     request_trace::Trace,
     state::RouterState,
@@ -233,6 +238,25 @@ impl Inference for Service {
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.with_labels(&trace, "complete", answer))
+    }
+
+    async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedResponse>, Status> {
+        let trace = new_trace("embed", "embd-", request.metadata());
+        let answer = async {
+            let incoming = self.incoming(&request)?;
+            let (job, memory_charge) =
+                self.read(request, &incoming.requester(), |_, message| request::embed(message)).await?;
+            let (model, session) = (job.model.as_deref(), job.session.as_deref());
+            let (context, model) = incoming.admit_sequences(&trace, model, job.priority, session, job.slots()).await?;
+            let mut context = RequestContext { memory_charge, ..context };
+            trace.record_request(model.name(), false);
+            let charge = self.state.memory.open_charge();
+            let Embeddings { vectors, usage, .. } = embed::run(&mut context, model.clone(), job, charge).await?;
+            let embeddings = vectors.into_iter().map(|values| v1::Embedding { values }).collect();
+            Ok((v1::EmbedResponse { model: model.name().into(), embeddings, usage: Some(usage) }, context.permit))
+        };
+        let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        trace.span.in_scope(|| self.finish_held(&trace, "embed", answer))
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {

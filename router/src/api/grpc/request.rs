@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::Error,
-    request::job::{ChatJob, CompletionJob, Generation, Prompt, Truncation},
+    request::job::{ChatJob, CompletionJob, EmbedJob, Generation, Prompt, Truncation},
 };
 
 /// `bytes` is the size of the message.
@@ -54,6 +54,24 @@ pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
         bytes,
         exact: None,
     })
+}
+
+pub fn embed(request: v1::EmbedRequest) -> Result<EmbedJob, Error> {
+    let input = |(i, input): (usize, v1::EmbedInput)| match input.input {
+        Some(v1::embed_input::Input::Text(text)) => Ok(Prompt::Text(text)),
+        Some(v1::embed_input::Input::TokenIds(v1::TokenIds { ids })) => Ok(Prompt::Ids(ids)),
+        None => Err(Error::missing(&format!("input[{i}]"), "either 'text' or 'token_ids'")),
+    };
+    let job = EmbedJob {
+        model: Some(request.model),
+        inputs: request.input.into_iter().enumerate().map(input).collect::<Result<_, _>>()?,
+        dimensions: request.dimensions,
+        add_special_tokens: request.add_special_tokens.unwrap_or(true),
+        cache_salt: request.cache_salt,
+        priority: request.priority,
+        session: request.user.filter(|user| !user.is_empty()),
+    };
+    job.check().map(|()| job)
 }
 
 fn response(format: v1::ResponseFormat) -> Result<Option<Response>, Error> {

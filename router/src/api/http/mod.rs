@@ -2,6 +2,7 @@
 //! engines.
 
 mod cors;
+mod embeddings;
 mod messages;
 mod playground;
 mod responses;
@@ -49,9 +50,10 @@ pub use sse::{EncodeFrames, write_event};
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// Traced POST requests: path, name of the endpoint, prefix of its ids.
-const TRACED: [(&str, &str, &str); 9] = [
+const TRACED: [(&str, &str, &str); 10] = [
     ("/v1/chat/completions", "chat", "chatcmpl-"),
     ("/v1/completions", "completions", "cmpl-"),
+    ("/v1/embeddings", "embeddings", "embd-"),
     ("/v1/messages", "messages", "msg_"),
     ("/v1/messages/count_tokens", "count_tokens", "req-"),
     ("/v1/responses", "responses", "resp_"),
@@ -72,6 +74,7 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/chat/completions/render", post(render))
         .route("/v1/completions", post(completions))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/responses", post(responses::create))

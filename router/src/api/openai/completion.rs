@@ -40,10 +40,7 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, DeliveryOptions), Error> 
     }
     fields.refuse(refused::IN_COMPLETIONS)?;
     let response = constraints::response(fields)?;
-    let prompts = match fields.only_ids("prompt") {
-        Some(ids) => vec![Prompt::Ids(ids)],
-        None => prompts(fields.take("prompt"))?,
-    };
+    let prompts = prompts(fields, "prompt")?;
     let job = CompletionJob {
         model: fields.string("model")?,
         prompts,
@@ -57,21 +54,24 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, DeliveryOptions), Error> 
 }
 
 /// A string, a list of strings, token ids, or a list of lists of token ids.
-fn prompts(value: Option<Value>) -> Result<Vec<Prompt>, Error> {
+pub(super) fn prompts(fields: &mut Fields, name: &'static str) -> Result<Vec<Prompt>, Error> {
     const SHAPES: &str = "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
-    let items = match value {
-        None => return Err(Error::missing("prompt", SHAPES)),
+    if let Some(ids) = fields.only_ids(name) {
+        return Ok(vec![Prompt::Ids(ids)]);
+    }
+    let items = match fields.take(name) {
+        None => return Err(Error::missing(name, SHAPES)),
         Some(Value::String(text)) => return Ok(vec![Prompt::Text(text)]),
         Some(Value::Array(items)) => items,
-        Some(other) => return Err(Error::wrong_type("prompt", SHAPES, &other)),
+        Some(other) => return Err(Error::wrong_type(name, SHAPES, &other)),
     };
     if items.first().is_some_and(Value::is_number) {
-        return Ok(vec![Prompt::Ids(fields::ids("prompt", &items)?)]);
+        return Ok(vec![Prompt::Ids(fields::ids(name, &items)?)]);
     }
     let prompt = |(i, item)| match item {
         Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(ids) => Ok(Prompt::Ids(fields::ids(&format!("prompt[{i}]"), &ids)?)),
-        other => Err(Error::wrong_type(&format!("prompt[{i}]"), "a string or an array of token ids", &other)),
+        Value::Array(ids) => Ok(Prompt::Ids(fields::ids(&format!("{name}[{i}]"), &ids)?)),
+        other => Err(Error::wrong_type(&format!("{name}[{i}]"), "a string or an array of token ids", &other)),
     };
     items.into_iter().enumerate().map(prompt).collect()
 }

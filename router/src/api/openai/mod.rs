@@ -4,6 +4,7 @@ mod chat;
 mod chunks;
 mod collect;
 mod completion;
+mod embedding;
 mod reasoning;
 mod refused;
 mod text;
@@ -26,15 +27,18 @@ pub use chat::{ChatRequest, chat, encode as encode_chat};
 pub use chunks::Chunks;
 pub use collect::{chat_body, completion_body};
 pub use completion::{CompletionRequest, completion, encode as encode_completion};
+pub use embedding::{EmbeddingRequest, embedding, embedding_body};
 pub(super) use reasoning::{ReasoningFields, read as read_reasoning};
 pub(crate) use refused::{EVERYWHERE, IN_CONVERSATIONS};
 #[cfg(test)]
-pub(crate) use refused::{IN_CHATS, IN_COMPLETIONS};
+pub(crate) use refused::{IN_CHATS, IN_COMPLETIONS, IN_EMBEDDINGS};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
 pub(super) use wire::finite;
 pub use wire::{expected_model, model, models};
 #[cfg(test)]
-pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion};
+pub use {
+    chat::asked as asked_by_chat, completion::asked as asked_by_completion, embedding::asked as asked_by_embedding,
+};
 
 /// How the answer is delivered to the client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

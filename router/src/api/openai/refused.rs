@@ -22,6 +22,9 @@ const NO_REASONING: &str = "a completion has no reasoning apart from its text";
 const ADAPTERS: &str = "adapters are not supported; /v1/models lists the models";
 const LARK: &str = "use 'structured_outputs.grammar' (Lark)";
 
+const WHOLE: &str = "a text that is longer than the context is an error; shorten it before";
+const INSTRUCTION: &str = "write the instruction into 'input', as the model's page says";
+
 /// Refused by `/v1/chat/completions` and `/v1/completions`.
 pub const EVERYWHERE: &[Refused] = &[
     // vLLM
@@ -186,6 +189,26 @@ pub const IN_COMPLETIONS: &[Refused] = &[
     refused("thinking_token_budget", NeutralValues::None, NO_REASONING),
     refused("thinking_budget_tokens", NeutralValues::None, NO_REASONING),
     refused("max_output_tokens", NeutralValues::None, LIMIT),
+];
+
+/// Refused by `/v1/embeddings`.
+pub const IN_EMBEDDINGS: &[Refused] = &[
+    refused("messages", Empty, "send the text as 'input'"),
+    refused("prompt", Empty, "send the text as 'input'"),
+    refused("truncate_prompt_tokens", NeutralValues::None, WHOLE),
+    refused("truncation", Empty, WHOLE),
+    refused("truncate", Empty, WHOLE),
+    refused("normalize", True, "embeddings always have length 1"),
+    refused("embed_dtype", Texts(&["float32"]), "numbers are always 32-bit floats"),
+    refused("output_dtype", Texts(&["float", "float32"]), "numbers are always 32-bit floats"),
+    refused("embedding_types", NeutralValues::None, "use 'encoding_format'"),
+    refused("endianness", Texts(&["native", "little"]), "bytes are always little-endian"),
+    refused("input_type", NeutralValues::None, INSTRUCTION),
+    refused("task", NeutralValues::None, INSTRUCTION),
+    refused("instruction", Empty, INSTRUCTION),
+    refused("prompt_name", NeutralValues::None, INSTRUCTION),
+    refused("late_chunking", Empty, "each text has one embedding"),
+    refused("stream", Empty, "embeddings come in one answer"),
 ];
 
 #[cfg(test)]
