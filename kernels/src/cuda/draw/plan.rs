@@ -179,7 +179,7 @@ impl DrawPlan {
             let logprob = top.map(|top| logprob(&mut out, top));
             (id != NONE).then_some(SampledToken { id, logprob })
         });
-        Drawn { tokens: tokens.collect(), scores }
+        Drawn { tokens: tokens.collect(), scores, ..Drawn::default() }
     }
 }
 

@@ -1,7 +1,11 @@
 //! A bounded map from a block's content hash to the engines that have the block.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::LazyLock;
 use std::time::Duration;
+
+use rein_proto::splitmix::mix;
 
 /// A set of engines, by their slots in the index. Most blocks are on one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,9 +84,38 @@ impl BlockHolders {
 const ENTRY_BYTES: usize = 48;
 const ALLOCATION_BYTES: usize = 16;
 
+/// Content hashes are spread evenly, but clients can choose them, so a number that no client knows is mixed in.
+#[derive(Debug, Clone, Copy, Default)]
+struct SeededHash;
+
+struct SeededHasher(u64);
+
+impl BuildHasher for SeededHash {
+    type Hasher = SeededHasher;
+
+    fn build_hasher(&self) -> SeededHasher {
+        static SEED: LazyLock<u64> = LazyLock::new(rand::random);
+        SeededHasher(*SEED)
+    }
+}
+
+impl Hasher for SeededHasher {
+    fn write_u64(&mut self, number: u64) {
+        self.0 = mix(self.0 ^ number);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 #[derive(Debug, Default)]
 struct Generation {
-    entries: HashMap<u64, BlockHolders>,
+    entries: HashMap<u64, BlockHolders, SeededHash>,
     bytes: usize,
 }
 
@@ -153,6 +186,11 @@ impl GenerationalBlockMap {
     }
 
     pub fn insert(&mut self, hash: u64, slot: u32) {
+        if let Some(BlockHolders::One(held)) = self.young.entries.get(&hash)
+            && *held == slot
+        {
+            return;
+        }
         let held = self.young.take(hash).or_else(|| self.old.take(hash));
         let mut slots = held.unwrap_or(BlockHolders::One(slot));
         slots.insert(slot);
