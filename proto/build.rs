@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     tonic_prost_build::configure()
         .build_transport(true)
+        .codec_path("crate::codec::WholeCodec")
         .bytes(".rein.internal.v1.Steer.mask")
         .bytes(".rein.internal.v1.Draw.mask")
         .file_descriptor_set_path(out.join("descriptors.bin"))

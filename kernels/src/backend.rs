@@ -338,8 +338,8 @@ pub trait Backend: Sized + Send + 'static {
     /// Runs `f`, the layers of a model. A device may record the ops of `f` and repeat them for later batches of the
     /// same size instead of calling it. `draw` must follow, and may be what puts the work on the device.
     fn run(&mut self, batch: &Self::Batch<'_>, f: impl FnOnce(&Self) -> Result<Self::Tensor>) -> Result<Self::Tensor>;
-    /// Draws, stashes, scores and returns hidden states as the batch says, from the result `hidden` of its rows; None if
-    /// it has no rows. All ranks call it, and rank 0 gets the results.
+    /// Draws, stashes, scores and returns hidden states as the batch says, from the result `hidden` of its rows; None
+    /// if it has no rows. All ranks call it, and rank 0 gets the results.
     fn draw(&mut self, batch: &Self::Batch<'_>, hidden: Option<&Self::Tensor>, head: &Head<'_, Self>) -> Result<Drawn>;
 
     // Shape.

@@ -2,6 +2,7 @@
 //! This crate does no I/O.
 
 pub mod block_hash;
+pub mod codec;
 
 pub mod v1 {
     tonic::include_proto!("rein.v1");

@@ -127,7 +127,7 @@ pub enum EngineTask {
 pub struct EngineArgs {
     #[command(flatten)]
     pub on: DeviceArgs,
-    /// What the model computes; `embed` serves /v1/embeddings alone and loads no weights for the next token
+    /// What the model computes; `embed` serves /v1/embeddings alone and does not load the output head
     #[arg(long, env = "REIN_TASK", value_enum, default_value_t = EngineTask::Generate)]
     pub task: EngineTask,
     /// Name of the model in the API [default: the name of the model directory]

@@ -1,5 +1,5 @@
-//! Logits, and what is drawn, stashed and scored from them, and hidden states, on rank 0. Rows are drawn in parallel; each is a pure
-//! function of its logits and parameters. This module does not know sequences.
+//! Logits, and what is drawn, stashed and scored from them, and hidden states, on rank 0. Rows are drawn in parallel;
+//! each is a pure function of its logits and parameters. This module does not know sequences.
 
 use super::buffer::Buffer;
 use super::{Cpu, Tensor, shape, stale};

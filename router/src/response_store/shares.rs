@@ -1,5 +1,5 @@
-//! Which responses are kept: the newest of each API key within its bounds, and within those of all keys together. It does
-//! not know where responses are.
+//! Which responses are kept: the newest of each API key within its bounds, and within those of all keys together. It
+//! does not know where responses are.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -73,8 +73,8 @@ impl<C: Hash + Eq + Clone> Shares<C> {
         }
     }
 
-    /// Removes what is too old, then the oldest of each key that is over its bounds. If all keys together are over theirs,
-    /// the key that holds the most loses its oldest: no key loses a response while another one holds more.
+    /// Removes what is too old, then the oldest of each key that is over its bounds. If all keys together are over
+    /// theirs, the key that holds the most loses its oldest: no key loses a response while another one holds more.
     pub fn trim(&mut self, limits: &ResponseLimits, now: SystemTime) -> Vec<(C, String)> {
         let mut dropped = Vec::new();
         for (caller, share) in &mut self.of {

@@ -1,5 +1,5 @@
-//! Draws, scores, stashes and hidden states. Logits are sums of few small numbers, which are the same in any order, so that a device
-//! must draw exactly what the CPU draws.
+//! Draws, scores, stashes and hidden states. Logits are sums of few small numbers, which are the same in any order, so
+//! that a device must draw exactly what the CPU draws.
 
 use super::{Pair, Random, Row};
 use crate::backend::*;
