@@ -37,8 +37,8 @@ pub struct ExecutorShape {
 /// - `AFTER_DRAW` samples from the logits of the last token. If `tokens` is empty, it uses up the stash instead.
 /// - `AFTER_EMBED` returns the hidden state of the last token.
 ///
-/// The result has one entry per row that drew, scored or embedded, in the order of the step. A draw is a pure function of the
-/// logits and `Draw`; `empty_mask` means that bans and mask left no token.
+/// The result has one entry per row that drew, scored or embedded, in the order of the step. A draw is a pure function
+/// of the logits and `Draw`; `empty_mask` means that bans and mask left no token.
 pub trait Executor: Send {
     fn shape(&self) -> ExecutorShape;
     /// The epoch of its placement. The engine puts it into every step.

@@ -102,8 +102,8 @@ fn deleted_and_replaced_responses_do_not_count() {
     assert_eq!((kept.shares.bytes(), kept.get(&(None, id(7)), SystemTime::now())), (4, Some(stored("bb"))));
 }
 
-/// A key that stores without end takes the place of its own responses, by count and by bytes, also when all keys together
-/// are at their bounds.
+/// A key that stores without end takes the place of its own responses, by count and by bytes, also when all keys
+/// together are at their bounds.
 #[tokio::test]
 async fn a_key_cannot_drop_the_responses_of_another() {
     let key = |name: &str| -> CallerName { Some(Arc::from(name)) };
