@@ -186,10 +186,10 @@ def options(command):
     section = re.search(rf"^## rein {command}$(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
     found = {}
     for row in re.findall(r"^\| `--.*$", section, re.M):
-        flag, _, _, meaning = cells(row)
+        flag = cells(row)[0]
         name = re.match(r"`--([a-z0-9-]+)", flag)[1]
         if name not in OWN[command] | LEFT_OUT[command]:
-            found[name] = {"type": ["string", "number"] if "<" in flag else "boolean", "description": plain(meaning)}
+            found[name] = {"type": ["string", "number"] if "<" in flag else "boolean"}
     return dict(sorted(found.items()))
 
 

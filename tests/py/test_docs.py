@@ -243,7 +243,7 @@ def options():
 # Options of other programs in the docs: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.
 FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture",
-           "--conversations", "--values", "--previous"}
+           "--conversations", "--values", "--previous", "--features"}
 
 
 def test_options_in_the_docs_exist():
