@@ -147,6 +147,14 @@ std::shared_ptr<Communicator> find(void *handle) {
   return nullptr;
 }
 
+// The ids that this process has made. Those of groups that never formed are still files when it ends.
+struct Names {
+  std::vector<std::string> all;
+  ~Names() {
+    for (auto &name : all) shm_unlink(name.c_str());
+  }
+} names;
+
 using Enqueue = void (*)(void *stream, void (*run)(void *), void *data);
 
 // Puts work into a stream of the emulated driver, or records it.
@@ -190,6 +198,8 @@ FUNCTION(ncclGetUniqueId, UniqueId *id) {
   int file = shm_open(id->name, O_CREAT | O_EXCL | O_RDWR, 0600);
   if (file < 0 || ftruncate(file, sizeof(Shared))) return SYSTEM;
   close(file);
+  std::lock_guard<std::mutex> guard(lock);
+  names.all.push_back(id->name);
   return SUCCESS;
 }
 
