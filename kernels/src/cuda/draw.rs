@@ -86,14 +86,14 @@ pub(super) fn draw(
 ) -> Result<Drawn> {
     let plan = &batch.draws;
     let leads = cuda.rank() == 0;
-    if leads {
-        if let Some(weight) = head.weight {
-            let vocab = cuda.vocabulary(weight.plain().outs)?;
+    if let Some(weight) = head.weight {
+        let vocab = cuda.vocabulary(weight.plain().outs)?;
+        if leads {
             cuda.stash.fit(&cuda.device, plan.slots, vocab)?;
         }
+    }
+    if leads {
         cuda.stash.take(&batch.rows.draws)?;
-    } else if let Some(weight) = head.weight {
-        cuda.vocabulary(weight.plain().outs)?;
     }
     let out = if cuda.graphs.get_mut().mode() == Mode::Repeating {
         let results = cuda.graphs.get_mut().repeat(&cuda.device, &batch.shape)?;
@@ -203,7 +203,7 @@ impl Cuda {
         Ok(self.rms_norm(&self.gather_rows(hidden, index, wanted.len()), head.norm, head.eps))
     }
 
-    /// The hidden states that the batch wants. Steps with them are never recorded.
+    /// The hidden states that the batch wants. Steps with them are never recorded, and all ranks have them.
     fn states(
         &mut self,
         batch: &DeviceBatch,
@@ -218,6 +218,7 @@ impl Cuda {
         let states = self.to_host(&normed).chunks(normed.cols.max(1)).map(<[f32]>::to_vec).collect();
         self.check()?;
         self.steps.arrived();
+        self.check_group()?;
         Ok(states)
     }
 
