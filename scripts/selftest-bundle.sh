@@ -26,8 +26,9 @@ tar -C "$work" --owner=0 --group=0 --sort=name -czf "$out" rein-selftest
 # As much as can be carried to such a machine at once.
 limit=$((64 << 20)) size=$(stat -c %s "$out")
 [ "$size" -le "$limit" ] || fail "$out has $size bytes, more than $limit"
+glibc=$(objdump -T "$dir/rein" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1)
 cat <<END
-$out: $((size >> 20)) MiB. On the machine with the GPU:
+$out: $((size >> 20)) MiB. On the machine with the GPU, which needs ${glibc/_/ } and the NVIDIA driver 580 or later:
 
   tar xzf $(basename "$out") && cd rein-selftest
   ./rein selftest --engine cuda --fixtures models --report report.json

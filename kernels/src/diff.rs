@@ -45,21 +45,63 @@ pub fn difference(got: &[f32], want: &[f32]) -> Difference {
     Difference { max, at, angle }
 }
 
-/// The largest |got - want| / (r + |want|), where r is the root mean square of `want`: a last bit of bf16 is below
-/// 8e-3, whatever the size of its number. Infinite for different lengths, and if any number is NaN.
-pub fn relative_difference(got: &[f32], want: &[f32]) -> f64 {
-    if got.len() != want.len() {
-        return f64::INFINITY;
+/// The number of a result that is farthest from what it should be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WorstNumber {
+    /// Its [`relative_difference`].
+    pub apart: f64,
+    /// Its index.
+    pub at: usize,
+    pub got: f32,
+    pub want: f32,
+}
+
+impl fmt::Display for WorstNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "number {} is {}, expected {}", self.at, self.got, self.want)
     }
-    let squares: f64 = want.iter().map(|&w| f64::from(w).powi(2)).sum();
-    let mean = (squares / want.len().max(1) as f64).sqrt();
-    let apart = |(&got, &want): (&f32, &f32)| {
-        let (got, want) = (f64::from(got), f64::from(want));
-        let apart = (got - want).abs() / (mean + want.abs());
-        if got == want { 0.0 } else { apart }
+}
+
+/// |got - want| / (r + |want|), where r is the root mean square of all that is wanted: a last bit of bf16 is below 8e-3,
+/// whatever the size of its number. Infinite if either is NaN.
+fn relative_difference(got: f32, want: f32, mean: f64) -> f64 {
+    let apart = (f64::from(got) - f64::from(want)).abs() / (mean + f64::from(want).abs());
+    match got == want {
+        true => 0.0,
+        false if apart.is_nan() => f64::INFINITY,
+        false => apart,
+    }
+}
+
+fn root_mean_square(numbers: &[f32]) -> f64 {
+    let squares: f64 = numbers.iter().map(|&x| f64::from(x).powi(2)).sum();
+    (squares / numbers.len().max(1) as f64).sqrt()
+}
+
+/// The first number whose [`relative_difference`] is the largest. Results of different lengths are infinitely far apart.
+pub fn worst_number(got: &[f32], want: &[f32]) -> WorstNumber {
+    let mean = root_mean_square(want);
+    let at = |at: usize, apart| {
+        let number = |of: &[f32]| of.get(at).copied().unwrap_or(f32::NAN);
+        WorstNumber { apart, at, got: number(got), want: number(want) }
     };
-    let largest = got.iter().zip(want).map(apart).fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
-    if largest.is_nan() { f64::INFINITY } else { largest }
+    if got.len() != want.len() {
+        return at(got.len().min(want.len()), f64::INFINITY);
+    }
+    let (mut worst, mut apart) = (0, 0.0);
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let own = relative_difference(got, want, mean);
+        if own > apart {
+            (worst, apart) = (i, own);
+        }
+    }
+    at(worst, apart)
+}
+
+/// How many numbers have a [`relative_difference`] above this.
+pub fn count_beyond(got: &[f32], want: &[f32], allowed: f64) -> usize {
+    let mean = root_mean_square(want);
+    got.iter().zip(want).filter(|&(&got, &want)| relative_difference(got, want, mean) > allowed).count()
 }
 
 impl Difference {

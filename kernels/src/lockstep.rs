@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
 use crate::cpu::{self, CpuDevices, KvCache, Routes, Tensor};
-use crate::diff::relative_difference;
+use crate::diff::{WorstNumber, worst_number};
 use crate::error::{KernelError, Result};
 use crate::rounding::{RoundingCpu, RoundingExperts, RoundingLinear};
 use crate::sample::Logprob;
@@ -18,8 +18,7 @@ use crate::storage::DeviceStorage;
 /// The call of an op that is farthest from the CPU's, and the first of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OpDifference {
-    /// [`relative_difference`].
-    pub largest: f64,
+    pub worst: WorstNumber,
     /// Number of calls of any op before it.
     pub before: usize,
 }
@@ -51,16 +50,17 @@ impl LockstepReport {
     /// The op that is farthest from the CPU's; of equal ones the first, which may be what makes the later ones NaN.
     pub fn worst(&self) -> Option<(&'static str, OpDifference)> {
         let found = self.lock();
-        let order = |a: &OpDifference, b: &OpDifference| a.largest.total_cmp(&b.largest).then(b.before.cmp(&a.before));
+        let order =
+            |a: &OpDifference, b: &OpDifference| a.worst.apart.total_cmp(&b.worst.apart).then(b.before.cmp(&a.before));
         found.ops.iter().max_by(|a, b| order(a.1, b.1)).map(|(op, found)| (*op, *found))
     }
 
     fn add(&self, op: &'static str, got: &[f32], want: &[f32]) {
         let mut found = self.lock();
-        let new = OpDifference { largest: relative_difference(got, want), before: found.calls };
+        let new = OpDifference { worst: worst_number(got, want), before: found.calls };
         found.calls += 1;
         let known = found.ops.entry(op).or_insert(new);
-        if new.largest > known.largest {
+        if new.worst.apart > known.worst.apart {
             *known = new;
         }
     }

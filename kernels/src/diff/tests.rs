@@ -18,9 +18,13 @@ fn the_metric_finds_the_largest_difference_and_the_angle() {
 fn a_relative_difference_counts_from_the_size_of_the_results() {
     // The rms is 2.5.
     let want = [4.0, -3.0, 0.0, 0.0];
-    assert_eq!(relative_difference(&want, &want), 0.0);
-    assert_eq!(relative_difference(&[4.65, -3.0, 0.0, 0.0], &want), f64::from(4.65f32 - 4.0) / 6.5);
-    assert_eq!(relative_difference(&[4.0, -3.0, 0.25, 0.0], &want), 0.1);
-    assert_eq!(relative_difference(&want[..3], &want), f64::INFINITY);
-    assert_eq!(relative_difference(&[f32::NAN, -3.0, 0.0, 0.0], &want), f64::INFINITY);
+    let apart = |got: &[f32]| worst_number(got, &want).apart;
+    assert_eq!(apart(&want), 0.0);
+    assert_eq!(apart(&[4.65, -3.0, 0.0, 0.0]), f64::from(4.65f32 - 4.0) / 6.5);
+    assert_eq!(apart(&[4.0, -3.0, 0.25, 0.0]), 0.1);
+    assert_eq!(apart(&want[..3]), f64::INFINITY);
+    assert_eq!(apart(&[f32::NAN, -3.0, 0.0, 0.0]), f64::INFINITY);
+    let got = [4.0, -3.0, 0.25, 0.5];
+    assert_eq!(worst_number(&got, &want).to_string(), "number 3 is 0.5, expected 0");
+    assert_eq!([count_beyond(&got, &want, 0.05), count_beyond(&got, &want, 0.1)], [2, 1]);
 }
