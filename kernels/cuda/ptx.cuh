@@ -530,18 +530,4 @@ DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b) {
 #undef ACC4
 #undef ACC16
 
-// Changes the number of registers of each thread of the warpgroup, a multiple of 8 from 24 to 256.
-template <int REGISTERS>
-DEVICE void raise_registers() {
-#ifndef REIN_HOST
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-#endif
-}
-template <int REGISTERS>
-DEVICE void lower_registers() {
-#ifndef REIN_HOST
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-#endif
-}
-
 #endif  // HAS_WGMMA

@@ -4,14 +4,13 @@ use super::args::{AttentionArgs, RopeWriteArgs};
 use super::backend::{Cuda, int, shape};
 use super::batch::DeviceBatch;
 use super::linear::Batched;
+use super::plan::LaunchPlan;
 use super::tensor::{DeviceTensor, Element};
 use super::weights::{DeviceLinear, LinearKind};
 use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{GqaSpec, MlaSpec, Precision};
 use crate::error::{KernelError, Result};
 
-/// Threads of a block of `rope_write` and `attention`.
-pub(super) const THREADS: u32 = 128;
 /// The widest value that `attention` adds up.
 const WIDEST_VALUE: usize = 1024;
 
@@ -87,9 +86,8 @@ impl Cuda {
             plain_stride: int(v.stride),
             ..RopeWriteArgs::default()
         };
-        let name = cache.element.of("rope_write_f32", "rope_write_bf16");
         // SAFETY: `begin` has compared the places with the cache; k and v have a row for each.
-        unsafe { self.launch(name, [k.rows, 3, 1], THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::rope(cache.element, k.rows, true), &args) };
     }
 
     fn attend(
@@ -133,10 +131,10 @@ impl Cuda {
             window: int(window),
             scale,
         };
-        let name = cache.element.of("attention_f32", "attention_bf16");
+        let plan = LaunchPlan::attention(cache.element, batch.shape.rows, heads, a.width + b.width);
         // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each of the
         // batch.
-        unsafe { self.launch(name, [batch.shape.rows, heads, 1], THREADS, 4 * (a.width + b.width), &args) };
+        unsafe { self.launch(&plan, &args) };
         out
     }
 

@@ -15,6 +15,7 @@ use super::experts::DeviceExperts;
 use super::graphs::{Graphs, Kept, Mode};
 use super::memory::read;
 use super::moe::DeviceRoutes;
+use super::plan::LaunchPlan;
 use super::ranks::{DataLink, ExpertCounters, JOIN_TIME, PeerRegistry, VocabularyParts, WHOLE_SUM};
 use super::step::{StepLimits, StepShape};
 use super::tensor::{DeviceTensor, Element};
@@ -24,9 +25,6 @@ use super::{CudaDevice, CudaError};
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
 use crate::error::{KernelError, Result};
-
-/// Threads of kernels that work row by row.
-pub(super) const ROW_THREADS: u32 = 256;
 
 /// One rank on a CUDA device.
 pub struct Cuda {
@@ -115,12 +113,12 @@ impl Cuda {
     ///
     /// # Safety
     /// As `CudaDevice::launch`.
-    pub(super) unsafe fn launch<A: Copy>(&self, name: &str, grid: [usize; 3], threads: u32, shared: usize, args: &A) {
-        if grid.contains(&0) || self.error.borrow().is_some() {
+    pub(super) unsafe fn launch<A: Copy>(&self, plan: &LaunchPlan, args: &A) {
+        if plan.grid.contains(&0) || self.error.borrow().is_some() {
             return;
         }
         // SAFETY: the caller's promise.
-        self.keep(unsafe { self.device.launch(name, grid.map(|n| int(n) as u32), threads, shared as u32, args) });
+        self.keep(unsafe { self.device.launch(plan, args) });
     }
 
     /// `factor` times y is added to `keep` times x.
@@ -130,7 +128,7 @@ impl Cuda {
         let args = AddScaledArgs { x: x.address, y: y.map_or(0, |y| y.address), n, keep, factor };
         let name = y.map_or(Element::F32, |y| y.element).of("add_scaled_f32", "add_scaled_bf16");
         // SAFETY: x and y have n numbers each.
-        unsafe { self.launch(name, [n.div_ceil(ROW_THREADS as usize), 1, 1], ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::by_number(name, n), &args) };
     }
 
     /// The norm of the rows of the residual stream, to which factor * y is added first.
@@ -154,7 +152,7 @@ impl Cuda {
         let n = int(x.cols);
         let args = AddNormArgs { x: x.address, y, weight: weight.data.address(), out: out.address, n, factor, eps };
         // SAFETY: x, y and out have rows * n numbers, weight n.
-        unsafe { self.launch(name, [x.rows, 1, 1], ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::by_row(name, x.rows), &args) };
         out
     }
 
@@ -169,9 +167,9 @@ impl Cuda {
     pub(super) fn gather_rows(&self, x: &DeviceTensor, index: u64, rows: usize) -> DeviceTensor {
         let out = self.tensor(rows, x.cols, x.element);
         let args = GatherArgs { x: x.address, index, out: out.address, n: int(x.cols), stride: int(x.stride) };
-        let grid = [rows, x.cols.div_ceil(ROW_THREADS as usize), 1];
+        let plan = LaunchPlan::by_column(x.element.of("gather_f32", "gather_bf16"), rows, x.cols);
         // SAFETY: the caller's indices are rows of x; out has a row for each.
-        unsafe { self.launch(x.element.of("gather_f32", "gather_bf16"), grid, ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&plan, &args) };
         out
     }
 
@@ -352,7 +350,7 @@ impl Backend for Cuda {
             count: int(table.rows) as u32,
         };
         // SAFETY: the table has `count` rows; out has `hidden` numbers for each row of the batch.
-        unsafe { self.launch(table.element.of("embed_f32", "embed_bf16"), [rows, 1, 1], ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::by_row(table.element.of("embed_f32", "embed_bf16"), rows), &args) };
         out
     }
 
@@ -376,9 +374,9 @@ impl Backend for Cuda {
         let out = self.tensor(gate.rows, gate.cols, gate.element);
         let (n, stride) = (int(gate.cols), int(gate.stride));
         let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, n, stride };
-        let grid = [gate.rows, gate.cols.div_ceil(ROW_THREADS as usize), 1];
+        let plan = LaunchPlan::by_column(gate.element.of("silu_mul_f32", "silu_mul_bf16"), gate.rows, gate.cols);
         // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
-        unsafe { self.launch(gate.element.of("silu_mul_f32", "silu_mul_bf16"), grid, ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&plan, &args) };
         out
     }
 
@@ -404,7 +402,7 @@ impl Backend for Cuda {
         };
         let name = x.element.of("group_norm_f32", "group_norm_bf16");
         // SAFETY: x and out have cols numbers in each row, weight n.
-        unsafe { self.launch(name, [x.rows, x.cols / n, 1], ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::by_group(name, x.rows, x.cols / n), &args) };
         out
     }
 
@@ -444,9 +442,8 @@ impl Backend for Cuda {
             q_stride: int(x.stride),
             ..RopeWriteArgs::default()
         };
-        let name = x.element.of("rope_write_f32", "rope_write_bf16");
         // SAFETY: the tables cover all positions; with one block per row, only q is rotated.
-        unsafe { self.launch(name, [x.rows, 1, 1], super::attention::THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::rope(x.element, x.rows, false), &args) };
     }
 
     fn gqa_attention(

@@ -1,4 +1,5 @@
-//! Brings the inputs of a step to the device: packed into pinned memory, and copied at once. It does not know ops.
+//! Brings the inputs of a step to the device, and its results back: packed in pinned memory, and copied at once. It does
+//! not know ops.
 
 use super::draw::DrawPlan;
 use super::step::{StepLimits, StepParts, StepShape, pack};
@@ -6,8 +7,9 @@ use super::{CudaDevice, DeviceBuffer, PinnedBuffer};
 use crate::backend::Rows;
 use crate::error::Result;
 
-/// Words of the first buffers.
+/// Words of the first buffers, and of the first one for results.
 const FIRST: usize = 16 << 10;
+const FIRST_RESULTS: usize = 4 << 10;
 
 /// The inputs of a step. The next `begin` overwrites them on the device.
 pub struct DeviceBatch<'a> {
@@ -21,6 +23,7 @@ pub struct DeviceBatch<'a> {
 pub(super) struct StepBuffers {
     host: Option<PinnedBuffer>,
     device: Option<DeviceBuffer>,
+    results: Option<PinnedBuffer>,
     /// Of the last batch.
     serial: u64,
     /// The last copy may not have ended.
@@ -58,6 +61,7 @@ impl StepBuffers {
         if self.in_flight {
             device.wait()?;
         }
+        self.fit_results(device, draws.out_words)?;
         self.serial += 1;
         let (end, words) = (shape.parts().end, shape.parts().end + draws.words.len());
         if let (Some(host), Some(to)) = (&mut self.host, &mut self.device) {
@@ -69,6 +73,27 @@ impl StepBuffers {
             }
         }
         Ok(DeviceBatch { rows, shape, draws, serial: self.serial })
+    }
+
+    fn fit_results(&mut self, device: &CudaDevice, words: usize) -> Result<()> {
+        if self.results.as_ref().is_none_or(|results| results.bytes() < 4 * words) {
+            self.results = Some(PinnedBuffer::new(device, 4 * words.next_power_of_two().max(FIRST_RESULTS))?);
+        }
+        Ok(())
+    }
+
+    /// The results of a batch, after all work of the stream.
+    ///
+    /// # Safety
+    /// The device has as many words at `address` as the batch draws.
+    pub unsafe fn receive(&mut self, device: &CudaDevice, batch: &DeviceBatch, address: u64) -> Result<&[u32]> {
+        self.fit_results(device, batch.draws.out_words)?;
+        let Some(results) = &mut self.results else { return Ok(&[]) };
+        // SAFETY: the caller's promise.
+        unsafe { results.receive_first(device, 4 * batch.draws.out_words, address) }?;
+        device.wait()?;
+        self.in_flight = false;
+        Ok(&results.words()[..batch.draws.out_words])
     }
 
     /// All work of the stream has ended.

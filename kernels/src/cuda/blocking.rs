@@ -6,7 +6,8 @@ use std::env;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::error::{CudaError, KernelLaunch};
+use super::CudaError;
+use super::plan::LaunchPlan;
 
 /// If it is set and not 0, each kernel is waited for, as in other programs that use CUDA.
 const BLOCKING: &str = "CUDA_LAUNCH_BLOCKING";
@@ -31,9 +32,9 @@ impl BlockingLaunches {
     }
 
     /// Before the launch.
-    pub fn note(&self, launch: &KernelLaunch) {
+    pub fn note(&self, plan: &LaunchPlan) {
         if let Some(file) = &self.last {
-            let text = launch.to_string();
+            let text = plan.to_string();
             // Whoever reads the file finds an older kernel then; the launch itself is not affected.
             let _ = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
         }

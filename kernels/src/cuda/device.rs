@@ -7,15 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
+use super::backend::int;
 use super::blocking::BlockingLaunches;
 use super::driver::Version;
-use super::error::{KernelLaunch, check};
+use super::error::check;
+use super::plan::LaunchPlan;
 use super::{CudaError, DeviceBuffer, Result};
 
 pub const MINIMUM_CAPABILITY: Version = Version { major: 8, minor: 0 };
 
 /// A block gets more shared memory than this only after the kernel's limit was raised.
-const STATIC_SHARED_LIMIT: u32 = 48 << 10;
+const STATIC_SHARED_LIMIT: usize = 48 << 10;
 
 /// Bytes that the driver may write about PTX that it cannot compile.
 const JIT_LOG: usize = 2 << 10;
@@ -301,22 +303,14 @@ impl CudaDevice {
     /// # Safety
     /// `args` is the kernel's argument struct. Its pointers are valid for what the kernel reads and writes, until the
     /// kernel has ended.
-    pub(super) unsafe fn launch<A: Copy>(
-        &self,
-        name: &str,
-        grid: [u32; 3],
-        threads: u32,
-        shared: u32,
-        args: &A,
-    ) -> Result<()> {
-        let launch = || KernelLaunch { kernel: name.to_owned(), grid, threads, shared };
+    pub(super) unsafe fn launch<A: Copy>(&self, plan: &LaunchPlan, args: &A) -> Result<()> {
         if let Some(blocking) = &self.blocking {
-            blocking.note(&launch());
+            blocking.note(plan);
         }
         // SAFETY: the caller's promise.
-        let launched = unsafe { self.put(name, grid, threads, shared, args) };
+        let launched = unsafe { self.put(plan, args) };
         let ended = launched.and_then(|()| if self.blocking.is_some() { self.wait() } else { Ok(()) });
-        ended.map_err(|cause| CudaError::Launch { launch: launch(), cause: Box::new(cause) })
+        ended.map_err(|cause| CudaError::Launch { plan: plan.clone(), cause: Box::new(cause) })
     }
 
     /// Whether each kernel is waited for.
@@ -326,14 +320,15 @@ impl CudaDevice {
 
     /// # Safety
     /// As `launch`.
-    unsafe fn put<A: Copy>(&self, name: &str, grid: [u32; 3], threads: u32, shared: u32, args: &A) -> Result<()> {
-        let kernel = self.kernel(name, size_of::<A>())?;
+    unsafe fn put<A: Copy>(&self, plan: &LaunchPlan, args: &A) -> Result<()> {
+        let LaunchPlan { kernel, grid, threads, shared } = *plan;
+        let kernel = self.kernel(kernel, size_of::<A>())?;
         if shared > STATIC_SHARED_LIMIT {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: takes no pointers but the function's handle.
             check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(kernel.function, attribute, shared as i32) })?;
         }
-        let [x, y, z] = grid;
+        let ([x, y, z], shared) = (grid.map(|n| int(n) as u32), int(shared) as u32);
         let mut parameters = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the argument, whose size was compared, before it returns; the rest is the caller's
         // promise.

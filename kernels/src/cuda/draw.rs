@@ -8,7 +8,7 @@ use super::args::DrawArgs;
 use super::backend::{Cuda, int, shape};
 use super::batch::DeviceBatch;
 use super::graphs::{Kept, Mode, Results};
-use super::memory::read;
+use super::plan::LaunchPlan;
 use super::tensor::{DeviceTensor, Element};
 use super::weights::Matrix;
 use super::{CudaDevice, DeviceBuffer};
@@ -16,13 +16,6 @@ use crate::backend::{Backend, Draw, Drawn, Head, LogitsOf, Stash};
 use crate::error::Result;
 use plan::DrawPass;
 pub(super) use plan::{DrawPlan, result_words};
-
-const DRAW_THREADS: u32 = 512;
-/// At most so many tokens are drawn at the same time; each takes work memory.
-const DRAW_BLOCKS: usize = 64;
-const STASH_THREADS: u32 = 256;
-/// Blocks that copy a row, and rows that are copied at the same time.
-const STASH_GRID: [usize; 2] = [32, 8];
 
 /// Logits of rows that later steps draw from.
 #[derive(Debug, Default)]
@@ -118,11 +111,10 @@ pub(super) fn draw(
     }
     let out = out.ok_or_else(|| shape("draw", "the memory of a recorded step is in use".into()))?;
     // SAFETY: the results have at least that many words.
-    let words = unsafe { read::<u32>(&cuda.device, out.address, plan.out_words) }?;
-    cuda.steps.arrived();
+    let drawn = plan.read(unsafe { cuda.steps.receive(&cuda.device, batch, out.address) }?);
     // After the results: they may be of a group that has ended.
     cuda.check_group()?;
-    Ok(Drawn { states, ..plan.read(&words) })
+    Ok(Drawn { states, ..drawn })
 }
 
 fn kept(x: &DeviceTensor) -> Kept {
@@ -169,9 +161,9 @@ impl Cuda {
     ) {
         // What is recorded must do for any step of its shape.
         let decode = batch.shape.decode.then_some(batch.shape.rows);
-        let blocks = decode.unwrap_or(pass.tasks).min(DRAW_BLOCKS);
-        let stashes = decode.unwrap_or(pass.stashes).min(STASH_GRID[1]);
-        let work = self.take(blocks * 2 * vocab * 4);
+        let draw = LaunchPlan::draw(decode.unwrap_or(pass.tasks));
+        let stash = LaunchPlan::stash(decode.unwrap_or(pass.stashes), vocab);
+        let work = self.take(draw.grid[0] * 2 * vocab * 4);
         let args = DrawArgs {
             block: self.steps.parts(batch).end + 4 * pass.block as u64,
             logits: logits.map_or(0, |logits| logits.address),
@@ -180,12 +172,11 @@ impl Cuda {
             out: out.address,
             vocab: int(vocab),
         };
-        let columns = vocab.div_ceil(STASH_THREADS as usize).min(STASH_GRID[0]);
         // SAFETY: the block follows the step's other inputs; its rows are below those of the logits, its slots below
         // those of the stash, and the results have the words that it was given.
         unsafe {
-            self.launch("draw_tokens", [blocks, 1, 1], DRAW_THREADS, 0, &args);
-            self.launch("stash_logits", [columns, stashes, 1], STASH_THREADS, 0, &args);
+            self.launch(&draw, &args);
+            self.launch(&stash, &args);
         }
     }
 

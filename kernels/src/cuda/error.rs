@@ -1,13 +1,13 @@
 //! What can go wrong between this process and a CUDA device.
 
 use std::ffi::CStr;
-use std::fmt;
 use std::path::PathBuf;
 
 use cudarc::driver::sys;
 use thiserror::Error;
 
 use super::driver::{MINIMUM_CUDA, MINIMUM_DRIVER, Version};
+use super::plan::LaunchPlan;
 use crate::error::KernelError;
 
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -48,30 +48,13 @@ pub enum CudaError {
     GroupEnded(String),
     #[error("kernel {kernel}: {what}")]
     Kernel { kernel: String, what: String },
-    #[error("{launch}: {cause}")]
-    Launch { launch: KernelLaunch, cause: Box<CudaError> },
+    #[error("{plan}: {cause}")]
+    Launch { plan: LaunchPlan, cause: Box<CudaError> },
     #[error("{}: cannot write {}: {error}", super::blocking::LAST_KERNEL, path.display())]
     LastKernel { path: PathBuf, error: String },
     /// Any other failed call of the driver.
     #[error("{call} failed: {text} ({name})")]
     Call { call: &'static str, name: String, text: String },
-}
-
-/// A kernel as it is launched.
-#[derive(Debug, Clone, PartialEq)]
-pub struct KernelLaunch {
-    pub kernel: String,
-    pub grid: [u32; 3],
-    pub threads: u32,
-    /// Bytes of dynamic shared memory.
-    pub shared: u32,
-}
-
-impl fmt::Display for KernelLaunch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let KernelLaunch { kernel, grid: [x, y, z], threads, shared } = self;
-        write!(f, "kernel {kernel} ({x} x {y} x {z} blocks of {threads} threads, {shared} bytes of shared memory)")
-    }
 }
 
 fn jit_log(log: &str) -> String {

@@ -1,5 +1,5 @@
 //! Recorded decode steps. A step of a shape runs eagerly the first time, is recorded the second time, and is repeated
-//! from then on. It does not know what is recorded.
+//! from then on. The shapes that were used last are kept. It does not know what is recorded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -56,11 +56,30 @@ pub(super) enum Mode {
     Repeating,
 }
 
+/// Shapes of which a step has run. A recorded step of a large model takes about a mebibyte.
+const MOST_SHAPES: usize = 256;
+
+/// A shape of which a step has run.
 #[derive(Debug, Default)]
+struct KnownShape {
+    /// None: it is recorded the next time.
+    graph: Option<Graph>,
+    /// The number of the last step of this shape.
+    used: u64,
+}
+
+#[derive(Debug)]
 pub(super) struct Graphs {
-    /// None: a step of this shape has run, and is recorded the next time.
-    known: HashMap<StepShape, Option<Graph>>,
+    known: HashMap<StepShape, KnownShape>,
+    most: usize,
+    steps: u64,
     mode: Mode,
+}
+
+impl Default for Graphs {
+    fn default() -> Self {
+        Graphs { known: HashMap::new(), most: MOST_SHAPES, steps: 0, mode: Mode::Plain }
+    }
 }
 
 impl Graphs {
@@ -68,8 +87,8 @@ impl Graphs {
     pub fn mode_of(&self, device: &CudaDevice, shape: &StepShape, settled: bool) -> Mode {
         let settled = settled && !device.is_blocking();
         match self.known.get(shape) {
-            Some(Some(_)) if settled => Mode::Repeating,
-            Some(None) if settled => Mode::Recording,
+            Some(KnownShape { graph: Some(_), .. }) if settled => Mode::Repeating,
+            Some(KnownShape { graph: None, .. }) if settled => Mode::Recording,
             _ => Mode::Plain,
         }
     }
@@ -82,6 +101,10 @@ impl Graphs {
             // SAFETY: the stream lives; the capture ends in `end` or `abandon`.
             check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(device.stream(), of_thread) })?;
         }
+        self.steps += 1;
+        if let Some(known) = self.known.get_mut(shape) {
+            known.used = self.steps;
+        }
         self.mode = mode;
         Ok(mode)
     }
@@ -92,19 +115,37 @@ impl Graphs {
 
     /// What a step that repeats leaves.
     pub fn results(&self, shape: &StepShape) -> Option<Results> {
-        self.known.get(shape)?.as_ref().map(|graph| graph.results)
+        self.known.get(shape)?.graph.as_ref().map(|graph| graph.results)
     }
 
     #[cfg(test)]
     pub fn repeats(&self, shape: &StepShape) -> bool {
-        matches!(self.known.get(shape), Some(Some(_)))
+        self.results(shape).is_some()
+    }
+
+    /// Keeps at most so many shapes from now on.
+    #[cfg(test)]
+    pub fn limit(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    /// Makes room for another shape.
+    fn drop_oldest(&mut self) {
+        while self.known.len() >= self.most
+            && let Some(oldest) = self.known.iter().min_by_key(|(_, known)| known.used).map(|(shape, _)| *shape)
+        {
+            self.known.remove(&oldest);
+        }
     }
 
     /// Ends a step that left `results`: launches what was recorded.
     pub fn end(&mut self, device: &CudaDevice, shape: &StepShape, results: Results) -> Result<()> {
         match std::mem::take(&mut self.mode) {
             Mode::Plain if shape.decode => {
-                self.known.entry(*shape).or_default();
+                if !self.known.contains_key(shape) {
+                    self.drop_oldest();
+                    self.known.insert(*shape, KnownShape { graph: None, used: self.steps });
+                }
             }
             Mode::Plain => {}
             Mode::Recording => {
@@ -117,7 +158,7 @@ impl Graphs {
                 check("cuGraphInstantiate", code)?;
                 let graph = Graph { context: Arc::clone(device.context()), executable, results };
                 launch(device, &graph)?;
-                self.known.insert(*shape, Some(graph));
+                self.known.insert(*shape, KnownShape { graph: Some(graph), used: self.steps });
             }
             Mode::Repeating => {}
         }
@@ -127,7 +168,7 @@ impl Graphs {
     /// Launches the recorded graph of this shape, and returns where its results are. None: there is no such graph.
     pub fn repeat(&mut self, device: &CudaDevice, shape: &StepShape) -> Result<Option<Results>> {
         self.mode = Mode::Plain;
-        let Some(Some(graph)) = self.known.get(shape) else { return Ok(None) };
+        let Some(graph) = self.known.get(shape).and_then(|known| known.graph.as_ref()) else { return Ok(None) };
         launch(device, graph)?;
         Ok(Some(graph.results))
     }
@@ -144,7 +185,7 @@ impl Graphs {
 
     /// Forgets what was recorded: memory that the kernels use has moved.
     pub fn forget(&mut self) {
-        self.known.values_mut().for_each(|graph| *graph = None);
+        self.known.values_mut().for_each(|known| known.graph = None);
     }
 
     /// Forgets all steps: others will come.

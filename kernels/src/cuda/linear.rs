@@ -5,13 +5,10 @@ use std::sync::Arc;
 use super::arena::ArenaBlock;
 use super::args::{LinearArgs, QuantizeArgs, SiluMulQuantArgs};
 use super::backend::{Cuda, int};
+use super::plan::{FP8_GROUP, LaunchPlan};
 use super::tensor::{DeviceTensor, Element};
 use super::weights::{DeviceVector, Matrix, WeightForm};
-use crate::backend::{Backend, ScaleForm};
-
-/// Rows and columns of a tile of the result.
-const TILE: usize = 64;
-const FP8_GROUP: usize = 128;
+use crate::backend::Backend;
 
 /// The left side of a product, as the weight's form needs it.
 pub(super) struct Operand {
@@ -53,9 +50,9 @@ impl Cuda {
         }
         self.codes(x, |codes, scales| {
             let args = QuantizeArgs { x: x.address, codes, scales, k: int(x.cols), x_stride: int(x.stride) };
-            let name = x.element.of("quantize_fp8_f32", "quantize_fp8_bf16");
+            let kernel = x.element.of("quantize_fp8_f32", "quantize_fp8_bf16");
             // SAFETY: codes has a byte for each number of x, scales a number for each group.
-            unsafe { self.launch(name, [x.rows, x.cols.div_ceil(FP8_GROUP), 1], 128, 0, &args) }
+            unsafe { self.launch(&LaunchPlan::by_fp8_group(kernel, x.rows, x.cols), &args) }
         })
     }
 
@@ -72,9 +69,9 @@ impl Cuda {
         self.codes(gate, |codes, scales| {
             let (k, stride) = (int(gate.cols), int(gate.stride));
             let args = SiluMulQuantArgs { gate: gate.address, up: up.address, codes, scales, k, stride };
-            let name = gate.element.of("silu_mul_quant_f32", "silu_mul_quant_bf16");
+            let kernel = gate.element.of("silu_mul_quant_f32", "silu_mul_quant_bf16");
             // SAFETY: gate and up have one shape; codes and scales as above.
-            unsafe { self.launch(name, [gate.rows, gate.cols.div_ceil(FP8_GROUP), 1], 128, 0, &args) }
+            unsafe { self.launch(&LaunchPlan::by_fp8_group(kernel, gate.rows, gate.cols), &args) }
         })
     }
 
@@ -104,22 +101,9 @@ impl Cuda {
         products: [usize; 2],
         args: LinearArgs,
     ) {
-        let (name, threads) = match (form, x.element, out.1) {
-            (WeightForm::F32, Element::F32, Element::F32) => ("linear_f32", 256),
-            (WeightForm::F32, Element::Bf16, Element::F32) => ("linear_mixed", 256),
-            (WeightForm::Bf16, Element::Bf16, out) => (out.of("linear_bf16_f32", "linear_bf16"), 128),
-            (WeightForm::Fp8, _, out) => (out.of("linear_fp8_f32", "linear_fp8"), 128),
-            (WeightForm::Int4 { scales: ScaleForm::F32, .. }, Element::Bf16, out) => {
-                (out.of("linear_int4_f32", "linear_int4"), 128)
-            }
-            (WeightForm::Int4 { scales: ScaleForm::Bf16, .. }, Element::Bf16, out) => {
-                (out.of("linear_int4_bf16_scales_f32", "linear_int4_bf16_scales"), 128)
-            }
-            (form, x, out) => panic!("no product of {x:?} and {form:?} as {out:?}"),
-        };
         let group = if let WeightForm::Int4 { group, .. } = form { int(group) } else { 0 };
         let [rows, count] = products;
-        let grid = [(args.n as usize).div_ceil(TILE), rows.div_ceil(TILE), count];
+        let plan = LaunchPlan::product(form, x.element, out.1, [rows, args.n as usize, count]);
         let args = LinearArgs {
             x: x.address,
             x_stride: int(x.stride),
@@ -130,7 +114,7 @@ impl Cuda {
             ..args
         };
         // SAFETY: the caller's promise.
-        unsafe { self.launch(name, grid, threads, 0, &args) };
+        unsafe { self.launch(&plan, &args) };
     }
 
     /// x times the weight transposed, plus bias.

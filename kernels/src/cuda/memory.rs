@@ -195,10 +195,18 @@ impl PinnedBuffer {
     /// Puts a copy of all bytes from the device into the stream.
     pub(super) fn receive(&mut self, device: &CudaDevice, from: &DeviceBuffer) -> Result<()> {
         assert!(self.bytes <= from.bytes, "{} bytes from a buffer of {}", self.bytes, from.bytes);
-        // SAFETY: as in `send`.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(self.start, from.address, self.bytes, device.stream())
-        })
+        // SAFETY: both have that many bytes.
+        unsafe { self.receive_first(device, self.bytes, from.address) }
+    }
+
+    /// Puts a copy of bytes at an address of the device into the stream.
+    ///
+    /// # Safety
+    /// The device has that many bytes there.
+    pub(super) unsafe fn receive_first(&mut self, device: &CudaDevice, bytes: usize, address: u64) -> Result<()> {
+        assert!(bytes <= self.bytes, "{bytes} bytes to a buffer of {}", self.bytes);
+        // SAFETY: the caller's promise; dropping the buffer waits for the copy.
+        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(self.start, address, bytes, device.stream()) })
     }
 }
 

@@ -2,10 +2,11 @@
 
 use super::arena::ArenaBlock;
 use super::args::{LinearArgs, MoeAlignArgs, MoeCombineArgs, RouteArgs};
-use super::backend::{Cuda, ROW_THREADS, int, shape};
+use super::backend::{Cuda, int, shape};
 use super::batch::DeviceBatch;
 use super::experts::{DeviceExperts, ExpertSlots};
 use super::linear::{Operand, result_of};
+use super::plan::LaunchPlan;
 use super::ranks::LayerRoutes;
 use super::tensor::{DeviceTensor, Element};
 use super::weights::DeviceVector;
@@ -52,9 +53,8 @@ impl Cuda {
             normalize: normalize.into(),
             scaling,
         };
-        let shared = 4 * (2 * experts + n_group) + experts.max(n_group);
         // SAFETY: scores has `experts` numbers in each row, ids and weights top_k.
-        unsafe { self.launch("route_f32", [rows, 1, 1], 32, shared, &args) };
+        unsafe { self.launch(&LaunchPlan::route(rows, experts, n_group), &args) };
         DeviceRoutes { rows, top_k, experts, ids, weights }
     }
 
@@ -75,8 +75,8 @@ impl Cuda {
         };
         // SAFETY: the arrays have as many words as moe.cu says.
         unsafe {
-            self.launch("moe_count", [held, 1, 1], ROW_THREADS, 0, &args);
-            self.launch("moe_align", [held + 1, 1, 1], ROW_THREADS, 0, &args);
+            self.launch(&LaunchPlan::by_row("moe_count", held), &args);
+            self.launch(&LaunchPlan::by_row("moe_align", held + 1), &args);
         }
         Aligned { starts, order }
     }
@@ -148,10 +148,9 @@ impl Cuda {
             n: int(x.cols),
             top_k: int(top_k),
         };
-        let grid = [x.rows, x.cols.div_ceil(ROW_THREADS as usize), 1];
-        let name = parts.element.of("moe_combine_f32", "moe_combine_bf16");
+        let kernel = parts.element.of("moe_combine_f32", "moe_combine_bf16");
         // SAFETY: parts has a row for each route, out and shared one for each row of x.
-        unsafe { self.launch(name, grid, ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::by_column(kernel, x.rows, x.cols), &args) };
         Ok(out)
     }
 

@@ -15,6 +15,9 @@ pub use ranks::ranks;
 use super::args::{LinearArgs, LinearSm90Args, PtxArgs, TensorMap};
 use super::device::machine_code;
 use super::error::check;
+use super::plan::LaunchPlan;
+use super::tensor::Element;
+use super::weights::WeightForm;
 use super::{CudaDevice, CudaError, DeviceBuffer, Driver, PinnedBuffer, Result, Version};
 use crate::error::Result as KernelResult;
 
@@ -58,7 +61,7 @@ const COPY_BYTES: usize = 1 << 30;
 const RUNS: usize = 7;
 const LAUNCHES: usize = 200;
 const PTX_THREADS: u32 = 128;
-const PTX_SHARED: u32 = 32 << 10;
+const PTX_SHARED: usize = 32 << 10;
 const PTX_INPUT: usize = 32 << 10;
 
 /// Milliseconds of the device for `work`: the median.
@@ -193,7 +196,8 @@ impl<'a> SquareProduct<'a> {
 
 fn mma_product(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
     let square = SquareProduct::new(device)?;
-    let (int, tiles) = (square.side as i32, square.side.div_ceil(64) as u32);
+    let int = square.side as i32;
+    let plan = LaunchPlan::product(WeightForm::Bf16, Element::Bf16, Element::Bf16, [square.side, square.side, 1]);
     rows(square.row("bf16 product, mma", |out| {
         let args = LinearArgs {
             x: square.x_buffer.address(),
@@ -207,7 +211,7 @@ fn mma_product(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
             ..LinearArgs::default()
         };
         // SAFETY: the matrices have side * side numbers each and live until the wait.
-        unsafe { device.launch("linear_bf16", [tiles, tiles, 1], 128, 0, &args) }
+        unsafe { device.launch(&plan, &args) }
     })?);
     Ok(())
 }
@@ -217,11 +221,13 @@ fn wgmma_product(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
     let side = square.side;
     let x_map = TensorMap::boxes_of_64(&square.x_buffer, side, side)?;
     let w_map = TensorMap::boxes_of_64(&square.w_buffer, side, side)?;
-    let (int, grid) = (side as i32, [side.div_ceil(128) as u32, side.div_ceil(64) as u32, 1]);
+    let (int, grid) = (side as i32, [side.div_ceil(128), side.div_ceil(64), 1]);
+    let shared = LinearSm90Args::SHARED as usize;
+    let plan = LaunchPlan { shared, ..LaunchPlan::new("linear_sm90_bf16", grid, 160) };
     rows(square.row("bf16 product, wgmma", |out| {
         let args = LinearSm90Args { x_map, w_map, bias: 0, out, rows: int, n: int, k: int, out_stride: int };
         // SAFETY: the matrices have side * side numbers each and live until the wait.
-        unsafe { device.launch("linear_sm90_bf16", grid, 160, LinearSm90Args::SHARED, &args) }
+        unsafe { device.launch(&plan, &args) }
     })?);
     Ok(())
 }
@@ -246,7 +252,7 @@ fn launches(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
     let launch_all = || {
         for _ in 0..LAUNCHES {
             // SAFETY: ptx_bf16 writes 2 words for each of 128 threads.
-            unsafe { device.launch("ptx_bf16", [1, 1, 1], PTX_THREADS, 0, &args)? };
+            unsafe { device.launch(&LaunchPlan::new("ptx_bf16", [1, 1, 1], PTX_THREADS), &args)? };
         }
         Ok(())
     };
@@ -331,7 +337,7 @@ pub fn ptx(device: &CudaDevice) -> Result<Vec<DeviceCheck<'_>>> {
     Ok(cases.into_iter().map(check).collect())
 }
 
-fn ptx_case(device: &CudaDevice, case: &PtxCase) -> Result<Row> {
+fn ptx_case(device: &CudaDevice, case: &PtxCase<'static>) -> Result<Row> {
     let capability = device.properties.capability;
     if !case.runs_on(capability) {
         return Ok(Row::passed(case.kernel, format!("skipped: needs sm_{}", case.least)));
@@ -346,8 +352,9 @@ fn ptx_case(device: &CudaDevice, case: &PtxCase) -> Result<Row> {
     let mut out = device.allocate(case.words.len() * 4)?;
     out.fill(device, 0xff)?;
     let args = PtxArgs { map, input: input.address(), out: out.address() };
+    let plan = LaunchPlan { shared: PTX_SHARED, ..LaunchPlan::new(case.kernel, [1, 1, 1], PTX_THREADS) };
     // SAFETY: the kernel writes as many words as it has expected ones, and reads the input's 32 KiB at most.
-    unsafe { device.launch(case.kernel, [1, 1, 1], PTX_THREADS, PTX_SHARED, &args)? };
+    unsafe { device.launch(&plan, &args)? };
     let got = out.read::<u32>(device, case.words.len())?;
     let differing = || got.iter().zip(&case.words).enumerate().filter(|(_, (got, want))| got != want);
     Ok(match differing().next() {

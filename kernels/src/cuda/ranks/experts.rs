@@ -7,10 +7,11 @@ use cudarc::driver::sys;
 
 use super::super::arena::ArenaBlock;
 use super::super::args::{MoeCombineRanksArgs, MoeDispatchArgs};
-use super::super::backend::{Cuda, ROW_THREADS, int};
+use super::super::backend::{Cuda, int};
 use super::super::batch::DeviceBatch;
 use super::super::device::Context;
 use super::super::error::check;
+use super::super::plan::LaunchPlan;
 use super::super::tensor::{DeviceTensor, Element};
 use super::super::{CudaDevice, CudaError, DeviceBuffer};
 use super::Offer;
@@ -149,9 +150,9 @@ impl Cuda {
             rank: int(self.rank()),
             ranks: int(self.ranks()),
         };
-        let grid = [count.div_ceil(ROW_THREADS as usize), 1, 1];
+        let plan = LaunchPlan::by_number("moe_dispatch", count);
         // SAFETY: routes go to experts of the layer, for which holders and counts have entries.
-        unsafe { self.launch("moe_dispatch", grid, ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&plan, &args) };
         dispatched
     }
 
@@ -191,11 +192,10 @@ impl Cuda {
             top_k: int(top_k),
             ranks: int(ranks),
         };
-        let grid = [own.len(), n.div_ceil(ROW_THREADS as usize), 1];
-        let name = element.of("moe_combine_ranks_f32", "moe_combine_ranks_bf16");
+        let kernel = element.of("moe_combine_ranks_f32", "moe_combine_ranks_bf16");
         // SAFETY: the rank of a route has its part; all ranks have parts of `shared`. out has a row for each row of
         // `own`.
-        unsafe { self.launch(name, grid, ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::by_column(kernel, own.len(), n), &args) };
         if split { self.join_rows(&out, rows) } else { out }
     }
 }

@@ -9,6 +9,7 @@ use super::args::{MAX_RANKS, WriteTableArgs};
 use super::backend::{Cuda, shape};
 use super::draw::DrawPlan;
 use super::graphs::Mode;
+use super::plan::LaunchPlan;
 use super::step::StepShape;
 use super::tensor::DeviceTensor;
 use crate::backend::Backend;
@@ -149,7 +150,7 @@ impl Cuda {
     fn write_table(&self, table: &PartTable, addresses: [[u64; MAX_RANKS]; 2]) {
         let args = WriteTableArgs { table: table.memory.address, addresses, ranks: table.ranks as i32 };
         // SAFETY: the table has room for two arrays of all ranks.
-        unsafe { self.launch("write_table", [1, 1, 1], RANK_THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::new("write_table", [1, 1, 1], RANK_THREADS), &args) };
     }
 
     /// Before a step of several ranks: all work of the last one has ended, on this rank. Nothing that a rank left

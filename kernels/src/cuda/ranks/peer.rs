@@ -13,6 +13,7 @@ use super::super::arena::ArenaBlock;
 use super::super::args::{MeetArgs, RankLetter};
 use super::super::backend::{Cuda, shape};
 use super::super::device::Context;
+use super::super::plan::LaunchPlan;
 use super::super::{CudaDevice, DeviceBuffer, PinnedBuffer};
 use super::watchdog::Watchdog;
 use super::{Offer, PartTable, RANK_THREADS};
@@ -158,7 +159,7 @@ impl PeerLink {
         }
         // SAFETY: the letter boxes live as long as the group, and have a letter of each rank for even and odd rounds;
         // the table has two addresses for each rank. What is offered stays until all have read it.
-        unsafe { cuda.launch("meet_ranks", [1, 1, 1], RANK_THREADS, 0, &args) };
+        unsafe { cuda.launch(&LaunchPlan::new("meet_ranks", [1, 1, 1], RANK_THREADS), &args) };
         // All work that the others launched before this meeting has read what was offered in the last one.
         *self.offered.borrow_mut() = offers.iter().map(|offer| Arc::clone(offer.block)).collect();
     }

@@ -2,7 +2,8 @@
 //! rank, large ones by the rank that has the row. It does not know what is summed.
 
 use super::super::args::{AddNormRanksArgs, JoinColumnsArgs, JoinRowsArgs, SumRanksArgs};
-use super::super::backend::{Cuda, ROW_THREADS, int};
+use super::super::backend::{Cuda, int};
+use super::super::plan::LaunchPlan;
 use super::super::tensor::{DeviceTensor, Element};
 use super::super::weights::DeviceVector;
 use super::{Offer, PartTable};
@@ -58,9 +59,9 @@ impl Cuda {
 
     fn add_up(&self, table: &PartTable, of: Element, n: usize, out: u64) {
         let args = SumRanksArgs { parts: table.of(0), out, n, ranks: int(self.ranks()) };
-        let grid = [n.div_ceil(ROW_THREADS as usize), 1, 1];
+        let plan = LaunchPlan::by_number(of.of("sum_ranks_f32", "sum_ranks_bf16"), n);
         // SAFETY: every part has n numbers from its address on, and out has room for them.
-        unsafe { self.launch(of.of("sum_ranks_f32", "sum_ranks_bf16"), grid, ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&plan, &args) };
     }
 
     /// All rows, of which each rank has its share.
@@ -70,9 +71,9 @@ impl Cuda {
         let out = self.tensor(rows, own.cols, Element::F32);
         let (n, ranks) = (int(own.cols), int(ranks));
         let args = JoinRowsArgs { parts: table.of(0), out: out.address, rows: int(rows), n, ranks };
-        let grid = [rows, own.cols.div_ceil(ROW_THREADS as usize), 1];
+        let plan = LaunchPlan::by_column("join_rows", rows, own.cols);
         // SAFETY: rank r has its share of the rows, out all of them.
-        unsafe { self.launch("join_rows", grid, ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&plan, &args) };
         out
     }
 
@@ -106,7 +107,7 @@ impl Cuda {
         let (parts, weight) = (table.of(0), weight.data.address());
         let args = AddNormRanksArgs { x: x.address, parts, weight, out: out.address, n, ranks, factor, eps };
         // SAFETY: x, every part and out have rows * n numbers, weight n.
-        unsafe { self.launch(name, [x.rows, 1, 1], ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&LaunchPlan::by_row(name, x.rows), &args) };
         out
     }
 
@@ -157,9 +158,9 @@ impl Cuda {
         let out = self.tensor(own.rows, parts.total(), Element::F32);
         let (starts, n) = (parts.starts.address(), int(out.cols));
         let args = JoinColumnsArgs { parts: table.of(0), starts, out: out.address, n, ranks: int(self.ranks()) };
-        let grid = [out.rows, out.cols.div_ceil(ROW_THREADS as usize), 1];
+        let plan = LaunchPlan::by_column("join_columns", out.rows, out.cols);
         // SAFETY: rank r has starts[r + 1] - starts[r] columns of each row, out all of them.
-        unsafe { self.launch("join_columns", grid, ROW_THREADS, 0, &args) };
+        unsafe { self.launch(&plan, &args) };
         Some(out)
     }
 }

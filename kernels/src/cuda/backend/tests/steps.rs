@@ -186,6 +186,26 @@ fn cuda_shape(tables: &[[u32; 1]]) -> StepShape {
     StepShape::of(&decode(tables, |_| 0, 0))
 }
 
+/// Of more shapes than are kept, those that were used last repeat.
+#[test]
+fn the_shapes_that_were_used_last_are_kept() {
+    let Some(devices) = devices() else { return };
+    let mut cuda = devices.open_beside(0).expect("cuda");
+    let mut toy = Toy::new(&devices, &cuda, KIND);
+    cuda.graphs.get_mut().limit(2);
+    let tables = [tables(1), tables(2), tables(4)];
+    let mut step = |cuda: &mut Cuda, of: usize| {
+        let (hidden, _) = toy.step(cuda, decode(&tables[of], |row| row as u32 + 3, 0));
+        hidden[..HIDDEN].iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    };
+    let want = step(&mut cuda, 0);
+    for of in [0, 1, 1, 0, 2, 2, 2, 0, 0, 1] {
+        assert_eq!(step(&mut cuda, of), want, "shape {of}");
+    }
+    let repeats = [0, 1, 2].map(|of| cuda.graphs.get_mut().repeats(&cuda_shape(&tables[of])));
+    assert_eq!(repeats, [true, false, false], "the second has run once since, the third was dropped");
+}
+
 #[test]
 fn weights_of_many_slots_arrive_in_order() {
     let Some(devices) = devices() else { return };

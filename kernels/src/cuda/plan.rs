@@ -1,0 +1,118 @@
+//! How kernels are launched: which one, over which grid. Plans are pure; what they launch is documented in each kernel's
+//! file. The kernel and its threads never depend on the number of rows, so that neither do a row's bits.
+
+use std::fmt;
+
+use super::tensor::Element;
+use super::weights::WeightForm;
+use crate::backend::ScaleForm;
+
+/// Threads of kernels that work row by row, or number by number.
+const ROW_THREADS: u32 = 256;
+/// Threads of a block of `rope_write` and `attention`.
+const HEAD_THREADS: u32 = 128;
+/// Numbers of a row that share a scale in FP8, one thread for each.
+pub(super) const FP8_GROUP: usize = 128;
+/// Rows and columns of a tile of a product.
+const TILE: usize = 64;
+const DRAW_THREADS: u32 = 512;
+/// At most so many tokens are drawn at the same time; each takes work memory.
+const DRAW_BLOCKS: usize = 64;
+/// Blocks that copy a row, and rows that are copied at the same time.
+const STASH_GRID: [usize; 2] = [32, 8];
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchPlan {
+    pub kernel: &'static str,
+    pub grid: [usize; 3],
+    /// Of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+}
+
+impl fmt::Display for LaunchPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LaunchPlan { kernel, grid: [x, y, z], threads, shared } = self;
+        write!(f, "kernel {kernel} ({x} x {y} x {z} blocks of {threads} threads, {shared} bytes of shared memory)")
+    }
+}
+
+impl LaunchPlan {
+    pub(super) fn new(kernel: &'static str, grid: [usize; 3], threads: u32) -> LaunchPlan {
+        LaunchPlan { kernel, grid, threads, shared: 0 }
+    }
+
+    /// A block for each row.
+    pub(super) fn by_row(kernel: &'static str, rows: usize) -> LaunchPlan {
+        LaunchPlan::new(kernel, [rows, 1, 1], ROW_THREADS)
+    }
+
+    /// A thread for each number of each row.
+    pub(super) fn by_column(kernel: &'static str, rows: usize, cols: usize) -> LaunchPlan {
+        LaunchPlan::new(kernel, [rows, cols.div_ceil(ROW_THREADS as usize), 1], ROW_THREADS)
+    }
+
+    /// A block for each group of columns of each row.
+    pub(super) fn by_group(kernel: &'static str, rows: usize, groups: usize) -> LaunchPlan {
+        LaunchPlan::new(kernel, [rows, groups, 1], ROW_THREADS)
+    }
+
+    /// A thread for each of some numbers.
+    pub(super) fn by_number(kernel: &'static str, numbers: usize) -> LaunchPlan {
+        LaunchPlan::new(kernel, [numbers.div_ceil(ROW_THREADS as usize), 1, 1], ROW_THREADS)
+    }
+
+    /// A block for each group of numbers of a row that share a scale in FP8.
+    pub(super) fn by_fp8_group(kernel: &'static str, rows: usize, cols: usize) -> LaunchPlan {
+        LaunchPlan::new(kernel, [rows, cols.div_ceil(FP8_GROUP), 1], FP8_GROUP as u32)
+    }
+
+    /// `count` products of rows of numbers `x` with weights [outs, any] of a form.
+    pub(super) fn product(form: WeightForm, x: Element, out: Element, [rows, outs, count]: [usize; 3]) -> LaunchPlan {
+        let (kernel, threads) = match (form, x, out) {
+            (WeightForm::F32, Element::F32, Element::F32) => ("linear_f32", 256),
+            (WeightForm::F32, Element::Bf16, Element::F32) => ("linear_mixed", 256),
+            (WeightForm::Bf16, Element::Bf16, out) => (out.of("linear_bf16_f32", "linear_bf16"), 128),
+            (WeightForm::Fp8, _, out) => (out.of("linear_fp8_f32", "linear_fp8"), 128),
+            (WeightForm::Int4 { scales: ScaleForm::F32, .. }, Element::Bf16, out) => {
+                (out.of("linear_int4_f32", "linear_int4"), 128)
+            }
+            (WeightForm::Int4 { scales: ScaleForm::Bf16, .. }, Element::Bf16, out) => {
+                (out.of("linear_int4_bf16_scales_f32", "linear_int4_bf16_scales"), 128)
+            }
+            (form, x, out) => panic!("no product of {x:?} and {form:?} as {out:?}"),
+        };
+        LaunchPlan::new(kernel, [outs.div_ceil(TILE), rows.div_ceil(TILE), count], threads)
+    }
+
+    /// Rotates the heads of each row. `caches`: also writes each row's entries.
+    pub(super) fn rope(element: Element, rows: usize, caches: bool) -> LaunchPlan {
+        let kernel = element.of("rope_write_f32", "rope_write_bf16");
+        LaunchPlan::new(kernel, [rows, if caches { 3 } else { 1 }, 1], HEAD_THREADS)
+    }
+
+    /// Queries have `width` numbers.
+    pub(super) fn attention(element: Element, rows: usize, heads: usize, width: usize) -> LaunchPlan {
+        let kernel = element.of("attention_f32", "attention_bf16");
+        LaunchPlan { shared: 4 * width, ..LaunchPlan::new(kernel, [rows, heads, 1], HEAD_THREADS) }
+    }
+
+    pub(super) fn route(rows: usize, experts: usize, groups: usize) -> LaunchPlan {
+        let shared = 4 * (2 * experts + groups) + experts.max(groups);
+        LaunchPlan { shared, ..LaunchPlan::new("route_f32", [rows, 1, 1], 32) }
+    }
+
+    /// Draws tokens. What each block needs is the kernel's work memory.
+    pub(super) fn draw(tasks: usize) -> LaunchPlan {
+        LaunchPlan::new("draw_tokens", [tasks.min(DRAW_BLOCKS), 1, 1], DRAW_THREADS)
+    }
+
+    pub(super) fn stash(stashes: usize, vocab: usize) -> LaunchPlan {
+        let columns = vocab.div_ceil(ROW_THREADS as usize).min(STASH_GRID[0]);
+        LaunchPlan::new("stash_logits", [columns, stashes.min(STASH_GRID[1]), 1], ROW_THREADS)
+    }
+}
+
+#[cfg(test)]
+mod tests;
