@@ -62,8 +62,8 @@ impl fmt::Display for WorstNumber {
     }
 }
 
-/// |got - want| / (r + |want|), where r is the root mean square of all that is wanted: a last bit of bf16 is below 8e-3,
-/// whatever the size of its number. Infinite if either is NaN.
+/// |got - want| / (r + |want|), where r is the root mean square of all that is wanted: a last bit of bf16 is below
+/// 8e-3, whatever the size of its number. Infinite if either is NaN.
 fn relative_difference(got: f32, want: f32, mean: f64) -> f64 {
     let apart = (f64::from(got) - f64::from(want)).abs() / (mean + f64::from(want).abs());
     match got == want {
@@ -78,7 +78,8 @@ fn root_mean_square(numbers: &[f32]) -> f64 {
     (squares / numbers.len().max(1) as f64).sqrt()
 }
 
-/// The first number whose [`relative_difference`] is the largest. Results of different lengths are infinitely far apart.
+/// The first number whose [`relative_difference`] is the largest. Results of different lengths are infinitely far
+/// apart.
 pub fn worst_number(got: &[f32], want: &[f32]) -> WorstNumber {
     let mean = root_mean_square(want);
     let at = |at: usize, apart| {

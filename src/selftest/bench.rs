@@ -24,8 +24,12 @@ pub const TINY: &str = "qwen3";
 const BATCHES: &[usize] = &[1, 2, 4, 8, 16, 32, 64];
 const BATCHES_REDUCED: &[usize] = &[1, 4];
 
-/// Tokens of a short prompt.
+/// The same for the small model in any run.
+const BATCHES_OF_TINY: &[usize] = &[1, 64];
+const RUNS_OF_TINY: usize = 10;
+/// Tokens of a short prompt, and of each sequence before the small model decodes.
 const SHORT: usize = 16;
+const TINY_CONTEXT: usize = 4;
 
 /// How much is run.
 #[derive(Clone, Copy)]
@@ -49,19 +53,19 @@ pub fn checks(models: Vec<SmallModel>, devices: &DeviceChoice, reduced: bool) ->
     let (tiny, devices) = (models.into_iter().find(|model| model.name == TINY), devices.clone());
     let of_tiny = tiny.map(|tiny| {
         let devices = devices.clone();
-        SectionCheck::new("step", move |rows| tiny_steps(&tiny, devices, &load, rows))
+        SectionCheck::new("step", move |rows| tiny_steps(&tiny, devices, rows))
     });
     let of_model = SectionCheck::new("model", move |rows| model_steps(&shape, devices, &load, rows));
     of_tiny.into_iter().chain([of_model]).collect()
 }
 
 /// The products of a tiny model take no time, so a step is what the host and the launches take.
-fn tiny_steps(tiny: &SmallModel, devices: DeviceChoice, load: &Load, rows: &mut ReportSink) -> CheckResult {
+fn tiny_steps(tiny: &SmallModel, devices: DeviceChoice, rows: &mut ReportSink) -> CheckResult {
     let options = ModelOptions { devices, kv_blocks: Some(512), ..fixtures::options() };
     let mut steps = tiny.load_with(&options)?;
     let vocab = steps.group.shape().vocab_size;
-    for &batch in load.batches {
-        let time = decode(&mut steps, batch, tiny.tokens.len(), vocab, load.runs)?;
+    for &batch in BATCHES_OF_TINY {
+        let time = decode(&mut steps, batch, TINY_CONTEXT, vocab, RUNS_OF_TINY)?;
         rows(figure(format!("step of {} ({batch} rows)", tiny.name), format!("{:.0} us", time * 1e6)));
     }
     Ok(())

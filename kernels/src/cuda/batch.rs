@@ -1,5 +1,5 @@
-//! Brings the inputs of a step to the device, and its results back: packed in pinned memory, and copied at once. It does
-//! not know ops.
+//! Brings the inputs of a step to the device, and its results back: packed in pinned memory, and copied at once. It
+//! does not know ops.
 
 use super::draw::DrawPlan;
 use super::step::{StepLimits, StepParts, StepShape, pack};

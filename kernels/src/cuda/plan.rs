@@ -1,5 +1,5 @@
-//! How kernels are launched: which one, over which grid. Plans are pure; what they launch is documented in each kernel's
-//! file. The kernel and its threads never depend on the number of rows, so that neither do a row's bits.
+//! How kernels are launched: which one, over which grid. Plans are pure; what they launch is documented in each
+//! kernel's file. The kernel and its threads never depend on the number of rows, so that neither do a row's bits.
 
 use std::fmt;
 
