@@ -186,7 +186,7 @@ impl RopeSpec {
     }
 
     /// Whether the angles of both are equal.
-    pub(crate) fn turns_like(&self, other: &RopeSpec) -> bool {
+    pub(crate) fn same_angles(&self, other: &RopeSpec) -> bool {
         self.inv_freq == other.inv_freq && self.magnitude == other.magnitude
     }
 

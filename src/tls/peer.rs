@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use rein_kernels::collective::tcp::{ConnectionSide, Secure, Stream};
+use rein_kernels::collective::tcp::{ConnectionSide, SecureConnection, TransportStream};
 use rein_router::hot_reload::{FileProblem, HotReloaded};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
@@ -117,7 +117,7 @@ impl Peers {
     }
 
     /// For the links between ranks.
-    pub fn secure(&self) -> Secure {
+    pub fn secure(&self) -> SecureConnection {
         let peers = self.clone();
         Arc::new(move |socket, side| {
             let rank = &peers.configs.get().rank;
@@ -141,7 +141,7 @@ fn handshake_timeout() -> io::Error {
 
 /// Performs the handshake before any data is sent, with its own timeout. Later reads may have no timeout, or one that
 /// is too short for a handshake.
-fn handshake<C, S>(mut connection: C, mut socket: TcpStream) -> io::Result<Box<dyn Stream>>
+fn handshake<C, S>(mut connection: C, mut socket: TcpStream) -> io::Result<Box<dyn TransportStream>>
 where
     C: DerefMut<Target = ConnectionCommon<S>> + Send + 'static,
     S: SideData + 'static,

@@ -38,7 +38,7 @@ impl AngleTables {
 
     pub fn get(&self, spec: &RopeSpec) -> Arc<AngleTable> {
         let mut made = self.made.borrow_mut();
-        if let Some(table) = made.iter().find(|table| table.spec.turns_like(spec)) {
+        if let Some(table) = made.iter().find(|table| table.spec.same_angles(spec)) {
             return Arc::clone(table);
         }
         spec.assert_frequencies();

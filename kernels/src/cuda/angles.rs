@@ -48,7 +48,7 @@ impl DeviceAngles {
     /// The address of the table of a rotation, which is made if it is new.
     pub fn get(&mut self, device: &CudaDevice, spec: &RopeSpec) -> Result<u64> {
         spec.assert_frequencies();
-        if let Some(table) = self.tables.iter().find(|table| table.spec.turns_like(spec)) {
+        if let Some(table) = self.tables.iter().find(|table| table.spec.same_angles(spec)) {
             return Ok(table.values.address());
         }
         let values = upload(device, spec, self.positions)?;

@@ -462,15 +462,15 @@ pub fn out_of_vocabulary(param: impl Into<String>, id: u32, vocab: u32) -> Error
 
 /// Ranges of the sampling fields.
 pub mod range {
-    use rein_text::fields::Range;
+    use rein_text::fields::NumberRange;
 
-    pub const TEMPERATURE: Range = Range::between(0.0, 2.0);
-    pub const TOP_P: Range = Range::above(0.0, 1.0);
-    pub const MIN_P: Range = Range::between(0.0, 1.0);
-    pub const REPETITION_PENALTY: Range = Range::above(0.0, 10.0);
-    pub const PRESENCE_PENALTY: Range = Range::between(-2.0, 2.0);
-    pub const FREQUENCY_PENALTY: Range = Range::between(-2.0, 2.0);
-    pub const LOGIT_BIAS: Range = Range::between(-100.0, 100.0);
+    pub const TEMPERATURE: NumberRange = NumberRange::between(0.0, 2.0);
+    pub const TOP_P: NumberRange = NumberRange::above(0.0, 1.0);
+    pub const MIN_P: NumberRange = NumberRange::between(0.0, 1.0);
+    pub const REPETITION_PENALTY: NumberRange = NumberRange::above(0.0, 10.0);
+    pub const PRESENCE_PENALTY: NumberRange = NumberRange::between(-2.0, 2.0);
+    pub const FREQUENCY_PENALTY: NumberRange = NumberRange::between(-2.0, 2.0);
+    pub const LOGIT_BIAS: NumberRange = NumberRange::between(-100.0, 100.0);
 }
 
 fn at_most(param: &str, what: &str, got: usize, limit: usize) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use rein_kernels::collective::tcp::{ConnectionSide, JoinError, Stream};
+use rein_kernels::collective::tcp::{ConnectionSide, JoinError, TransportStream};
 use rein_kernels::collective::{Collective, threads};
 
 use super::{Authority, Dir, Peers};
@@ -18,9 +18,9 @@ use super::{Authority, Dir, Peers};
 mod shared;
 
 mod tcp {
-    pub use rein_kernels::collective::tcp::{JoinRequest, RankListener, Secure};
+    pub use rein_kernels::collective::tcp::{JoinRequest, RankListener, SecureConnection};
 
-    pub fn plain() -> Secure {
+    pub fn plain() -> SecureConnection {
         super::OURS.1.secure()
     }
 }
@@ -30,7 +30,7 @@ static OURS: LazyLock<(Dir, Peers)> = LazyLock::new(|| AUTHORITY.peer("rein-peer
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Both ends of a connection through a relay. Once `slow` is set, the relay passes one byte per message on `allow`.
-fn connect_through_relay(slow: &Arc<AtomicBool>, allow: Receiver<()>) -> [(Box<dyn Stream>, TcpStream); 2] {
+fn connect_through_relay(slow: &Arc<AtomicBool>, allow: Receiver<()>) -> [(Box<dyn TransportStream>, TcpStream); 2] {
     let inner = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let outer = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let (to, through) = (inner.local_addr().expect("bound"), outer.local_addr().expect("bound"));

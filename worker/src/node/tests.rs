@@ -121,7 +121,7 @@ fn group(epoch: u64, mesh: &[String]) -> GroupRecord {
 }
 
 impl Worker {
-    fn start(rank: usize, work: Workload, secure: tcp::Secure, step_deadline: Duration) -> Self {
+    fn start(rank: usize, work: Workload, secure: tcp::SecureConnection, step_deadline: Duration) -> Self {
         let (store, keys, switch) =
             (Arc::new(MemoryStore::default()), Keys::new("test").unwrap(), EngineSwitch::default());
         let listener = Arc::new(RankListener::bind("127.0.0.1:0", secure).unwrap());
@@ -339,7 +339,7 @@ async fn a_step_that_waits_for_another_rank_blames_that_rank() {
 /// A worker whose follower rank does not notice the end of its group, and the other rank.
 async fn stuck(step_deadline: Duration, gate: &Gate) -> (Worker, Tcp) {
     let own = gate.clone();
-    let secure: tcp::Secure = Arc::new(move |stream, _| Ok(Box::new(Gated(stream, own.clone()))));
+    let secure: tcp::SecureConnection = Arc::new(move |stream, _| Ok(Box::new(Gated(stream, own.clone()))));
     let worker = Worker::start(1, model(), secure, step_deadline);
     let listener = RankListener::bind("127.0.0.1:0", tcp::plain()).unwrap();
     let record = group(5, &[listener.address().to_string(), worker.listener.address().to_string()]);

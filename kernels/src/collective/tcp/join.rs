@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::handshake::{self, ACCEPTED, ELSEWHERE, EXPECTED, FOREIGN, HERE, Handshakes, Hello, STALE};
-use super::{ConnectionSide, Secure, Tcp, Wire};
+use super::{ConnectionSide, SecureConnection, Tcp, Wire};
 
 /// Pause between attempts to connect and to accept.
 pub(super) const RETRY: Duration = Duration::from_millis(20);
@@ -88,7 +88,7 @@ pub(super) struct JoinState {
 pub(super) struct Inner {
     joins: Mutex<JoinState>,
     pub news: Condvar,
-    pub secure: Secure,
+    pub secure: SecureConnection,
     pub handshakes: Handshakes,
     pub closed: AtomicBool,
 }
@@ -133,7 +133,7 @@ impl JoinState {
 }
 
 impl RankListener {
-    pub fn bind(address: impl ToSocketAddrs, secure: Secure) -> io::Result<RankListener> {
+    pub fn bind(address: impl ToSocketAddrs, secure: SecureConnection) -> io::Result<RankListener> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
         let inner = Arc::new(Inner {

@@ -37,8 +37,8 @@ const GRACE: Duration = Duration::from_millis(500);
 const HEADER: usize = 21;
 
 /// The transport of a connection: TCP, or TLS over TCP.
-pub trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
+pub trait TransportStream: Read + Write + Send {}
+impl<T: Read + Write + Send> TransportStream for T {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionSide {
@@ -47,16 +47,17 @@ pub enum ConnectionSide {
 }
 
 /// Turns a new TCP connection into the transport for data, within the connection's own read timeout.
-pub type Secure = Arc<dyn Fn(TcpStream, ConnectionSide) -> io::Result<Box<dyn Stream>> + Send + Sync>;
+pub type SecureConnection =
+    Arc<dyn Fn(TcpStream, ConnectionSide) -> io::Result<Box<dyn TransportStream>> + Send + Sync>;
 
 /// Plain TCP.
-pub fn plain() -> Secure {
+pub fn plain() -> SecureConnection {
     Arc::new(|stream, _| Ok(Box::new(stream)))
 }
 
 /// One connection. `raw` is the same socket: shutting it down ends every call that is blocked on it.
 struct Wire {
-    stream: Box<dyn Stream>,
+    stream: Box<dyn TransportStream>,
     raw: TcpStream,
 }
 
@@ -125,7 +126,7 @@ impl GroupEnd {
 pub struct Tcp {
     rank: usize,
     /// None for this rank itself.
-    peers: Vec<Option<RefCell<Box<dyn Stream>>>>,
+    peers: Vec<Option<RefCell<Box<dyn TransportStream>>>>,
     /// Number of operations begun.
     round: Cell<u64>,
     shared: Arc<Shared>,
@@ -272,8 +273,8 @@ impl Tcp {
     fn with(
         &self,
         peer: usize,
-        stream: &RefCell<Box<dyn Stream>>,
-        call: impl FnOnce(&mut dyn Stream) -> io::Result<()>,
+        stream: &RefCell<Box<dyn TransportStream>>,
+        call: impl FnOnce(&mut dyn TransportStream) -> io::Result<()>,
     ) -> Result<()> {
         self.shared.waiting.store(peer, Ordering::Relaxed);
         let done = call(&mut **stream.borrow_mut());

@@ -20,7 +20,7 @@ use crate::{
     api::{
         headers::{RELAXED, listed},
         responses::{
-            self, Answering, Origins, Page, ReasoningSealer, ResponseBuilder, ResponseFrame, ResponseRequest,
+            self, Origins, Page, ReasoningSealer, ResponseBuilder, ResponseFrame, ResponseParameters, ResponseRequest,
             StoredItems,
         },
     },
@@ -62,15 +62,15 @@ pub(super) async fn create(State(state): Shared, Extension(trace): Extension<Tra
         let mut charge = state.memory.open_charge();
         charge.resize(request.echo_bytes() + input.as_ref().map_or(0, |input| input.len()), requester.deadline).await?;
         let seals = request.seals;
-        let mut answering = request.answering(trace.id.clone(), now(), model.name().to_owned(), keeps);
-        answering.seal = seals.then(|| sealer(&state, &model, &requester));
+        let mut parameters = request.parameters(trace.id.clone(), now(), model.name().to_owned(), keeps);
+        parameters.seal = seals.then(|| sealer(&state, &model, &requester));
         let generated = chat::generate(context, model, job).await;
         let (events, relaxed) = generated.map_err(|error| origins.rename(error))?;
         let keeper = Keeper { state: state.clone(), caller: requester.caller, input, _charge: charge };
         let mut response = if stream {
-            sse::response(trace.span.clone(), events, ResponseFrames::new(answering, keeper))
+            sse::response(trace.span.clone(), events, ResponseFrames::new(parameters, keeper))
         } else {
-            let mut builder = ResponseBuilder::new(answering);
+            let mut builder = ResponseBuilder::new(parameters);
             for event in collect(events).await? {
                 builder.event(event, &mut |_| {});
             }
@@ -284,8 +284,8 @@ struct ResponseFrames {
 }
 
 impl ResponseFrames {
-    fn new(answering: Answering, keeper: Keeper) -> Self {
-        ResponseFrames { builder: ResponseBuilder::new(answering), keeper: Some(keeper) }
+    fn new(parameters: ResponseParameters, keeper: Keeper) -> Self {
+        ResponseFrames { builder: ResponseBuilder::new(parameters), keeper: Some(keeper) }
     }
 
     /// Keeps the response before the client learns that it is complete.

@@ -15,7 +15,7 @@ use super::{
 use crate::error::{Error, ErrorKind};
 
 /// What an answer needs of its request.
-pub struct Answering {
+pub struct ResponseParameters {
     pub id: String,
     /// Seconds since 1970.
     pub created: u64,
@@ -36,7 +36,7 @@ pub type ReasoningSealer = Box<dyn Fn(&str) -> String + Send>;
 
 /// Fields that the API does not have.
 #[derive(Default)]
-pub(super) struct OwnFields {
+pub(super) struct ExtraFields {
     /// Texts in place of a call that could not be parsed.
     pub malformed: Vec<String>,
     /// Calls that the length limit cut off before their name.
@@ -47,12 +47,12 @@ pub(super) struct OwnFields {
 }
 
 pub struct ResponseBuilder {
-    pub(super) answering: Answering,
+    pub(super) parameters: ResponseParameters,
     pub(super) items: Vec<OutputItem>,
     pub(super) status: ResponseStatus,
     pub(super) failure: Option<Value>,
     pub(super) usage: Option<v1::Usage>,
-    pub(super) own: OwnFields,
+    pub(super) own: ExtraFields,
     /// Number of frames so far.
     sequence: u64,
     begun: bool,
@@ -71,14 +71,14 @@ pub struct ResponseBuilder {
 pub type WriteFrame<'a> = dyn FnMut(&ResponseFrame<'_>) + 'a;
 
 impl ResponseBuilder {
-    pub fn new(answering: Answering) -> Self {
+    pub fn new(parameters: ResponseParameters) -> Self {
         ResponseBuilder {
-            answering,
+            parameters,
             items: Vec::new(),
             status: ResponseStatus::InProgress,
             failure: None,
             usage: None,
-            own: OwnFields::default(),
+            own: ExtraFields::default(),
             sequence: 0,
             begun: false,
             open: false,
@@ -90,7 +90,7 @@ impl ResponseBuilder {
     }
 
     pub fn id(&self) -> &str {
-        &self.answering.id
+        &self.parameters.id
     }
 
     /// The response so far.
@@ -159,7 +159,7 @@ impl ResponseBuilder {
     }
 
     fn add_reasoning(&mut self, text: &str, write: &mut WriteFrame<'_>) {
-        if self.answering.hide_reasoning {
+        if self.parameters.hide_reasoning {
             return;
         }
         if !self.is_open(|kind| matches!(kind, ItemKind::Reasoning { .. })) {
@@ -204,7 +204,7 @@ impl ResponseBuilder {
     fn add_item(&mut self, kind: ItemKind, write: &mut WriteFrame<'_>) {
         self.close(ItemStatus::Completed, write);
         self.open = kind.call_id().is_none();
-        let id = output::item_id(&self.answering.id, &kind, self.items.len());
+        let id = output::item_id(&self.parameters.id, &kind, self.items.len());
         self.items.push(OutputItem { id, status: ItemStatus::InProgress, kind });
         self.send_item("response.output_item.added", self.items.len() - 1, write);
     }
@@ -217,7 +217,7 @@ impl ResponseBuilder {
         let item = &mut self.items[index];
         let (kind, text, written) = match &mut item.kind {
             ItemKind::Reasoning { text, sealed } => {
-                *sealed = self.answering.seal.as_ref().map(|seal| seal(text));
+                *sealed = self.parameters.seal.as_ref().map(|seal| seal(text));
                 ("response.reasoning_text.done", &*text, None)
             }
             ItemKind::Message { text, logprobs } => {
@@ -241,7 +241,7 @@ impl ResponseBuilder {
     }
 
     fn begin_call(&mut self, index: u32, call_id: String, function: &str, write: &mut WriteFrame<'_>) {
-        let tool = self.answering.tools.called(function);
+        let tool = self.parameters.tools.called(function);
         let (namespace, name) = match tool {
             Some(tool) => (tool.namespace.clone(), tool.name.clone()),
             // Without enforcement, a model can call what nobody declared.

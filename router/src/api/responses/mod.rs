@@ -16,7 +16,7 @@ mod request;
 mod stored;
 mod tools;
 
-pub use builder::{Answering, ReasoningSealer, ResponseBuilder};
+pub use builder::{ReasoningSealer, ResponseBuilder, ResponseParameters};
 pub use object::{ResponseFrame, deleted, input_tokens};
 pub use origins::Origins;
 #[cfg(test)]

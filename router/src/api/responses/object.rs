@@ -64,19 +64,19 @@ impl Serialize for ResponseObject<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let response = self.0;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("id", &response.answering.id)?;
+        map.serialize_entry("id", &response.parameters.id)?;
         map.serialize_entry("object", "response")?;
-        map.serialize_entry("created_at", &response.answering.created)?;
+        map.serialize_entry("created_at", &response.parameters.created)?;
         map.serialize_entry("status", &response.status)?;
         map.serialize_entry("error", &response.failure)?;
         let incomplete =
             (response.status == ResponseStatus::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
         map.serialize_entry("incomplete_details", &incomplete)?;
-        map.serialize_entry("model", &response.answering.model)?;
+        map.serialize_entry("model", &response.parameters.model)?;
         map.serialize_entry("output", &response.items)?;
         map.serialize_entry("usage", &response.usage.as_ref().map(usage))?;
-        map.serialize_entry("store", &response.answering.stored)?;
-        for (name, value) in &response.answering.echo {
+        map.serialize_entry("store", &response.parameters.stored)?;
+        for (name, value) in &response.parameters.echo {
             map.serialize_entry(name, value)?;
         }
         // This server's own fields.
@@ -90,7 +90,7 @@ impl Serialize for ResponseObject<'_> {
         if !own.invalid_response.is_empty() {
             map.serialize_entry("invalid_response", &own.invalid_response)?;
         }
-        if response.answering.token_ids {
+        if response.parameters.token_ids {
             map.serialize_entry("prompt_token_ids", &own.prompt_token_ids)?;
             map.serialize_entry("token_ids", &own.token_ids)?;
         }

@@ -10,7 +10,7 @@ use rein_text::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    builder::Answering,
+    builder::ResponseParameters,
     choice,
     items::{ConvertedInput, InputConverter, ReasoningOpener},
     origins::Origins,
@@ -375,8 +375,8 @@ impl ResponseRequest {
     }
 
     /// What the answer needs of the request. `stored`: the response will be kept.
-    pub fn answering(self, id: String, created: u64, model: String, stored: bool) -> Answering {
-        Answering {
+    pub fn parameters(self, id: String, created: u64, model: String, stored: bool) -> ResponseParameters {
+        ResponseParameters {
             id,
             created,
             model,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rein_proto::v1::{self, chat_event::Event};
 use serde_json::{Map, Value, json};
 
-use super::super::{Answering, ResponseBuilder};
+use super::super::{ResponseBuilder, ResponseParameters};
 use crate::error::{Error, ErrorKind};
 
 fn builder() -> ResponseBuilder {
-    ResponseBuilder::new(Answering {
+    ResponseBuilder::new(ResponseParameters {
         id: "resp_1".into(),
         created: 7,
         model: "m".into(),
