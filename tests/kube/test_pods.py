@@ -1,9 +1,13 @@
 """Real pods of the chart under load: whatever an operator does, no request fails and no token changes."""
 import concurrent.futures
+import functools
 import json
 import os
 import shutil
+import socket
+import ssl
 import subprocess
+import sys
 import time
 import urllib.request
 
@@ -15,6 +19,10 @@ from cases import PROFILES
 from chart import BIN, CHART, REPOSITORY
 from control_plane import INSTALLER, PROGRAMS, ApiError, ControlPlane
 from load import Load, ask, body
+
+sys.path.append(str(REPOSITORY / "tests/py"))
+
+import certificates  # noqa: E402
 
 NAMESPACE = "serve"
 ROUTERS = ["--set", "router.replicas=2", "--set", "controller.replicas=2"]
@@ -78,6 +86,10 @@ def routers(plane):
 
 def pods(plane, component):
     return plane.get(f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component={component}")["items"]
+
+
+def uids(found):
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
 
 
 def is_ready(pod):
@@ -196,6 +208,60 @@ def test_the_laptop_profile_survives_its_operator(cluster, agent):
     until(lambda: not agent.pods, 120, "the end of all pods", agent)
 
 
+def make_secret(plane, name, **files):
+    """Creates a Secret from files, by their keys in it with `_` for `.`."""
+    sources = [f"--from-file={key.replace('_', '.')}={path}" for key, path in files.items()]
+    kubectl(plane, "create", "secret", "generic", name, *sources)
+
+
+def test_certificates_and_keys_hold_in_every_connection(cluster, agent, tmp_path):
+    """Mutual TLS between pods, TLS and API keys for clients, all from given Secrets, while pods are replaced."""
+    certificates.authority(tmp_path)
+    certificates.signed(tmp_path, "peer")
+    certificates.signed(tmp_path, "public", "rein-router")
+    stranger = tmp_path / "stranger"
+    certificates.authority(stranger)
+    for name in ("peer", "public"):
+        make_secret(cluster, f"{name}-tls", ca_crt=tmp_path / "ca.pem", tls_crt=tmp_path / f"{name}.pem", tls_key=tmp_path / f"{name}.key")
+    made = subprocess.run([BIN, "key", "--name", "team-a"], check=True, capture_output=True, text=True)
+    key = next(word for word in made.stderr.split() if word.startswith("sk-"))
+    (tmp_path / "keys.toml").write_text(made.stdout)
+    (tmp_path / "key").write_text(key)
+    make_secret(cluster, "keys", keys_toml=tmp_path / "keys.toml")
+    make_secret(cluster, "key-of-team-a", key=tmp_path / "key")
+    secrets = ["peerTls.enabled=true", "peerTls.secretName=peer-tls", "publicTls.enabled=true", "publicTls.secretName=public-tls", "apiKeys.secretName=keys", "verify.apiKeySecretName=key-of-team-a"]
+    values = [*ROUTERS, "--values", PROFILES["laptop"], "--set", ",".join(secrets), "--set", "models[0].podsPerGroup=2,models[0].ranks=2,models[0].groups=2"]
+    run(cluster, "install", "rein", CHART, *values, "--wait", "--timeout=4m")
+    until(lambda: len(routers(cluster)) == 2 and all_ready(cluster, 4), 90, "two groups", agent)
+    trust = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    trust.check_hostname = False
+    address, request = routers(cluster)[0], body(1)
+    with pytest.raises(RuntimeError, match="401"):
+        ask(address, request, trust=trust)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        ask(address, request, trust=ssl.create_default_context(cafile=stranger / "ca.pem"), key=key)
+    load = Load(lambda: routers(cluster), [body(number) for number in range(4)], threads=8, ask=functools.partial(ask, trust=trust, key=key))
+    try:
+        operate(cluster, agent, load, lambda: 4, [
+            ("restart routers", lambda: restart(cluster, "deployment", "rein-router")),
+            ("kill -9 of a worker", lambda: kill(cluster, agent, "rein-demo-g0-1")),
+        ])
+    finally:
+        load.stop()
+    assert not load.failures and not load.changes and load.answers > 10
+    # A worker's port takes no connection without a certificate of this cluster.
+    worker = pods(cluster, "worker")[0]["status"]["podIP"]
+    for client in (ssl._create_unverified_context(), trust):
+        with socket.create_connection((worker, 7000), timeout=10) as plain, pytest.raises(OSError):
+            client.set_alpn_protocols(["h2"])
+            with client.wrap_socket(plain) as connection:
+                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                assert connection.recv(1)
+    run(cluster, "test", "rein", "--timeout=3m")
+    run(cluster, "uninstall", "rein", "--wait")
+    until(lambda: not agent.pods, 120, "the end of all pods", agent)
+
+
 def test_a_request_waits_for_a_model_without_pods(cluster, agent):
     """Scale from 0 to 1, which KEDA would do when it sees the waiting request."""
     asleep = ["--set", "models[0].autoscaling.type=keda,models[0].autoscaling.minReplicas=0,models[0].autoscaling.prometheus=http://prometheus:9090"]
@@ -229,11 +295,11 @@ def test_groups_of_two_pods_survive_their_operator(cluster, agent):
 
     def upgrade(groups):
         """Changes the arguments of the first groups only."""
-        before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(cluster, "worker")}
+        before = uids(pods(cluster, "worker"))
         changed = ["--set", f"models[0].options.max-queue=900,models[0].updateGroups={groups}"]
         run(cluster, "upgrade", "rein", CHART, *pair, *changed, "--wait", "--timeout=4m")
         kubectl(cluster, "rollout", "status", f"statefulset/rein-demo-g{groups - 1}", "--timeout=240s")
-        after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods(cluster, "worker")}
+        after = uids(pods(cluster, "worker"))
         assert {name for name in after if before[name] != after[name]} == {f"rein-demo-g{groups - 1}-{number}" for number in range(2)}
 
     try:
@@ -272,12 +338,15 @@ def test_a_leader_worker_set_restarts_one_pod(cluster, agent):
         # A pod that is deleted comes back alone, too.
         kubectl(cluster, "delete", "pod", "rein-demo-1-1", "--wait=true")
         until(lambda: all_ready(cluster, 4), 120, "the group", agent)
+        before, after = uids(found), uids(pods(cluster, "worker"))
+        assert {name for name in names if before[name] != after[name]} == {"rein-demo-1-1"}
+        restarts = {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods(cluster, "worker")}
+        assert restarts == {"rein-demo-0": 0, "rein-demo-0-1": 1, "rein-demo-1": 0, "rein-demo-1-1": 0}
+        # An upgrade replaces every pod, one group after the other.
+        run(cluster, "upgrade", "rein", CHART, *sets, "--set", "models[0].options.max-queue=900")
+        until(lambda: all_ready(cluster, 4) and not set(after.values()) & set(uids(pods(cluster, "worker")).values()), 240, "the upgrade", agent)
     finally:
         load.stop()
     assert not load.failures and not load.changes and load.answers > 10
-    before, after = ({pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in one} for one in (found, pods(cluster, "worker")))
-    assert {name for name in names if before[name] != after[name]} == {"rein-demo-1-1"}
-    restarts = {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods(cluster, "worker")}
-    assert restarts == {"rein-demo-0": 0, "rein-demo-0-1": 1, "rein-demo-1": 0, "rein-demo-1-1": 0}
     run(cluster, "uninstall", "rein")
     until(lambda: not agent.pods, 120, "the end of all pods", agent)
