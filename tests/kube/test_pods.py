@@ -39,7 +39,7 @@ def images(tmp_path_factory):
     (out / "layout").mkdir()
     archive = next(out.glob("rein-*.tar"))
     subprocess.run(["tar", "-xf", archive, "-C", out / "layout"], check=True)
-    subprocess.run(["umoci", "unpack", "--image", f"{out}/layout:rein:{archive.stem.removeprefix('rein-')}", out / "bundle"], check=True, capture_output=True)
+    subprocess.run(["umoci", "unpack", "--image", f"{out}/layout:{archive.stem.removeprefix('rein-')}", out / "bundle"], check=True, capture_output=True)
     root, etcd = out / "bundle/rootfs", out / "etcd"
     subprocess.run(["cp", "-al", root, etcd], check=True)
     for directory in (root, etcd):
