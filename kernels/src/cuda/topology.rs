@@ -25,6 +25,29 @@ pub struct GpuPlaces {
     pub adapters: Vec<String>,
 }
 
+/// What an NVLink leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum NvLinkEnd {
+    /// A switch, which connects all GPUs of the host.
+    Switch,
+    /// Another GPU, by its PCI address: a bridge, or a board without switches.
+    Gpu(String),
+    /// Not known, or no GPU.
+    Other,
+}
+
+/// nvmlIntNvLinkDeviceType_t
+const LEADS_TO_GPU: c_int = 0;
+const LEADS_TO_SWITCH: c_int = 2;
+
+/// nvmlPciInfo_t
+#[repr(C)]
+struct PciInfo {
+    legacy: [u8; 16],
+    numbers: [c_uint; 5],
+    address: [u8; 32],
+}
+
 /// nvmlGpuFabricInfo_t
 #[repr(C)]
 struct FabricInfo {
@@ -35,12 +58,19 @@ struct FabricInfo {
 }
 
 type Handle = *mut c_void;
+type FindHandle = unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
+/// A function that writes one fact about a GPU.
+type GpuFact<T> = unsafe extern "C" fn(Handle, *mut T) -> c_int;
+/// A function that writes one fact about an NVLink of a GPU.
+type LinkFact<T> = unsafe extern "C" fn(Handle, c_uint, *mut T) -> c_int;
 
 /// The functions of the management library.
 struct Management {
-    handle: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int,
-    fabric: Option<unsafe extern "C" fn(Handle, *mut FabricInfo) -> c_int>,
-    link: Option<unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int>,
+    handle: FindHandle,
+    fabric: Option<GpuFact<FabricInfo>>,
+    link: Option<LinkFact<c_uint>>,
+    remote_kind: Option<LinkFact<c_int>>,
+    remote: Option<LinkFact<PciInfo>>,
 }
 
 impl Management {
@@ -62,41 +92,98 @@ impl Management {
             let init = std::mem::transmute::<*mut c_void, Init>(find(c"nvmlInit_v2")?);
             (init() == SUCCESS).then_some(())?;
             Some(Management {
-                handle: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int>(
-                    find(c"nvmlDeviceGetHandleByPciBusId_v2")?,
-                ),
-                fabric: find(c"nvmlDeviceGetGpuFabricInfo").map(|f| {
-                    std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Handle, *mut FabricInfo) -> c_int>(f)
-                }),
-                link: find(c"nvmlDeviceGetNvLinkState").map(|f| {
-                    std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int>(f)
-                }),
+                handle: std::mem::transmute::<*mut c_void, FindHandle>(find(c"nvmlDeviceGetHandleByPciBusId_v2")?),
+                fabric: find(c"nvmlDeviceGetGpuFabricInfo")
+                    .map(|f| std::mem::transmute::<*mut c_void, GpuFact<FabricInfo>>(f)),
+                link: find(c"nvmlDeviceGetNvLinkState")
+                    .map(|f| std::mem::transmute::<*mut c_void, LinkFact<c_uint>>(f)),
+                remote_kind: find(c"nvmlDeviceGetNvLinkRemoteDeviceType")
+                    .map(|f| std::mem::transmute::<*mut c_void, LinkFact<c_int>>(f)),
+                remote: find(c"nvmlDeviceGetNvLinkRemotePciInfo_v2")
+                    .map(|f| std::mem::transmute::<*mut c_void, LinkFact<PciInfo>>(f)),
             })
         }
     }
 
-    /// The NVLink domain of a GPU: that of its fabric, or that of the host, within which switches connect all GPUs
-    /// whose links are up.
+    /// A fact about an NVLink. None: the library cannot tell.
+    ///
+    /// # Safety
+    /// The handle was made by `self.handle`.
+    unsafe fn fact<T>(fact: Option<LinkFact<T>>, handle: Handle, link: c_uint, mut value: T) -> Option<T> {
+        // SAFETY: the caller's promise; writes one value.
+        (unsafe { fact?(handle, link, &mut value) } == SUCCESS).then_some(value)
+    }
+
+    /// Where a GPU's NVLinks lead that are up.
+    ///
+    /// # Safety
+    /// The handle was made by `self.handle`.
+    unsafe fn links(&self, handle: Handle) -> Vec<NvLinkEnd> {
+        let end = |link| {
+            // SAFETY: the caller's promise.
+            match unsafe { Self::fact(self.remote_kind, handle, link, c_int::MAX) } {
+                Some(LEADS_TO_SWITCH) => NvLinkEnd::Switch,
+                Some(LEADS_TO_GPU) => {
+                    let none = PciInfo { legacy: [0; 16], numbers: [0; 5], address: [0; 32] };
+                    // SAFETY: as above.
+                    let at = unsafe { Self::fact(self.remote, handle, link, none) };
+                    at.map_or(NvLinkEnd::Other, |at| NvLinkEnd::Gpu(pci_address(&at.address)))
+                }
+                Some(_) | None => NvLinkEnd::Other,
+            }
+        };
+        // SAFETY: as above.
+        let is_up = |link: &c_uint| unsafe { Self::fact(self.link, handle, *link, 0) } == Some(1);
+        (0..LINKS).filter(is_up).map(end).collect()
+    }
+
+    /// The NVLink domain of a GPU: that of its fabric, or that of the host.
     fn domain(&self, address: &str, host: &str) -> Option<String> {
-        let address = CString::new(address).ok()?;
+        let text = CString::new(address).ok()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the address ends with a zero byte; writes one handle.
-        (unsafe { (self.handle)(address.as_ptr(), &mut handle) } == SUCCESS).then_some(())?;
+        (unsafe { (self.handle)(text.as_ptr(), &mut handle) } == SUCCESS).then_some(())?;
         let mut info = FabricInfo { cluster: [0; 16], status: SUCCESS, clique: 0, state: 0 };
         // SAFETY: the handle was just made; writes the struct.
         let known = self.fabric.is_some_and(|fabric| unsafe { fabric(handle, &mut info) } == SUCCESS);
-        if known && info.state == JOINED && info.status == SUCCESS && info.cluster != [0; 16] {
+        if known && info.state == JOINED && info.status == SUCCESS {
+            if info.cluster == [0; 16] {
+                // The switches of one host.
+                return Some(host.to_owned());
+            }
             let cluster: String = info.cluster.iter().map(|byte| format!("{byte:02x}")).collect();
             return Some(format!("{cluster}.{}", info.clique));
         }
-        let link = self.link?;
-        let up = |i: c_uint| {
-            let mut active = 0;
-            // SAFETY: as above; writes one int.
-            (unsafe { link(handle, i, &mut active) }) == SUCCESS && active == 1
-        };
-        (0..LINKS).any(up).then(|| host.to_owned())
+        // SAFETY: as above.
+        domain_on_host(address, &unsafe { self.links(handle) }, host)
     }
+}
+
+/// As NVML writes it, with a domain of 8 digits: in the form of sysfs, which has 4.
+fn pci_address(text: &[u8]) -> String {
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    let text = String::from_utf8_lossy(&text[..end]).to_lowercase();
+    text.strip_prefix("0000").filter(|rest| rest.len() == "0000:00:00.0".len()).unwrap_or(&text).to_owned()
+}
+
+/// The domain of a GPU with these links, which no fabric beyond the host has. Switches connect all GPUs of the host.
+/// Without switches, a domain has the GPUs that links lead to directly: pairs with a bridge are domains of two.
+fn domain_on_host(address: &str, links: &[NvLinkEnd], host: &str) -> Option<String> {
+    if links.contains(&NvLinkEnd::Switch) {
+        return Some(host.to_owned());
+    }
+    let mut linked: BTreeSet<&str> = links
+        .iter()
+        .filter_map(|end| match end {
+            NvLinkEnd::Gpu(address) => Some(address.as_str()),
+            NvLinkEnd::Switch | NvLinkEnd::Other => None,
+        })
+        .collect();
+    if linked.is_empty() {
+        return None;
+    }
+    linked.insert(address);
+    Some(format!("{host}/{}", linked.into_iter().collect::<Vec<_>>().join("+")))
 }
 
 impl GpuPlaces {
