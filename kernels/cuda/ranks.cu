@@ -7,6 +7,7 @@
 //   even and of odd rounds: a rank writes letters of round n + 2 after all have read those of round n.
 //   table [2][ranks] = what each rank offers, plus `offsets`. An offer of null stays null.
 // write_table: the same table, of addresses that the host knows.
+//   Both count the exchanges of this rank at `count`, and tell the host at `passed`.
 // sum_ranks: out [n] f32 = the parts [n] T added in rank order. Grid: ceil(n / 256).
 // add_norm_ranks: add_norm (norm.cu), with y = the parts [rows, n] Y added in rank order.
 // join_rows: out [rows, n] f32, of which rank r has rows rows * r / ranks to rows * (r + 1) / ranks.
@@ -16,9 +17,13 @@
 // moe_dispatch: which rank computes each route [routes], as `ExpertTable::holder` says; NONE for rows without a token.
 //   mine [routes] = the expert of a route of this rank, else OTHER_RANK. holders [experts][1 + ranks]: the number of
 //   ranks that hold the expert, then these ranks. counts [experts] (may be null) += routes. Grid: ceil(routes / 256).
+// moe_slots: the places of parts when each rank packs those of its routes. slots [routes] = the number of earlier
+//   routes of the same rank. starts [ranks][ranks + 1] = for each rank the slots at which the ranks' shares of the rows
+//   begin (those of join_rows), then the number of its routes. Grid: ranks; 256 threads.
+// moe_pack: packed [routes of this rank, n] T at slots [routes] = parts [routes, n] T. Grid: (routes, ceil(n / 256)).
 // moe_combine_ranks: moe_combine (moe.cu) for some rows: the parts of each route are those of its rank, the parts of
 //   `shared` (may be null) are added in rank order. parts and shared are tables whose addresses are those of row
-//   `first`. Grid: (rows, ceil(n / 256)).
+//   `first`. With slots (may be null), parts are packed, and begin with this rank's share. Grid: (rows, ceil(n / 256)).
 //
 // Any sizes. Exact, but for the f32 sums.
 #include "moe.cu"
@@ -38,12 +43,14 @@ struct MeetArgs {
   const uint32_t *aborted;
   uint64_t *table;
   uint64_t offers[2], offsets[2];
+  uint32_t *count, *passed;
   int rank, ranks;
 };
 
 struct WriteTableArgs {
   uint64_t *table;
   uint64_t addresses[2][MAX_RANKS];
+  uint32_t *count, *passed;
   int ranks;
 };
 
@@ -83,12 +90,25 @@ struct MoeDispatchArgs {
   int routes, top_k, rank, ranks;
 };
 
+struct MoeSlotsArgs {
+  const uint32_t *ranks_of;
+  uint32_t *slots, *starts;
+  int rows, top_k, ranks;
+};
+
+struct MoePackArgs {
+  const void *parts;
+  const uint32_t *ranks_of, *slots;
+  void *packed;
+  int n, rank;
+};
+
 struct MoeCombineRanksArgs {
   const void *const *parts, *const *shared;
-  const uint32_t *ids, *ranks_of, *tokens;
+  const uint32_t *ids, *ranks_of, *tokens, *slots, *starts;
   const float *weights;
   float *out;
-  int first, n, top_k, ranks;
+  int first, n, top_k, rank, ranks;
 };
 
 namespace ranks {
@@ -106,6 +126,13 @@ DEVICE void post(const MeetArgs &a, int rank, uint32_t round) {
 
 DEVICE bool has_come(const MeetArgs &a, int rank, uint32_t round) {
   return load_acquire_system(&letter_from(a, rank, round)->round) == round;
+}
+
+// One thread does it once the table is there. The host polls, so nothing has to be in order.
+DEVICE void pass(uint32_t *count, uint32_t *passed) {
+  uint32_t exchanges = *count + 1;
+  *count = exchanges;
+  *static_cast<volatile uint32_t *>(passed) = exchanges;
 }
 
 #ifdef REIN_HOST
@@ -150,13 +177,16 @@ extern "C" __global__ void __launch_bounds__(64) meet_ranks(const MeetArgs a) {
     }
   }
   __syncthreads();
-  if (threadIdx.x == 0) *a.round = round;
+  if (threadIdx.x > 0) return;
+  *a.round = round;
+  ranks::pass(a.count, a.passed);
 }
 
 extern "C" __global__ void __launch_bounds__(64) write_table(const WriteTableArgs a) {
   int rank = threadIdx.x;
   if (rank >= a.ranks) return;
   for (int i = 0; i < 2; i++) a.table[i * a.ranks + rank] = a.addresses[i][rank];
+  if (rank == 0) ranks::pass(a.count, a.passed);
 }
 
 template <class T>
@@ -224,6 +254,42 @@ extern "C" __global__ void __launch_bounds__(256) moe_dispatch(const MoeDispatch
   a.mine[route] = int(rank) == a.rank ? expert : OTHER_RANK;
 }
 
+extern "C" __global__ void __launch_bounds__(256) moe_slots(const MoeSlotsArgs a) {
+  SHARED(uint32_t, warps, 8);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, routes = a.rows * a.top_k;
+  uint32_t owner = blockIdx.x, at = 0, *starts = a.starts + size_t(owner) * (a.ranks + 1);
+  // 256 routes at a time; each keeps its place among those of the rank.
+  for (int from = 0; from < routes; from += 256) {
+    int route = from + threadIdx.x, row = route / a.top_k;
+    bool mine = route < routes && a.ranks_of[route] == owner;
+    uint32_t lanes = warp_ballot(mine);
+    if (lane == 0) warps[warp] = count_bits(lanes);
+    __syncthreads();
+    uint32_t place = at + count_bits(lanes & ((1u << lane) - 1));
+    for (int w = 0; w < 8; w++) {
+      if (w < warp) place += warps[w];
+      at += warps[w];
+    }
+    if (mine) a.slots[route] = place;
+    if (route < routes && route % a.top_k == 0)
+      for (int r = 0; r < a.ranks; r++)
+        if (int((long long)a.rows * r / a.ranks) == row) starts[r] = place;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) starts[a.ranks] = at;
+}
+
+template <class T>
+DEVICE void moe_pack(const MoePackArgs &a) {
+  int column = blockIdx.y * blockDim.x + threadIdx.x, route = blockIdx.x;
+  if (column >= a.n || a.ranks_of[route] != uint32_t(a.rank)) return;
+  T part = static_cast<const T *>(a.parts)[size_t(route) * a.n + column];
+  static_cast<T *>(a.packed)[size_t(a.slots[route]) * a.n + column] = part;
+}
+
+extern "C" __global__ void __launch_bounds__(256) moe_pack_f32(const MoePackArgs a) { moe_pack<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_pack_bf16(const MoePackArgs a) { moe_pack<bf16>(a); }
+
 template <class T>
 DEVICE void moe_combine_ranks(const MoeCombineRanksArgs &a) {
   SHARED(uint32_t, sorted, 64);
@@ -237,8 +303,11 @@ DEVICE void moe_combine_ranks(const MoeCombineRanksArgs &a) {
   if (a.tokens[row] != NONE) {
     for (int i = 0; i < a.top_k; i++) {
       int route = sorted[i];
-      const T *part = static_cast<const T *>(a.parts[ranks_of[route]]);
-      if (part) sum += weights[route] * to_float(part[(local * a.top_k + route) * a.n + column]);
+      uint32_t owner = ranks_of[route];
+      const T *part = static_cast<const T *>(a.parts[owner]);
+      size_t at = local * a.top_k + route;
+      if (a.slots) at = a.slots[row * a.top_k + route] - a.starts[size_t(owner) * (a.ranks + 1) + a.rank];
+      if (part) sum += weights[route] * to_float(part[at * a.n + column]);
     }
     if (a.shared) sum += ranks::sum_at<T>(a.shared, a.ranks, local * a.n + column);
   }

@@ -275,11 +275,18 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     type Backend: Backend;
     /// The name of the kind: "cpu".
     const KIND: &'static str;
+    /// Whether a rank keeps its KV caches while it has no group. Memory of the host is given back, for others may need
+    /// it.
+    const KEEPS_CACHES: bool = false;
 
     /// The backend on device `index`; `ranks` ranks of this process compute at the same time.
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend>;
     /// A backend on device `index` that only loads weights, beside the one that computes.
     fn open_beside(&self, index: usize) -> Result<Self::Backend>;
+    /// How many there are. None: as many as ranks.
+    fn count(&self) -> Option<usize> {
+        None
+    }
     /// Bytes that are free for the ranks of this process together.
     fn free_memory(&self) -> Result<usize>;
 }

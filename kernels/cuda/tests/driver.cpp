@@ -13,6 +13,7 @@
 //   REIN_FAKE_CUDA_HANG        FUNCTION[:AFTER]: the function never returns after that many calls (0)
 //                              FUNCTION is a function of the driver, or a kernel: what waits for the kernel fails or hangs
 //   REIN_FAKE_CUDA_TRACE       a file that gets a line for each call that does work: the thread's id, the function
+//   REIN_FAKE_CUDA_ALLOCATIONS a file that gets a line for each allocation of device memory: its bytes
 //   REIN_FAKE_CUDA_MACHINE     the process's id: devices of one index and number are one device
 //   REIN_FAKE_CUDA_PEERS       1 (0: no device reaches the memory of another)
 //   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between; *: all do nothing, and memory is
@@ -113,6 +114,7 @@ Kernel KERNELS[] = {
     KERNEL(join_rows),         KERNEL(add_norm_ranks_f32_bf16),
     KERNEL(join_columns),      KERNEL(moe_dispatch),
     KERNEL(moe_combine_ranks_f32), KERNEL(moe_combine_ranks_bf16),
+    KERNEL(moe_slots),         KERNEL(moe_pack_f32),      KERNEL(moe_pack_bf16),
 };
 
 struct Graph {
@@ -254,13 +256,16 @@ void run(const Kernel &kernel, dim3 grid, dim3 threads, unsigned shared, const s
   if (!hung && !lost) host::launch(kernel.name, grid, threads, shared, call);
 }
 
-void trace(const char *function) {
-  const char *path = getenv("REIN_FAKE_CUDA_TRACE");
+// Adds a line to the file that a variable names.
+void note(const char *variable, const std::string &line) {
+  const char *path = getenv(variable);
   FILE *file = path ? fopen(path, "a") : nullptr;
   if (!file) return;
-  fprintf(file, "%d %s\n", gettid(), function);
+  fprintf(file, "%s\n", line.c_str());
   fclose(file);
 }
+
+void trace(const char *function) { note("REIN_FAKE_CUDA_TRACE", std::to_string(gettid()) + " " + function); }
 
 // Whether no kernel does anything.
 bool skips_all() {
@@ -416,6 +421,7 @@ FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
   if (skips_all()) memset(memory, 0, bytes);
   *address = uint64_t(memory);
   allocations[*address] = bytes;
+  note("REIN_FAKE_CUDA_ALLOCATIONS", std::to_string(bytes));
   return SUCCESS;
 }
 FUNCTION(cuMemFree_v2, uint64_t address) {
@@ -505,6 +511,7 @@ FUNCTION(cuStreamBeginCapture_v2, Stream *stream, int) {
   return SUCCESS;
 }
 FUNCTION(cuStreamEndCapture, Stream *stream, Graph **graph) {
+  trace(__func__);
   capturing = nullptr;
   return *graph = stream->capture.release(), SUCCESS;
 }
@@ -521,6 +528,7 @@ FUNCTION(cuGraphDestroy, Graph *graph) { return delete graph, SUCCESS; }
 
 // For nccl.cpp: work that may wait for other ranks.
 extern "C" __attribute__((visibility("default"))) void rein_fake_enqueue(Stream *stream, void (*run)(void *), void *data) {
+  trace(__func__);
   put(stream, Work{[=] { run(data); }, nullptr, nullptr, false});
 }
 

@@ -2,7 +2,8 @@
 // emulated driver (driver.cpp), and moves bytes between threads and processes through a file in shared memory. As with
 // NVLink, a rank that is lost is not noticed: the others wait. Environment variables choose what it pretends to be:
 //   REIN_FAKE_NCCL_VERSION  22809 (2.28.9)
-//   REIN_FAKE_NCCL_TRACE    a file that gets a line for each call: the process's id, the rank (-1: none), the function
+//   REIN_FAKE_NCCL_TRACE    a file that gets a line for each call: the process's id, the rank (-1: none), the function,
+//                           the bytes that it sends
 //   REIN_FAKE_NCCL_FAULT    RANK:WHAT[:AFTER[:CODE]], for one rank (-1: all), after that many groups (0):
 //     group  ncclGroupEnd fails with CODE (1, ncclUnhandledCudaError)
 //     async  ncclCommGetAsyncError gives CODE (6, ncclRemoteError)
@@ -21,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -62,11 +64,11 @@ long setting(const char *name, long otherwise) {
   return text ? atol(text) : otherwise;
 }
 
-void trace(int rank, const char *function) {
+void trace(int rank, const char *function, size_t bytes = 0) {
   const char *path = getenv("REIN_FAKE_NCCL_TRACE");
   FILE *file = path ? fopen(path, "a") : nullptr;
   if (!file) return;
-  fprintf(file, "%d %d %s\n", getpid(), rank, function);
+  fprintf(file, "%d %d %s %zu\n", getpid(), rank, function, bytes);
   fclose(file);
 }
 
@@ -75,6 +77,7 @@ struct Communicator {
   int rank, ranks;
   std::atomic<bool> aborted{false};
   std::atomic<long> groups{0};
+  std::atomic<uint64_t> sent{0};  // Bytes of all groups that were ended.
 };
 
 // The code of a fault of this rank, -1 if there is none.
@@ -157,8 +160,8 @@ struct Names {
 
 using Enqueue = void (*)(void *stream, void (*run)(void *), void *data);
 
-// Puts work into a stream of the emulated driver, or records it.
-void enqueue(void *stream, std::vector<Operation> work) {
+// Puts work into a stream of the emulated driver, or records it. `after` runs once the bytes have moved.
+void enqueue(void *stream, std::vector<Operation> work, std::function<void()> after = [] {}) {
   static Enqueue put = [] {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     return reinterpret_cast<Enqueue>(driver ? dlsym(driver, "rein_fake_enqueue") : nullptr);
@@ -168,8 +171,8 @@ void enqueue(void *stream, std::vector<Operation> work) {
     _exit(1);
   }
   // Kept: a graph may run it at any time.
-  auto *kept = new std::vector<Operation>(std::move(work));
-  put(stream, [](void *data) { run(*static_cast<std::vector<Operation> *>(data)); }, kept);
+  auto *kept = new std::function<void()>([=] { run(work), after(); });
+  put(stream, [](void *data) { (*static_cast<std::function<void()> *>(data))(); }, kept);
 }
 
 int add(void *handle, bool sends, void *data, size_t count, int type, int peer, void *stream) {
@@ -255,7 +258,10 @@ FUNCTION(ncclGroupEnd) {
   std::vector<Operation> work;
   work.swap(group);
   if (work.empty()) return SUCCESS;
-  trace(work[0].comm->rank, __func__);
+  size_t bytes = 0;
+  for (const Operation &operation : work) bytes += operation.sends ? operation.left : 0;
+  work[0].comm->sent += bytes;
+  trace(work[0].comm->rank, __func__, bytes);
   int wrong = fault(*work[0].comm, "group");
   if (wrong >= 0) return wrong;
   enqueue(stream_of_group, std::move(work));
@@ -267,6 +273,41 @@ FUNCTION(ncclSend, const void *data, size_t count, int type, int peer, void *com
 }
 FUNCTION(ncclRecv, void *data, size_t count, int type, int peer, void *comm, void *stream) {
   return add(comm, false, data, count, type, peer, stream);
+}
+
+// Sums of bf16, added in rank order.
+FUNCTION(ncclAllReduce, const void *data, void *out, size_t count, int type, int op, void *handle, void *stream) {
+  constexpr int BF16 = 9, SUM = 0;
+  auto comm = find(handle);
+  if (!comm || comm->aborted || type != BF16 || op != SUM) return INVALID_ARGUMENT;
+  trace(comm->rank, __func__);
+  auto parts = std::make_shared<std::vector<std::vector<uint16_t>>>(comm->ranks, std::vector<uint16_t>(count));
+  std::vector<Operation> work;
+  for (int peer = 0; peer < comm->ranks; peer++) {
+    work.push_back({comm, true, static_cast<unsigned char *>(const_cast<void *>(data)), 2 * count, peer});
+    work.push_back({comm, false, reinterpret_cast<unsigned char *>((*parts)[peer].data()), 2 * count, peer});
+  }
+  enqueue(stream, std::move(work), [=] {
+    auto widen = [](uint16_t bits) {
+      uint32_t wide = uint32_t(bits) << 16;
+      float x;
+      return memcpy(&x, &wide, 4), x;
+    };
+    for (size_t i = 0; i < count; i++) {
+      float sum = 0;
+      for (auto &part : *parts) sum += widen(part[i]);
+      uint32_t bits;
+      memcpy(&bits, &sum, 4);
+      static_cast<uint16_t *>(out)[i] = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+  });
+  return IN_PROGRESS;
+}
+
+// For tests.
+extern "C" __attribute__((visibility("default"))) uint64_t rein_fake_sent(void *handle) {
+  auto comm = find(handle);
+  return comm ? comm->sent.load() : 0;
 }
 
 extern "C" __attribute__((visibility("default"))) const char *ncclGetErrorString(int code) {

@@ -110,6 +110,46 @@ inline void join(int ranks, int rows, int n) {
   });
 }
 
+// Every rank packs its parts; `combine` adds up the share of each rank from what the ranks send to it.
+template <class T, class Combine>
+void packed(int ranks, int rows, int top_k, int n, const std::vector<uint32_t> &rank_of, const Parts<T> &parts,
+            Combine combine) {
+  int routes = rows * top_k;
+  Buffer<uint32_t> ranks_of(rank_of), slots(routes), starts(ranks * (ranks + 1));
+  MoeSlotsArgs places = {ranks_of.data, slots.data, starts.data, rows, top_k, ranks};
+  LAUNCH(moe_slots, ranks, 256, 0, places);
+  std::vector<std::unique_ptr<Buffer<T>>> all;
+  for (int r = 0; r < ranks; r++) {
+    uint32_t count = 0;
+    for (int route = 0; route <= routes; route++) {
+      for (int reader = 0; reader < ranks; reader++)
+        if (rows * reader / ranks * top_k == route) check::equal(starts[r * (ranks + 1) + reader], count, "a share");
+      if (route == routes || rank_of[route] != uint32_t(r)) continue;
+      check::equal(slots[route], count++, "the slot of a route");
+    }
+    check::equal(starts[r * (ranks + 1) + ranks], count, "the routes of a rank");
+    all.push_back(std::make_unique<Buffer<T>>(std::max<size_t>(count * size_t(n), 1)));
+    MoePackArgs args = {parts.buffers[r]->data, ranks_of.data, slots.data, all[r]->data, n, r};
+    auto kernel = sizeof(T) == 4 ? moe_pack_f32 : moe_pack_bf16;
+    LAUNCH(kernel, dim3(routes, (n + 255) / 256), 256, 0, args);
+  }
+  for (int reader = 0; reader < ranks; reader++) {
+    // What is sent is copied, so that a read beyond it is found.
+    std::vector<std::unique_ptr<Buffer<T>>> sent;
+    std::vector<const void *> at;
+    for (int r = 0; r < ranks; r++) {
+      uint32_t *bounds = &starts[r * (ranks + 1) + reader];
+      std::vector<T> share(all[r]->data + size_t(bounds[0]) * n, all[r]->data + size_t(bounds[1]) * n);
+      if (share.empty()) share.resize(1);
+      sent.push_back(std::make_unique<Buffer<T>>(share));
+      at.push_back(sent[r]->data);
+    }
+    Buffer<const void *> table(at);
+    Buffer<float> out(size_t(rows) * n);
+    combine(slots, starts, table, reader, out.data);
+  }
+}
+
 // Dispatch over `ranks` ranks, then the sums of two slices of rows: the bits of moe_combine, which knows all parts.
 template <class T>
 void experts(int ranks, int rows, int top_k, int experts, int n, bool with_shared) {
@@ -173,10 +213,22 @@ void experts(int ranks, int rows, int top_k, int experts, int n, bool with_share
       }
       Buffer<const void *> table(at), shared_table(shared_at);
       MoeCombineRanksArgs args = {table.data, with_shared ? shared_table.data : nullptr, id_buffer.data, ranks_of.data,
-                                  of_rows.data, weight_buffer.data, out.data + size_t(first) * n, first, n, top_k,
-                                  ranks};
+                                  of_rows.data, nullptr, nullptr, weight_buffer.data, out.data + size_t(first) * n,
+                                  first, n, top_k, 0, ranks};
       LAUNCH(kernel, dim3(end - first, (n + 255) / 256), 256, 0, args);
     }
+    packed<T>(ranks, rows, top_k, n, rank_of, parts, [&](auto &slots, auto &starts, auto &table, int rank, float *to) {
+      int first = rows * rank / ranks, count = rows * (rank + 1) / ranks - first;
+      std::vector<const void *> shared_at;
+      for (int r = 0; r < ranks; r++) shared_at.push_back(shared.buffers[r]->data + size_t(first) * n);
+      Buffer<const void *> shared_table(shared_at);
+      MoeCombineRanksArgs args = {table.data, with_shared ? shared_table.data : nullptr, id_buffer.data, ranks_of.data,
+                                  of_rows.data, slots.data, starts.data, weight_buffer.data, to, first, n, top_k, rank,
+                                  ranks};
+      if (count) LAUNCH(kernel, dim3(count, (n + 255) / 256), 256, 0, args);
+      for (size_t i = 0; i < size_t(count) * n; i++)
+        check::equal(float_bits(to[i]), float_bits(out[size_t(first) * n + i]), "a sum of packed parts");
+    });
     MoeCombineArgs args = {all_parts.data, nullptr, id_buffer.data, nullptr, of_rows.data, weight_buffer.data,
                            whole.data, n, top_k};
     auto alone = sizeof(T) == 4 ? moe_combine_f32 : moe_combine_bf16;
@@ -229,8 +281,10 @@ inline void meet() {
     Buffer<uint64_t> table(2 * RANKS);
     // Round 5 is odd.
     for (uint32_t r : {0, 2}) boxes[RANK][RANKS + r] = {{1000 * (r + 1), r == 0 ? 0 : 77u}, 5, 0};
-    MeetArgs args = {table_of_boxes.data, round.data, aborted.data, table.data, {2000, 88}, {8, 1}, RANK, RANKS};
+    Buffer<uint32_t> count(std::vector<uint32_t>{11}), passed(std::vector<uint32_t>{0});
+    MeetArgs args = {table_of_boxes.data, round.data, aborted.data, table.data, {2000, 88}, {8, 1}, count.data, passed.data, RANK, RANKS};
     LAUNCH(meet_ranks, 1, 64, 0, args);
+    check::equal(passed[0], 12, "the exchanges that were passed");
     uint64_t want[] = {1008, 2008, 3008, 0, 89, 78};
     for (int i = 0; i < 2 * RANKS; i++) check::equal(table[i], want[i], "an offer");
     check::equal(round[0], 5, "the round");
@@ -244,6 +298,7 @@ inline void meet() {
     LAUNCH(meet_ranks, 1, 64, 0, args);
     uint64_t rest[] = {5008, 2008, 0, 0, 89, 0};
     for (int i = 0; i < 2 * RANKS; i++) check::equal(table[i], rest[i], "an offer after the end");
+    check::equal(passed[0], 13, "the end passes too");
     return check::bytes(table);
   });
 }
@@ -263,11 +318,13 @@ inline void write() {
   check::test = "write_table";
   WriteTableArgs args = {};
   Buffer<uint64_t> table(6);
-  args.table = table.data, args.ranks = 3;
+  Buffer<uint32_t> count(std::vector<uint32_t>{4}), passed(std::vector<uint32_t>{0});
+  args.table = table.data, args.ranks = 3, args.count = count.data, args.passed = passed.data;
   for (int r = 0; r < 3; r++) args.addresses[0][r] = 10 + r, args.addresses[1][r] = 20 + r;
   LAUNCH(write_table, 1, 64, 0, args);
   uint64_t want[] = {10, 11, 12, 20, 21, 22};
   for (int i = 0; i < 6; i++) check::equal(table[i], want[i], "an address");
+  check::equal(count[0] == 5 && passed[0] == 5, true, "an exchange was passed");
 }
 
 inline void test() {

@@ -1,5 +1,6 @@
 //! Collective operations between the ranks of a group. This module does not know what is computed.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
@@ -63,6 +64,12 @@ impl AbortHandle {
 /// Why a group has ended, for any thread.
 #[derive(Clone)]
 pub struct AbortWatch(Arc<dyn Fn() -> Option<String> + Send + Sync>);
+
+impl fmt::Debug for AbortWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AbortWatch").field(&self.reason()).finish()
+    }
+}
 
 impl AbortWatch {
     pub fn new(reason: impl Fn() -> Option<String> + Send + Sync + 'static) -> AbortWatch {

@@ -324,6 +324,8 @@ pub struct MeetArgs {
     pub table: u64,
     pub offers: [u64; 2],
     pub offsets: [u64; 2],
+    /// Where the exchanges are counted, and where the host is told.
+    pub count: [u64; 2],
     pub rank: i32,
     pub ranks: i32,
 }
@@ -334,6 +336,8 @@ pub struct MeetArgs {
 pub struct WriteTableArgs {
     pub table: u64,
     pub addresses: [[u64; MAX_RANKS]; 2],
+    /// As in `MeetArgs`.
+    pub count: [u64; 2],
     pub ranks: i32,
 }
 
@@ -403,16 +407,43 @@ pub struct MoeDispatchArgs {
 /// ranks.cu
 #[derive(Clone, Copy)]
 #[repr(C)]
+pub struct MoeSlotsArgs {
+    pub ranks_of: u64,
+    pub slots: u64,
+    pub starts: u64,
+    pub rows: i32,
+    pub top_k: i32,
+    pub ranks: i32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MoePackArgs {
+    pub parts: u64,
+    pub ranks_of: u64,
+    pub slots: u64,
+    pub packed: u64,
+    pub n: i32,
+    pub rank: i32,
+}
+
+/// ranks.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
 pub struct MoeCombineRanksArgs {
     pub parts: u64,
     pub shared: u64,
     pub ids: u64,
     pub ranks_of: u64,
     pub tokens: u64,
+    pub slots: u64,
+    pub starts: u64,
     pub weights: u64,
     pub out: u64,
     pub first: i32,
     pub n: i32,
     pub top_k: i32,
+    pub rank: i32,
     pub ranks: i32,
 }

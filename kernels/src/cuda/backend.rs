@@ -16,7 +16,9 @@ use super::graphs::{Graphs, Kept, Mode};
 use super::memory::read;
 use super::moe::DeviceRoutes;
 use super::plan::LaunchPlan;
-use super::ranks::{DataLink, ExpertCounters, JOIN_TIME, PeerRegistry, VocabularyParts, WHOLE_SUM};
+use super::ranks::{
+    DataLinks, ExpertCounters, HANG_TIME, JOIN_TIME, MOST_BY_PEERS, PeerRegistry, VocabularyParts, WHOLE_SUM,
+};
 use super::step::{StepLimits, StepShape};
 use super::tensor::{DeviceTensor, Element};
 use super::upload::{UploadRing, WeightWriter};
@@ -29,12 +31,17 @@ use crate::error::{KernelError, Result};
 /// One rank on a CUDA device.
 pub struct Cuda {
     pub(super) link: Box<dyn Collective>,
-    pub(super) data: DataLink,
+    /// None: it is alone, or not connected yet.
+    pub(super) data: Option<DataLinks>,
     pub(super) peers: Arc<PeerRegistry>,
     /// [`super::ranks::WHOLE_SUM`].
     pub(super) whole_sum: Cell<usize>,
+    /// [`super::ranks::MOST_BY_PEERS`].
+    pub(super) most_by_peers: Cell<usize>,
     /// [`super::ranks::JOIN_TIME`].
     pub(super) join_time: Duration,
+    /// [`super::ranks::HANG_TIME`].
+    pub(super) hang_time: Duration,
     /// Of the logits, once they were drawn from.
     pub(super) vocabulary: Option<VocabularyParts>,
     pub(super) counters: Option<ExpertCounters>,
@@ -69,10 +76,12 @@ impl Cuda {
         device.enter()?;
         Ok(Cuda {
             link,
-            data: DataLink::None,
+            data: None,
             peers,
             whole_sum: Cell::new(WHOLE_SUM),
+            most_by_peers: Cell::new(MOST_BY_PEERS),
             join_time: JOIN_TIME,
+            hang_time: HANG_TIME,
             vocabulary: None,
             counters: None,
             experts_moved: Cell::new(false),

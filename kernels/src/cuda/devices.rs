@@ -45,6 +45,7 @@ impl CudaDevices {
 impl Devices for CudaDevices {
     type Backend = Cuda;
     const KIND: &'static str = "cuda";
+    const KEEPS_CACHES: bool = true;
 
     fn open(&self, index: usize, _: usize, link: Box<dyn Collective>) -> Result<Cuda> {
         self.backend(index, link)
@@ -52,6 +53,10 @@ impl Devices for CudaDevices {
 
     fn open_beside(&self, index: usize) -> Result<Cuda> {
         self.backend(index, Box::new(threads::alone()))
+    }
+
+    fn count(&self) -> Option<usize> {
+        Some(self.devices.len())
     }
 
     /// What the driver reports, for all devices together, without the room for activations; other processes count too.

@@ -43,6 +43,8 @@ pub enum CudaError {
     OutOfMemory { bytes: usize, free: usize, total: usize },
     #[error("{0}")]
     Nccl(String),
+    #[error("the ranks of a group must be connected before they exchange numbers")]
+    NotConnected,
     /// The group of ranks has ended; the device has not failed.
     #[error("{0}")]
     GroupEnded(String),
@@ -76,6 +78,7 @@ impl From<CudaError> for KernelError {
             CudaError::OutOfMemory { .. } => KernelError::OutOfMemory(error.to_string()),
             // NCCL's errors are of the link to other ranks.
             CudaError::GroupEnded(reason) | CudaError::Nccl(reason) => KernelError::Aborted(reason),
+            CudaError::NotConnected => KernelError::Shape { op: "exchange", what: error.to_string() },
             _ => KernelError::Device(error.to_string()),
         }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys;
 
@@ -31,6 +32,8 @@ struct Graph {
     context: Arc<Context>,
     executable: sys::CUgraphExec,
     results: Results,
+    /// Exchanges with other ranks that it has.
+    exchanges: u32,
 }
 
 // SAFETY: the executable is a handle that any thread may use while the context is current.
@@ -74,11 +77,16 @@ pub(super) struct Graphs {
     most: usize,
     steps: u64,
     mode: Mode,
+    /// Exchanges with other ranks that were put into the stream so far.
+    exchanges: Arc<AtomicU32>,
+    /// Those of the step that is being recorded.
+    recorded: u32,
 }
 
 impl Default for Graphs {
     fn default() -> Self {
-        Graphs { known: HashMap::new(), most: MOST_SHAPES, steps: 0, mode: Mode::Plain }
+        let (known, exchanges) = (HashMap::new(), Arc::default());
+        Graphs { known, most: MOST_SHAPES, steps: 0, mode: Mode::Plain, exchanges, recorded: 0 }
     }
 }
 
@@ -102,6 +110,7 @@ impl Graphs {
             check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(device.stream(), of_thread) })?;
         }
         self.steps += 1;
+        self.recorded = 0;
         if let Some(known) = self.known.get_mut(shape) {
             known.used = self.steps;
         }
@@ -111,6 +120,18 @@ impl Graphs {
 
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// An exchange with other ranks follows.
+    pub fn count_exchange(&mut self) {
+        match self.mode {
+            Mode::Recording => self.recorded += 1,
+            Mode::Plain | Mode::Repeating => drop(self.exchanges.fetch_add(1, Ordering::AcqRel)),
+        }
+    }
+
+    pub fn exchanges(&self) -> &Arc<AtomicU32> {
+        &self.exchanges
     }
 
     /// What a step that repeats leaves.
@@ -156,8 +177,9 @@ impl Graphs {
                 // SAFETY: as above; the executable does not need it.
                 check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })?;
                 check("cuGraphInstantiate", code)?;
-                let graph = Graph { context: Arc::clone(device.context()), executable, results };
-                launch(device, &graph)?;
+                let (context, exchanges) = (Arc::clone(device.context()), self.recorded);
+                let graph = Graph { context, executable, results, exchanges };
+                self.launch(device, &graph)?;
                 self.known.insert(*shape, KnownShape { graph: Some(graph), used: self.steps });
             }
             Mode::Repeating => {}
@@ -169,8 +191,14 @@ impl Graphs {
     pub fn repeat(&mut self, device: &CudaDevice, shape: &StepShape) -> Result<Option<Results>> {
         self.mode = Mode::Plain;
         let Some(graph) = self.known.get(shape).and_then(|known| known.graph.as_ref()) else { return Ok(None) };
-        launch(device, graph)?;
+        self.launch(device, graph)?;
         Ok(Some(graph.results))
+    }
+
+    fn launch(&self, device: &CudaDevice, graph: &Graph) -> Result<()> {
+        self.exchanges.fetch_add(graph.exchanges, Ordering::AcqRel);
+        // SAFETY: the memory that its kernels use lives as long as the backend, which clears the graphs when any moves.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.executable, device.stream()) })
     }
 
     /// Gives up a step that was not ended.
@@ -199,9 +227,4 @@ fn end_capture(device: &CudaDevice) -> Result<sys::CUgraph> {
     // SAFETY: ends the capture that `begin` began, and writes one handle.
     check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(device.stream(), &mut graph) })?;
     Ok(graph)
-}
-
-fn launch(device: &CudaDevice, graph: &Graph) -> Result<()> {
-    // SAFETY: the memory that its kernels use lives as long as the backend, which clears the graphs when any moves.
-    check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.executable, device.stream()) })
 }

@@ -41,6 +41,7 @@ pub use experts::DeviceExperts;
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use moe::DeviceRoutes;
 pub use plan::LaunchPlan;
+pub use ranks::nccl_shares_gpus;
 pub use tensor::DeviceTensor;
 use tensor::Element;
 pub use topology::GpuPlaces;

@@ -12,6 +12,7 @@ use crate::sample::SampleSpec;
 mod many_rows;
 mod ranks;
 mod steps;
+mod ways;
 
 const VOCAB: usize = 50;
 const HIDDEN: usize = 40;

@@ -1,16 +1,19 @@
 //! Experts that ranks share: which rank computes a route, and the sum of the parts that the ranks computed. It does not
 //! know layouts to come.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 
 use super::super::arena::ArenaBlock;
-use super::super::args::{MoeCombineRanksArgs, MoeDispatchArgs};
+use super::super::args::{MoeCombineRanksArgs, MoeDispatchArgs, MoePackArgs, MoeSlotsArgs};
 use super::super::backend::{Cuda, int};
 use super::super::batch::DeviceBatch;
 use super::super::device::Context;
 use super::super::error::check;
+use super::super::graphs::Mode;
+use super::super::memory::read;
 use super::super::plan::LaunchPlan;
 use super::super::tensor::{DeviceTensor, Element};
 use super::super::{CudaDevice, CudaError, DeviceBuffer};
@@ -18,6 +21,8 @@ use super::Offer;
 use super::sums::rows_of;
 use crate::backend::{Backend, ExpertCounts, ExpertTable};
 use crate::error::{KernelError, Result};
+
+const SLOTS_THREADS: u32 = 256;
 
 /// The ranks that hold each expert of a layer, on the device: for each expert their number, then as many as there are
 /// ranks. The address stays when experts move.
@@ -173,8 +178,17 @@ impl Cuda {
             let rows = share(reader);
             rows.start * numbers * element.bytes()..rows.end * numbers * element.bytes()
         };
-        let (of_parts, of_shared) = (|reader, _| bytes_of(reader, top_k * n), |reader, _| bytes_of(reader, n));
-        let mut offers = vec![Offer::of(parts, &of_parts)];
+        let packed = (split && self.sends_parts()).then(|| self.pack_parts(routes, dispatched, parts));
+        if self.check().is_err() {
+            return self.tensor(rows, n, Element::F32);
+        }
+        let packed = packed.flatten();
+        let (of_whole, of_shared) = (|reader, _| bytes_of(reader, top_k * n), |reader, _| bytes_of(reader, n));
+        let of_packed = |reader, owner| packed.as_ref().map_or(0..0, |packed| packed.share(reader, owner));
+        let mut offers = vec![match &packed {
+            Some(packed) => Offer::of(&packed.parts, &of_packed),
+            None => Offer { partly: true, ..Offer::of(parts, &of_whole) },
+        }];
         offers.extend(shared.map(|shared| Offer::of(shared, &of_shared)));
         let table = self.exchange(&offers);
         let own = share(self.rank());
@@ -185,11 +199,14 @@ impl Cuda {
             ids: routes.ids,
             ranks_of: dispatched.ranks_of.address,
             tokens: self.steps.parts(batch).ids,
+            slots: packed.as_ref().map_or(0, |packed| packed.slots.address),
+            starts: packed.as_ref().map_or(0, |packed| packed.starts.address),
             weights: routes.weights,
             out: out.address,
             first: int(own.start),
             n: int(n),
             top_k: int(top_k),
+            rank: int(self.rank()),
             ranks: int(ranks),
         };
         let kernel = element.of("moe_combine_ranks_f32", "moe_combine_ranks_bf16");
@@ -197,5 +214,63 @@ impl Cuda {
         // `own`.
         unsafe { self.launch(&LaunchPlan::by_column(kernel, own.len(), n), &args) };
         if split { self.join_rows(&out, rows) } else { out }
+    }
+
+    /// Whether the ranks send each other parts, in a step that may wait for the device: then they send those that are
+    /// needed. The same on all ranks.
+    fn sends_parts(&self) -> bool {
+        let recorded = self.graphs.borrow().mode() != Mode::Plain;
+        !recorded && self.data.as_ref().is_some_and(|data| data.peers().is_none())
+    }
+
+    /// Packs the parts of this rank's routes, and waits for their number.
+    fn pack_parts(&self, routes: LayerRoutes, dispatched: &Dispatched, parts: &DeviceTensor) -> Option<PackedParts> {
+        let LayerRoutes { rows, top_k, .. } = routes;
+        let (ranks, count) = (self.ranks(), rows * top_k);
+        let (slots, starts) = (self.take(4 * count), self.take(4 * ranks * (ranks + 1)));
+        let ranks_of = dispatched.ranks_of.address;
+        let args = MoeSlotsArgs {
+            ranks_of,
+            slots: slots.address,
+            starts: starts.address,
+            rows: int(rows),
+            top_k: int(top_k),
+            ranks: int(ranks),
+        };
+        // SAFETY: ranks_of and slots have an entry for each route, starts one for each rank and share, and for the end.
+        unsafe { self.launch(&LaunchPlan::new("moe_slots", [ranks, 1, 1], SLOTS_THREADS), &args) };
+        self.check().ok()?;
+        // SAFETY: starts has that many words.
+        let bounds = self.keep(unsafe { read::<u32>(&self.device, starts.address, ranks * (ranks + 1)) })?;
+        let own = bounds[self.rank() * (ranks + 1) + ranks] as usize;
+        let row_bytes = parts.cols * parts.element.bytes();
+        let packed = self.tensor(own, parts.cols, parts.element);
+        let (n, rank) = (int(parts.cols), int(self.rank()));
+        let args =
+            MoePackArgs { parts: parts.address, ranks_of, slots: slots.address, packed: packed.address, n, rank };
+        let kernel = parts.element.of("moe_pack_f32", "moe_pack_bf16");
+        // SAFETY: parts has a row for each route, packed one for each route of this rank.
+        unsafe { self.launch(&LaunchPlan::by_column(kernel, count, parts.cols), &args) };
+        Some(PackedParts { parts: packed, slots, starts, bounds, ranks, row_bytes })
+    }
+}
+
+/// The parts of a rank's routes, without gaps.
+struct PackedParts {
+    parts: DeviceTensor,
+    slots: ArenaBlock,
+    starts: ArenaBlock,
+    /// `starts`, on the host.
+    bounds: Vec<u32>,
+    ranks: usize,
+    row_bytes: usize,
+}
+
+impl PackedParts {
+    /// The bytes of the parts that one rank (the second) has for another (the first).
+    fn share(&self, reader: usize, owner: usize) -> Range<usize> {
+        let at = owner * (self.ranks + 1) + reader;
+        let [begin, end] = [at, at + 1].map(|at| self.bounds[at] as usize * self.row_bytes);
+        begin..end
     }
 }

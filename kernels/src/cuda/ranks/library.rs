@@ -34,6 +34,10 @@ const SUCCESS: Code = 0;
 const IN_PROGRESS: Code = 7;
 /// ncclUint8.
 const BYTES: c_int = 1;
+/// ncclBfloat16.
+const BF16: c_int = 9;
+/// ncclSum.
+const SUM: c_int = 0;
 
 /// What NCCL calls ncclUniqueId: where the ranks of a communicator find each other.
 #[derive(Clone, Copy)]
@@ -75,6 +79,8 @@ impl Config {
 type Init = unsafe extern "C" fn(*mut RawCommunicator, c_int, CommunicatorId, c_int, *mut Config) -> Code;
 type Send = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawCommunicator, sys::CUstream) -> Code;
 type Receive = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawCommunicator, sys::CUstream) -> Code;
+type AllReduce =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, sys::CUstream) -> Code;
 
 /// It stays loaded until the process ends.
 pub(super) struct NcclLibrary {
@@ -87,6 +93,7 @@ pub(super) struct NcclLibrary {
     group_end: unsafe extern "C" fn() -> Code,
     send: Send,
     receive: Receive,
+    all_reduce: AllReduce,
     error_string: unsafe extern "C" fn(Code) -> *const c_char,
     last_error: unsafe extern "C" fn(RawCommunicator) -> *const c_char,
 }
@@ -164,6 +171,7 @@ impl NcclLibrary {
                 group_end: function(library, "ncclGroupEnd")?,
                 send: function(library, "ncclSend")?,
                 receive: function(library, "ncclRecv")?,
+                all_reduce: function(library, "ncclAllReduce")?,
                 error_string: function(library, "ncclGetErrorString")?,
                 last_error: function(library, "ncclGetLastError")?,
             })
@@ -251,6 +259,25 @@ impl NcclLibrary {
             let ended = self.check("ncclGroupEnd", (self.group_end)());
             begun.and(ended)
         }
+    }
+}
+
+impl NcclLibrary {
+    /// NCCL's own sum over ranks of bf16 numbers, in the stream: to compare its cost. Its order of additions is not
+    /// ours.
+    ///
+    /// # Safety
+    /// As `exchange`; both addresses have `count` numbers.
+    pub unsafe fn all_reduce(
+        &self,
+        communicator: RawCommunicator,
+        [from, to]: [u64; 2],
+        count: usize,
+        stream: sys::CUstream,
+    ) -> Result<NcclProgress> {
+        let (from, to) = (from as *const c_void, to as *mut c_void);
+        // SAFETY: the caller's promise.
+        self.check("ncclAllReduce", unsafe { (self.all_reduce)(from, to, count, BF16, SUM, communicator, stream) })
     }
 }
 

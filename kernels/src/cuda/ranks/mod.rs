@@ -1,13 +1,16 @@
 //! How the ranks of a group give each other numbers on their devices: in the stream, without the host. Ranks of one
-//! process read each other's memory; others use NCCL. This module does not know what is computed.
+//! process read each other's memory, and use NCCL for much data if it is there; others use NCCL. This module does not
+//! know what is computed.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::arena::ArenaBlock;
 use super::args::{MAX_RANKS, WriteTableArgs};
 use super::backend::{Cuda, shape};
 use super::draw::DrawPlan;
+use super::error::CudaError;
 use super::graphs::Mode;
 use super::plan::LaunchPlan;
 use super::step::StepShape;
@@ -19,27 +22,81 @@ mod experts;
 mod library;
 mod nccl;
 mod peer;
+mod progress;
 mod sums;
+#[cfg(test)]
+mod tests;
 mod watchdog;
 
 pub(super) use experts::{ExpertCounters, HolderTable, LayerRoutes};
-pub(super) use nccl::JOIN_TIME;
-use nccl::NcclLink;
+pub use nccl::nccl_shares_gpus;
+pub(super) use nccl::{JOIN_TIME, NcclLink, links_on_one_gpu};
 use peer::PeerLink;
 pub(super) use peer::PeerRegistry;
+pub(super) use progress::HANG_TIME;
+use progress::{ExchangeCount, HangWatch};
 pub(super) use sums::{VocabularyParts, WHOLE_SUM};
+use watchdog::Watchdog;
 
 /// Threads of the kernels that work rank by rank.
 const RANK_THREADS: u32 = MAX_RANKS as u32;
 
-/// The way to the other ranks' devices.
-#[derive(Default)]
-pub(super) enum DataLink {
-    /// There are no others, or `connect` was not called yet.
-    #[default]
-    None,
-    Peer(PeerLink),
+/// Ranks that can do both read up to this many bytes of each other's memory, and exchange more over NCCL. Not measured
+/// on a GPU yet.
+pub(super) const MOST_BY_PEERS: usize = 1 << 20;
+
+/// What moves the bytes of an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ExchangeWay {
+    /// The ranks read each other's memory.
+    Peers,
+    Nccl,
+}
+
+impl ExchangeWay {
+    /// For ranks that can do both. `bytes`: the most that a rank reads of the others. None: that is known on the
+    /// devices only, where peers read just that.
+    fn of(bytes: Option<usize>, most_by_peers: usize) -> ExchangeWay {
+        match bytes {
+            Some(bytes) if bytes > most_by_peers => ExchangeWay::Nccl,
+            Some(_) | None => ExchangeWay::Peers,
+        }
+    }
+}
+
+/// The ways to the other ranks' devices.
+pub(super) struct DataLinks {
+    ways: Ways,
+    count: Arc<ExchangeCount>,
+    _watchdog: Watchdog,
+}
+
+enum Ways {
+    Peers(PeerLink),
     Nccl(NcclLink),
+    Both(PeerLink, NcclLink),
+}
+
+impl DataLinks {
+    fn peers(&self) -> Option<&PeerLink> {
+        match &self.ways {
+            Ways::Peers(link) | Ways::Both(link, _) => Some(link),
+            Ways::Nccl(_) => None,
+        }
+    }
+
+    pub fn nccl(&self) -> Option<&NcclLink> {
+        match &self.ways {
+            Ways::Nccl(link) | Ways::Both(_, link) => Some(link),
+            Ways::Peers(_) => None,
+        }
+    }
+
+    /// All work of this rank has ended.
+    fn forget_offers(&self) {
+        self.peers().into_iter().for_each(PeerLink::forget_offers);
+        self.nccl().into_iter().for_each(NcclLink::forget_offers);
+    }
 }
 
 /// A matrix or array of this rank that others read.
@@ -48,12 +105,24 @@ pub(super) struct Offer<'a> {
     pub address: u64,
     /// The bytes that a rank (the first) reads of what another (the second) offers. They begin at the same byte of all.
     pub reads: &'a dyn Fn(usize, usize) -> Range<usize>,
+    /// A rank reads only some of these bytes; its device knows which.
+    pub partly: bool,
 }
 
 impl<'a> Offer<'a> {
     pub fn of(x: &'a DeviceTensor, reads: &'a dyn Fn(usize, usize) -> Range<usize>) -> Self {
-        Offer { block: &x.block, address: x.address, reads }
+        Offer { block: &x.block, address: x.address, reads, partly: false }
     }
+}
+
+/// The most bytes that one of the ranks reads of the others. None: their devices know.
+fn most_read(offers: &[Offer], ranks: usize) -> Option<usize> {
+    if offers.iter().any(|offer| offer.partly) {
+        return None;
+    }
+    let others = |reader: usize| (0..ranks).filter(move |&owner| owner != reader);
+    let of = |reader, offer: &Offer| others(reader).map(|owner| (offer.reads)(reader, owner).len()).sum::<usize>();
+    (0..ranks).map(|reader| offers.iter().map(|offer| of(reader, offer)).sum()).max()
 }
 
 /// Where the parts of all ranks are: on the device, an array of addresses for each of at most two offers.
@@ -101,27 +170,39 @@ impl Cuda {
         if ranks > MAX_RANKS {
             return Err(shape("connect", format!("a group has at most {MAX_RANKS} ranks on GPUs, got {ranks}")));
         }
-        self.data = match here < ranks {
-            true => DataLink::Nccl(NcclLink::open(&self.device, &*self.link, self.join_time)?),
-            false => DataLink::Peer(PeerLink::open(&self.device, &*self.link, &self.peers)?),
+        let (device, link) = (&self.device, &*self.link);
+        let ways = if here < ranks {
+            Ways::Nccl(NcclLink::open(device, link, self.join_time)?)
+        } else {
+            let peers = PeerLink::open(device, link, &self.peers)?;
+            match NcclLink::open_beside_peers(device, link, self.join_time)? {
+                Some(nccl) => Ways::Both(peers, nccl),
+                None => Ways::Peers(peers),
+            }
         };
+        let count = Arc::new(ExchangeCount::new(device, Arc::clone(self.graphs.get_mut().exchanges()))?);
+        let (limit, watched) = (self.hang_time, Arc::clone(&count));
+        let (rank, abort) = (self.link.rank(), self.link.give_up_handle());
+        let mut watch = HangWatch::new(limit, Instant::now());
+        let look = move || {
+            if watch.look(&watched) {
+                abort.abort(&format!("rank {rank}: its device has passed no exchange between ranks for {limit:?}"));
+            }
+        };
+        let watchdog = Watchdog::start(self.link.abort_watch(), look, |_: &str| ())?;
+        self.data = Some(DataLinks { ways, count, _watchdog: watchdog });
         Ok(())
     }
 
     /// Ends this rank's part of the group. Its weights and caches stay; what others may still read is freed when all
     /// have left.
     pub(super) fn leave_group(&mut self) {
-        let data = std::mem::take(&mut self.data);
-        if !matches!(data, DataLink::None) {
-            // What is recorded uses the link.
-            self.graphs.get_mut().clear();
-            self.link.abort(&format!("rank {} left the group", self.rank()));
-        }
-        match &data {
-            DataLink::None => return,
-            DataLink::Peer(link) => link.leave(),
-            DataLink::Nccl(link) => link.leave(),
-        }
+        let Some(data) = self.data.take() else { return };
+        // What is recorded uses the links.
+        self.graphs.get_mut().clear();
+        self.link.abort(&format!("rank {} left the group", self.rank()));
+        data.peers().into_iter().for_each(PeerLink::leave);
+        data.nccl().into_iter().for_each(NcclLink::leave);
         // A device that has failed says so when it is used the next time.
         let _ = self.device.enter().and_then(|()| self.device.wait());
     }
@@ -132,24 +213,33 @@ impl Cuda {
         let ranks = self.ranks();
         assert!(offers.len() <= 2, "at most two offers");
         let mut table = PartTable { memory: self.take(2 * 8 * ranks), ranks, _received: Vec::new() };
-        match &self.data {
-            DataLink::Peer(link) => link.meet(self, offers, &table),
-            DataLink::Nccl(link) => table._received = link.exchange(self, offers, &table),
-            DataLink::None => {
-                let mut addresses = [[0; MAX_RANKS]; 2];
-                let own = self.rank();
-                for (addresses, offer) in addresses.iter_mut().zip(offers) {
-                    addresses[own] = offer.address + (offer.reads)(own, own).start as u64;
-                }
-                self.write_table(&table, addresses);
-            }
+        let Some(data) = &self.data else {
+            self.keep::<()>(Err(CudaError::NotConnected));
+            return table;
+        };
+        self.graphs.borrow_mut().count_exchange();
+        let by_nccl = |link: &NcclLink, table: &mut PartTable| table._received = link.exchange(self, offers, table);
+        match &data.ways {
+            Ways::Peers(link) => link.meet(self, offers, &table),
+            Ways::Nccl(link) => by_nccl(link, &mut table),
+            Ways::Both(peers, nccl) => match ExchangeWay::of(most_read(offers, ranks), self.most_by_peers.get()) {
+                ExchangeWay::Peers => peers.meet(self, offers, &table),
+                ExchangeWay::Nccl => by_nccl(nccl, &mut table),
+            },
         }
         table
     }
 
+    /// Where kernels count this rank's exchanges.
+    fn count_arguments(&self) -> Option<[u64; 2]> {
+        let count = self.data.as_ref().map_or(Err(CudaError::NotConnected), |data| data.count.arguments());
+        self.keep(count)
+    }
+
     fn write_table(&self, table: &PartTable, addresses: [[u64; MAX_RANKS]; 2]) {
-        let args = WriteTableArgs { table: table.memory.address, addresses, ranks: table.ranks as i32 };
-        // SAFETY: the table has room for two arrays of all ranks.
+        let Some(count) = self.count_arguments() else { return };
+        let args = WriteTableArgs { table: table.memory.address, addresses, count, ranks: table.ranks as i32 };
+        // SAFETY: the table has room for two arrays of all ranks; the counts live as long as the links.
         unsafe { self.launch(&LaunchPlan::new("write_table", [1, 1, 1], RANK_THREADS), &args) };
     }
 
@@ -159,19 +249,11 @@ impl Cuda {
         self.device.wait()?;
         self.steps.arrived();
         self.check_group()?;
-        match &self.data {
-            DataLink::None => {
-                Err(shape("begin", "the ranks of a group must be connected before their first step".into()))
-            }
-            DataLink::Peer(link) => {
-                link.forget_offers();
-                Ok(())
-            }
-            DataLink::Nccl(link) => {
-                link.forget_offers();
-                Ok(())
-            }
-        }
+        let Some(data) = &self.data else {
+            return Err(shape("begin", "the ranks of a group must be connected before their first step".into()));
+        };
+        data.forget_offers();
+        Ok(())
     }
 
     /// What all ranks intend. None: they do not intend the same.
@@ -193,13 +275,8 @@ impl Cuda {
 
     /// An error if the group has ended: then kernels had no parts of other ranks.
     pub(super) fn check_group(&self) -> Result<()> {
-        match &self.data {
-            DataLink::None => Ok(()),
-            DataLink::Peer(_) | DataLink::Nccl(_) => match self.link.abort_watch().reason() {
-                Some(reason) => Err(KernelError::Aborted(reason)),
-                None => Ok(()),
-            },
-        }
+        let reason = self.data.as_ref().and_then(|_| self.link.abort_watch().reason());
+        reason.map_or(Ok(()), |reason| Err(KernelError::Aborted(reason)))
     }
 
     /// All ranks begin a step of one shape: they make room at the same time, while no device works, and record or

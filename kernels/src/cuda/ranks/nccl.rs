@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::super::arena::ArenaBlock;
 use super::super::args::MAX_RANKS;
 use super::super::backend::Cuda;
-use super::super::{CudaDevice, CudaError};
+use super::super::{CudaDevice, CudaError, DeviceBuffer};
 use super::library::{CommunicatorId, NcclLibrary, NcclProgress, NcclVersion, SHARES_GPUS, Transfer};
 use super::watchdog::Watchdog;
 use super::{Offer, PartTable};
@@ -145,20 +145,32 @@ pub(in super::super) struct NcclLink {
 impl NcclLink {
     /// All ranks call it.
     pub fn open(device: &CudaDevice, link: &dyn Collective, join_time: Duration) -> Result<NcclLink> {
-        let library = NcclLibrary::open().and_then(|library| Ok((library, device.uuid()?)));
-        let said = match &library {
-            Ok((library, gpu)) => RankFacts { version: library.version, gpu: *gpu }.bytes(),
-            // Never as long as facts.
-            Err(error) => format!("it cannot join: {error}").into_bytes(),
-        };
-        let all = link.gather_bytes(&said)?;
-        let (library, _) = library?;
+        let (library, all) = tell_facts(device, link)?;
+        let library = library?;
         check_facts(&all)?;
+        Self::join(library, link, join_time)
+    }
+
+    /// For ranks that also read each other's memory. None: they have no NCCL, or one that cannot link their devices,
+    /// such as a device that several ranks share. All ranks call it.
+    pub fn open_beside_peers(
+        device: &CudaDevice,
+        link: &dyn Collective,
+        join_time: Duration,
+    ) -> Result<Option<NcclLink>> {
+        let (library, all) = tell_facts(device, link)?;
+        match library {
+            Ok(library) if check_facts(&all).is_ok() => Self::join(library, link, join_time).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn join(library: NcclLibrary, link: &dyn Collective, join_time: Duration) -> Result<NcclLink> {
         let id = CommunicatorId(share_id(&library, link)?);
         let library = Arc::new(library);
         let raw = AtomicPtr::new(library.init(id, link.rank(), link.size()).map_err(of_group)?);
         let communicator = Arc::new(Communicator { library, raw, calls: Mutex::default() });
-        join(&communicator, link, join_time)?;
+        wait_for_all(&communicator, link, join_time)?;
 
         let (watched, aborted) = (Arc::clone(&communicator), Arc::clone(&communicator));
         let (rank, abort) = (link.rank(), link.abort_handle());
@@ -203,15 +215,7 @@ impl NcclLink {
         if cuda.check().is_ok() && !transfers.is_empty() {
             // SAFETY: the blocks stay until the stream has done it: those that were received live as long as the table,
             // those that are sent until the next exchange.
-            let begun = self
-                .communicator
-                .call(|library, raw| unsafe { library.exchange(raw, &transfers, cuda.device.stream()) });
-            let done = match begun {
-                Some(Ok(NcclProgress::Done)) => Ok(()),
-                Some(Ok(NcclProgress::Pending)) => self.communicator.settle(),
-                Some(Err(error)) => Err(error),
-                None => Err(ended("the communicator was aborted".into())),
-            };
+            let done = self.call(|library, raw| unsafe { library.exchange(raw, &transfers, cuda.device.stream()) });
             // Why a group has ended is known to its control link.
             cuda.keep(done.map_err(|error| match cuda.link.abort_watch().reason() {
                 Some(reason) => CudaError::GroupEnded(reason),
@@ -223,6 +227,37 @@ impl NcclLink {
         received
     }
 
+    /// Returns when the call has put its work into the stream.
+    fn call(&self, call: impl FnOnce(&NcclLibrary, *mut c_void) -> Result<NcclProgress>) -> Result<()> {
+        match self.communicator.call(call) {
+            Some(Ok(NcclProgress::Done)) => Ok(()),
+            Some(Ok(NcclProgress::Pending)) => self.communicator.settle(),
+            Some(Err(error)) => Err(error),
+            None => Err(ended("the communicator was aborted".into())),
+        }
+    }
+
+    /// NCCL's own sum over ranks of the first `count` bf16 numbers, in the stream.
+    pub fn all_reduce(&self, device: &CudaDevice, from: &DeviceBuffer, to: &DeviceBuffer, count: usize) -> Result<()> {
+        assert!(2 * count <= from.bytes().min(to.bytes()), "{count} numbers of both buffers");
+        let addresses = [from.address(), to.address()];
+        // SAFETY: both have that many numbers, and dropping either waits for the device.
+        self.call(|library, raw| unsafe { library.all_reduce(raw, addresses, count, device.stream()) })
+    }
+
+    /// Sends all bytes of a buffer to this rank itself, in the stream.
+    pub fn echo(&self, device: &CudaDevice, rank: usize, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<()> {
+        let bytes = from.bytes().min(to.bytes());
+        let transfer = |buffer: &DeviceBuffer, sends| Transfer { peer: rank, address: buffer.address(), bytes, sends };
+        let transfers = [transfer(from, true), transfer(to, false)];
+        // SAFETY: both have that many bytes, and dropping either waits for the device.
+        self.call(|library, raw| unsafe { library.exchange(raw, &transfers, device.stream()) })
+    }
+
+    pub fn version(&self) -> NcclVersion {
+        self.communicator.library.version
+    }
+
     pub fn forget_offers(&self) {
         self.offered.borrow_mut().clear();
     }
@@ -230,6 +265,43 @@ impl NcclLink {
     pub fn leave(&self) {
         self.communicator.abort();
     }
+
+    /// The communicator's handle.
+    #[cfg(test)]
+    pub fn handle(&self) -> *mut c_void {
+        self.communicator.raw.load(Ordering::Acquire)
+    }
+}
+
+/// Opens the library, and tells all ranks what this one has; also what the others have.
+fn tell_facts(device: &CudaDevice, link: &dyn Collective) -> Result<(Result<NcclLibrary>, Vec<Vec<u8>>)> {
+    let library = NcclLibrary::open().and_then(|library| Ok((library, device.uuid()?)));
+    let said = match &library {
+        Ok((library, gpu)) => RankFacts { version: library.version, gpu: *gpu }.bytes(),
+        // Never as long as facts.
+        Err(error) => format!("it cannot join: {error}").into_bytes(),
+    };
+    let all = link.gather_bytes(&said)?;
+    Ok((library.map(|(library, _)| library), all))
+}
+
+fn may_share_gpus() -> bool {
+    std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1")
+}
+
+/// Whether several ranks may have one GPU.
+fn shares_gpus(version: NcclVersion) -> bool {
+    version >= SHARES_GPUS && may_share_gpus()
+}
+
+/// Whether ranks of several processes may have one GPU.
+pub fn nccl_shares_gpus() -> bool {
+    may_share_gpus() && links_on_one_gpu().unwrap_or(false)
+}
+
+/// Whether NCCL links several ranks on one GPU. An error if it is not there.
+pub(in super::super) fn links_on_one_gpu() -> Result<bool> {
+    NcclLibrary::open().map(|library| shares_gpus(library.version))
 }
 
 /// An error if the ranks cannot make a communicator.
@@ -245,8 +317,7 @@ fn check_facts(all: &[Vec<u8>]) -> Result<()> {
                 first.version, found.version
             )));
         }
-        let shares =
-            found.version >= SHARES_GPUS && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|v| v == "1");
+        let shares = shares_gpus(found.version);
         if let Some(other) = facts.iter().position(|other| other.gpu == found.gpu).filter(|_| !shares) {
             let gpu: String = found.gpu.iter().map(|byte| format!("{byte:02x}")).collect();
             return Err(ended(format!(
@@ -269,7 +340,7 @@ fn share_id(library: &NcclLibrary, link: &dyn Collective) -> Result<[u8; 128]> {
 }
 
 /// Waits until all ranks have joined; if they do not, says which rank is missing.
-fn join(communicator: &Communicator, link: &dyn Collective, limit: Duration) -> Result<()> {
+fn wait_for_all(communicator: &Communicator, link: &dyn Collective, limit: Duration) -> Result<()> {
     let (begin, watch) = (Instant::now(), link.abort_watch());
     loop {
         if let Some(reason) = watch.reason() {

@@ -140,7 +140,7 @@ impl PeerLink {
     /// Tells the others where the offers are, and fills the table.
     pub fn meet(&self, cuda: &Cuda, offers: &[Offer], table: &PartTable) {
         let (rank, ranks) = (cuda.rank(), cuda.ranks());
-        let Some(aborted) = cuda.keep(self.ended.address()) else { return };
+        let (Some(aborted), Some(count)) = (cuda.keep(self.ended.address()), cuda.count_arguments()) else { return };
         let mut args = MeetArgs {
             boxes: self.boxes.address(),
             round: self.round.address(),
@@ -148,6 +148,7 @@ impl PeerLink {
             table: table.memory.address,
             offers: [0; 2],
             offsets: [0; 2],
+            count,
             rank: rank as i32,
             ranks: ranks as i32,
         };

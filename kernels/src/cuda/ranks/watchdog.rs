@@ -21,7 +21,7 @@ impl Watchdog {
     /// Calls `look` again and again, and `end` once with the reason when the group has ended.
     pub fn start(
         watch: AbortWatch,
-        look: impl Fn() + Send + 'static,
+        mut look: impl FnMut() + Send + 'static,
         end: impl FnOnce(&str) + Send + 'static,
     ) -> Result<Watchdog> {
         let stop = Arc::new(AtomicBool::new(false));

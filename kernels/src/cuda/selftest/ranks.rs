@@ -1,11 +1,12 @@
-//! Sums over ranks on one device: their bits, and what they cost by size.
+//! Sums over ranks: their bits, and what they cost by size, beside NCCL's own. Ranks share the device; over NCCL each
+//! has one of its own if there are enough.
 
 use std::time::Instant;
 
-use super::super::CudaDevices;
 use super::super::backend::Cuda;
-use super::super::ranks::WHOLE_SUM;
+use super::super::ranks::{JOIN_TIME, NcclLink, WHOLE_SUM, links_on_one_gpu};
 use super::super::tensor::Element;
+use super::super::{CudaDevices, Driver};
 use super::{DeviceCheck, Row, RowSink};
 use crate::backend::{Backend, Devices};
 use crate::collective::threads;
@@ -23,23 +24,97 @@ const LITTLE_MEMORY: usize = 8 << 30;
 /// Sums between two looks at the clock, after as many to warm up.
 const SUMS: usize = 20;
 
-/// Bits of sums over ranks that share the device, then the time of a sum by size.
+/// Bytes that one rank sends to itself.
+const ECHO: usize = 1 << 20;
+
+/// The devices of ranks, and how they are linked.
+#[derive(Clone)]
+struct Group {
+    devices: Vec<usize>,
+    over_nccl: bool,
+}
+
+impl Group {
+    fn of_peers(device: usize, ranks: usize) -> Group {
+        Group { devices: vec![device; ranks], over_nccl: false }
+    }
+
+    /// The inner error says why NCCL cannot link so many ranks here.
+    fn over_nccl(device: usize, ranks: usize) -> Result<std::result::Result<Group, String>> {
+        let shares = match links_on_one_gpu() {
+            Ok(shares) => shares,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        Ok(match Driver::open()?.devices {
+            count if count >= ranks => Ok(Group { devices: (0..ranks).collect(), over_nccl: true }),
+            _ if shares => Ok(Group { devices: vec![device; ranks], over_nccl: true }),
+            count => Err(format!(
+                "{ranks} ranks need as many GPUs, got {count}; or NCCL 2.30 or later with NCCL_MULTI_RANK_GPU_ENABLE=1"
+            )),
+        })
+    }
+
+    fn ranks(&self) -> usize {
+        self.devices.len()
+    }
+}
+
+/// Bits of sums over ranks, then the time of a sum by size.
 pub fn ranks(device: usize) -> Vec<DeviceCheck<'static>> {
     let bits = RANKS.map(|ranks| {
-        let name = format!("sums over {ranks} ranks");
+        DeviceCheck::new(format!("sums over {ranks} ranks"), move |rows| {
+            rows(sums(&Group::of_peers(device, ranks), format!("sums over {ranks} ranks"))?);
+            Ok(())
+        })
+    });
+    let alone = DeviceCheck::new("NCCL with one rank", move |rows| {
+        rows(one_rank(device)?);
+        Ok(())
+    });
+    let over_nccl = RANKS.map(|ranks| {
+        let name = format!("sums over {ranks} ranks by NCCL");
         DeviceCheck::new(name.clone(), move |rows| {
-            rows(sums(device, ranks, name)?);
+            rows(match Group::over_nccl(device, ranks)? {
+                Ok(group) => sums(&group, name)?,
+                Err(why) => Row::passed(name, format!("not possible here: {why}")),
+            });
             Ok(())
         })
     });
     let times = RANKS.map(|ranks| {
-        DeviceCheck::new(format!("times of sums over {ranks} ranks"), move |rows| times(device, ranks, rows))
+        DeviceCheck::new(format!("times of sums over {ranks} ranks"), move |rows| {
+            times(&Group::of_peers(device, ranks), rows)?;
+            // Why it cannot be is in the rows above.
+            Group::over_nccl(device, ranks)?.map_or(Ok(()), |group| times(&group, rows))
+        })
     });
-    bits.into_iter().chain(times).collect()
+    bits.into_iter().chain([alone]).chain(over_nccl).chain(times).collect()
 }
 
-fn sums(device: usize, ranks: usize, name: String) -> Result<Row> {
-    let found = on_ranks(device, ranks, |cuda| {
+/// A communicator of one rank moves bytes, and is aborted.
+fn one_rank(device: usize) -> Result<Row> {
+    let name = "NCCL with one rank";
+    if let Err(error) = links_on_one_gpu() {
+        return Ok(Row::passed(name, format!("not possible here: {error}")));
+    }
+    let devices = CudaDevices::open(&[device])?;
+    let cuda = devices.open(0, 1, Box::new(threads::alone()))?;
+    let nccl = NcclLink::open(&cuda.device, &threads::alone(), JOIN_TIME)?;
+    let sent: Vec<u32> = (0..ECHO as u32 / 4).collect();
+    let (from, mut to) = (cuda.upload(&sent)?, cuda.device.allocate(ECHO)?);
+    to.fill(&cuda.device, 0)?;
+    nccl.echo(&cuda.device, 0, &from, &to)?;
+    let came = to.read::<u32>(&cuda.device, sent.len())? == sent;
+    nccl.leave();
+    // A second abort does nothing.
+    nccl.leave();
+    let value = format!("version {}: {}", nccl.version(), if came { "all bytes came" } else { "other bytes came" });
+    Ok(Row { passed: came, ..Row::passed(name, value) })
+}
+
+fn sums(group: &Group, name: String) -> Result<Row> {
+    let ranks = group.ranks();
+    let found = on_ranks(group, |cuda| {
         let mut bits = Vec::new();
         for whole in [usize::MAX, 0] {
             cuda.whole_sum.set(whole);
@@ -71,37 +146,72 @@ fn sum(ranks: usize, rows: usize, cols: usize) -> Vec<f32> {
     sum
 }
 
-fn times(device: usize, ranks: usize, rows: &mut RowSink<'_>) -> Result<()> {
-    let timed = on_ranks(device, ranks, |cuda| {
+/// What a sum costs.
+struct SumTime {
+    rows: usize,
+    how: SumBy,
+    micros: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum SumBy {
+    /// Every rank reads all parts.
+    Whole,
+    /// Each rank adds up its share of the rows.
+    Split,
+    /// NCCL's own.
+    AllReduce,
+}
+
+fn times(group: &Group, rows: &mut RowSink<'_>) -> Result<()> {
+    let (ranks, by) = (group.ranks(), if group.over_nccl { "NCCL" } else { "peers" });
+    let timed = on_ranks(group, |cuda| {
         let most = if cuda.device.properties.memory < LITTLE_MEMORY { 1 } else { usize::MAX };
         let mut times = Vec::new();
-        for &count in TIMED_ROWS.iter().filter(|&&count| count <= most) {
-            for whole in [usize::MAX, 0] {
+        for &rows in TIMED_ROWS.iter().filter(|&&rows| rows <= most) {
+            for (how, whole) in [(SumBy::Whole, usize::MAX), (SumBy::Split, 0)] {
                 cuda.whole_sum.set(whole);
-                times.push((count, whole > 0, time(cuda, count)?));
+                let x = cuda.tensor(rows, TIMED_COLS, Element::Bf16);
+                let micros = time(cuda, || {
+                    drop(cuda.sum_over_ranks(&x));
+                    Ok(())
+                })?;
+                times.push(SumTime { rows, how, micros });
+            }
+            if let Some(nccl) = cuda.data.as_ref().and_then(|data| data.nccl()) {
+                let count = rows * TIMED_COLS;
+                let (from, to) = (cuda.device.allocate(2 * count)?, cuda.device.allocate(2 * count)?);
+                let micros = time(cuda, || nccl.all_reduce(&cuda.device, &from, &to, count))?;
+                times.push(SumTime { rows, how: SumBy::AllReduce, micros });
+                // The driver may wait for the device when it frees memory, and ranks may share it.
+                cuda.meet_on_hosts()?;
             }
         }
         Ok(times)
     })?;
-    for (count, whole, micros) in timed.into_iter().next().unwrap_or_default() {
-        let how = if whole { "whole" } else { "split" };
+    for SumTime { rows: count, how, micros } in timed.into_iter().next().unwrap_or_default() {
         let bytes = count * TIMED_COLS * Element::Bf16.bytes();
-        let chosen = if whole == (bytes <= WHOLE_SUM) { ", as chosen" } else { "" };
-        let name = format!("sum over {ranks} ranks, {count} rows of {TIMED_COLS} in bf16, {how}");
+        let chosen = if bytes <= WHOLE_SUM { SumBy::Whole } else { SumBy::Split };
+        let what = match how {
+            SumBy::Whole => format!("by {by}, whole"),
+            SumBy::Split => format!("by {by}, split"),
+            SumBy::AllReduce => "NCCL's all-reduce".to_owned(),
+        };
+        let name = format!("sum over {ranks} ranks, {count} rows of {TIMED_COLS} in bf16, {what}");
+        let chosen = if how == chosen { ", as chosen" } else { "" };
         rows(Row::passed(name, format!("{micros:.1} us ({} KiB{chosen})", bytes >> 10)));
     }
     Ok(())
 }
 
 /// Microseconds of a sum, over several that follow each other.
-fn time(cuda: &Cuda, rows: usize) -> Result<f64> {
-    let x = cuda.tensor(rows, TIMED_COLS, Element::Bf16);
+fn time(cuda: &Cuda, sum: impl Fn() -> Result<()>) -> Result<f64> {
     let mut micros = 0.0;
     for _ in 0..2 {
         cuda.device.wait()?;
         cuda.meet_on_hosts()?;
         let begin = Instant::now();
-        (0..SUMS).for_each(|_| drop(cuda.sum_over_ranks(&x)));
+        (0..SUMS).try_for_each(|_| sum())?;
         cuda.device.wait()?;
         micros = begin.elapsed().as_secs_f64() * 1e6 / SUMS as f64;
     }
@@ -109,12 +219,14 @@ fn time(cuda: &Cuda, rows: usize) -> Result<f64> {
     Ok(micros)
 }
 
-/// Runs `f` on every rank, all on one device.
-fn on_ranks<R: Send>(device: usize, ranks: usize, f: impl Fn(&mut Cuda) -> Result<R> + Sync) -> Result<Vec<R>> {
-    let devices = CudaDevices::open(&vec![device; ranks])?;
+/// Runs `f` on every rank.
+fn on_ranks<R: Send>(group: &Group, f: impl Fn(&mut Cuda) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let (ranks, devices) = (group.ranks(), CudaDevices::open(&group.devices)?);
+    // Fewer ranks in this process than in the group use NCCL alone.
+    let here = if group.over_nccl { 1 } else { ranks };
     let run = |rank: usize, link: threads::Threads| {
         let mut cuda = devices.open(rank, ranks, Box::new(link))?;
-        cuda.connect(ranks)?;
+        cuda.connect(here)?;
         let result = f(&mut cuda)?;
         cuda.meet_on_hosts()?;
         Ok(result)

@@ -6,38 +6,56 @@ use crate::cuda::Driver;
 
 /// How the ranks of a test are linked.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum By {
+pub(super) enum By {
     /// All on device 0.
     Peers,
-    /// Each on a device of its own.
+    /// Each on a device of its own, as in processes of their own.
     Nccl,
+    /// Each on a device of its own. Not more than this many bytes are read by peers.
+    Both(usize),
 }
 
 /// Not on a machine without NCCL, or with too few devices. `tests/py/test_cuda.py` has both.
-fn links(ranks: usize) -> Vec<By> {
+pub(super) fn links(ranks: usize) -> Vec<By> {
     let nccl = has_nccl() && Driver::open().is_ok_and(|driver| driver.devices >= ranks);
-    if nccl { vec![By::Peers, By::Nccl] } else { vec![By::Peers] }
+    if nccl { vec![By::Peers, By::Nccl, By::Both(0), By::Both(600)] } else { vec![By::Peers] }
 }
 
-fn has_nccl() -> bool {
+pub(super) fn has_nccl() -> bool {
     // SAFETY: as in `NcclLibrary::open`.
     !unsafe { libc::dlopen(c"libnccl.so.2".as_ptr(), libc::RTLD_NOW) }.is_null()
 }
 
 fn open_devices(by: By, ranks: usize) -> CudaDevices {
-    let indices: Vec<usize> = (0..ranks).map(|rank| if by == By::Nccl { rank } else { 0 }).collect();
+    let indices: Vec<usize> = (0..ranks).map(|rank| if by == By::Peers { 0 } else { rank }).collect();
     CudaDevices::open(&indices).expect("devices")
 }
 
 fn connected(devices: &CudaDevices, by: By, rank: usize, ranks: usize, link: threads::Threads) -> Cuda {
+    connected_within(devices, by, rank, ranks, link, HANG_TIME)
+}
+
+/// With another limit for a device that waits in vain.
+fn connected_within(
+    devices: &CudaDevices,
+    by: By,
+    rank: usize,
+    ranks: usize,
+    link: threads::Threads,
+    hang_time: std::time::Duration,
+) -> Cuda {
     let mut cuda = devices.open(rank, ranks, Box::new(link)).expect("a backend");
+    cuda.hang_time = hang_time;
     // Fewer ranks in this process than in the group: they need NCCL.
     cuda.connect(if by == By::Nccl { 1 } else { ranks }).expect("connected");
+    if let By::Both(most) = by {
+        cuda.most_by_peers.set(most);
+    }
     cuda
 }
 
 /// Runs `f` on a backend for each rank. Results in rank order.
-fn on_ranks<R: Send>(by: By, ranks: usize, f: impl Fn(&mut Cuda) -> R + Sync) -> Vec<R> {
+pub(super) fn on_ranks<R: Send>(by: By, ranks: usize, f: impl Fn(&mut Cuda) -> R + Sync) -> Vec<R> {
     let devices = open_devices(by, ranks);
     let run = |rank, link| {
         let mut cuda = connected(&devices, by, rank, ranks, link);
@@ -193,6 +211,37 @@ fn the_end_of_a_group_ends_what_its_devices_wait_for() {
 }
 
 #[test]
+fn a_device_that_waits_in_vain_ends_its_group() {
+    if devices().is_none() {
+        return;
+    }
+    let limit = std::time::Duration::from_millis(300);
+    for by in links(2) {
+        let devices = open_devices(by, 2);
+        let mut links = threads::group(2);
+        let (second, first) = (links.pop().expect("two"), links.pop().expect("one"));
+        let (over, is_over) = std::sync::mpsc::sync_channel::<()>(1);
+        std::thread::scope(|scope| {
+            let devices = &devices;
+            let absent = scope.spawn(move || {
+                let cuda = connected_within(devices, by, 1, 2, second, limit);
+                // It does not come to the exchange, and does not leave either.
+                is_over.recv().expect("told");
+                cuda.check_group().expect_err("it has ended").to_string()
+            });
+            let cuda = connected_within(devices, by, 0, 2, first, limit);
+            let mut x = cuda.to_device(2, 8, vec![1.0; 16]);
+            cuda.all_reduce(&mut x).expect("launched");
+            cuda.to_host(&x);
+            over.send(()).expect("it waits");
+            let why = "collective aborted: rank 0: its device has passed no exchange between ranks for 300ms";
+            assert_eq!(cuda.check_group().expect_err("it has ended").to_string(), why, "{by:?}");
+            assert_eq!(absent.join().expect("no panic"), why, "{by:?}");
+        });
+    }
+}
+
+#[test]
 fn two_ranks_on_one_gpu_are_an_error_that_names_both() {
     if devices().is_none() || !has_nccl() {
         return;
@@ -295,6 +344,10 @@ fn a_group_must_be_connected_and_reach_its_devices() {
     let mut cuda = devices.open(0, 2, Box::new(link)).expect("a backend");
     let error = cuda.begin(Rows::default()).err().expect("not connected").to_string();
     assert_eq!(error, "begin: the ranks of a group must be connected before their first step");
+    let mut x = cuda.to_device(1, 8, vec![1.0; 8]);
+    cuda.all_reduce(&mut x).expect("ops keep their errors");
+    let error = cuda.check().expect_err("not connected").to_string();
+    assert_eq!(error, "exchange: the ranks of a group must be connected before they exchange numbers");
     let error = devices.open_beside(1).err().expect("one device").to_string();
     assert_eq!(error, "rank 1 needs a device of its own, got 1 devices");
 }

@@ -29,7 +29,7 @@ impl Calls {
 }
 
 /// One token of each sequence; sequence i has block i.
-fn decode(tables: &[[u32; 1]], ids: impl Fn(usize) -> u32, start: usize) -> Rows<'_> {
+pub(super) fn decode(tables: &[[u32; 1]], ids: impl Fn(usize) -> u32, start: usize) -> Rows<'_> {
     let draw = |row| Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), logprobs: None };
     Rows {
         ids: (0..tables.len()).map(ids).collect(),
@@ -40,7 +40,7 @@ fn decode(tables: &[[u32; 1]], ids: impl Fn(usize) -> u32, start: usize) -> Rows
 }
 
 /// Beyond the number of blocks they share some.
-fn tables(sequences: usize) -> Vec<[u32; 1]> {
+pub(super) fn tables(sequences: usize) -> Vec<[u32; 1]> {
     (0..sequences).map(|block| [(block % BLOCKS) as u32]).collect()
 }
 
