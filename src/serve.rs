@@ -120,6 +120,9 @@ async fn lost(engine: &EngineService, deadline: Duration) -> String {
         if let Some(time) = engine.step_time().filter(|&time| time > deadline) {
             engine.give_up(&format!("a step is running for {time:.1?}, longer than --step-deadline"));
         }
+        if let Some(why) = engine.ended() {
+            engine.give_up(&why);
+        }
         if let Some(why) = engine.lost() {
             return why.to_owned();
         }

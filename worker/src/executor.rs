@@ -1,6 +1,7 @@
 //! The interface to what executes steps: the model over its ranks, or the simulator. It does not know sequences beyond
 //! the rows of a step.
 
+use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::{Step, StepResult};
 
 /// Properties of an executor that the scheduler needs. Constant.
@@ -44,6 +45,11 @@ pub trait Executor: Send {
     /// The epoch of its placement. The engine puts it into every step.
     fn epoch(&self) -> u64 {
         1
+    }
+    /// Tells other threads that it is lost, also while it executes a step that may not end. None: only `execute` says
+    /// so.
+    fn end_watch(&self) -> Option<AbortWatch> {
+        None
     }
     fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError>;
 }

@@ -532,6 +532,9 @@ impl Node {
         self.follow_expert_layout().await;
         let Some(now) = &mut self.now else { return };
         let Some(engine) = now.engine.clone() else { return };
+        if let Some(why) = engine.ended() {
+            engine.give_up(&why);
+        }
         if let Some(why) = engine.lost().map(str::to_owned) {
             // With links to other processes, the links know which rank failed.
             if now.ranks == now.record.placement.ranks.len() {

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use rein_control_plane::epoch::number;
 use rein_control_plane::records::Locality;
 use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
 use rein_kernels::Devices;
-use rein_kernels::collective::{self, Collective};
+use rein_kernels::collective::{self, AbortWatch, Collective};
 use rein_kernels::cpu::CpuDevices;
 use rein_kernels::lockstep::LockstepReport;
 use rein_kernels::rounding::RoundingDevices;
@@ -22,13 +22,14 @@ use rein_proto::internal::{After, Row, Step, StepResult};
 
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
-use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT, STALL_CHECK_INTERVAL};
+use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
 use crate::model::{self, check_row};
 use crate::tables::BlockTables;
 
 pub mod capacity;
 mod devices;
 mod layout;
+mod loading;
 mod memory;
 mod open;
 mod thread;
@@ -37,9 +38,10 @@ use devices::{AnyDevices, DeviceWeights, ReturnWeights};
 pub use devices::{DeviceChoice, DeviceDefaults, ResidentWeights};
 pub use layout::Layouts;
 use layout::{Inboxes, LayoutInbox, RankInbox};
+use loading::await_loaded;
 pub use memory::{KvPlan, WeightMemory};
 use open::Checkpoint;
-use thread::{LeaderQueues, RankJob, RankReport};
+use thread::{LeaderQueues, RankJob};
 
 /// The types for computing and for the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -136,6 +138,8 @@ pub struct Seated {
     shape: ExecutorShape,
     epoch: u64,
     layouts: Arc<Layouts>,
+    /// Of a group whose ranks are all in this process.
+    ended: Option<AbortWatch>,
 }
 
 /// Joined when dropped. Followers end with their group's links.
@@ -211,9 +215,11 @@ impl ModelLoader {
     pub fn most_ranks(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {
         match &self.devices {
             AnyDevices::Cpu(devices) => self.most_ranks_on(devices, here, group_size),
-            // A rank computes on a device of its own: NCCL has no two ranks on one.
             #[cfg(feature = "cuda")]
-            AnyDevices::Cuda(_) => Ok(here),
+            AnyDevices::Cuda(devices) => {
+                let fits = self.most_ranks_on(devices, here, group_size)?;
+                Ok(devices::most_on_gpus(fits, here, group_size, rein_kernels::cuda::nccl_shares_gpus()))
+            }
         }
     }
 
@@ -279,15 +285,25 @@ impl ModelLoader {
             mine.iter().map(|rank| DeviceWeights::take(&mut resident_weights, rank, size)).collect();
         // Frees the memory of weights that no rank uses.
         drop(resident_weights);
+        let kept = devices::kept_blocks(&found, self.options.block_size);
+        let close = |found: &mut Vec<Option<DeviceWeights<D::Backend>>>| {
+            found.iter_mut().flatten().for_each(|found| found.network.close_caches());
+        };
+        if kept.is_none() {
+            close(&mut found);
+        }
         let to_load = || mine.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(rank, _)| *rank);
         let (plan, held) = self.checkpoint.footprint(devices, |footprint| {
-            let plan = KvPlan::new(footprint, &mine, to_load(), size, &self.options);
+            let plan = KvPlan::new(footprint, &mine, to_load(), size, &self.options, kept);
             (plan, WeightMemory::new(footprint, &mine, size))
         });
-        let plan = plan?;
+        let (plan, keeps_caches) = plan?;
         let known: Vec<Option<usize>> = found.iter().map(|found| found.as_ref().map(|found| found.device)).collect();
-        let assigned = devices::assign(&known);
+        let assigned = devices::assign(&known, devices.count());
         let total: u64 = to_load().map(|rank| model::bytes_to_load(spec, weights, rank, size)).sum();
+        if !keeps_caches {
+            close(&mut found);
+        }
         let (report, reports) = bounded(REPORT_QUEUE);
         // Declared before the channels: on an early return the channels are dropped first, and the leader's thread,
         // which waits for steps, ends.
@@ -295,6 +311,8 @@ impl ModelLoader {
         let (steps_in, steps) = bounded(1);
         let (results_out, results) = bounded(1);
         let (count, mut leads) = (links.len(), false);
+        // Links to other processes have a watch of their own.
+        let ended = links.first().filter(|_| count == size && size > 1).map(|link| link.abort_watch());
         let desk = LeaderQueues {
             steps,
             results: results_out,
@@ -356,14 +374,14 @@ impl ModelLoader {
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
         let stashes = self.options.max_sequences;
-        Ok(Seated { stashes, plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts })
+        Ok(Seated { stashes, plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts, ended })
     }
 }
 
 impl Seated {
     /// The executor, if the leader is in this process. Dropping it ends the group.
     pub fn executor(self) -> Option<RankGroup> {
-        let Seated { plan, stashes, weights, ranks, leader, shape, epoch, layouts } = self;
+        let Seated { plan, stashes, weights, ranks, leader, shape, epoch, layouts, ended } = self;
         let wanted = layouts.wanted.clone();
         leader.map(|leader| RankGroup {
             shape,
@@ -377,6 +395,7 @@ impl Seated {
             stashes,
             stashed: HashSet::new(),
             lost: None,
+            ended,
         })
     }
 
@@ -416,6 +435,7 @@ pub struct RankGroup {
     stashed: HashSet<u64>,
     stashes: usize,
     lost: Option<String>,
+    ended: Option<AbortWatch>,
 }
 
 impl RankGroup {
@@ -512,6 +532,10 @@ impl Executor for RankGroup {
         self.epoch
     }
 
+    fn end_watch(&self) -> Option<AbortWatch> {
+        self.ended.clone()
+    }
+
     fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
         if let Some(why) = &self.lost {
             return Err(ExecutorError::Lost(why.clone()));
@@ -531,46 +555,6 @@ impl Executor for RankGroup {
             ExecutorError::Lost(why)
         })
     }
-}
-
-/// Owns the report queue, so that ranks which continue after a failure do not wait for a reader. Returns the KV blocks
-/// that the ranks agreed on.
-fn await_loaded(
-    reports: Receiver<RankReport>,
-    ranks: usize,
-    total: u64,
-    reads: &Reads,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<usize, LoadError> {
-    let (mut read, mut waiting, mut agreed) = (0, ranks, 0);
-    let mut failure: Option<LoadError> = None;
-    while waiting > 0 {
-        match reports.recv_timeout(STALL_CHECK_INTERVAL) {
-            Ok(RankReport::Read(bytes)) => {
-                read += bytes;
-                progress(read.min(total), total);
-            }
-            Ok(RankReport::Loaded(Ok(blocks))) => (agreed, waiting) = (blocks, waiting - 1),
-            Ok(RankReport::Loaded(Err(error))) => {
-                waiting -= 1;
-                // Reports the first cause rather than the ranks that were aborted because of it.
-                let aborted =
-                    |error: &LoadError| matches!(error, LoadError::Kernel(rein_kernels::KernelError::Aborted(_)));
-                if failure.as_ref().is_none_or(|known| aborted(known) && !aborted(&error)) {
-                    failure = Some(error);
-                }
-            }
-            Err(RecvTimeoutError::Timeout) => reads.stalled().map_or(Ok(()), Err)?,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(LoadError::Rank { rank: 0, what: "a rank ended while it was loading".into() });
-            }
-        }
-    }
-    if let Some(error) = failure {
-        return Err(error);
-    }
-    progress(total, total);
-    Ok(agreed)
 }
 
 /// The context limit of a checkpoint directory and `options`, before its weights are opened.

@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream};
 use prometheus_client::metrics::histogram::Histogram;
+use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
     EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, Start, StatsRequest, ToEngine,
@@ -54,6 +55,7 @@ struct Shared {
     vitals: Arc<EngineHealth>,
     /// The engine thread has been abandoned.
     given_up: watch::Sender<bool>,
+    ended: Option<AbortWatch>,
 }
 
 impl Shared {
@@ -87,6 +89,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         draining: AtomicBool::new(false),
         vitals: vitals.clone(),
         given_up: watch::Sender::new(false),
+        ended: executor.end_watch(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -164,6 +167,11 @@ impl EngineService {
     /// Why the executor can no longer execute. It does not recover.
     pub fn lost(&self) -> Option<&str> {
         self.shared.vitals.lost.get().map(String::as_str)
+    }
+
+    /// Why the executor is lost although its step may not end: then it has to be given up.
+    pub fn ended(&self) -> Option<String> {
+        self.shared.ended.as_ref()?.reason()
     }
 
     /// Number of routers that listen to its events.

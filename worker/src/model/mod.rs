@@ -13,5 +13,5 @@ mod spec;
 pub use arch::{architectures, build, text_config};
 pub use execute::{Executing, check_row};
 pub use footprint::{Footprint, WeightParts};
-pub use network::{LayoutSwap, Network, Precisions, WeightSource, bytes_to_load};
+pub use network::{CacheSize, LayoutSwap, Network, Precisions, WeightSource, bytes_to_load};
 pub use spec::{Attention, LayerSpec, Mlp, Spec};

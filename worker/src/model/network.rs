@@ -44,9 +44,18 @@ pub struct Network<B: Backend> {
     layers: Vec<Layer<B>>,
     /// One per layer, after `open_caches`.
     caches: Vec<B::Cache>,
+    cache_size: CacheSize,
     norm: Norm<B>,
     /// None: the model only computes embeddings.
     head: Option<B::Linear>,
+}
+
+/// The size of a rank's KV caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheSize {
+    pub blocks: usize,
+    /// Tokens of a block.
+    pub block_size: usize,
 }
 
 /// What a rank needs to change to another expert layout.
@@ -165,21 +174,39 @@ impl<B: Backend> Network<B> {
         self.backend.expert_counts(&self.spec.shape().experts)
     }
 
-    /// Creates an empty KV cache, and room for the logits of `stashes` sequences.
+    /// Creates an empty KV cache, and room for the logits of `stashes` sequences. A cache that was kept serves if it is
+    /// large enough.
     pub fn open_caches(&mut self, blocks: usize, block_size: usize, stashes: usize) -> KernelResult<()> {
-        self.caches.clear();
         self.backend.open_stash(stashes)?;
+        if self.cache_size.blocks >= blocks && self.cache_size.block_size == block_size {
+            return Ok(());
+        }
+        self.close_caches();
         let kv_heads = self.rank().kv_heads.len();
         for layer in &self.spec.layers {
             let (width_k, width_v) = layer.attention.cache_widths(kv_heads);
             self.caches.push(self.backend.cache(blocks, block_size, width_k, width_v, self.base)?);
         }
+        self.cache_size = CacheSize { blocks, block_size };
         Ok(())
     }
 
-    /// Keeps only the weights; the rank leaves its group.
-    pub fn leave(&mut self, alone: Box<dyn Collective>) {
+    /// Frees the KV cache.
+    pub fn close_caches(&mut self) {
         self.caches.clear();
+        self.cache_size = CacheSize::default();
+    }
+
+    /// No blocks without a cache.
+    pub fn cache_size(&self) -> CacheSize {
+        self.cache_size
+    }
+
+    /// Leaves the group; the weights stay, and the KV cache if the rank keeps it.
+    pub fn leave(&mut self, alone: Box<dyn Collective>, keeps_caches: bool) {
+        if !keeps_caches {
+            self.close_caches();
+        }
         self.backend.relink(alone);
     }
 

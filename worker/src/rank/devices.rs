@@ -16,7 +16,7 @@ use super::{ModelOptions, Quantize};
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
 use crate::limits::STEP_TOKENS;
-use crate::model::Network;
+use crate::model::{CacheSize, Network};
 
 /// The devices that the ranks of this process compute on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -186,6 +186,8 @@ pub struct DeviceWeights<B: Backend> {
     pub ranks: usize,
     /// Index of the device.
     pub device: usize,
+    /// The ranks of this process, which shared its memory.
+    pub here: usize,
 }
 
 /// Called with a rank's weights when its group ends. The receiver may be gone.
@@ -203,10 +205,40 @@ impl<B: Backend> DeviceWeights<B> {
     }
 }
 
-/// The device of each rank of this process: that of its weights, or else the first that has none.
-pub fn assign(known: &[Option<usize>]) -> Vec<usize> {
-    let mut free = (0..).filter(|device| !known.contains(&Some(*device)));
-    known.iter().map(|device| device.or_else(|| free.next()).unwrap_or(0)).collect()
+/// The blocks of the KV caches that the ranks of this process have kept. None: not all of them have one, it has another
+/// size, or other ranks shared the memory.
+pub fn kept_blocks<B: Backend>(found: &[Option<DeviceWeights<B>>], block_size: usize) -> Option<usize> {
+    let kept = |found: &Option<DeviceWeights<B>>| {
+        let found = found.as_ref()?;
+        Some((found.network.cache_size(), found.here))
+    };
+    let first = kept(found.first()?)?;
+    let (CacheSize { blocks, block_size: of_block }, here) = first;
+    let same = found.iter().all(|other| kept(other) == Some(first));
+    (same && blocks > 0 && of_block == block_size && here == found.len()).then_some(blocks)
+}
+
+/// The device of each rank of this process: that of its weights, or else the first of those with the fewest ranks.
+/// `count`: of the devices; None: as many as ranks.
+pub fn assign(known: &[Option<usize>], count: Option<usize>) -> Vec<usize> {
+    let count = count.map_or(known.len(), |count| count.min(known.len()));
+    let mut assigned: Vec<usize> = known.iter().flatten().copied().collect();
+    let mut choose = || {
+        let ranks = |device: &usize| assigned.iter().filter(|other| *other == device).count();
+        let device = (0..count).min_by_key(ranks).unwrap_or(0);
+        assigned.push(device);
+        device
+    };
+    known.iter().map(|device| device.unwrap_or_else(&mut choose)).collect()
+}
+
+/// The most ranks that a process with GPUs for `here` of them can have, if `fits` fit in its memory. All ranks of a
+/// group in one process may share a GPU, where they read each other's memory; ranks of several processes only if
+/// `nccl_shares` GPUs. So it can stand in for the other half of a group, but not for a smaller part.
+#[cfg(feature = "cuda")]
+pub fn most_on_gpus(fits: usize, here: usize, group_size: usize, nccl_shares: bool) -> usize {
+    let whole = fits >= group_size && group_size <= 2 * here;
+    if whole || nccl_shares { fits } else { here }
 }
 
 #[cfg(test)]

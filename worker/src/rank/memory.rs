@@ -11,6 +11,9 @@ use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
 use crate::model::{Footprint, LayerSpec, Precisions, Spec};
 
+/// Caches that are larger by more than 1 / this replace those that were kept.
+const MUCH_LARGER: usize = 8;
+
 /// The weights of the ranks in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightMemory {
@@ -84,15 +87,31 @@ impl KvPlan {
         self.tokens() * self.bytes_per_token
     }
 
-    /// For these ranks of a group of `ranks`; the weights of those in `to_load` are not in memory yet.
+    /// For these ranks of a group of `ranks`; the weights of those in `to_load` are not in memory yet. The ranks have
+    /// kept caches of `kept` blocks, which stay if no much larger ones fit. Also whether they stay.
     pub(super) fn new<'a, D: Devices>(
         footprint: &Footprint<D>,
         mine: &[&RankPlacement],
         to_load: impl Iterator<Item = &'a RankPlacement>,
         ranks: usize,
         options: &ModelOptions,
-    ) -> Result<Self, LoadError> {
-        Self::within(footprint, mine, to_load, ranks, options, footprint.devices.free_memory()?)
+        kept: Option<usize>,
+    ) -> Result<(Self, bool), LoadError> {
+        let held = kept.unwrap_or(0) * options.block_size * Self::bytes_per_token(footprint, mine);
+        let free = footprint.devices.free_memory()? + held;
+        let plan = Self::within(footprint, mine, to_load, ranks, options, free)?;
+        Ok(match kept.and_then(|blocks| plan.keeping(blocks, options)) {
+            Some(kept) => (kept, true),
+            None => (plan, false),
+        })
+    }
+
+    /// With caches of `blocks` blocks, which exist. None: they are too small.
+    fn keeping(&self, blocks: usize, options: &ModelOptions) -> Option<Self> {
+        if self.blocks > blocks + blocks / MUCH_LARGER {
+            return None;
+        }
+        self.clone().agreed(blocks, options).ok()
     }
 
     fn within<'a, D: DeviceStorage>(

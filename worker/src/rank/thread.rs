@@ -59,7 +59,7 @@ impl<D: Devices> RankJob<D> {
     pub fn run(self, resident: Option<DeviceWeights<D::Backend>>, link: Box<dyn Collective>) {
         let ranks = link.size();
         let loaded = self.load(resident, link);
-        let RankJob { checkpoint, device, rank, placement, report, leads, inbox, return_weights, .. } = self;
+        let RankJob { checkpoint, device, here, rank, placement, report, leads, inbox, return_weights, .. } = self;
         drop(checkpoint);
         let (network, outcome) = match loaded {
             Ok((network, blocks)) => (Some(network), Ok(blocks)),
@@ -82,8 +82,8 @@ impl<D: Devices> RankJob<D> {
         let return_weights = return_weights.filter(|_| !failed);
         let mut network = executing.into_network();
         if let Some(return_weights) = return_weights {
-            network.leave(Box::new(threads::alone()));
-            return_weights(DeviceWeights { network, ranks, device });
+            network.leave(Box::new(threads::alone()), D::KEEPS_CACHES);
+            return_weights(DeviceWeights { network, ranks, device, here });
         }
     }
 

@@ -13,7 +13,8 @@ use rein_kernels::{
 use super::super::experts;
 use super::super::spec::{self, Attention, MlaQuery, Mlp, Spec};
 use super::{
-    AttentionWeights, Gated, Gqa, Layer, LayoutSwap, Linear, Mla, MlpWeights, Moe, Network, Norm, Precisions, Query,
+    AttentionWeights, CacheSize, Gated, Gqa, Layer, LayoutSwap, Linear, Mla, MlpWeights, Moe, Network, Norm,
+    Precisions, Query,
 };
 use crate::checkpoint::{CheckpointWeights, LoadError};
 
@@ -260,7 +261,8 @@ impl<B: Backend> Network<B> {
             None => None,
         };
         let placement = placement.clone();
-        Ok(Self { backend, spec, placement, rank, base, embed, layers, caches: Vec::new(), norm, head })
+        let (caches, cache_size) = (Vec::new(), CacheSize::default());
+        Ok(Self { backend, spec, placement, rank, base, embed, layers, caches, cache_size, norm, head })
     }
 
     /// Loads the experts that `rank` of `placement` holds and `before` did not. It runs on its own backend, beside one

@@ -2,7 +2,26 @@ use super::*;
 
 #[test]
 fn weights_stay_on_their_devices() {
-    assert_eq!(assign(&[None, None, None]), [0, 1, 2]);
-    assert_eq!(assign(&[Some(1), None, None]), [1, 0, 2]);
-    assert_eq!(assign(&[None, Some(2), None]), [0, 2, 1]);
+    assert_eq!(assign(&[None, None, None], None), [0, 1, 2]);
+    assert_eq!(assign(&[Some(1), None, None], None), [1, 0, 2]);
+    assert_eq!(assign(&[None, Some(2), None], Some(8)), [0, 2, 1]);
+}
+
+#[test]
+fn more_ranks_than_devices_are_spread_over_them() {
+    assert_eq!(assign(&[Some(0), None], Some(1)), [0, 0]);
+    assert_eq!(assign(&[None, Some(1), None, None], Some(2)), [0, 1, 0, 1]);
+    assert_eq!(assign(&[], Some(2)), [0; 0]);
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn a_process_stands_in_for_the_other_half_of_its_group_on_gpus() {
+    assert_eq!(most_on_gpus(2, 1, 2, false), 2);
+    assert_eq!(most_on_gpus(8, 4, 8, false), 8);
+    // Not enough memory, or others would remain, whom only NCCL reaches.
+    assert_eq!(most_on_gpus(1, 1, 2, false), 1);
+    assert_eq!(most_on_gpus(3, 1, 3, false), 1);
+    assert_eq!(most_on_gpus(3, 1, 3, true), 3);
+    assert_eq!(most_on_gpus(2, 1, 3, true), 2);
 }

@@ -48,6 +48,21 @@ fn the_kv_cache_is_a_share_of_free_memory_and_no_larger_than_useful() {
 }
 
 #[test]
+fn caches_that_were_kept_serve_until_much_larger_ones_fit() {
+    let options = ModelOptions { max_context: Some(16), ..ModelOptions::default() };
+    let planned = |blocks: usize| plan(&options, blocks * SHARE * 64 * 16).expect("plan");
+    let kept = |planned_blocks, blocks| planned(planned_blocks).keeping(blocks, &options).map(|plan| plan.blocks);
+    assert_eq!(kept(16, 16), Some(16));
+    // Other memory is in use now, or less.
+    assert_eq!(kept(12, 16), Some(16));
+    assert_eq!(kept(18, 16), Some(16));
+    assert_eq!(kept(19, 16), None);
+    // Now a context of two blocks is asked for.
+    let longer = ModelOptions { max_context: Some(32), ..options.clone() };
+    assert_eq!(planned(1).keeping(1, &longer), None);
+}
+
+#[test]
 fn the_weights_are_shown_with_their_types() {
     let bytes = 3 << 20;
     assert_eq!(WeightMemory { bytes, precisions: PRECISIONS }.to_string(), "bf16, 3.0 MiB");

@@ -172,3 +172,26 @@ fn the_shape_is_that_of_the_checkpoint() {
     assert_eq!((shape.kind, shape.model.as_str()), ("cpu", "llama_awkward"));
     assert_eq!(group.plan().blocks, shape.blocks);
 }
+
+/// Also while a rank computes a step that never ends.
+#[test]
+fn a_group_within_one_process_tells_other_threads_that_it_has_ended() {
+    let model = ModelLoader::open(&fixture("qwen3").dir, &f32_options()).expect("opens");
+    let watch_of = |ranks: usize| {
+        let placement = Arc::new(place(&model.shape(), ranks, 1).expect("a placement"));
+        let links = collective::threads::group(ranks).into_iter().map(|link| Box::new(link) as Box<dyn Collective>);
+        let links: Vec<_> = links.collect();
+        let abort = links[0].abort_handle();
+        let seated = model.seat(&placement, links, Vec::new(), None, &mut |_, _| ()).expect("seated");
+        let group = seated.executor().expect("it leads");
+        (group.end_watch(), group, abort)
+    };
+    let (watch, group, abort) = watch_of(2);
+    let watch = watch.expect("two ranks");
+    assert_eq!(watch.reason(), None);
+    abort.abort("a device hangs");
+    assert_eq!(watch.reason().as_deref(), Some("a device hangs"));
+    drop(group);
+    // The only rank waits for nobody.
+    assert!(watch_of(1).0.is_none());
+}
