@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import REPOSITORY
+from conftest import REPOSITORY, Server
 from fleet import Fleet, until
 from test_cuda import FIXTURES, ask, driver, rein, selftest  # noqa: F401
 
@@ -62,6 +62,26 @@ def test_models_over_ranks_are_those_of_one_rank(driver, tmp_path):  # noqa: F81
     assert (code, err) == (0, ""), out
     rows = json.loads(path.read_text())["sections"]["ranks"]["rows"]
     assert {row["name"] for row in rows} >= {"sums over 4 ranks", "qwen3_moe, bf16, 4 ranks", "kimi_k2_int4, int4, 2 ranks"}
+    [over_nccl] = [row for row in rows if row["name"] == "sums over 2 ranks by NCCL"]
+    assert over_nccl["value"].startswith("not possible here: "), over_nccl
+
+
+@pytest.mark.parametrize("devices, version, ranks", [(4, 22809, [2, 4]), (2, 22809, [2]), (1, 23000, [2, 4]), (1, 22809, [])])
+def test_sums_are_timed_beside_those_of_nccl_where_it_can_link_the_ranks(nccl, tmp_path, monkeypatch, devices, version, ranks):
+    monkeypatch.setenv("REIN_FAKE_NCCL_VERSION", str(version))
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    path, fixtures = tmp_path / "report.json", tmp_path / "models"
+    fixtures.mkdir()
+    (fixtures / "mistral").symlink_to(FIXTURES / "mistral")
+    options = ["--sections", "ranks", "--reduced", "--fixtures", fixtures, "--report", path]
+    code, out, _ = selftest(*options, library_path=nccl, devices=devices)
+    assert code == 0, out
+    rows = {row["name"]: row for row in json.loads(path.read_text())["sections"]["ranks"]["rows"]}
+    assert rows["NCCL with one rank"]["value"].endswith("all bytes came"), rows
+    assert all(row["passed"] for name, row in rows.items() if "NCCL" in name), rows
+    timed = [n for n in (2, 4) if f"sum over {n} ranks, 1 rows of 7168 in bf16, NCCL's all-reduce" in rows]
+    compared = [n for n in (2, 4) if f"on {n} of {n} ranks" in rows[f"sums over {n} ranks by NCCL"]["value"]]
+    assert timed == compared == ranks, rows
 
 
 def test_a_wrong_kernel_fails_the_sums(driver, tmp_path):  # noqa: F811
@@ -79,13 +99,14 @@ def test_devices_that_cannot_reach_each_other_are_named(driver, model):  # noqa:
 class GpuFleet(Fleet):
     """Workers on emulated GPUs. `faults`: REIN_FAKE_* of some workers."""
 
-    def __init__(self, directory, model, nccl, workers, group_size=2, faults=(), more=(), worker_args=(), **others):
+    def __init__(self, directory, model, nccl, workers, group_size=2, faults=(), more=(), worker_args=(), devices=1, **others):
         self.faults, self.trace, self.launches = dict(faults), directory / "nccl", directory / "launches"
         self.launches.touch()
         ours = {"LD_LIBRARY_PATH": nccl, "REIN_FAKE_NCCL_TRACE": str(self.trace),
                 "REIN_FAKE_CUDA_TRACE": str(self.launches), **dict(more)}
         super().__init__(directory, workers, group_size, routers=1, model=model, more=ours,
                          worker_args=["--engine", "cuda", *worker_args], **others)
+        self.members = group_size // devices
 
     def start(self, name, *arguments, **environment):
         super().start(name, *arguments, **{**self.faults.get(name, {}), **environment})
@@ -114,7 +135,9 @@ class GpuFleet(Fleet):
         return [answer["choices"] for _, answer in found]
 
     def calls(self, function):
-        return [line.split() for line in self.trace.read_text().splitlines() if line.endswith(f" {function}")]
+        """Calls of NCCL: process, rank, function, bytes sent."""
+        lines = [line.split() for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
+        return [line for line in lines if line[2] == function]
 
     def member(self, rank):
         """The worker that holds a rank."""
@@ -144,6 +167,37 @@ def fleets(model, nccl, tmp_path):
         fleet.close()
 
 
+BEGIN, END, LAUNCH, EXCHANGE = "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphLaunch", "rein_fake_enqueue"
+
+
+def same_order(fleet):
+    """Both ranks exchanged, recorded and repeated in one order; what a rank records, it has run before."""
+    orders = {}
+    for thread, name in map(str.split, fleet.launches.read_text().splitlines()):
+        if name in (BEGIN, END, LAUNCH, EXCHANGE):
+            orders.setdefault(thread, []).append(name)
+    assert len(orders) == 2, {thread: len(order) for thread, order in orders.items()}
+    first, second = orders.values()
+    assert first == second
+    assert 0 < first.count(BEGIN) < first.count(LAUNCH), Counter(first)
+    # The bytes of each exchange, by rank, in the same order.
+    sent = {rank: [int(bytes_) for _, r, _, bytes_ in fleet.calls("ncclGroupEnd") if r == rank] for rank in ("0", "1")}
+    assert len(sent["0"]) == len(sent["1"]) == first.count(EXCHANGE)
+    for of_rank in sent.values():
+        eager, recorded, recording, nth = [], [], False, 0
+        for name in first:
+            if name == BEGIN:
+                recording, recorded = True, []
+            elif name == END:
+                runs = range(len(eager) - len(recorded) + 1)
+                assert recorded and any(eager[i:i + len(recorded)] == recorded for i in runs), recorded
+                recording = False
+            elif name == EXCHANGE:
+                (recorded if recording else eager).append(of_rank[nth])
+                nth += 1
+        assert not recording and nth == len(of_rank)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(model, nccl, tmp_path_factory):
     fleet = GpuFleet(tmp_path_factory.mktemp("undisturbed"), model, nccl, workers=2)
@@ -155,11 +209,7 @@ def undisturbed(model, nccl, tmp_path_factory):
         assert len({pid for pid, *_ in fleet.calls("ncclCommInitRankConfig")}) == 2
         groups = Counter(pid for pid, *_ in fleet.calls("ncclGroupEnd"))
         assert len(groups) == 2 and len(set(groups.values())) == 1, groups
-        # Both recorded and repeated the same steps.
-        calls = [line.split() for line in fleet.launches.read_text().splitlines()]
-        for function in ["cuStreamBeginCapture_v2", "cuGraphLaunch"]:
-            found = Counter(thread for thread, name in calls if name == function)
-            assert len(found) == 2 and len(set(found.values())) == 1, (function, found)
+        same_order(fleet)
         return answers
     finally:
         fleet.close()
@@ -187,14 +237,16 @@ def test_streams_go_on_when_a_rank_is_lost(fleets, undisturbed, rank, number):
 
 
 @pytest.mark.parametrize("fault, cause", [
+    # In the first prompt, then in a recorded step.
+    ("-1:kill:5", None),
     ("-1:kill:150", None),
     ("-1:async:150", "NCCL failed: remote process exited or there was a network error"),
     ("-1:group:150", "ncclGroupEnd failed: unhandled cuda error"),
     ("-1:hang:150", "longer than --step-deadline"),
 ])
 def test_streams_go_on_when_a_communicator_fails(fleets, undisturbed, fault, cause):
-    """A rank that is killed inside a collective, and errors and hangs of NCCL. Steps are recorded by then: the next ones
-    are launches of graphs."""
+    """A rank that is killed inside a collective and inside a recorded step, and errors and hangs of NCCL. After 150
+    exchanges, steps are recorded: the next ones are launches of graphs."""
     fleet = fleets(workers=0, spares=1, worker_args=["--step-deadline", "3"])
     fleet.start("w0")
     fleet.start("w1", REIN_FAKE_NCCL_FAULT=fault)
@@ -207,6 +259,92 @@ def test_streams_go_on_when_a_communicator_fails(fleets, undisturbed, fault, cau
     assert time.monotonic() - begin < 60
     logs = "".join(fleet.log(worker) for worker in ["w0", "w1", "w2"])
     assert cause is None or cause in logs, logs
+
+
+def test_a_communicator_that_hangs_is_aborted_long_before_the_step_deadline(fleets, undisturbed):
+    fleet = fleets(workers=0, spares=1)
+    fleet.start("w0")
+    fleet.start("w1", REIN_FAKE_NCCL_FAULT="-1:hang:150")
+    fleet.whole(1)
+    fleet.start("w2")
+    fleet.wait("the spare", lambda s: len(s["workers"]) == 3)
+    assert fleet.answers() == undisturbed
+    logs = "".join(fleet.log(worker) for worker in ["w0", "w1", "w2"])
+    assert re.search("rank [01]: its device has passed no exchange between ranks for 4s", logs), logs
+    assert "longer than --step-deadline" not in logs
+    # A second abort does nothing: one for each communicator.
+    aborts = Counter((pid, rank) for pid, rank, *_ in fleet.calls("ncclCommAbort"))
+    made = Counter((pid, rank) for pid, rank, *_ in fleet.calls("ncclCommInitRankConfig"))
+    assert aborts and all(count <= made[of] for of, count in aborts.items()), (aborts, made)
+
+
+def test_a_device_that_hangs_among_ranks_of_one_process_ends_long_before_the_step_deadline(fleets, undisturbed):
+    """Two groups, of two ranks in a process each. Streams go on in the other group; the process that hangs exits."""
+    hangs = {"REIN_FAKE_CUDA_HANG": "meet_ranks:400"}
+    fleet = fleets(workers=2, devices=2, worker_args=["--devices", "0,1"], more={"REIN_FAKE_CUDA_DEVICES": "2"},
+                   faults={"w1": hangs})
+    fleet.whole(2)
+    log = lambda: (fleet.directory / "w1.log").read_text()  # noqa: E731
+    for _ in range(20):
+        assert fleet.answers() == undisturbed
+        if "its device has passed no exchange" in log():
+            break
+    assert re.search("rank [01]: its device has passed no exchange between ranks for 4s", log()), log()
+    assert "longer than --step-deadline" not in log()
+
+
+def test_a_worker_stands_in_for_the_other_one_of_its_group(fleets, undisturbed):
+    """Both ranks are on its GPU then, where they read each other's memory: NCCL would not put them there."""
+    fleet = fleets(workers=2)
+    fleet.whole(1)
+    victim = fleet.member(1)
+
+    def lose():
+        fleet.computing()
+        fleet.signal(victim, signal.SIGKILL)
+
+    assert fleet.answers(lose) == undisturbed
+    assert fleet.member(0) == fleet.member(1) != victim
+    assert fleet.answers() == undisturbed
+    fleet.start(victim)
+    fleet.whole(1)
+    assert fleet.answers() == undisturbed
+
+
+def test_survivors_keep_their_kv_cache(fleets, undisturbed, tmp_path):
+    """As the emulated driver of each worker counts: the survivor allocates nothing of the size of a cache again."""
+    traces = {worker: tmp_path / worker for worker in ["w0", "w1", "w2"]}
+    faults = {worker: {"REIN_FAKE_CUDA_ALLOCATIONS": str(path)} for worker, path in traces.items()}
+    fleet = fleets(workers=3, spares=1, faults=faults)
+    fleet.whole(1)
+    victim, survivor = fleet.member(1), fleet.member(0)
+    allocated = lambda: [int(line) for line in traces[survivor].read_text().split()]  # noqa: E731
+    cache = max(allocated())
+    assert allocated().count(cache) >= 4, "keys and values of at least two layers"
+    # Memory of activations is there from now on.
+    assert fleet.answers() == undisturbed
+    before = len(allocated())
+    fleet.signal(victim, signal.SIGKILL)
+    fleet.wait("another member", lambda s: all(victim != r["worker"] for g in s["groups"].values() for r in g["ranks"]))
+    fleet.whole(1)
+    later = allocated()[before:]
+    assert "left the group" in fleet.log(survivor) and later, "it linked again"
+    assert cache not in later, later
+    assert fleet.answers() == undisturbed
+
+
+def test_ranks_of_one_process_use_nccl_for_much_data_only(nccl, model, tmp_path, monkeypatch):
+    """Here, all exchanges are small: NCCL links the ranks, and moves nothing."""
+    calls = tmp_path / "nccl"
+    for name, value in {"LD_LIBRARY_PATH": nccl, "REIN_FAKE_CUDA_DEVICES": "2", "REIN_FAKE_NCCL_TRACE": str(calls)}.items():
+        monkeypatch.setenv(name, value)
+    server = Server("--engine", "cuda", "--tp", "2", "--kv-memory", "32", model=model)
+    try:
+        assert ask(server, "completions", model="small", prompt=PROMPTS[0], max_tokens=8, ignore_eos=True)[0] == 200
+    finally:
+        server.stop()
+    functions = Counter(line.split()[2] for line in calls.read_text().splitlines())
+    assert functions["ncclCommInitRankConfig"] == 2 and functions["ncclGroupEnd"] == 0, functions
 
 
 def test_experts_move_while_streams_run(fleets, undisturbed):
@@ -233,6 +371,15 @@ def test_the_banner_and_the_record_say_where_gpus_are(fleets, nccl):
     assert f"NVLink domain {domain}.4" in fleet.log("w1") and "NCCL_DEBUG=WARN" in fleet.log("w1")
     # On one host, but in two cliques of the fabric.
     assert "formed, epoch 1 on w0, w1; NVLink does not connect all its GPUs" in fleet.log("c0")
+
+
+def test_gpus_linked_in_pairs_are_no_nvlink_domain(fleets, nccl):
+    nvml = REPOSITORY / "target/cuda/nvml"
+    more = {"LD_LIBRARY_PATH": f"{nccl}:{nvml}", "REIN_FAKE_NVML_LINKS": "4", "REIN_FAKE_NVML_PAIRS": "1",
+            "REIN_FAKE_CUDA_DEVICES": "4"}
+    fleet = fleets(workers=2, more=more, faults={"w0": {"CUDA_VISIBLE_DEVICES": "1"}, "w1": {"CUDA_VISIBLE_DEVICES": "2"}})
+    for worker, pair in [("w0", r"0000:01:00\.0\+0000:02:00\.0"), ("w1", r"0000:03:00\.0\+0000:04:00\.0")]:
+        until("the banner", lambda: re.search(rf"rein: GPUs cuda:0: NVLink domain \S+/{pair}; ", fleet.log(worker)), 60)
 
 
 def never_whole(fleet, message):

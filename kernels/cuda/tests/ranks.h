@@ -282,7 +282,8 @@ inline void meet() {
     // Round 5 is odd.
     for (uint32_t r : {0, 2}) boxes[RANK][RANKS + r] = {{1000 * (r + 1), r == 0 ? 0 : 77u}, 5, 0};
     Buffer<uint32_t> count(std::vector<uint32_t>{11}), passed(std::vector<uint32_t>{0});
-    MeetArgs args = {table_of_boxes.data, round.data, aborted.data, table.data, {2000, 88}, {8, 1}, count.data, passed.data, RANK, RANKS};
+    MeetArgs args = {table_of_boxes.data, round.data, aborted.data, table.data,  {2000, 88},
+                     {8, 1},              count.data, passed.data,  RANK,        RANKS};
     LAUNCH(meet_ranks, 1, 64, 0, args);
     check::equal(passed[0], 12, "the exchanges that were passed");
     uint64_t want[] = {1008, 2008, 3008, 0, 89, 78};
