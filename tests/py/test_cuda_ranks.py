@@ -242,7 +242,8 @@ def test_streams_go_on_when_a_rank_is_lost(fleets, undisturbed, rank, number):
     ("-1:kill:150", None),
     ("-1:async:150", "NCCL failed: remote process exited or there was a network error"),
     ("-1:group:150", "ncclGroupEnd failed: unhandled cuda error"),
-    ("-1:hang:150", "longer than --step-deadline"),
+    # Whichever is first.
+    ("-1:hang:150", "longer than --step-deadline|passed no exchange between ranks for 4s"),
 ])
 def test_streams_go_on_when_a_communicator_fails(fleets, undisturbed, fault, cause):
     """A rank that is killed inside a collective and inside a recorded step, and errors and hangs of NCCL. After 150
@@ -258,7 +259,7 @@ def test_streams_go_on_when_a_communicator_fails(fleets, undisturbed, fault, cau
     # The step deadline, and 5 s to abort and to begin again.
     assert time.monotonic() - begin < 60
     logs = "".join(fleet.log(worker) for worker in ["w0", "w1", "w2"])
-    assert cause is None or cause in logs, logs
+    assert cause is None or re.search(cause, logs), logs
 
 
 def test_a_communicator_that_hangs_is_aborted_long_before_the_step_deadline(fleets, undisturbed):
