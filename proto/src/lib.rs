@@ -12,6 +12,7 @@ pub mod internal {
     tonic::include_proto!("rein.internal.v1");
 }
 
+pub mod packed_ids;
 pub mod protocol;
 pub mod splitmix;
 pub mod stats;

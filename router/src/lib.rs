@@ -57,6 +57,14 @@ pub use crate::{
     response_store::ResponsesStoreMode,
 };
 
+/// Converts a body of the Messages API to a job, as `POST /v1/messages` does. Returns the number of its tools. For
+/// benchmarks.
+#[doc(hidden)]
+pub fn convert_messages(body: &[u8], seal: &seal::Seal) -> Result<usize, Error> {
+    let seal = api::anthropic::ThinkingSeal::new(seal, None);
+    Ok(api::anthropic::messages(body, &seal)?.value.job.tools.len())
+}
+
 /// A model and one engine that runs it. Entries with the same name are engines of one model.
 pub struct ModelEntry {
     pub text: ModelText,

@@ -6,8 +6,10 @@ mod chat;
 mod completions;
 mod control_tokens;
 mod conversations;
+mod cuts;
 mod description;
 mod embeddings;
+mod endpoints;
 pub(crate) mod fake;
 mod fields;
 mod grpc;
@@ -24,6 +26,7 @@ mod model_dir;
 mod pool;
 mod random;
 mod responses;
+mod sealed;
 
 use std::{collections::HashMap, path::PathBuf, sync::atomic::AtomicU32};
 

@@ -107,7 +107,11 @@ impl Collector {
 
     /// The spans of the caller's trace, after the processes have ended.
     fn spans(&self) -> Vec<Span> {
-        self.spans.lock().unwrap().iter().filter(|span| span.trace == TRACE).cloned().collect()
+        self.spans_of(TRACE)
+    }
+
+    fn spans_of(&self, trace: &str) -> Vec<Span> {
+        self.spans.lock().unwrap().iter().filter(|span| span.trace == trace).cloned().collect()
     }
 }
 
@@ -199,6 +203,43 @@ fn a_request_is_one_trace_within_the_callers() {
     let (prefill, decode) = (one(&spans, "prefill").time, one(&spans, "decode").time);
     // The engine frees the sequence a little after the router has finished.
     assert!(request.time.0 <= prefill.0 && prefill.1 <= decode.0 && decode.0 <= request.time.1, "{spans:#?}");
+}
+
+#[test]
+fn requests_of_every_api_are_one_trace_each() {
+    let collector = Collector::start();
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let requests = [
+        ("generate", "completions", "/v1/completions", json!({"prompt": "hello", "max_tokens": 8}), 1),
+        ("generate", "responses", "/v1/responses", json!({"input": "hello", "max_output_tokens": 8}), 1),
+        ("generate", "messages", "/v1/messages", json!({"messages": messages, "max_tokens": 8}), 1),
+        ("embed", "embeddings", "/v1/embeddings", json!({"input": ["hello", "you"]}), 2),
+    ];
+    for task in ["generate", "embed"] {
+        let server = Server::start(&["--engine", "sim", "--task", task, "--otlp-endpoint", &collector.endpoint()]);
+        for (number, (_, _, path, body, _)) in requests.iter().enumerate().filter(|(_, request)| request.0 == task) {
+            let mut body = body.clone();
+            body["model"] = "demo".into();
+            let headers = format!("traceparent: 00-{:032x}-{PARENT}-01\r\n", number + 1);
+            let answer = read_response(request_with(server.http, path, &headers, &body.to_string()));
+            assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        }
+        server.signal("TERM");
+        assert!(server.wait().0.success());
+    }
+    for (number, (_, endpoint, path, _, sequences)) in requests.into_iter().enumerate() {
+        let spans = collector.spans_of(&format!("{:032x}", number + 1));
+        let request = one(&spans, "request");
+        assert_eq!((request.parent.as_str(), request.attributes["status"].as_str()), (PARENT, "200"), "{path}");
+        for (name, value) in [("endpoint", endpoint), ("model", "demo"), ("surface", "http"), ("stream", "false")] {
+            assert_eq!(request.attributes[name], value, "{path}: {request:?}");
+        }
+        assert!(request.attributes["prompt_tokens"].parse::<u32>().unwrap() > 0, "{path}: {request:?}");
+        assert_eq!(one(&spans, "tokenize").parent, request.id, "{path}");
+        let found = named(&spans, "sequence");
+        assert!(found.len() == sequences && found.iter().all(|span| span.parent == request.id), "{path}: {spans:#?}");
+        assert_eq!(named(&spans, "prefill").len(), sequences, "{path}");
+    }
 }
 
 #[test]

@@ -15,9 +15,13 @@ import pytest
 
 from conftest import REPOSITORY, Server
 from fleet import Fleet, until
-from test_cuda import FIXTURES, ask, driver, rein, selftest  # noqa: F401
+from test_cuda import FIXTURES, ask, driver, rein, selftest, server  # noqa: F401
+from test_embeddings import apart
 
 NCCL = REPOSITORY / "target/cuda/nccl"
+EMBEDDER = FIXTURES / "qwen3_embedding"
+# Not the longest text, which takes minutes on the emulation.
+EMBEDDED = json.loads((EMBEDDER / "embeddings.json").read_text())[:-1]
 PROMPTS = [[5 + i, 6, 7 + 3 * i, 8] for i in range(5)]
 
 
@@ -156,7 +160,7 @@ def fleets(model, nccl, tmp_path):
     """Starts fleets, and stops them."""
     started = []
 
-    def start(**options):
+    def start(model=model, **options):
         directory = tmp_path / str(len(started))
         directory.mkdir()
         started.append(GpuFleet(directory, model, nccl, **options))
@@ -405,3 +409,49 @@ def test_a_missing_nccl_is_named_with_what_to_do(fleets, driver):  # noqa: F811
 def test_two_workers_on_one_gpu_are_refused(fleets):
     fleet = fleets(workers=2, more={"REIN_FAKE_CUDA_MACHINE": "7"})
     never_whole(fleet, r"ranks 0 and 1 are on the same GPU \([0-9a-f]{32}\): give each rank a GPU of its own")
+
+
+def check_embeddings(http, sent=EMBEDDED):
+    """Those of transformers in bf16, up to rounding."""
+    status, body = ask(http, "embeddings", model="qwen3_embedding", input=[row["text"] for row in sent])
+    assert status == 200, body
+    for row, item in zip(sent, body["data"], strict=True):
+        number, angle = apart(item["embedding"], row["bf16"])
+        assert number < 1.5e-2 and angle < 5e-4, (row["text"], number, angle)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_of_one_process_compute_embeddings(server, ranks):  # noqa: F811
+    # Texts of several chunks, too.
+    served = server("--task", "embed", "--tp", ranks, "--token-budget", "32", model=EMBEDDER, devices=ranks)
+    check_embeddings(served)
+    served.stop()
+
+
+def test_embeddings_go_on_when_a_rank_is_lost(fleets):
+    """Two workers whose ranks NCCL links, and a spare."""
+    fleet = fleets(model=EMBEDDER, workers=3, spares=1, worker_args=["--task", "embed"])
+    fleet.whole(1)
+    check_embeddings(fleet.http())
+    assert len({pid for pid, *_ in fleet.calls("ncclCommInitRankConfig")}) == 2
+    ended, failures, rounds = threading.Event(), [], []
+
+    def run():
+        while not ended.is_set():
+            try:
+                check_embeddings(fleet.http())
+                rounds.append(time.monotonic())
+            except Exception as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    [thread.start() for thread in threads]
+    until("requests run", lambda: len(rounds) > 3 or failures)
+    fleet.kill(fleet.member(1))
+    killed = len(rounds)
+    until("requests run", lambda: len(rounds) > killed + 6 or failures, timeout=90)
+    ended.set()
+    [thread.join() for thread in threads]
+    assert not failures, failures[0]
+    fleet.whole(1)
+    assert fleet.calls("ncclCommAbort")

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import threading
+import urllib.request
 
 import pytest
 
@@ -167,3 +168,66 @@ def test_tls_and_api_keys(tmp_path):
         assert "cannot list the models" in rein("bench", "--dialect", "grpc", "--base-url", plain, "--api-key", key, code=1)
     finally:
         server.stop()
+
+
+QUESTION, PLACE = "What is the weather in Paris?", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def doors(system, turns, choice):
+    """The bodies of the same conversation: `turns` are pairs of a call and its result."""
+    chat, items, messages = ([{"role": "user", "content": QUESTION}] for _ in range(3))
+    for i, (arguments, result) in enumerate(turns):
+        id, text = f"functions.get_weather:{i}", json.dumps(arguments)
+        function = {"name": "get_weather", "arguments": text}
+        chat += [{"role": "assistant", "content": "I look.", "tool_calls": [{"id": id, "type": "function", "function": function}]},
+                 {"role": "tool", "tool_call_id": id, "content": result}]
+        items += [{"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": "I look."}]},
+                  {"type": "function_call", "call_id": id, **function}, {"type": "function_call_output", "call_id": id, "output": result}]
+        use = {"type": "tool_use", "id": id, "name": "get_weather", "input": arguments}
+        messages += [{"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]},
+                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": result}]}]
+    about = {"name": "get_weather", "description": "Get the weather"}
+    return {
+        "chat/completions": {
+            "messages": [{"role": "system", "content": system}, *chat], "max_tokens": 60, "return_token_ids": True, "tool_choice": choice,
+            "tools": [{"type": "function", "function": {**about, "parameters": PLACE}}]},
+        "responses": {
+            "input": items, "instructions": system, "max_output_tokens": 60, "return_token_ids": True, "tool_choice": choice,
+            "tools": [{"type": "function", **about, "parameters": PLACE}]},
+        "messages": {
+            "messages": messages, "system": system, "max_tokens": 60, "tool_choice": {"type": {"required": "any"}.get(choice, choice)},
+            "tools": [{**about, "input_schema": PLACE}]},
+    }
+
+
+def answered(path, body):
+    """Tokens of the prompt, the answer's text and calls, and its tokens, which messages do not have."""
+    if path == "messages":
+        texts = "".join(block["text"] for block in body["content"] if block["type"] == "text")
+        calls = [(block["name"], block["input"]) for block in body["content"] if block["type"] == "tool_use"]
+        usage = body["usage"]
+        return usage["input_tokens"] + usage["cache_read_input_tokens"], texts, calls, usage["output_tokens"], None
+    if path == "responses":
+        texts = "".join(part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"])
+        calls = [(item["name"], json.loads(item["arguments"])) for item in body["output"] if item["type"] == "function_call" and item["status"] == "completed"]
+        return body["usage"]["input_tokens"], texts, calls, body["usage"]["output_tokens"], body["token_ids"]
+    [choice] = body["choices"]
+    calls = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in choice["message"].get("tool_calls") or []]
+    return body["usage"]["prompt_tokens"], choice["message"]["content"] or "", calls, body["usage"]["completion_tokens"], choice["token_ids"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_the_same_conversation_and_seed_give_the_same_tokens_through_three_doors(demo, choice):
+    called = 0
+    for seed in range(6):
+        turns = [({"city": f"Paris {i}"}, f"{i} degrees, \u00e9 \"fine\"") for i in range(seed % 3)]
+        seen = {}
+        for path, body in doors("Be brief.", turns, choice).items():
+            request = urllib.request.Request(f"{demo.http}/v1/{path}", json.dumps({"model": "demo", "temperature": 1, "seed": seed, **body}).encode(),
+                                             {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                seen[path] = answered(path, json.load(answer))
+        chat, responses, messages = seen.values()
+        assert responses == chat and messages == (*chat[:-1], None), seen
+        called += len(chat[2])
+    assert (called > 0) == (choice != "none")

@@ -9,6 +9,7 @@ import urllib.request
 
 import test_grpc
 from fleet import DEMO, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
+from script_proxy import tokens
 
 
 @contextlib.contextmanager
@@ -172,3 +173,36 @@ def test_a_draining_router_is_visible(tmp_path):
         assert router["in_flight"] == 1
         assert all(answer.ok for answer in load.join())
         fleet.wait("it has left", lambda status: not status["routers"])
+
+
+def test_a_router_opens_what_another_sealed_and_keeps_no_responses_unless_told_to(tmp_path):
+    fleet = Fleet(tmp_path, workers=1, group_size=1, routers=2, worker_args=["--engine", "sim"])
+    try:
+        fleet.whole(1)
+
+        def respond(router, method="POST", path="/v1/responses", **body):
+            with contextlib.closing(http.client.HTTPConnection(fleet.host(router), fleet.ports[router][0], timeout=60)) as connection:
+                sent = json.dumps({"model": "demo", **body}) if body else None
+                connection.request(method, path, sent, {"content-type": "application/json"})
+                response = connection.getresponse()
+                return response.status, json.load(response)
+
+        def count(router, items):
+            status, body = respond(router, path="/v1/responses/input_tokens", input=items)
+            assert status == 200, body
+            return body["input_tokens"]
+
+        asked = {"role": "user", "content": "hi"}
+        status, first = respond("r0", input=[asked], store=True, include=["reasoning.encrypted_content"], script=tokens("<think>I must look.</think>Yes."))
+        assert (status, first["store"]) == (200, False)
+        status, error = respond("r0", "GET", f"/v1/responses/{first['id']}")
+        assert status == 404 and "--responses-store" in error["error"]["message"]
+        reasoning, message = first["output"]
+        sealed, plain = {**reasoning, "content": []}, {**reasoning, "encrypted_content": None}
+        assert sealed["encrypted_content"] and "look" not in sealed["encrypted_content"]
+        for router in ["r0", "r1"]:
+            assert count(router, [asked, sealed, message, asked]) == count(router, [asked, plain, message, asked])
+            status, body = respond(router, input=[asked, sealed, message, asked], script=tokens("No."))
+            assert status == 200, body
+    finally:
+        fleet.close()

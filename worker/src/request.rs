@@ -3,11 +3,26 @@
 use std::time::Duration;
 
 use rein_proto::internal::{EventsRequest, Limits, Sampling, Start};
+use rein_proto::packed_ids;
 
 use crate::error::InvalidStart;
 use crate::executor::ExecutorShape;
 use crate::limits;
 use crate::scheduler::context_limit;
+
+/// Moves a packed prompt to `prompt`.
+pub fn unpack_prompt(start: &mut Start) -> Result<(), InvalidStart> {
+    let packed = std::mem::take(&mut start.packed_prompt);
+    if packed.is_empty() {
+        return Ok(());
+    }
+    require("packed_prompt", start.prompt.is_empty(), || "may only be set without prompt".into())?;
+    let length = packed.len();
+    let wrong = || format!("must have four bytes for each token id, got {length} bytes");
+    start.prompt =
+        packed_ids::unpack(&packed).ok_or_else(|| InvalidStart { field: "packed_prompt", problem: wrong() })?;
+    Ok(())
+}
 
 /// Checks that every field is in range for an engine of this shape, which generates or only `embeds`.
 pub fn check(start: &Start, shape: &ExecutorShape, embeds: bool) -> Result<(), InvalidStart> {

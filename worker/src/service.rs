@@ -125,6 +125,7 @@ impl EngineService {
             protocol: protocol::NUMBER,
             version: protocol::VERSION.into(),
             embedding_size: if options.embeds { shape.hidden_size as u32 } else { 0 },
+            takes_packed_prompt: true,
         }
     }
 
@@ -246,9 +247,10 @@ impl engine_server::Engine for EngineService {
         let mut inbound = request.into_inner();
         let opening = async {
             let first = inbound.message().await?;
-            let Some(to_engine::Kind::Start(start)) = first.and_then(|message| message.kind) else {
+            let Some(to_engine::Kind::Start(mut start)) = first.and_then(|message| message.kind) else {
                 return Err(Status::invalid_argument("the first message must be a start"));
             };
+            request::unpack_prompt(&mut start).map_err(|error| Status::invalid_argument(error.to_string()))?;
             sequence_trace::describe(&span, &start);
             understood(start.protocol, &start.version)?;
             if self.shared.draining.load(Ordering::SeqCst) {

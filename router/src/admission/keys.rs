@@ -221,6 +221,11 @@ impl ApiCaller {
         asked.map_or(self.0.priority, |asked| asked.max(self.0.priority))
     }
 
+    /// The most in-flight slots that this key may hold at once.
+    pub fn max_in_flight(&self) -> u32 {
+        self.0.max_in_flight
+    }
+
     /// One permit for all long grammar compilations of this key.
     pub fn long_grammars(&self) -> &FairSemaphore {
         &self.0.usage.long_grammars.0

@@ -50,6 +50,11 @@ impl IncomingRequest {
         })
     }
 
+    /// The owner of its API key, if the server has keys.
+    pub fn caller(&self) -> Option<&ApiCaller> {
+        self.caller.as_ref()
+    }
+
     /// Whose request it is, and when it must be finished.
     pub fn requester(&self) -> Requester {
         keys::requester(self.caller.as_ref(), self.deadline)

@@ -13,3 +13,6 @@ pub mod openapi;
 pub mod responses;
 mod status;
 mod unread;
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,7 @@ use hedge::{Hedge, HedgeEvent};
 use progress::SequenceProgress;
 use rein_proto::{
     internal::{Admitted, Finish, FinishReason, FromEngine, Start, ToEngine, TokenLogprob, from_engine, to_engine},
-    trace_context,
+    packed_ids, trace_context,
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -190,8 +190,11 @@ fn is_connect_error(status: &Status) -> bool {
 
 impl Link {
     /// Returns when the engine has accepted the sequence into its queue, or refused it.
-    async fn open(mut lease: EngineLease, start: Start, deadline: Instant, span: &Span) -> Result<Self, Failure> {
+    async fn open(mut lease: EngineLease, mut start: Start, deadline: Instant, span: &Span) -> Result<Self, Failure> {
         let (to, queue) = mpsc::channel(limits::STEER_QUEUE);
+        if lease.engine().takes_packed_prompt() {
+            start.packed_prompt = packed_ids::pack(&std::mem::take(&mut start.prompt));
+        }
         // The queue is empty, so this does not fail.
         to.try_send(ToEngine { kind: Some(to_engine::Kind::Start(start)) })
             .map_err(|error| Failure::Final(Error::internal("the request could not be sent to the engine", error)))?;

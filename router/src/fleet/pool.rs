@@ -117,6 +117,11 @@ impl EngineHandle {
         self.info.get().map(|info| info.max_sequences)
     }
 
+    /// Whether it has reported that it takes the ids of a prompt as bytes.
+    pub fn takes_packed_prompt(&self) -> bool {
+        self.info.get().is_some_and(|info| info.takes_packed_prompt)
+    }
+
     fn breaker(&self) -> MutexGuard<'_, CircuitBreaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }

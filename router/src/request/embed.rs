@@ -71,6 +71,13 @@ impl Drop for Running<'_> {
     }
 }
 
+/// The in-flight slots of a request: the inputs that are computed at once. A key with a small `max_in_flight` computes
+/// fewer at once.
+pub fn slots(job: &EmbedJob, caller: Option<&ApiCaller>) -> usize {
+    let most = caller.map_or(limits::EMBEDDINGS_AT_ONCE, |caller| caller.max_in_flight() as usize);
+    job.inputs.len().min(limits::EMBEDDINGS_AT_ONCE).min(most)
+}
+
 /// `charge`: for the vectors.
 pub async fn run(
     context: &mut RequestContext,
@@ -90,6 +97,7 @@ pub async fn run(
         );
         return Err(Error::invalid("input", message));
     }
+    let at_once = slots(&job, context.caller.as_ref());
     charge.resize(numbers * NUMBER_BYTES, context.deadline).await?;
     let (bytes, deadline, salt) = (job.text_bytes(), context.deadline, job.cache_salt.clone().unwrap_or_default());
     let tokenize = move |model: &ServedModel| tokenized(model, job, bounds, deadline);
@@ -115,7 +123,7 @@ pub async fn run(
         Sequence { context, model: &model, client: reading.clone(), start }.embed()
     };
     let sequences: Vec<BoxFuture<'_, _>> = prompts.into_iter().enumerate().map(sequence).collect();
-    let embedded = stream::iter(sequences).buffered(limits::EMBEDDINGS_AT_ONCE);
+    let embedded = stream::iter(sequences).buffered(at_once);
     let admitted: Result<Vec<internal::Admitted>, Error> = embedded.try_collect().await;
     running.ended = true;
     let admitted = admitted.inspect_err(|error| {

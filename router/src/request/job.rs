@@ -328,11 +328,6 @@ impl EmbedJob {
         self.inputs.iter().map(Prompt::bytes).sum()
     }
 
-    /// In-flight slots: the inputs that are computed at once.
-    pub fn slots(&self) -> usize {
-        self.inputs.len().min(limits::EMBEDDINGS_AT_ONCE)
-    }
-
     pub fn check(&self) -> Result<(), Error> {
         if self.inputs.is_empty() {
             return Err(Error::invalid("input", "'input' must have at least one text or list of token ids, got none"));

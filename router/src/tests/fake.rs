@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures::{Stream, StreamExt, stream};
-use rein_proto::internal::*;
+use rein_proto::{internal::*, packed_ids};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -39,6 +39,8 @@ pub(crate) struct State {
     steers: watch::Sender<Vec<Steer>>,
     open: watch::Sender<usize>,
     lost: AtomicBool,
+    /// From now on, in place of the engine's own.
+    batches: Mutex<Option<Vec<usize>>>,
 }
 
 #[derive(Clone, Default)]
@@ -49,6 +51,8 @@ pub struct Fake {
     pub refuse: Option<tonic::Code>,
     /// Above 0: it computes embeddings. Their first number is the number of tokens, the others count from 1.
     pub embedding_size: u32,
+    /// It is of a release that takes no packed prompts.
+    pub older: bool,
     pub(crate) state: Arc<State>,
 }
 
@@ -64,6 +68,11 @@ impl Fake {
     /// From now on, Stats fails.
     pub fn lose(&self) {
         self.state.lost.store(true, Ordering::Release);
+    }
+
+    /// From now on, sends this many tokens per message, in turn.
+    pub fn set_batches(&self, batches: Vec<usize>) {
+        *self.state.batches.lock().unwrap() = Some(batches);
     }
 
     /// Waits for this many steers and returns them.
@@ -103,7 +112,8 @@ impl Fake {
         let cut = end.min(limits.max_tokens as usize);
         let by_stop = cut == end && cut > 0 && limits.stop_token_ids.contains(&full[cut - 1]);
         let ids = if self.ending == Ending::Finish { &full[..cut] } else { &start.script[..] };
-        let mut sizes = self.batches.iter().copied().chain([1]).cycle();
+        let batches = self.state.batches.lock().unwrap().clone().unwrap_or_else(|| self.batches.clone());
+        let mut sizes = batches.into_iter().chain([1]).cycle();
         let mut position = 0;
         while position < ids.len() {
             let next = ids.len().min(position + sizes.next().unwrap());
@@ -154,9 +164,13 @@ impl engine_server::Engine for Fake {
             return Err(Status::new(code, "refused by the engine"));
         }
         let mut requests = request.into_inner();
-        let Some(ToEngine { kind: Some(to_engine::Kind::Start(start)) }) = requests.message().await? else {
+        let Some(ToEngine { kind: Some(to_engine::Kind::Start(mut start)) }) = requests.message().await? else {
             return Err(Status::invalid_argument("the first message must be Start"));
         };
+        if !start.packed_prompt.is_empty() {
+            assert!(start.prompt.is_empty() && !self.older);
+            start.prompt = packed_ids::unpack(&start.packed_prompt).unwrap();
+        }
         self.state.open.send_modify(|open| *open += 1);
         let open = Open(self.state.clone());
         self.state.starts.lock().unwrap().push(start.clone());
@@ -192,6 +206,7 @@ impl engine_server::Engine for Fake {
             tensor_parallel: 1,
             max_queue: 8,
             embedding_size: self.embedding_size,
+            takes_packed_prompt: !self.older,
             ..EngineInfo::default()
         }))
     }

@@ -10,10 +10,10 @@ use tonic::Code;
 use super::{fake::Ending, *};
 use crate::admission::keys::{ApiKeys, key_hash};
 
-const KEY: &str = "sk-rein-a-right-one";
-const OTHER: &str = "sk-rein-another";
+pub const KEY: &str = "sk-rein-a-right-one";
+pub const OTHER: &str = "sk-rein-another";
 
-struct KeyFile(PathBuf);
+pub struct KeyFile(PathBuf);
 
 impl KeyFile {
     fn new(text: &str) -> Self {
@@ -36,14 +36,14 @@ fn key_entry(name: &str, key: &str, limits: &str) -> String {
 }
 
 /// A router that requires keys. `limits` are those of `KEY`.
-fn guarded(limits: &str, config: RouterConfig, fake: Fake) -> (KeyFile, ApiKeys, TestRouter) {
+pub fn guarded(limits: &str, config: RouterConfig, fake: Fake) -> (KeyFile, ApiKeys, TestRouter) {
     let file = KeyFile::new(&(key_entry("team-a", KEY, limits) + &key_entry("team-b", OTHER, "")));
     let keys = ApiKeys::open("--api-keys", file.0.clone()).unwrap();
     let router = TestRouter::with(RouterConfig { keys: Some(keys.clone()), ..config }, fake);
     (file, keys, router)
 }
 
-fn keyed(method: &str, path: &str, key: &str, body: Value) -> Request<Body> {
+pub fn keyed(method: &str, path: &str, key: &str, body: Value) -> Request<Body> {
     let request = Request::builder().method(method).uri(path).header("authorization", format!("Bearer {key}"));
     request.body(if body.is_null() { Body::empty() } else { body.to_string().into() }).unwrap()
 }
@@ -187,8 +187,8 @@ async fn a_removed_key_is_refused_without_a_restart() {
     ask(&router, OTHER, json!({})).await.ok();
 }
 
-/// Polls a request until it waits in the queue.
-async fn waiting(router: &TestRouter, requests: usize) {
+/// Polls until this many requests wait in the queue.
+pub async fn waiting(router: &TestRouter, requests: usize) {
     loop {
         let metrics = router.get("/metrics").await.text;
         if metrics.lines().any(|line| line == format!("rein_requests_waiting {requests}")) {

@@ -265,3 +265,18 @@ fn a_router_without_models_or_slots_is_rejected() {
     let config = RouterConfig { max_in_flight: 0, ..RouterConfig::default() };
     assert!(matches!(Router::open(config), Err(crate::BuildError::NoRequests)));
 }
+
+#[tokio::test]
+async fn engines_get_the_ids_of_a_prompt_as_bytes_if_they_take_them() {
+    let prompts = [false, true].map(async |older| {
+        let router = TestRouter::with(RouterConfig::default(), Fake { older, ..Fake::default() });
+        router.chat(&bytes("ab"), json!({})).await.ok();
+        let start = router.fake.starts().remove(0);
+        assert_eq!(start.packed_prompt.is_empty(), older);
+        start.prompt
+    });
+    let [newer, older] = prompts;
+    let newer = newer.await;
+    assert_eq!(newer, older.await);
+    assert!(!newer.is_empty());
+}

@@ -321,6 +321,8 @@ async fn a_silent_stream_sends_pings() {
     };
     assert_eq!(next().await, ": admitted\n\n");
     for _ in 0..2 {
+        let began = tokio::time::Instant::now();
         assert_eq!(next().await, "event: ping\ndata: {\"type\":\"ping\"}\n\n");
+        assert_eq!(began.elapsed().as_secs(), 10);
     }
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-fn script(rng: &mut StdRng) -> Vec<u32> {
+pub fn script(rng: &mut StdRng) -> Vec<u32> {
     let mut script = Vec::new();
     for _ in 0..rng.random_range(1..8) {
         match rng.random_range(0..10) {

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::ResponsesStoreMode;
 
-fn keeping() -> RouterConfig {
+pub fn keeping() -> RouterConfig {
     RouterConfig { responses_store: ResponsesStoreMode::Memory, ..RouterConfig::default() }
 }
 
@@ -15,14 +15,14 @@ fn router(fake: Fake) -> TestRouter {
     TestRouter::with(keeping(), fake)
 }
 
-fn ask(script: &[u32], more: &Value) -> Value {
+pub fn response_request(script: &[u32], more: &Value) -> Value {
     let mut body = json!({"model": "bytes", "input": "hi", "script": script});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
 
 /// The events of a streamed response, with their numbers checked.
-async fn events(router: &TestRouter, mut body: Value) -> Vec<Value> {
+pub async fn response_events(router: &TestRouter, mut body: Value) -> Vec<Value> {
     body["stream"] = true.into();
     let answer = router.post("/v1/responses", body).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
@@ -43,7 +43,7 @@ async fn events(router: &TestRouter, mut body: Value) -> Vec<Value> {
 }
 
 /// The sum of the deltas of each item, by id.
-fn sums(events: &[Value]) -> HashMap<String, String> {
+pub fn delta_sums(events: &[Value]) -> HashMap<String, String> {
     let mut sums: HashMap<String, String> = HashMap::new();
     for event in events.iter().filter(|event| event["type"].as_str().unwrap().ends_with(".delta")) {
         sums.entry(event["item_id"].as_str().unwrap().into()).or_default().push_str(event["delta"].as_str().unwrap());
@@ -52,13 +52,13 @@ fn sums(events: &[Value]) -> HashMap<String, String> {
 }
 
 /// What an item says, which its deltas must add up to.
-fn said(item: &Value) -> &str {
+pub fn said(item: &Value) -> &str {
     let fields = ["/content/0/text", "/arguments", "/input"];
     fields.iter().find_map(|field| item.pointer(field)?.as_str()).unwrap_or_default()
 }
 
 /// Output items without their response.
-fn shapes(response: &Value) -> Vec<Value> {
+pub fn item_shapes(response: &Value) -> Vec<Value> {
     let items = response["output"].as_array().unwrap().iter().cloned();
     items
         .map(|mut item| {
@@ -68,7 +68,7 @@ fn shapes(response: &Value) -> Vec<Value> {
         .collect()
 }
 
-fn functions() -> Value {
+pub fn response_tools() -> Value {
     json!([
         {"type": "function", "name": "f", "parameters": {"type": "object"}},
         {"type": "custom", "name": "g"},
@@ -102,7 +102,7 @@ async fn streams_answers_kept_responses_and_chats_agree() {
         let batches = (0..rng.random_range(0..3)).map(|_| rng.random_range(1..6)).collect();
         let router = router(Fake { batches, ..Fake::default() });
         let script = script(&mut rng);
-        let mut more = json!({"tools": functions(), "return_token_ids": true});
+        let mut more = json!({"tools": response_tools(), "return_token_ids": true});
         if rng.random_bool(0.5) {
             more["include"] = json!(["message.output_text.logprobs"]);
         }
@@ -110,12 +110,12 @@ async fn streams_answers_kept_responses_and_chats_agree() {
             more["max_output_tokens"] = rng.random_range(1..50).into();
         }
         let at = format!("round {round}: {script:?} {more}");
-        let whole = router.post("/v1/responses", ask(&script, &more)).await.ok();
-        let events = events(&router, ask(&script, &more)).await;
+        let whole = router.post("/v1/responses", response_request(&script, &more)).await.ok();
+        let events = response_events(&router, response_request(&script, &more)).await;
         let last = events.last().unwrap();
         let streamed = &last["response"];
         assert_eq!(last["type"], format!("response.{}", streamed["status"].as_str().unwrap()), "{at}");
-        assert_eq!(shapes(streamed), shapes(&whole), "{at}");
+        assert_eq!(item_shapes(streamed), item_shapes(&whole), "{at}");
         for field in ["status", "usage", "incomplete_details", "malformed", "incomplete_tool_calls", "token_ids"] {
             assert_eq!(streamed.get(field), whole.get(field), "{at}");
         }
@@ -124,7 +124,7 @@ async fn streams_answers_kept_responses_and_chats_agree() {
             assert_eq!(router.get(&format!("/v1/responses/{id}")).await.ok(), *response, "{at}");
         }
         // The sum of the events is the final object.
-        let (sums, items) = (sums(&events), streamed["output"].as_array().unwrap());
+        let (sums, items) = (delta_sums(&events), streamed["output"].as_array().unwrap());
         let finished: Vec<&Value> = events
             .iter()
             .filter(|event| event["type"] == "response.output_item.done")
@@ -171,16 +171,16 @@ async fn every_limit_gives_a_prefix_of_the_whole_answer() {
         &[END_SECTION],
     ]
     .concat();
-    let whole = router.post("/v1/responses", ask(&script, &json!({"tools": functions()}))).await.ok();
+    let whole = router.post("/v1/responses", response_request(&script, &json!({"tools": response_tools()}))).await.ok();
     assert_eq!(whole["status"], "completed");
-    let full = shapes(&whole);
+    let full = item_shapes(&whole);
     assert_eq!(full.iter().map(said).collect::<Vec<_>>(), ["hm", "text 🙂", "{\"a\": 1}", "x\ny"]);
     for limit in 1..=script.len() {
-        let more = json!({"tools": functions(), "max_output_tokens": limit});
-        let events = events(&router, ask(&script, &more)).await;
+        let more = json!({"tools": response_tools(), "max_output_tokens": limit});
+        let events = response_events(&router, response_request(&script, &more)).await;
         let last = &events.last().unwrap()["response"];
         assert_eq!(last["status"], "incomplete", "{limit}");
-        for (item, full) in shapes(last).iter().zip(&full) {
+        for (item, full) in item_shapes(last).iter().zip(&full) {
             assert_eq!((&item["type"], &item["call_id"]), (&full["type"], &full["call_id"]));
             // The limit can cut a character in two.
             assert!(said(full).starts_with(said(item).trim_end_matches('\u{fffd}')), "{limit}: {item}");
@@ -206,13 +206,13 @@ async fn the_prompt_is_that_of_a_chat() {
         {"role": "tool", "tool_call_id": "functions.f:0", "content": "done"},
         {"role": "user", "content": "and"},
     ]);
-    let more = json!({"input": items, "instructions": "Be brief.", "tools": [functions()[0]]});
-    let answer = router.post("/v1/responses", ask(&bytes("a"), &more)).await.ok();
+    let more = json!({"input": items, "instructions": "Be brief.", "tools": [response_tools()[0]]});
+    let answer = router.post("/v1/responses", response_request(&bytes("a"), &more)).await.ok();
     let function = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
     router.chat(&bytes("a"), json!({"messages": messages, "tools": function})).await.ok();
     let starts = router.fake.starts();
     assert_eq!(starts[0].prompt, starts[1].prompt);
-    let count = router.post("/v1/responses/input_tokens", ask(&[], &more)).await.ok();
+    let count = router.post("/v1/responses/input_tokens", response_request(&[], &more)).await.ok();
     assert_eq!(count, json!({"object": "response.input_tokens", "input_tokens": starts[0].prompt.len()}));
     assert_eq!(answer["usage"]["input_tokens"], starts[0].prompt.len());
 }
@@ -220,13 +220,13 @@ async fn the_prompt_is_that_of_a_chat() {
 #[tokio::test]
 async fn an_engine_that_fails_fails_the_response() {
     let router = router(Fake::ending(fake::Ending::Error));
-    let events = events(&router, ask(&bytes("ab"), &json!({}))).await;
+    let events = response_events(&router, response_request(&bytes("ab"), &json!({}))).await;
     let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(kinds[kinds.len() - 2..], ["error", "response.failed"]);
     let failed = &events.last().unwrap()["response"];
     assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!("server_error")));
     assert_eq!(failed["output"][0]["status"], "incomplete");
-    let answer = router.post("/v1/responses", ask(&bytes("ab"), &json!({}))).await;
+    let answer = router.post("/v1/responses", response_request(&bytes("ab"), &json!({}))).await;
     assert_eq!(
         (answer.status, &answer.json()["error"]["code"]),
         (StatusCode::INTERNAL_SERVER_ERROR, &json!("internal_error"))
@@ -236,31 +236,35 @@ async fn an_engine_that_fails_fails_the_response() {
 #[tokio::test]
 async fn what_is_not_kept_cannot_be_fetched() {
     let off = TestRouter::new();
-    let answer = off.post("/v1/responses", ask(&bytes("a"), &json!({"store": true}))).await.ok();
+    let answer = off.post("/v1/responses", response_request(&bytes("a"), &json!({"store": true}))).await.ok();
     assert_eq!(answer["store"], false);
     let path = format!("/v1/responses/{}", answer["id"].as_str().unwrap());
     for (status, answer) in [
         (404, off.get(&path).await),
         (404, off.get(&format!("{path}/input_items")).await),
         (404, off.post(&format!("{path}/cancel"), json!({})).await),
-        (400, off.post("/v1/responses", ask(&[], &json!({"previous_response_id": "resp_x"}))).await),
+        (400, off.post("/v1/responses", response_request(&[], &json!({"previous_response_id": "resp_x"}))).await),
         (
             400,
-            off.post("/v1/responses", ask(&[], &json!({"input": [{"type": "item_reference", "id": "msg_x"}]}))).await,
+            off.post(
+                "/v1/responses",
+                response_request(&[], &json!({"input": [{"type": "item_reference", "id": "msg_x"}]})),
+            )
+            .await,
         ),
     ] {
         assert_eq!(answer.status.as_u16(), status, "{}", answer.text);
         assert!(answer.text.contains("--responses-store"), "{}", answer.text);
     }
     let on = router(Fake::default());
-    let unkept = on.post("/v1/responses", ask(&bytes("a"), &json!({"store": false}))).await.ok();
+    let unkept = on.post("/v1/responses", response_request(&bytes("a"), &json!({"store": false}))).await.ok();
     assert_eq!(unkept["store"], false);
     let path = format!("/v1/responses/{}", unkept["id"].as_str().unwrap());
     let delete = Request::builder().method(Method::DELETE).uri(&path).body(Body::empty()).unwrap();
     assert_eq!(on.send(delete).await.status(), StatusCode::NOT_FOUND);
     assert_eq!(on.get(&path).await.status, StatusCode::NOT_FOUND);
     let unknown = json!({"previous_response_id": unkept["id"]});
-    let answer = on.post("/v1/responses", ask(&[], &unknown)).await;
+    let answer = on.post("/v1/responses", response_request(&[], &unknown)).await;
     assert_eq!(
         (answer.status, &answer.json()["error"]["param"]),
         (StatusCode::NOT_FOUND, &json!("previous_response_id"))
@@ -316,7 +320,7 @@ async fn wrong_bodies_get_errors_that_name_their_fields() {
         "prompt",
     ];
     for _ in 0..600 {
-        let mut body = ask(&bytes("a"), &json!({}));
+        let mut body = response_request(&bytes("a"), &json!({}));
         for _ in 0..rng.random_range(1..4) {
             body[names[rng.random_range(0..names.len())]] = values[rng.random_range(0..values.len())].clone();
         }

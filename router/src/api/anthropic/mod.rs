@@ -19,6 +19,8 @@ pub(crate) use refused::IN_MESSAGES;
 pub use request::asked as asked_by_messages;
 pub use request::{MessagesRequest, NO_THREADS, count_tokens, messages};
 pub use thinking::ThinkingSeal;
+#[cfg(test)]
+pub use thinking::signed_thinking;
 pub use wire::counted;
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The conversion by itself: requests to jobs, events to frames and bodies, names in errors.
 
 mod answers;
-mod cost;
 mod requests;
 
 use rein_text::fields::ParsedBody;

@@ -77,3 +77,11 @@ impl UnsignedThinking {
         }
     }
 }
+
+/// The signature of a block that an answer would have, for tests.
+#[cfg(test)]
+pub fn signed_thinking(seal: &ThinkingSeal, model: &str, text: &str) -> String {
+    let mut thinking = UnsignedThinking::new(false);
+    thinking.push(text);
+    thinking.sign(seal, model)
+}

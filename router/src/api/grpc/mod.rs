@@ -247,7 +247,8 @@ impl Inference for Service {
             let (job, memory_charge) =
                 self.read(request, &incoming.requester(), |_, message| request::embed(message)).await?;
             let (model, session) = (job.model.as_deref(), job.session.as_deref());
-            let (context, model) = incoming.admit_sequences(&trace, model, job.priority, session, job.slots()).await?;
+            let slots = embed::slots(&job, incoming.caller());
+            let (context, model) = incoming.admit_sequences(&trace, model, job.priority, session, slots).await?;
             let mut context = RequestContext { memory_charge, ..context };
             trace.record_request(model.name(), false);
             let charge = self.state.memory.open_charge();

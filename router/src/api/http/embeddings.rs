@@ -26,7 +26,8 @@ pub async fn create(State(state): Shared, Extension(trace): Extension<Trace>, re
         let (ParsedBody { value: EmbeddingRequest { job, encoding }, ignored, .. }, charge) =
             read(&state, request, &mut incoming, openai::embedding).await?;
         let (model, session) = (job.model.as_deref(), job.session.as_deref());
-        let (context, model) = incoming.admit_sequences(&trace, model, job.priority, session, job.slots()).await?;
+        let slots = embed::slots(&job, incoming.caller());
+        let (context, model) = incoming.admit_sequences(&trace, model, job.priority, session, slots).await?;
         let mut context = RequestContext { memory_charge: Some(Arc::new(charge)), ..context };
         trace.record_request(model.name(), false);
         let embedded = embed::run(&mut context, model.clone(), job, state.memory.open_charge()).await?;

@@ -1,9 +1,11 @@
-//! Parses JSON within a memory budget: the body is validated without building values, values are built only for the
-//! fields that are read, and their bytes are charged to a budget.
+//! Parses JSON within a memory budget: the body is split into its fields, values are built only of the fields that are
+//! read, and their bytes are charged to a budget.
 
 use std::{borrow::Cow, cell::Cell, fmt};
 
+use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Map, Number, Value};
 
 use crate::{InvalidRequest, limits};
@@ -41,77 +43,107 @@ const OVER_LIMIT: &str = "the values take too much memory";
 const ITEM: usize = size_of::<Value>();
 const ENTRY: usize = ITEM + 96;
 
-/// The fields of an object: names, and the JSON text of each value.
-pub type RawFields<'a> = Vec<(Cow<'a, str>, &'a str)>;
-
-/// Validates that a text is a JSON object and returns its fields.
-pub fn fields(text: &str) -> Result<RawFields<'_>, InvalidRequest> {
-    let broken = |error: serde_json::Error| {
-        let message = format!("the body is not valid JSON: {error}");
-        InvalidRequest::new("invalid_json", message)
-    };
-    serde_json::from_str::<Checked>(text).map_err(broken)?;
-    let (start, kind) = match text.find(|c: char| !c.is_ascii_whitespace()).map(|at| (at, text.as_bytes()[at])) {
-        Some((at, b'{')) => (at + 1, None),
-        Some((_, b'[')) => (0, Some("an array")),
-        Some((_, b'"')) => (0, Some("a string")),
-        Some((_, b't' | b'f')) => (0, Some("a boolean")),
-        Some((_, b'n')) => (0, Some("null")),
-        _ => (0, Some("a number")),
-    };
-    if let Some(kind) = kind {
-        let message = format!("the body must be a JSON object, got {kind}");
-        return Err(InvalidRequest::new("invalid_type", message));
-    }
-    let mut found = Vec::new();
-    let mut rest = text[start..].trim_ascii_start();
-    while rest.starts_with('"') {
-        let (name, after) = rest.split_at(value_length(rest));
-        let after = after.trim_ascii_start().strip_prefix(':').unwrap_or(after).trim_ascii_start();
-        let (value, after) = after.split_at(value_length(after));
-        if found.len() == limits::BODY_FIELDS {
-            let message = format!("the body may have at most {} fields", limits::BODY_FIELDS);
-            return Err(InvalidRequest::new("too_many_fields", message));
-        }
-        found.push((text_of(name).map_err(broken)?, value));
-        rest = after.trim_ascii_start().strip_prefix(',').unwrap_or_default().trim_ascii_start();
-    }
-    Ok(found)
+/// A field of a body, whose value is not built yet.
+#[derive(Debug)]
+pub struct RawField<'a> {
+    pub name: Cow<'a, str>,
+    /// The JSON text of the value.
+    pub text: &'a str,
+    /// A value was built of the text, so it is known to be valid.
+    pub built: bool,
+    /// It has no effect, and is not reported as ignored.
+    pub neutral: bool,
 }
 
-/// Length of the first value of a valid JSON text.
-fn value_length(text: &str) -> usize {
-    let bytes = text.as_bytes();
-    let (mut at, mut depth) = (0, 0_usize);
-    while at < bytes.len() {
-        match bytes[at] {
-            b'"' => {
-                at += 1;
-                while at < bytes.len() && bytes[at] != b'"' {
-                    at += if bytes[at] == b'\\' { 2 } else { 1 };
-                }
+/// Splits a text that is a JSON object into its fields. Their texts are JSON as far as their extent goes; [`check`]
+/// checks the rest: escapes, numbers and depth.
+pub fn fields(text: &str) -> Result<Vec<RawField<'_>>, InvalidRequest> {
+    let kind = match text.trim_ascii_start().as_bytes().first() {
+        Some(b'{') => {
+            let split = serde_json::from_str(text);
+            if !matches!(split, Ok(SplitFields { more: false, .. })) {
+                check(text)?;
             }
-            b'[' | b'{' => depth += 1,
-            b']' | b'}' if depth > 0 => depth -= 1,
-            // The end of a number or a literal.
-            b',' | b']' | b'}' | b':' | b' ' | b'\t' | b'\r' | b'\n' if depth == 0 => return at,
-            _ => {
-                at += 1;
-                continue;
+            let SplitFields { found, more } = split.map_err(|error| broken(&error))?;
+            if more {
+                let message = format!("the body may have at most {} fields", limits::BODY_FIELDS);
+                return Err(InvalidRequest::new("too_many_fields", message));
             }
+            return Ok(found);
         }
-        at += 1;
-        if depth == 0 {
-            return at.min(bytes.len());
-        }
-    }
-    bytes.len()
+        Some(b'[') => "an array",
+        Some(b'"') => "a string",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'n') => "null",
+        _ => "a number",
+    };
+    check(text)?;
+    Err(InvalidRequest::new("invalid_type", format!("the body must be a JSON object, got {kind}")))
 }
 
-fn text_of(literal: &str) -> serde_json::Result<Cow<'_, str>> {
-    match literal.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
-        Some(text) if !text.contains('\\') => Ok(Cow::Borrowed(text)),
-        _ => serde_json::from_str::<String>(literal).map(Cow::Owned),
+/// Checks that a text is JSON.
+pub fn check(text: &str) -> Result<(), InvalidRequest> {
+    serde_json::from_str::<Checked>(text).map(drop).map_err(|error| broken(&error))
+}
+
+fn broken(error: &serde_json::Error) -> InvalidRequest {
+    InvalidRequest::new("invalid_json", format!("the body is not valid JSON: {error}"))
+}
+
+/// The fields of an object. `more`: it has more than a body may have.
+#[derive(Default)]
+struct SplitFields<'a> {
+    found: Vec<RawField<'a>>,
+    more: bool,
+}
+
+impl<'de> Deserialize<'de> for SplitFields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(SplitFields::default())
+    }
+}
+
+impl<'de> Visitor<'de> for SplitFields<'de> {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Self, A::Error> {
+        while let Some(FieldName(name)) = entries.next_key()? {
+            let text = entries.next_value::<&RawValue>()?.get();
+            match self.found.len() == limits::BODY_FIELDS {
+                true => self.more = true,
+                false => self.found.push(RawField { name, text, built: false, neutral: false }),
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// A name, borrowed from the text if it has no escapes.
+struct FieldName<'a>(Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for FieldName<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(FieldName(Cow::Borrowed("")))
+    }
+}
+
+impl<'de> Visitor<'de> for FieldName<'de> {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Self, E> {
+        Ok(FieldName(Cow::Borrowed(name)))
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Self, E> {
+        Ok(FieldName(Cow::Owned(name.to_owned())))
     }
 }
 
@@ -165,7 +197,7 @@ fn build_error(at: &str, budget: &ValueMemoryBudget, error: &serde_json::Error) 
 /// A JSON value that is validated and dropped.
 struct Checked;
 
-impl<'de> serde::Deserialize<'de> for Checked {
+impl<'de> Deserialize<'de> for Checked {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Checked)
     }

@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 use serde_json::{Map, Value};
 
 use crate::{InvalidRequest, limits, template::lossless};
-use json::{RawFields, ValueMemoryBudget};
+use json::{RawField, ValueMemoryBudget};
 
 pub use neutral::{NeutralValues, Refused, refused};
 pub use range::NumberRange;
@@ -20,8 +20,10 @@ pub struct Fields<'a> {
     /// Path of the object in the request: empty, or ending in a dot.
     path: String,
     map: Map<String, Value>,
+    /// The body. Empty: this is an object within it.
+    text: &'a str,
     /// The fields of the body, whose values are built when they are read.
-    raw: RawFields<'a>,
+    raw: Vec<RawField<'a>>,
     budget: ValueMemoryBudget,
     /// The first error of building a value.
     failed: Option<InvalidRequest>,
@@ -34,7 +36,7 @@ impl<'a> Fields<'a> {
     /// The fields of a body.
     pub fn of(text: &'a str) -> Result<Self, InvalidRequest> {
         let (raw, budget) = (json::fields(text)?, ValueMemoryBudget::of(text.len()));
-        Ok(Fields { raw, budget, ..Fields::within("", Map::new()) })
+        Ok(Fields { text, raw, budget, ..Fields::within("", Map::new()) })
     }
 
     /// An object at this path, which ends in a dot.
@@ -42,6 +44,7 @@ impl<'a> Fields<'a> {
         Fields {
             path: path.into(),
             map,
+            text: "",
             raw: Vec::new(),
             budget: ValueMemoryBudget::of(0),
             failed: None,
@@ -50,21 +53,32 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Runs `read`; fails if the value of a field that it reads cannot be built.
+    /// Runs `read`; fails if the value of a field that it reads cannot be built, or if the body is not valid JSON.
     pub fn read<T, E: From<InvalidRequest>>(
         mut self,
         read: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<ParsedBody<T>, E> {
         let value = read(&mut self);
-        match self.failed.take() {
+        let value = match self.failed.take() {
             Some(error) => Err(error.into()),
-            None => Ok(ParsedBody { value: value?, bytes: self.budget.used(), ignored: self.ignored() }),
+            None => value,
+        };
+        // Building a value checks its text. An error of JSON precedes all others.
+        let whole = !self.text.is_empty() && (value.is_err() || self.unbuilt().any(|text| json::check(text).is_err()));
+        if whole {
+            json::check(self.text)?;
         }
+        Ok(ParsedBody { value: value?, bytes: self.budget.used(), ignored: self.ignored() })
     }
 
-    /// The JSON text of a field of the body; the last one when the name occurs several times.
-    fn raw(&self, name: &str) -> Option<&'a str> {
-        self.raw.iter().rev().find(|(field, _)| field == name).map(|(_, text)| *text)
+    /// The texts of which no value was built.
+    fn unbuilt(&self) -> impl Iterator<Item = &'a str> {
+        self.raw.iter().filter(|field| !field.built).map(|field| field.text)
+    }
+
+    /// The place of a field of the body; the last one when the name occurs several times.
+    fn place(&self, name: &str) -> Option<usize> {
+        self.raw.iter().rposition(|field| field.name == name && !field.neutral)
     }
 
     /// Calls `build` with the JSON text of a field of the body; records the first error.
@@ -73,8 +87,16 @@ impl<'a> Fields<'a> {
         name: &str,
         build: impl FnOnce(&str, &str, &ValueMemoryBudget) -> Result<T, InvalidRequest>,
     ) -> Option<T> {
-        let text = self.raw(name)?;
+        let text = self.raw[self.place(name)?].text;
         build(name, text, &self.budget).map_err(|error| self.failed.get_or_insert(error)).ok()
+    }
+
+    /// The value of a field of the body.
+    fn built(&mut self, name: &str) -> Option<Value> {
+        let value = self.build(name, json::value)?;
+        let place = self.place(name)?;
+        self.raw[place].built = true;
+        Some(value)
     }
 
     /// The value that `take` returns, but with numbers as the client wrote them. `None` if there is no difference.
@@ -95,7 +117,7 @@ impl<'a> Fields<'a> {
         self.mark_read(name);
         let value = match self.map.get_mut(name) {
             Some(value) => Some(value.take()),
-            None => self.build(name, json::value),
+            None => self.built(name),
         };
         value.filter(|value| !value.is_null())
     }
@@ -179,7 +201,8 @@ impl<'a> Fields<'a> {
 
     /// A count; -1 means no limit, as in some APIs.
     pub fn limit(&mut self, name: &'static str) -> Result<Option<u32>, InvalidRequest> {
-        let given = self.map.get(name).and_then(integer).or_else(|| self.raw(name)?.parse().ok());
+        let raw = || self.raw[self.place(name)?].text.parse().ok();
+        let given = self.map.get(name).and_then(integer).or_else(raw);
         match given {
             Some(-1) => Ok(self.take(name).and(None)),
             _ => self.integer(name, 0..=u32::MAX),
@@ -236,13 +259,13 @@ impl<'a> Fields<'a> {
         for Refused { name, neutral, why } in table {
             let value = match self.map.get_mut(*name) {
                 Some(value) => Some(value.take()),
-                None => self.build(name, json::value),
+                None => self.built(name),
             };
             if value.is_some_and(|value| !neutral.allows(&value)) {
                 return Err(InvalidRequest::unsupported(self.at(name), why));
             }
             // A value without effect is not reported as ignored.
-            self.raw.retain(|(field, _)| field != name);
+            self.raw.iter_mut().filter(|field| field.name == *name).for_each(|field| field.neutral = true);
         }
         Ok(())
     }
@@ -260,7 +283,8 @@ impl<'a> Fields<'a> {
     /// Paths of the fields that were not read.
     fn ignored(self) -> Vec<String> {
         let own = self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
-        let raw = self.raw.iter().filter(|(_, text)| *text != "null").map(|(name, _)| &**name);
+        let effective = |field: &&RawField| !field.neutral && field.text != "null";
+        let raw = self.raw.iter().filter(effective).map(|field| &*field.name);
         own.chain(raw)
             .filter(|name| !self.read_names.contains(name))
             .map(|name| format!("{}{}", self.path, clipped(name)))

@@ -1,5 +1,7 @@
 //! An engine that computes embeddings.
 
+use rein_proto::packed_ids;
+
 use super::*;
 
 fn embedder(options: EngineOptions) -> EngineService {
@@ -59,4 +61,24 @@ async fn an_engine_has_one_task() {
         assert!(status.message().contains(want), "{status}");
     }
     assert_eq!(engine(EngineOptions::default()).engine_info().embedding_size, 0);
+}
+
+#[tokio::test]
+async fn a_packed_prompt_is_the_same_prompt() {
+    let service = embedder(EngineOptions { prefix_cache: false, ..EngineOptions::default() });
+    let ids = vec![1, 2, 99, 4, 5];
+    let plain = embedding(&service, ids.clone()).await;
+    let packed = |prompt, bytes: &[u8]| Start { packed_prompt: bytes.to_vec().into(), ..embed(prompt) };
+    let bytes = packed_ids::pack(&ids);
+    let mut router = open(&service, packed(Vec::new(), &bytes)).await.unwrap();
+    assert_eq!(router.admitted().await, plain);
+    for (start, want) in [
+        (packed(Vec::new(), &bytes[..18]), "packed_prompt must have four bytes for each token id, got 18 bytes"),
+        (packed(ids, &bytes), "packed_prompt may only be set without prompt"),
+        (packed(Vec::new(), &[255; 8]), "prompt"),
+    ] {
+        let status = open(&service, start).await.map(drop).unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().contains(want), "{status}");
+    }
 }

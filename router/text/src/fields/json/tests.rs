@@ -13,8 +13,9 @@ fn fields_equal_those_of_the_json_parser() {
     ] {
         let Value::Object(expected) = serde_json::from_str(text).unwrap() else { panic!("{text}") };
         let mut found = Map::new();
-        for (name, raw) in fields(text).unwrap() {
-            found.insert(name.into_owned(), value("x", raw, &ValueMemoryBudget::of(text.len())).unwrap());
+        for field in fields(text).unwrap() {
+            let value = value("x", field.text, &ValueMemoryBudget::of(text.len())).unwrap();
+            found.insert(field.name.into_owned(), value);
         }
         assert_eq!(found, expected, "{text}");
     }
@@ -54,4 +55,28 @@ fn ids_take_four_bytes_each_and_other_lists_are_values() {
 fn the_number_of_fields_is_bounded() {
     let text = format!("{{{}\"\":0}}", "\"\":0,".repeat(limits::BODY_FIELDS));
     assert_eq!(fields(&text).unwrap_err().code, Some("too_many_fields"));
+}
+
+#[test]
+fn invalid_json_is_found_in_every_field_whether_it_is_read_or_not() {
+    let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
+    for wrong in [r#""\ud800""#, r#""\x""#, "1e999", "01", "nul", "[1,]", "{\"a\"}", "\"a\nb\"", deep.as_str(), ""] {
+        for text in [
+            format!(r#"{{"other":{wrong},"number":7}}"#),
+            format!(r#"{{"number":7,"number":{wrong},"number":7}}"#),
+            format!(r#"{{"refused":{wrong},"refused":null,"number":7}}"#),
+            format!(r#"{{"other":{wrong},"number":"no integer"}}"#),
+        ] {
+            let expected = serde_json::from_str::<Value>(&text).unwrap_err();
+            let read = crate::fields::Fields::of(&text).and_then(|fields| {
+                fields.read(|fields| {
+                    fields.refuse(&[crate::fields::refused("refused", crate::fields::NeutralValues::None, "no")])?;
+                    fields.integer("number", 0..=9)
+                })
+            });
+            let error = read.map(|read| read.value).unwrap_err();
+            assert_eq!(error.code, Some("invalid_json"), "{text}: {error:?}");
+            assert_eq!(error.message, format!("the body is not valid JSON: {expected}"), "{text}");
+        }
+    }
 }
