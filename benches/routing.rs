@@ -113,7 +113,7 @@ fn choices() {
                     max_sequences: 64,
                 })
                 .collect();
-            black_box(routing.pick(&targets, &prompt, None, Duration::from_secs(1)));
+            black_box(routing.pick(&targets, || &prompt, None, Duration::from_secs(1)));
             picking += begun.elapsed();
         }
         println!("{name}: hashing {:.1?}, choice {:.1?}", hashing / CHOICES, picking / CHOICES);

@@ -325,7 +325,7 @@ impl<'a> Fleet<'a> {
         };
         let targets: Vec<EngineState<'_>> = slots.iter().enumerate().map(target).collect();
         let named = self.load.names_session.then(|| session_of(&session.name)).flatten();
-        let group = routing.pick(&targets, &prompt, named, Duration::from_micros(self.now)).expect("a group");
+        let group = routing.pick(&targets, || &prompt, named, Duration::from_micros(self.now)).expect("a group");
         open[group] += 1;
         let start = Start {
             prompt: session.tokens.clone(),

@@ -75,6 +75,23 @@ pub struct EngineRequest<'a> {
     pub refused: &'a [Arc<EngineHandle>],
 }
 
+/// A prompt that is hashed when a choice depends on it.
+struct LazyPrompt<'a> {
+    routing: &'a Routing,
+    wanted: &'a EngineRequest<'a>,
+    hashes: OnceLock<PromptHashes>,
+}
+
+impl<'a> LazyPrompt<'a> {
+    fn new(routing: &'a Routing, wanted: &'a EngineRequest<'a>) -> Self {
+        LazyPrompt { routing, wanted, hashes: OnceLock::new() }
+    }
+
+    fn hashes(&self) -> &PromptHashes {
+        self.hashes.get_or_init(|| self.routing.prompt(self.wanted.salt, self.wanted.tokens))
+    }
+}
+
 impl EngineHandle {
     fn new(listing: &EngineListing, transport: EngineTransport, routing: &Routing) -> Self {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
@@ -411,7 +428,7 @@ impl EnginePool {
         deadline: Instant,
     ) -> Result<EngineLease, Error> {
         let until = until.min(deadline);
-        let prompt = self.routing.prompt(wanted.salt, wanted.tokens);
+        let prompt = LazyPrompt::new(&self.routing, wanted);
         let mut changes = self.changes.subscribe();
         loop {
             changes.borrow_and_update();
@@ -462,14 +479,14 @@ impl EnginePool {
                 && listed.is_healthy(now)
         };
         let others: Vec<Listed> = self.listed().iter().filter(healthy).cloned().collect();
-        self.choose(&others, &self.routing.prompt(wanted.salt, wanted.tokens), wanted.session)
+        self.choose(&others, &LazyPrompt::new(&self.routing, wanted), wanted.session)
     }
 
     /// Leases the engine that the policy chooses among those with the best standing.
     fn choose<'listed>(
         &self,
         listed: &'listed [Listed],
-        prompt: &PromptHashes,
+        prompt: &LazyPrompt<'_>,
         session: Option<u64>,
     ) -> Option<EngineLease> {
         let now = Instant::now();
@@ -492,7 +509,7 @@ impl EnginePool {
                 max_sequences: engine.max_sequences().unwrap_or(default),
             };
             let targets: Vec<EngineState> = engines.iter().map(target).collect();
-            let chosen = self.routing.pick(&targets, prompt, session, self.began.elapsed())?;
+            let chosen = self.routing.pick(&targets, || prompt.hashes(), session, self.began.elapsed())?;
             Some(engines[chosen])
         };
         loop {

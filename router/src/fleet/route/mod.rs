@@ -133,14 +133,18 @@ impl Routing {
     }
 
     /// The index of the engine that gets the sequence. From now on, its prompt counts as cached there. `now` is the
-    /// time since a moment that is the same for all calls.
-    pub fn pick(
+    /// time since a moment that is the same for all calls. Where there is no choice, the prompt is not looked at.
+    pub fn pick<'p>(
         &self,
         engines: &[EngineState<'_>],
-        prompt: &PromptHashes,
+        prompt: impl FnOnce() -> &'p PromptHashes,
         session: Option<u64>,
         now: Duration,
     ) -> Option<usize> {
+        if engines.len() <= 1 {
+            return (!engines.is_empty()).then_some(0);
+        }
+        let prompt = prompt();
         let matches = self.index.matches(prompt, now);
         let candidates: Vec<ScoredEngine> = engines
             .iter()

@@ -343,7 +343,10 @@ fn a_conversation_stays_on_its_engine_and_others_are_spread() {
             .collect()
     };
     let mut conversation = tokens(100);
-    let pick = |tokens: &[u32], open| routing.pick(&target(open), &routing.prompt("", tokens), None, NOW).expect("one");
+    let pick = |tokens: &[u32], open| {
+        let prompt = routing.prompt("", tokens);
+        routing.pick(&target(open), || &prompt, None, NOW).expect("one")
+    };
     let home = pick(&conversation, [0; 4]);
     for turn in 0..20 {
         conversation.extend([turn; 50]);
@@ -359,7 +362,11 @@ fn a_conversation_stays_on_its_engine_and_others_are_spread() {
     }
     assert!(open.iter().all(|open| (7..=13).contains(open)), "{open:?}");
     let plain = Routing::new(RoutePolicy::RoundRobin);
-    let round = |turn: u32| plain.pick(&target([turn; 4]), &plain.prompt("", &conversation), None, NOW);
+    let prompt = plain.prompt("", &conversation);
+    let round = |turn: u32| plain.pick(&target([turn; 4]), || &prompt, None, NOW);
     assert_eq!([0, 1, 2].map(round), [Some(0), Some(1), Some(2)]);
-    assert_eq!(plain.pick(&[], &PromptHashes::default(), None, NOW), None);
+    // Without a choice, the prompt is not hashed.
+    let unused = || -> &PromptHashes { panic!("the prompt is not needed") };
+    assert_eq!(plain.pick(&[], unused, None, NOW), None);
+    assert_eq!(plain.pick(&target([0; 4])[..1], unused, None, NOW), Some(0));
 }

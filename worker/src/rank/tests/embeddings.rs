@@ -11,8 +11,10 @@ struct Embedded {
 }
 
 /// Largest difference of a number, and of the cosine from 1.
-const F32_EMBEDDING: (f32, f64) = (1e-6, 1e-12);
+const F32_EMBEDDING: (f32, f64) = (2e-7, 1e-12);
 const BF16_EMBEDDING: (f32, f64) = (6e-3, 1e-4);
+/// Largest difference between numbers of ranks, which sum in another order, and those of one rank.
+const RANKS_APART: f32 = 1e-6;
 
 fn embedding_dir() -> PathBuf {
     fixture_dir().join("qwen3_embedding")
@@ -96,7 +98,7 @@ fn ranks_agree() {
         let mut group = embeds(ModelOptions { tp, ..f32_options() });
         for (Embedded { ids, .. }, alone) in all.iter().zip(&alone) {
             let (largest, _) = apart(&normalized(&state(&mut group, ids)), &normalized(alone));
-            assert!(largest <= F32_EMBEDDING.0, "tp {tp}: {largest}");
+            assert!(largest <= RANKS_APART, "tp {tp}: {largest}");
         }
     }
 }
