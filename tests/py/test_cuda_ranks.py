@@ -433,7 +433,6 @@ def test_embeddings_go_on_when_a_rank_is_lost(fleets):
     fleet = fleets(model=EMBEDDER, workers=3, spares=1, worker_args=["--task", "embed"])
     fleet.whole(1)
     check_embeddings(fleet.http())
-    assert len({pid for pid, *_ in fleet.calls("ncclCommInitRankConfig")}) == 2
     ended, failures, rounds = threading.Event(), [], []
 
     def run():
@@ -454,4 +453,3 @@ def test_embeddings_go_on_when_a_rank_is_lost(fleets):
     [thread.join() for thread in threads]
     assert not failures, failures[0]
     fleet.whole(1)
-    assert fleet.calls("ncclCommAbort")

@@ -1,4 +1,5 @@
-"""`rein verify` and `rein bench` over gRPC and over the Messages API give the results that they give over chats."""
+"""`rein verify` and `rein bench` over gRPC and over the Messages API give the results that they give over chats, and the
+same conversation gives the same tokens through all APIs."""
 import contextlib
 import json
 import socket
@@ -177,7 +178,8 @@ def doors(system, turns, choice):
     """The bodies of the same conversation: `turns` are pairs of a call and its result."""
     chat, items, messages = ([{"role": "user", "content": QUESTION}] for _ in range(3))
     for i, (arguments, result) in enumerate(turns):
-        id, text = f"functions.get_weather:{i}", json.dumps(arguments)
+        # As the model writes it: messages have no text of arguments, only their value.
+        id, text = f"functions.get_weather:{i}", json.dumps(arguments, separators=(",", ":"))
         function = {"name": "get_weather", "arguments": text}
         chat += [{"role": "assistant", "content": "I look.", "tool_calls": [{"id": id, "type": "function", "function": function}]},
                  {"role": "tool", "tool_call_id": id, "content": result}]

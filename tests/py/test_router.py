@@ -8,7 +8,7 @@ import signal
 import urllib.request
 
 import test_grpc
-from fleet import DEMO, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
+from fleet import BIN, DEMO, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
 from script_proxy import tokens
 
 
@@ -176,8 +176,9 @@ def test_a_draining_router_is_visible(tmp_path):
 
 
 def test_a_router_opens_what_another_sealed_and_keeps_no_responses_unless_told_to(tmp_path):
-    fleet = Fleet(tmp_path, workers=1, group_size=1, routers=2, worker_args=["--engine", "sim"])
+    fleet = Fleet(tmp_path, workers=0, group_size=1, routers=2)
     try:
+        fleet.spawn("w0", [BIN, "worker", "--model", str(DEMO), "--id", "w0", "--engine", "sim"])
         fleet.whole(1)
 
         def respond(router, method="POST", path="/v1/responses", **body):
