@@ -2,6 +2,7 @@
 //! This crate does no I/O.
 
 pub mod block_hash;
+pub mod checks;
 pub mod codec;
 
 pub mod v1 {
@@ -12,6 +13,7 @@ pub mod internal {
     tonic::include_proto!("rein.internal.v1");
 }
 
+pub mod deadline;
 pub mod packed_ids;
 pub mod protocol;
 pub mod splitmix;

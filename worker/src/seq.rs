@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use rein_proto::checks::{self, SteerError};
 use rein_proto::internal::{Draw, Limits, Sampling, Start, Steer, TokenLogprob};
 
 use crate::blocks::{BlockId, BlockPool, Parent};
-use crate::error::SteerError;
 
 /// Number of a sequence within its engine, counting up in order of arrival.
 pub type SeqId = u64;
@@ -148,21 +148,7 @@ impl Seq {
 
     /// Checks a whole Steer before anything changes.
     pub fn check(&self, steer: &Steer, vocab_size: usize) -> Result<(), SteerError> {
-        let generated = self.generated();
-        if steer.epoch <= self.epoch {
-            return Err(SteerError::Epoch { epoch: steer.epoch, current: self.epoch });
-        }
-        if steer.keep as usize > generated {
-            return Err(SteerError::Keep { keep: steer.keep, generated });
-        }
-        if let Some(&token) = steer.append.iter().find(|&&token| token as usize >= vocab_size) {
-            return Err(SteerError::Append { token, vocab_size });
-        }
-        let want = vocab_size.div_ceil(8);
-        match &steer.mask {
-            Some(mask) if mask.len() != want => Err(SteerError::Mask { len: mask.len(), want, vocab_size }),
-            _ => Ok(()),
-        }
+        checks::steer(steer, self.epoch, self.generated(), vocab_size)
     }
 
     /// Applies a checked Steer. Appended tokens beyond `room` positions are dropped. Returns the number of generated

@@ -19,11 +19,10 @@ use rein_proto::internal::{
     EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, Start, StatsRequest, ToEngine,
     from_engine, to_engine,
 };
-use rein_proto::protocol;
+use rein_proto::{deadline, protocol};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep};
-use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Span;
 
@@ -242,7 +241,7 @@ impl engine_server::Engine for EngineService {
     type EventsStream = BoxStream<'static, Result<EngineEvents, Status>>;
 
     async fn generate(&self, request: Request<Streaming<ToEngine>>) -> Result<Response<Outputs>, Status> {
-        let deadline = deadline(request.metadata())?;
+        let deadline = deadline::timeout(request.metadata())?.and_then(|left| Instant::now().checked_add(left));
         let span = sequence_trace::sequence(request.metadata());
         let mut inbound = request.into_inner();
         let opening = async {
@@ -262,7 +261,7 @@ impl engine_server::Engine for EngineService {
         };
         let (seq, open) = match deadline {
             None => opening.await?,
-            Some(at) => tokio::time::timeout_at(at, opening).await.map_err(|_| too_late())??,
+            Some(at) => tokio::time::timeout_at(at, opening).await.map_err(|_| deadline::passed())??,
         };
         let pump = tokio::spawn(pump(inbound, seq, self.commands.clone()));
         Ok(Response::new(Outputs {
@@ -345,7 +344,7 @@ impl Stream for Outputs {
         }
         if self.deadline.as_mut().is_some_and(|deadline| deadline.poll_unpin(context).is_ready()) {
             self.end();
-            return Poll::Ready(Some(Err(too_late())));
+            return Poll::Ready(Some(Err(deadline::passed())));
         }
         match self.messages.poll_recv(context) {
             Poll::Pending => match self.given_up.poll_unpin(context) {
@@ -389,32 +388,4 @@ impl Drop for Outputs {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-fn too_late() -> Status {
-    Status::deadline_exceeded("the call's deadline has passed")
-}
-
-/// From the `grpc-timeout` header: up to eight digits and a unit. The transport's own timeout covers only the response
-/// head, and in-process calls have no transport.
-fn deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Status> {
-    let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
-    let parse = || {
-        let text = value.to_str().ok()?;
-        let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-        let count: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
-        Some(match unit {
-            "H" => Duration::from_secs(count * 3600),
-            "M" => Duration::from_secs(count * 60),
-            "S" => Duration::from_secs(count),
-            "m" => Duration::from_millis(count),
-            "u" => Duration::from_micros(count),
-            "n" => Duration::from_nanos(count),
-            _ => return None,
-        })
-    };
-    let timeout = parse().ok_or_else(|| {
-        Status::invalid_argument("grpc-timeout: must be up to 8 digits and one of the units H M S m u n")
-    })?;
-    Ok(Instant::now().checked_add(timeout))
 }
