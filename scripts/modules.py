@@ -27,7 +27,7 @@ FLOORS = [
     {"router/request": 45},
     {"router/admission": 25, "router/fleet": 60},
     {"router/ground": 38},
-    {"text": 13, "worker": 87},
+    {"text": 13, "adapter": 62, "worker": 87},
     {"grammar": 13, "proto": 38, "control-plane": 62, "kernels": 87},
 ]
 CRATES = {
@@ -36,6 +36,7 @@ CRATES = {
     "text": "router/text/src",
     "grammar": "router/grammar/src",
     "worker": "worker/src",
+    "adapter": "adapter/src",
     "kernels": "kernels/src",
     "control-plane": "control-plane/src",
     "proto": "proto/src",

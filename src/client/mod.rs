@@ -5,7 +5,6 @@ mod grpc;
 mod messages;
 mod received;
 mod responses;
-mod sse;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +19,8 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
+pub use rein_adapter::dialect::error_text;
+use rein_adapter::sse::SseEvents;
 use serde::Deserialize;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -38,6 +39,8 @@ const GRPC_URL: &str = "http://127.0.0.1:50051";
 const MAX_BODY_BYTES: usize = 64 << 20;
 /// Maximum length of an error message in a report.
 const MAX_ERROR_CHARS: usize = 300;
+/// Maximum size of an event of a stream.
+const MAX_EVENT_BYTES: usize = 16 << 20;
 
 /// The protocol of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -492,7 +495,7 @@ pub async fn read_events(
         ApiResponse::Grpc(events) => return grpc::read_events(events, start, event).await,
     };
     let mut body = response.into_body();
-    let mut events = sse::SseEvents::default();
+    let mut events = SseEvents::new(MAX_EVENT_BYTES);
     let mut done = false;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Failure::Broken(e.to_string()))?;
@@ -530,12 +533,4 @@ impl Translator {
             Translator::Responses(translator) => translator.done,
         }
     }
-}
-
-/// The message of an error response; the whole text if it has no message field.
-pub fn error_text(body: &[u8]) -> String {
-    let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    let message = ["/error/message", "/message", "/detail", "/error"].iter().find_map(|p| value.pointer(p)?.as_str());
-    let text = message.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
-    text.trim().chars().take(MAX_ERROR_CHARS).collect()
 }

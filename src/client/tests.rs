@@ -10,22 +10,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::sse::{SseEvents, TooLong};
 use super::{Endpoint, ReusedConnection, retry_after};
-
-#[test]
-fn events_are_parsed_whatever_the_chunk_size() {
-    let text = b": comment\n\ndata: one\n\nevent: x\r\ndata: two\r\ndata:three\r\n\r\ndata:\n\nid: 4\n\ndata: cut";
-    for size in 1..text.len() {
-        let (mut events, mut got) = (SseEvents::default(), Vec::new());
-        for part in text.chunks(size) {
-            assert_eq!(events.push(part, |e| got.push(String::from_utf8_lossy(e).into_owned())), Ok(()));
-        }
-        assert_eq!(got, ["one", "two\nthree", ""], "cut by {size}");
-    }
-    let mut events = SseEvents::default();
-    assert_eq!(events.push(&vec![b'x'; (16 << 20) + 1], |_| {}), Err(TooLong));
-}
 
 #[test]
 fn a_server_may_ask_to_wait_for_seconds_or_until_a_date() {

@@ -14,17 +14,19 @@ const MAX_LINES: usize = 600;
 const TABLES: &[&str] = &["router/grammar/src/formats.rs"];
 /// Crates and what they must never depend on (docs/architecture.md, "What each part knows").
 const NEVER: &[(&str, &[&str])] = &[
-    ("router/Cargo.toml", &["rein-worker", "rein-kernels"]),
+    ("router/Cargo.toml", &["rein-worker", "rein-kernels", "rein-adapter"]),
     ("worker/Cargo.toml", &["rein-router", "rein-text", "rein-grammar", "axum", "minijinja"]),
     ("router/text/Cargo.toml", &["tokio", "rein-proto", "rein-router", "tonic", "prost"]),
     ("router/grammar/Cargo.toml", &["tokio", "rein-proto", "rein-text", "tonic", "prost"]),
     ("kernels/Cargo.toml", &["tokio", "rein-proto", "tonic", "prost"]),
     ("proto/Cargo.toml", &["tokio"]),
+    ("adapter/Cargo.toml", &["rein-router", "rein-text", "rein-grammar", "rein-worker", "rein-control-plane", "axum"]),
     ("control-plane/Cargo.toml", &["rein-router", "rein-worker", "rein-kernels"]),
 ];
 const BANNED_WORDS: &[&str] = &["Manager", "Helper", "utils"];
 /// Crates whose non-test code stands on a request path.
-const REQUEST_PATH: &[&str] = &["router/src", "router/text/src", "router/grammar/src", "worker/src", "src"];
+const REQUEST_PATH: &[&str] =
+    &["router/src", "router/text/src", "router/grammar/src", "worker/src", "adapter/src", "src"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,28 +1,31 @@
-//! An incremental parser of server-sent events.
+//! An incremental parser of server-sent events. It does not know what their data means.
 
-/// Maximum size of an event.
-const MAX_EVENT_BYTES: usize = 16 << 20;
-
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SseEvents {
+    /// Maximum size of an event.
+    most_bytes: usize,
     line: Vec<u8>,
     data: Vec<u8>,
     has_data: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct TooLong;
+pub struct EventTooLong;
 
 impl SseEvents {
+    pub fn new(most_bytes: usize) -> Self {
+        SseEvents { most_bytes, line: Vec::new(), data: Vec::new(), has_data: false }
+    }
+
     /// Parses more bytes. Calls `event` with the data of each event that is complete.
-    pub fn push(&mut self, mut bytes: &[u8], mut event: impl FnMut(&[u8])) -> Result<(), TooLong> {
+    pub fn push(&mut self, mut bytes: &[u8], mut event: impl FnMut(&[u8])) -> Result<(), EventTooLong> {
         while let Some(end) = bytes.iter().position(|&b| b == b'\n') {
             self.line.extend_from_slice(&bytes[..end]);
             bytes = &bytes[end + 1..];
             self.end_line(&mut event);
         }
         self.line.extend_from_slice(bytes);
-        if self.line.len() + self.data.len() > MAX_EVENT_BYTES { Err(TooLong) } else { Ok(()) }
+        if self.line.len() + self.data.len() > self.most_bytes { Err(EventTooLong) } else { Ok(()) }
     }
 
     fn end_line(&mut self, event: &mut impl FnMut(&[u8])) {
@@ -45,3 +48,6 @@ impl SseEvents {
         self.line = line;
     }
 }
+
+#[cfg(test)]
+mod tests;

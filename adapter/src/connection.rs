@@ -1,0 +1,144 @@
+//! Connections to one engine. It does not know what is asked.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::timeout;
+
+use crate::limits;
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unanswered(pub String);
+
+/// An invalid address of an engine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{url}: {problem}")]
+pub struct InvalidUrl {
+    pub url: String,
+    pub problem: String,
+}
+
+/// A client of one engine, which reuses its connections.
+#[derive(Debug, Clone)]
+pub struct EngineHttp {
+    client: Client<HttpConnector, Full<Bytes>>,
+    /// Without a slash at the end.
+    base: String,
+    key: Option<HeaderValue>,
+}
+
+impl EngineHttp {
+    /// `key`: an API key, sent as a bearer token.
+    pub fn new(url: &str, key: Option<&str>) -> Result<Self, InvalidUrl> {
+        let invalid = |problem: &str| InvalidUrl { url: url.to_owned(), problem: problem.to_owned() };
+        if url.contains('@') {
+            let problem = "must not contain a user name or password; set REIN_ENGINE_KEY".to_owned();
+            return Err(InvalidUrl { url: "the engine's URL".to_owned(), problem });
+        }
+        let uri: Uri = url.parse().map_err(|_| invalid("expected a URL such as http://10.0.0.5:8000"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some("https") => {
+                return Err(invalid(
+                    "https is not supported: use http within a private network, or a TLS proxy beside Rein",
+                ));
+            }
+            _ => return Err(invalid("expected a URL such as http://10.0.0.5:8000")),
+        }
+        if uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
+            return Err(invalid("expected a host and no query, such as http://10.0.0.5:8000"));
+        }
+        let key = key.map(|key| {
+            let value = HeaderValue::try_from(format!("Bearer {key}"));
+            value.map_err(|_| invalid("REIN_ENGINE_KEY has characters that are not allowed in a header"))
+        });
+        let mut key = key.transpose()?;
+        if let Some(key) = &mut key {
+            key.set_sensitive(true);
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(limits::CONNECT_TIME));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(limits::IDLE_TIME)
+            .pool_max_idle_per_host(limits::IDLE_CONNECTIONS)
+            .build(connector);
+        Ok(EngineHttp { client, base: url.trim_end_matches('/').to_owned(), key })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Unanswered> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::USER_AGENT, concat!("rein/", env!("CARGO_PKG_VERSION")))
+            .body(Full::new(body))
+            .map_err(|error| Unanswered(format!("{}{path}: {error}", self.base)))?;
+        if let Some(key) = &self.key {
+            request.headers_mut().insert(header::AUTHORIZATION, key.clone());
+        }
+        self.client.request(request).await.map_err(|error| {
+            let mut text = format!("{}{path}: {error}", self.base);
+            let first = std::error::Error::source(&error);
+            for source in std::iter::successors(first, |source| source.source()) {
+                text = format!("{text}: {source}");
+            }
+            Unanswered(text)
+        })
+    }
+
+    /// Sends a request and returns the answer when its head has arrived. A server may close an idle connection at the
+    /// moment when a request is sent on it, so a request without any answer is sent once more.
+    pub async fn post(&self, path: &str, body: Bytes) -> Result<Response<Incoming>, Unanswered> {
+        match self.send(Method::POST, path, body.clone()).await {
+            Ok(response) => Ok(response),
+            Err(_) => self.send(Method::POST, path, body).await,
+        }
+    }
+
+    /// The whole answer, within the time of a call.
+    pub async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), Unanswered> {
+        let call = async {
+            let response = self.send(method, path, body).await?;
+            let status = response.status();
+            Ok((status, collect(response, limits::ANSWER_BYTES).await?))
+        };
+        let late = || Unanswered(format!("{}{path}: no answer within {} s", self.base, limits::CALL_TIME.as_secs()));
+        timeout(limits::CALL_TIME, call).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    pub async fn get(&self, path: &str) -> Result<(StatusCode, Bytes), Unanswered> {
+        self.call(Method::GET, path, Bytes::new()).await
+    }
+}
+
+/// The whole body, if it has at most this many bytes.
+pub async fn collect(response: Response<Incoming>, most: usize) -> Result<Bytes, Unanswered> {
+    let body = Limited::new(response.into_body(), most).collect().await;
+    body.map(|body| body.to_bytes()).map_err(|error| {
+        let large = error.is::<http_body_util::LengthLimitError>();
+        Unanswered(if large { format!("the answer has more than {most} bytes") } else { error.to_string() })
+    })
+}
+
+/// The wait that a response asks for, in seconds.
+pub fn retry_after(response: &Response<Incoming>) -> Option<Duration> {
+    let value = response.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
+    value.trim().parse::<u64>().ok().map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests;

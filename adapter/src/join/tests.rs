@@ -1,0 +1,38 @@
+use super::*;
+
+fn deployment() -> Deployment {
+    Deployment { served_name: "demo".into(), vocab_size: 400, context: Some(2048), least_context: None, probes: vec![] }
+}
+
+fn facts() -> EngineFacts {
+    EngineFacts { models: vec!["/models/demo".into()], context: Some(4096), ..EngineFacts::default() }
+}
+
+#[test]
+fn an_engine_that_fits_joins_with_the_smaller_context() {
+    let joined = compare(facts(), &deployment()).expect("it fits");
+    assert_eq!(
+        (joined.model.as_str(), joined.context, joined.block_size, joined.blocks),
+        ("/models/demo", 2048, 16, 256)
+    );
+    assert!(joined.prefix_cache && !joined.lacks_cache);
+    assert_eq!(joined.kind(EngineDialect::Vllm), "vllm unknown version, /models/demo");
+    let several = EngineFacts { models: vec!["a".into(), "demo".into()], context: Some(1000), ..facts() };
+    let joined = compare(several, &Deployment { context: None, ..deployment() }).expect("it fits");
+    assert_eq!((joined.model.as_str(), joined.context), ("demo", 1000));
+}
+
+#[test]
+fn an_engine_that_does_not_fit_is_refused_by_name() {
+    for (facts, deployment, part) in [
+        (EngineFacts { models: vec![], ..facts() }, deployment(), "lists no model"),
+        (EngineFacts { models: vec!["a".into(), "b".into()], ..facts() }, deployment(), "a, b, none of which is demo"),
+        (EngineFacts { context: None, ..facts() }, deployment(), "context length"),
+        (facts(), Deployment { least_context: Some(5000), ..deployment() }, "its context is 4096 tokens"),
+        (EngineFacts { context: Some(1), ..facts() }, deployment(), "at least 2 tokens"),
+        (EngineFacts { block_size: Some(0), ..facts() }, deployment(), "block size"),
+    ] {
+        let error = compare(facts, &deployment).expect_err(part);
+        assert!(error.contains(part), "{error}");
+    }
+}

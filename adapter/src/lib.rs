@@ -1,0 +1,30 @@
+//! Engines that are already there (vLLM, SGLang, llama-server) as engines of Rein's protocol: an `Engine` service whose
+//! sequences are HTTP requests elsewhere. It knows token ids, and must not know text, tools or grammars.
+//!
+//! Modules import only from those above them in this list:
+//!
+//! 1. `limits`, `mask`, `seed`, `draw`, `sse`: values without I/O.
+//! 2. [`course`]: one sequence as a pure state machine. [`dialect`]: what differs between engines.
+//! 3. [`connection`], `exchange`, `health`, `feed`, `metrics`: one request, one engine.
+//! 4. [`join`]: whether an engine fits. `sequence`: a course carried out. [`service`]: the gRPC service.
+
+pub mod connection;
+pub mod course;
+pub mod dialect;
+pub mod draw;
+mod exchange;
+mod feed;
+pub mod health;
+pub mod join;
+pub mod limits;
+mod mask;
+pub mod metrics;
+mod seed;
+mod sequence;
+pub mod service;
+pub mod sse;
+
+pub use connection::EngineHttp;
+pub use dialect::EngineDialect;
+pub use join::{Deployment, EngineJoinError, Joined, join};
+pub use service::AdapterService;

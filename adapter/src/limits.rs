@@ -1,0 +1,68 @@
+//! Named limits of the adapter.
+
+use std::time::Duration;
+
+/// Draws in a row that ignore the mask, after which a sequence ends.
+pub const IGNORED_MASKS: u32 = 8;
+/// Draws at one position under a mask that is too wide for one request, after which a sequence ends.
+pub const WIDE_DRAWS: u32 = 64;
+/// Requests in a row that end without a token, after which a sequence ends.
+pub const EMPTY_REQUESTS: u32 = 8;
+
+/// Entries of a sequence's logit bias; vLLM's engine takes no more in one request.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+/// Stop tokens of a sequence.
+pub const MAX_STOP_TOKENS: usize = 512;
+/// Bytes of a request's id.
+pub const MAX_REQUEST_ID_BYTES: usize = 256;
+/// Bytes of a cache salt.
+pub const MAX_CACHE_SALT_BYTES: usize = 256;
+/// Alternatives with logprobs per token; the default of vLLM's `--max-logprobs`.
+pub const MAX_LOGPROBS: i32 = 20;
+/// Highest temperature: vLLM rejects more.
+pub const MAX_TEMPERATURE: f32 = 2.0;
+
+/// Bytes of one event of an engine's stream.
+pub const EVENT_BYTES: usize = 8 << 20;
+/// Bytes of an engine's answer that is read as a whole.
+pub const ANSWER_BYTES: usize = 8 << 20;
+/// Bytes of an engine's error that are read.
+pub const ERROR_BYTES: usize = 64 << 10;
+/// Characters of an engine's error that are repeated.
+pub const ERROR_CHARS: usize = 300;
+/// Bytes of an engine's stream without a token in them, after which its sequence ends.
+pub const IDLE_BYTES: usize = 1 << 20;
+/// Events of an engine's stream in a row without a token, after which its sequence ends.
+pub const IDLE_EVENTS: u32 = 1024;
+
+/// Time in which a connection to an engine is opened.
+pub const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// Silence of an engine's stream after which the engine's health is checked.
+pub const SILENCE: Duration = Duration::from_secs(10);
+/// Longest wait for an engine's health, model or other facts.
+pub const CALL_TIME: Duration = Duration::from_secs(5);
+/// How often a request in the middle of a sequence is sent again when the engine is full (429).
+pub const FULL_RETRIES: u32 = 5;
+/// Shortest and longest wait before such a request is sent again.
+pub const FULL_WAIT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Idle connections that are kept to an engine.
+pub const IDLE_CONNECTIONS: usize = 256;
+/// How long an idle connection is kept; uvicorn closes its own after 5 s.
+pub const IDLE_TIME: Duration = Duration::from_secs(4);
+
+/// Default number of sequences that are computed at once.
+pub const MAX_SEQUENCES: usize = 256;
+/// Default number of sequences beyond those, which wait in the engine's own queue.
+pub const MAX_QUEUE: usize = 1024;
+/// Messages queued for one router. While the queue is full, the engine's stream is not read.
+pub const OUTPUT_QUEUE: usize = 64;
+/// Messages from the reader of an engine's stream that wait for the sequence.
+pub const FRAME_QUEUE: usize = 16;
+/// Steers that wait for the sequence.
+pub const STEER_QUEUE: usize = 16;
+/// Size of one message in either direction.
+pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
+/// The shortest and longest interval between two messages of events.
+pub const EVENT_INTERVAL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Routers that listen to the events of one engine.
+pub const EVENT_LISTENERS: usize = 256;

@@ -1,0 +1,235 @@
+//! Runs one sequence: carries out its course's actions over HTTP, and passes messages between the router and the
+//! engine. It decides nothing about tokens.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use futures::future::{Either, pending};
+use rein_proto::internal::{FromEngine, Start, Steer, ToEngine, from_engine, to_engine};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+use tonic::{Status, Streaming};
+
+use crate::connection::EngineHttp;
+use crate::course::{Course, CourseAction, CourseShape, CourseStats};
+use crate::dialect::{DrawFrame, EngineDialect};
+use crate::draw::{DrawEnd, DrawReason, DrawRequest};
+use crate::exchange::{Exchange, ExchangeEvent};
+use crate::feed::CacheFeed;
+use crate::health::Lost;
+use crate::limits;
+use crate::metrics::{EngineCounters, add};
+
+/// The engine of a sequence.
+#[derive(Debug)]
+pub struct EngineLink {
+    pub http: Arc<EngineHttp>,
+    pub dialect: EngineDialect,
+    /// The model's name in the engine's requests.
+    pub model: String,
+    pub counters: Arc<EngineCounters>,
+    pub feed: Arc<CacheFeed>,
+    pub lost: watch::Receiver<Lost>,
+}
+
+/// The open request.
+struct Open {
+    number: u64,
+    events: mpsc::Receiver<ExchangeEvent>,
+    task: JoinHandle<()>,
+    /// Prompt tokens, for metrics.
+    prompt: usize,
+    first: bool,
+}
+
+pub struct Sequence {
+    course: Course,
+    link: Arc<EngineLink>,
+    open: Option<Open>,
+    /// Messages for the router that do not fit into its queue.
+    backlog: VecDeque<FromEngine>,
+    counted: CourseStats,
+    lost: watch::Receiver<Lost>,
+    /// When the router refused a token that is not drawn again yet.
+    refused: Option<Instant>,
+}
+
+impl Sequence {
+    /// The Start has been checked.
+    pub fn new(start: Start, shape: CourseShape, link: Arc<EngineLink>) -> Self {
+        add(&link.counters.running, 1);
+        let lost = link.lost.clone();
+        Sequence {
+            course: Course::new(start, shape),
+            link,
+            open: None,
+            backlog: VecDeque::new(),
+            counted: CourseStats::default(),
+            lost,
+            refused: None,
+        }
+    }
+
+    /// Opens the first request, if the sequence does not wait for its router. Err: the engine does not accept it.
+    pub async fn begin(&mut self) -> Result<(), Status> {
+        self.act(false);
+        if let Some(open) = &mut self.open {
+            match open.events.recv().await {
+                Some(ExchangeEvent::Accepted) => {}
+                Some(ExchangeEvent::Refused(refusal)) => return Err(refusal.into_status()),
+                Some(ExchangeEvent::Frame(_)) | None => return Err(Status::internal("the request was dropped")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs until the sequence has ended, or the router is gone.
+    pub async fn run(
+        mut self,
+        mut steers: Streaming<ToEngine>,
+        to: mpsc::Sender<Result<FromEngine, Status>>,
+        deadline: Option<Instant>,
+    ) {
+        loop {
+            self.act(true);
+            if self.backlog.is_empty() && self.course.is_ended() {
+                return;
+            }
+            if self.backlog.len() > limits::OUTPUT_QUEUE {
+                return add(&self.link.counters.cancelled, 1);
+            }
+            let event = match (&mut self.open, self.backlog.is_empty()) {
+                // The engine's stream is not read while the router does not read.
+                (Some(open), true) => Either::Left(open.events.recv()),
+                _ => Either::Right(pending()),
+            };
+            let due = deadline.map_or(Either::Right(pending()), |at| Either::Left(sleep_until(at)));
+            tokio::select! {
+                biased;
+                () = due => {
+                    // A router that does not read has its own clock.
+                    let _ = to.try_send(Err(Status::deadline_exceeded("the call's deadline has passed")));
+                    return;
+                }
+                () = to.closed() => return add(&self.link.counters.cancelled, 1),
+                steer = steers.message() => match steer {
+                    Ok(Some(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) })) => self.steer(steer),
+                    Ok(Some(_)) => self.course.fail("only a steer may follow the start".into()),
+                    Ok(None) | Err(_) => return add(&self.link.counters.cancelled, 1),
+                },
+                permit = to.reserve(), if !self.backlog.is_empty() => {
+                    if let (Ok(permit), Some(message)) = (permit, self.backlog.pop_front()) {
+                        permit.send(Ok(message));
+                    }
+                }
+                // The sender lives as long as the engine's service.
+                Ok(()) = self.lost.changed() => {
+                    if let Some(why) = self.lost.borrow_and_update().clone() {
+                        self.course.lost(why.to_string());
+                    }
+                }
+                event = event => self.receive(event),
+            }
+        }
+    }
+
+    fn steer(&mut self, steer: Steer) {
+        self.refused = (steer.mask.is_some() && !steer.hold).then(Instant::now);
+        self.course.steer(steer);
+    }
+
+    fn receive(&mut self, event: Option<ExchangeEvent>) {
+        let Some(open) = &mut self.open else { return };
+        let number = open.number;
+        match event {
+            Some(ExchangeEvent::Accepted) => {}
+            Some(ExchangeEvent::Refused(refusal)) => self.course.drawing_ended(number, refusal.into_end()),
+            Some(ExchangeEvent::Frame(DrawFrame { drawn, cached_tokens, end })) => {
+                let counters = &self.link.counters;
+                if let Some(cached) = cached_tokens {
+                    let cached = (cached as usize).min(open.prompt);
+                    add(&counters.cached_tokens, cached as u64);
+                    if !open.first {
+                        add(&counters.recomputed_tokens, (open.prompt - cached) as u64);
+                    }
+                    open.prompt = cached;
+                }
+                if !drawn.is_empty() || cached_tokens.is_some() {
+                    self.course.admit(cached_tokens.unwrap_or_default());
+                }
+                self.course.drawn(number, drawn);
+                if let Some(end) = end {
+                    self.course.drawing_ended(number, end);
+                }
+            }
+            None => {
+                let why = DrawEnd::Lost("the request ended without an answer".into());
+                self.course.drawing_ended(number, why);
+            }
+        }
+    }
+
+    /// Carries out the course's actions.
+    fn act(&mut self, waits: bool) {
+        while let Some(action) = self.course.next_action() {
+            match action {
+                CourseAction::Open(request) => self.request(request, waits),
+                CourseAction::Close { complete, .. } => {
+                    if let Some(open) = self.open.take() {
+                        close(open, complete, &self.link.counters);
+                    }
+                }
+                CourseAction::Send(message) => {
+                    if let (Some(from_engine::Kind::Tokens(_)), Some(since)) = (&message.kind, self.refused.take()) {
+                        self.link.counters.refused(since.elapsed());
+                    }
+                    self.backlog.push_back(message);
+                }
+            }
+        }
+        let stats = self.course.stats();
+        self.link.counters.add_course(self.counted, stats);
+        self.counted = stats;
+    }
+
+    fn request(&mut self, request: DrawRequest, waits: bool) {
+        let link = &self.link;
+        link.counters.requested(&request);
+        link.feed.note(&request.cache_salt, &request.prompt);
+        let prompt = request.prompt.len();
+        let first = matches!(request.why, DrawReason::Start | DrawReason::Resume);
+        if first {
+            add(&link.counters.prefill_tokens, prompt as u64);
+        }
+        let exchange = Exchange {
+            http: link.http.clone(),
+            dialect: link.dialect,
+            body: link.dialect.body(&request, &link.model),
+            streams: link.dialect.streams(&request),
+            waits,
+        };
+        let (to, events) = mpsc::channel(limits::FRAME_QUEUE);
+        let task = tokio::spawn(exchange.run(to));
+        self.open = Some(Open { number: request.number, events, task, prompt, first });
+    }
+}
+
+/// Dropping the connection tells the engine to stop. A request that is complete ends by itself, and its connection
+/// can be used again.
+fn close(open: Open, complete: bool, counters: &EngineCounters) {
+    if complete {
+        return;
+    }
+    open.task.abort();
+    add(&counters.aborts, 1);
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        if let Some(open) = self.open.take() {
+            close(open, false, &self.link.counters);
+        }
+        self.link.counters.running.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
