@@ -14,7 +14,9 @@ use clap::{Args, Parser, Subcommand};
 
 pub use self::api::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, NetworkArgs, TelemetryArgs, ToolCallArgs};
 pub use self::capacity::{CapacityArgs, GpuKind};
-pub use self::cluster::{ClusterArgs, ControllerArgs, DrainArgs, RouterArgs, StatusArgs, WorkerArgs};
+pub use self::cluster::{
+    AdapterArgs, ClusterArgs, ControllerArgs, DrainArgs, EngineAddress, RouterArgs, StatusArgs, WorkerArgs,
+};
 pub use self::model::{
     Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, ModelArgs, QuantizeArg, WeightArgs,
 };
@@ -57,6 +59,8 @@ pub enum Command {
     Router(Box<RouterArgs>),
     /// Run a worker, which holds one or more ranks of a model's worker group
     Worker(Box<WorkerArgs>),
+    /// Run an adapter, which lets a cluster's routers use an engine that is already there: vLLM, SGLang or llama-server
+    Adapter(Box<AdapterArgs>),
     /// Run a controller, which assigns ranks to workers; of several controllers, one is active
     Controller(Box<ControllerArgs>),
     /// Show a cluster's groups, workers and routers

@@ -1,7 +1,10 @@
 //! The commands of a cluster. They differ from `rein serve` only in transport and store.
 
+mod adapter;
 mod controller;
 mod drain;
+mod engines;
+mod front;
 mod links;
 mod page;
 mod router;
@@ -9,6 +12,7 @@ mod seal;
 mod status;
 mod worker;
 
+pub use adapter::run as adapter;
 pub use controller::run as controller;
 pub use drain::run as drain;
 pub use router::run as router;
@@ -16,6 +20,7 @@ pub use status::run as status;
 pub use worker::run as worker;
 
 use std::error::Error;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -123,4 +128,28 @@ fn id(given: &Option<String>, what: impl std::fmt::Display) -> Result<String, Bo
         true => Ok(id),
         false => Err(format!("--id: {NAME}, got {id:?}").into()),
     }
+}
+
+/// Warns about a port without mutual TLS.
+fn warn_if_open(flag: &str, address: SocketAddr, who: &str) {
+    if !address.ip().is_loopback() {
+        let advice = "bind it to a private address, or set --peer-ca, --peer-cert and --peer-key";
+        tracing::warn!("{flag}: {address} is unencrypted and unauthenticated: {who}; {advice}");
+    }
+}
+
+/// The address at which other processes reach this one.
+fn advertised(advertise: &Option<String>, address: SocketAddr) -> Result<String, Box<dyn Error>> {
+    let host = match advertise {
+        Some(host) => host.clone(),
+        None if address.ip().is_unspecified() => {
+            return Err(
+                "--advertise: required when listening on all interfaces; give this machine's host name or address"
+                    .into(),
+            );
+        }
+        None => address.ip().to_string(),
+    };
+    let port = address.port();
+    Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
 }

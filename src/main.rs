@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Router(args) => cluster::router(*args),
         Command::Worker(args) => cluster::worker(*args),
+        Command::Adapter(args) => cluster::adapter(*args),
         Command::Controller(args) => cluster::controller(*args),
         Command::Status(args) => cluster::status(*args),
         Command::Drain(args) => cluster::drain(*args),

@@ -2,6 +2,7 @@
 
 mod it {
     pub mod cli;
+    pub mod engines;
     pub mod failover;
     pub mod fuzz;
     pub mod hedging;

@@ -10,7 +10,7 @@ const NUMBER_BITS: u32 = 16;
 const NUMBERS: u64 = 1 << NUMBER_BITS;
 
 /// After 65,535 epochs of a group the number wraps to 0. The time part still grows.
-pub(crate) fn new(time: u64, number: u64) -> u64 {
+pub fn new(time: u64, number: u64) -> u64 {
     (time << NUMBER_BITS) | (number % NUMBERS)
 }
 

@@ -79,6 +79,16 @@ impl Keys {
         format!("{}routers/{id}", self.root)
     }
 
+    /// Prefix of the keys of all engines behind adapters.
+    pub fn engines(&self) -> String {
+        format!("{}engines/", self.root)
+    }
+
+    /// Leased by the adapter. Controllers place nothing there.
+    pub fn engine(&self, id: &str) -> String {
+        format!("{}engines/{id}", self.root)
+    }
+
     /// Leased by the active controller.
     pub fn controller(&self) -> String {
         format!("{}controller", self.root)
@@ -361,6 +371,39 @@ pub struct RouterRecord {
     pub grpc: String,
     pub in_flight: usize,
     pub draining: bool,
+    #[serde(default, flatten)]
+    pub release: Release,
+}
+
+/// An engine that was there before (vLLM, SGLang, llama-server), behind an adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineRecord {
+    pub model: String,
+    /// Engines of the same kind give the same tokens for the same request: engine, version and model.
+    pub kind: String,
+    /// `vllm`, `sglang` or `llama-server`.
+    pub engine: String,
+    /// Where the adapter reaches the engine.
+    pub url: String,
+    /// Hash of the text files with which routers tokenize and render.
+    pub text: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// `host:port` of the adapter's gRPC services.
+    pub address: String,
+    /// Prompt and generated tokens together.
+    pub context: usize,
+    /// Sequences that it computes at once.
+    pub slots: u32,
+    /// Whether it keeps a prefix cache. Without one, each refused token computes the whole prompt again.
+    pub prefix_cache: bool,
+    /// Changes each time the engine joins.
+    pub incarnation: u64,
+    /// The adapter leaves: it accepts no new sequences.
+    pub draining: bool,
+    /// Why the engine gets no sequences. None: it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
     #[serde(default, flatten)]
     pub release: Release,
 }

@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     records::{
-        ExpertLoad, GroupRecord, Keys, LinkReport, Load, RankFailure, Ready, Release, RouterRecord, Seat, WorkerRecord,
-        decode,
+        EngineRecord, ExpertLoad, GroupRecord, Keys, LinkReport, Load, RankFailure, Ready, Release, RouterRecord, Seat,
+        WorkerRecord, decode,
     },
     store::{Entry, KeyCondition, Revision, Snapshot},
 };
@@ -21,6 +21,8 @@ pub struct ClusterView {
     pub seats: BTreeMap<String, Seat>,
     pub groups: BTreeMap<String, GroupState>,
     pub routers: BTreeMap<String, RouterRecord>,
+    /// Engines behind adapters.
+    pub engines: BTreeMap<String, Arc<EngineRecord>>,
     /// By worker: the peers with which it can link.
     pub links: BTreeMap<String, Arc<LinkReport>>,
     /// The active controller.
@@ -102,6 +104,7 @@ impl ClusterView {
             ["workers", id] => set(&mut self.workers, id.to_owned(), read(key, entry).map(Arc::new)),
             ["seats", id] => set(&mut self.seats, id.to_owned(), read(key, entry)),
             ["routers", id] => set(&mut self.routers, id.to_owned(), read(key, entry)),
+            ["engines", id] => set(&mut self.engines, id.to_owned(), read(key, entry).map(Arc::new)),
             ["links", id] => set(&mut self.links, id.to_owned(), read(key, entry).map(Arc::new)),
             ["controller"] => {
                 // Id, lease, protocol, version and start time.

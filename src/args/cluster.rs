@@ -1,8 +1,10 @@
 //! Options of the commands that run or inspect a cluster.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, builder::NonEmptyStringValueParser};
+use rein_adapter::{EngineDialect, EngineHttp};
 use rein_router::RoutePolicy;
 
 use super::address::ListenAddr;
@@ -50,6 +52,8 @@ pub struct RouterArgs {
     #[command(flatten)]
     pub peer: PeerArgs,
     #[command(flatten)]
+    pub front: FrontArgs,
+    #[command(flatten)]
     pub api: ApiArgs,
     /// How a sequence's worker group is chosen: cache-aware, least-load, power-of-two, round-robin or random
     #[arg(long, env = "REIN_POLICY", default_value = "cache-aware", value_name = "POLICY", help_heading = "Routing")]
@@ -66,6 +70,91 @@ pub struct RouterArgs {
     /// model of the directory's name [default: fetched from the workers]
     #[arg(long, env = "REIN_MODEL", value_delimiter = ',', value_name = "DIRS", help_heading = "Routing")]
     pub model: Vec<PathBuf>,
+}
+
+/// An engine that is already there: `vllm=URL`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineAddress {
+    pub dialect: EngineDialect,
+    pub url: String,
+}
+
+impl FromStr for EngineAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let example = "expected KIND=URL such as vllm=http://10.0.0.5:8000";
+        let (kind, url) = text.split_once('=').ok_or_else(|| format!("{example}, got {text:?}"))?;
+        EngineHttp::new(url, None).map_err(|error| error.to_string())?;
+        Ok(EngineAddress { dialect: kind.parse()?, url: url.trim_end_matches('/').to_owned() })
+    }
+}
+
+/// Engines that are already there, in place of a cluster.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engines without a cluster")]
+pub struct FrontArgs {
+    /// Comma-separated engines that serve the model of --model, each KIND=URL with a kind of vllm, sglang or
+    /// llama-server; may be repeated; no etcd is used. REIN_ENGINE_KEY has the engines' API key [default: the worker
+    /// groups of the cluster]
+    #[arg(long, env = "REIN_ENGINES", value_delimiter = ',', value_name = "ENGINES", requires = "model", conflicts_with_all = ["etcd", "cluster"])]
+    pub engine: Vec<EngineAddress>,
+    /// Name of the model in the API, with --engine [default: the name of the model directory]
+    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", requires = "engine", value_parser = NonEmptyStringValueParser::new())]
+    pub served_name: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct AdapterArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Name of this adapter in the cluster [default: host name and port]
+    #[arg(long, env = "REIN_ID", value_name = "NAME", help_heading = "Cluster")]
+    pub id: Option<String>,
+    #[command(flatten)]
+    pub peer: PeerArgs,
+    #[command(flatten)]
+    pub fronted: FrontedEngineArgs,
+    #[command(flatten)]
+    pub network: AdapterNetworkArgs,
+}
+
+/// The engine, and the text files of its model.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct FrontedEngineArgs {
+    /// The engine, KIND=URL with a kind of vllm, sglang or llama-server; REIN_ENGINE_KEY has its API key
+    #[arg(long, env = "REIN_ENGINES", value_name = "ENGINE")]
+    pub engine: EngineAddress,
+    /// Directory with the text files (config.json, tokenizer, template) of the engine's model; weights are not read
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
+    pub model: PathBuf,
+    /// Name of the model in the API [default: the name of the model directory]
+    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub served_name: Option<String>,
+    /// Tokens of prompt and answer together, which the engine must support [default: what the engine and the model's
+    /// files allow]
+    #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_context: Option<u32>,
+}
+
+/// An adapter's listeners.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Network")]
+pub struct AdapterNetworkArgs {
+    /// Address of the gRPC services for routers; port 0 picks a free port
+    #[arg(long, env = "REIN_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDR")]
+    pub listen: ListenAddr,
+    /// Host name or IP address under which routers reach this process [default: the host of --listen]
+    #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST", value_parser = option_values::host)]
+    pub advertise: Option<String>,
+    /// Address of the admin HTTP server (/metrics, /health, /ready), unencrypted and unauthenticated; port 0 picks a
+    /// free port [default: none]
+    #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
+    pub http: Option<ListenAddr>,
+    /// Seconds that open sequences may take to finish after SIGTERM
+    #[arg(long, env = "REIN_DRAIN_SECONDS", default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub drain_seconds: u64,
 }
 
 #[derive(Debug, Clone, Args)]

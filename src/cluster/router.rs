@@ -52,6 +52,9 @@ async fn id_conflict(id: String, mut held: watch::Receiver<SessionState>) -> Str
 }
 
 pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
+    if !args.front.engine.is_empty() {
+        return super::front::run(args);
+    }
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let peers = Peers::open(&args.peer)?;
     let links = WorkerLinks::new(peers.clone())?;

@@ -7,7 +7,7 @@ use std::io::Write;
 use rein_control_plane::connectivity::Connectivity;
 use rein_control_plane::epoch;
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{Load, RankFailure, Release, WorkerRecord, WorkerState};
+use rein_control_plane::records::{EngineRecord, Load, RankFailure, Release, WorkerRecord, WorkerState};
 use rein_control_plane::view::GroupState;
 use rein_control_plane::{ClusterView, Mirror};
 use serde_json::{Value, json};
@@ -77,6 +77,15 @@ pub fn worker_state(view: &ClusterView, id: &str, worker: &WorkerRecord) -> &'st
     }
 }
 
+/// The state of an engine behind an adapter.
+pub fn engine_state(engine: &EngineRecord) -> &'static str {
+    match (&engine.lost, engine.draining) {
+        (Some(_), _) => "lost",
+        (None, true) => "draining",
+        (None, false) => "serving",
+    }
+}
+
 fn json(view: &ClusterView) -> Value {
     let groups: serde_json::Map<String, Value> = view
         .groups
@@ -132,8 +141,9 @@ fn json(view: &ClusterView) -> Value {
             (id.clone(), value)
         })
         .collect();
+    let engines: BTreeMap<&String, &EngineRecord> = view.engines.iter().map(|(id, engine)| (id, &**engine)).collect();
     let release = view.controller.as_ref().map(|_| &view.controller_release);
-    json!({"controller": view.controller, "controller_release": release, "routers": view.routers, "groups": groups, "workers": workers, "draining": view.drains})
+    json!({"controller": view.controller, "controller_release": release, "routers": view.routers, "groups": groups, "workers": workers, "engines": engines, "draining": view.drains})
 }
 
 /// Why ranks left an epoch, by rank.
@@ -227,6 +237,28 @@ fn table(cluster: &str, view: &ClusterView) -> String {
         let why = seat_refusal(&connectivity, id, worker);
         if !why.is_empty() {
             out.push_str(&format!("{id}: {why}\n"));
+        }
+    }
+    if !view.engines.is_empty() {
+        let mut rows = vec![row([
+            "ENGINE", "MODEL", "KIND", "STATE", "URL", "ADAPTER", "CONTEXT", "SLOTS", "CACHE", "AGE", "VERSION",
+            "PROTOCOL",
+        ])];
+        for (id, engine) in &view.engines {
+            let state = engine_state(engine);
+            let cache = if engine.prefix_cache { "yes" } else { "no" };
+            let (context, slots) = (engine.context.to_string(), engine.slots.to_string());
+            let (age, protocol) = (age(&engine.release), engine.release.protocol.to_string());
+            let version = version(&engine.release);
+            let EngineRecord { model, kind, url, address, .. } = &**engine;
+            rows.push(row([id, model, kind, state, url, address, &context, &slots, cache, &age, version, &protocol]));
+        }
+        out.push('\n');
+        out.push_str(&aligned(&rows));
+        for (id, engine) in &view.engines {
+            if let Some(why) = &engine.lost {
+                out.push_str(&format!("{id}: {why}\n"));
+            }
         }
     }
     let mut rows = vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT", "AGE", "VERSION", "PROTOCOL"])];

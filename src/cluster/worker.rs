@@ -1,7 +1,6 @@
 //! The command `rein worker`: runs one worker, or several simulated ones. It does not compute.
 
 use std::error::Error;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,7 +23,7 @@ use tokio::task::JoinSet;
 use tonic::service::Routes;
 
 use super::page::{MetricsSocket, StatusPage};
-use super::{keys, store};
+use super::{advertised, keys, store, warn_if_open};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::ending::{self, EXIT_TIME};
 use crate::listen::{CLOSE_TIME, StopSignals, WriteTimeout, bind, serve_grpc, wait_until_true};
@@ -71,7 +70,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             text: fingerprint.text,
             revision: model_text::revision(&args.weights.model),
             address: String::new(),
-            mesh: at(&args, listener.address())?,
+            mesh: advertised(&args.network.advertise, listener.address())?,
             locality: model.and_then(ModelLoader::locality),
             device: (0..ranks).map(|rank| devices.name(rank)).collect::<Vec<_>>().join(","),
             shape,
@@ -140,32 +139,8 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     ran
 }
 
-const OPEN_GRPC: &str = "anyone who can reach it can generate and read the model's text files";
+pub const OPEN_GRPC: &str = "anyone who can reach it can generate and read the model's text files";
 const OPEN_MESH: &str = "anyone who can reach it and knows a group, its epoch and a rank can impersonate that rank";
-
-/// Warns about a port without mutual TLS.
-fn warn_if_open(flag: &str, address: SocketAddr, who: &str) {
-    if !address.ip().is_loopback() {
-        let advice = "bind it to a private address, or set --peer-ca, --peer-cert and --peer-key";
-        tracing::warn!("{flag}: {address} is unencrypted and unauthenticated: {who}; {advice}");
-    }
-}
-
-/// The address at which other processes reach this one.
-fn at(args: &WorkerArgs, address: SocketAddr) -> Result<String, Box<dyn Error>> {
-    let host = match &args.network.advertise {
-        Some(host) => host.clone(),
-        None if address.ip().is_unspecified() => {
-            return Err(
-                "--advertise: required when listening on all interfaces; give this machine's host name or address"
-                    .into(),
-            );
-        }
-        None => address.ip().to_string(),
-    };
-    let port = address.port();
-    Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
-}
 
 /// What the workers of a process share.
 struct Shared<'a> {
@@ -200,7 +175,7 @@ impl Shared<'_> {
             (id, _) => id.clone(),
         };
         let id = super::id(&id, address.port())?;
-        let address = at(args, address)?;
+        let address = advertised(&args.network.advertise, address)?;
         let options = NodeOptions {
             keys: self.keys.clone(),
             id: id.clone(),

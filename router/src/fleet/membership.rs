@@ -1,5 +1,5 @@
-//! Follows which worker groups serve which model, from the cluster's records, and downloads a model's text files from
-//! its workers. It does not know what the files contain.
+//! Follows which worker groups and engines serve which model, from the cluster's records, and downloads a model's text
+//! files from its workers. It does not know what the files contain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,10 @@ use std::{
 };
 
 use futures::FutureExt;
-use rein_control_plane::{ClusterView, Keys, Mirror, Store, records::GroupRecord};
+use rein_control_plane::{
+    ClusterView, Keys, Mirror, Store,
+    records::{EngineRecord, GroupRecord},
+};
 use rein_proto::{
     internal::{TextFilesRequest, worker_client::WorkerClient},
     protocol,
@@ -53,8 +56,11 @@ pub struct ServingGroup {
 /// The cluster's worker groups, followed as they come and go.
 pub struct Membership {
     keys: Keys,
-    mirror: Mirror,
+    groups: Mirror,
     view: ClusterView,
+    /// Engines behind adapters.
+    engines: Mirror,
+    engines_view: ClusterView,
     /// What has been logged: incompatible groups, and the kinds of each model's groups.
     incompatible: BTreeSet<String>,
     kinds: BTreeMap<String, BTreeSet<String>>,
@@ -63,29 +69,43 @@ pub struct Membership {
 impl Membership {
     /// `id`: this router's id, unique among the routers of the cluster.
     pub fn new(store: Arc<dyn Store>, keys: Keys, id: &str) -> Self {
-        let mirror = Mirror::new(store, id, keys.groups());
-        Membership { keys, mirror, view: ClusterView::default(), incompatible: BTreeSet::new(), kinds: BTreeMap::new() }
+        let groups = Mirror::new(store.clone(), id, keys.groups());
+        let engines = Mirror::new(store, id, keys.engines());
+        let (view, engines_view) = (ClusterView::default(), ClusterView::default());
+        let (incompatible, kinds) = (BTreeSet::new(), BTreeMap::new());
+        Membership { keys, groups, view, engines, engines_view, incompatible, kinds }
     }
 
     /// Waits for a change, and then `MEMBERSHIP_BURST` for more changes. Cancel-safe.
     pub async fn changed(&mut self) {
-        self.mirror.changed().await;
+        tokio::select! {
+            _ = self.groups.changed() => {}
+            _ = self.engines.changed() => {}
+        }
         sleep(limits::MEMBERSHIP_BURST).await;
     }
 
-    /// The serving groups by model.
+    /// The serving groups and engines by model.
     pub fn serving(&mut self) -> BTreeMap<String, Vec<ServingGroup>> {
-        self.view.update(&self.keys, &self.mirror.view());
+        self.view.update(&self.keys, &self.groups.view());
+        self.engines_view.update(&self.keys, &self.engines.view());
         log_incompatible(&self.view, &mut self.incompatible);
-        let serving = serving(&self.view);
+        let mut serving = serving(&self.view);
+        for (model, engine) in serving_engines(&self.engines_view) {
+            serving.entry(model).or_default().push(engine);
+        }
         for (name, groups) in &serving {
             log_differences(name, groups, &mut self.kinds);
         }
         serving
     }
 
-    /// Whether the engine's group has another epoch now.
+    /// Whether the engine's group has another epoch now, or the engine has joined again.
     pub fn is_superseded(&self, engine: &EngineHandle) -> bool {
+        if let Some(id) = engine.group.strip_prefix(ENGINE_GROUP) {
+            let record = self.engines_view.engines.get(id);
+            return record.is_some_and(|record| record.incarnation != engine.epoch);
+        }
         let group = self.view.groups.get(&engine.group).and_then(|group| group.record());
         group.is_some_and(|record| record.epoch() != engine.epoch)
     }
@@ -111,6 +131,27 @@ fn serving(view: &ClusterView) -> BTreeMap<String, Vec<ServingGroup>> {
         }
     }
     models
+}
+
+/// Engines behind adapters count as groups whose names begin with this: no group's name has a slash.
+const ENGINE_GROUP: &str = "engines/";
+
+/// The engines behind adapters of this view, each with its model.
+fn serving_engines(view: &ClusterView) -> impl Iterator<Item = (String, ServingGroup)> {
+    let serves = |record: &EngineRecord| {
+        record.lost.is_none() && protocol::understands(record.release.protocol, protocol::NUMBER)
+    };
+    view.engines.iter().filter(move |(_, record)| serves(record)).map(|(id, record)| {
+        let listing = EngineListing {
+            group: format!("{ENGINE_GROUP}{id}"),
+            epoch: record.incarnation,
+            kind: record.kind.clone(),
+            revision: record.revision.clone(),
+            address: record.address.clone(),
+            draining: record.draining,
+        };
+        (record.model.clone(), ServingGroup { listing, text: record.text.clone() })
+    })
 }
 
 fn is_understood(record: &GroupRecord) -> bool {

@@ -118,3 +118,45 @@ fn every_column_of_the_table_has_its_value() {
     assert_eq!(rows[..7], expected, "{shown}");
     assert_eq!(rows[7..], [["r0", "r0:8000", "r0:9000", "draining", "6", "2 h", "1.2.3", "7"]], "{shown}");
 }
+
+#[test]
+fn engines_behind_adapters_have_a_table_of_their_own() {
+    let engine = |lost: Option<&str>, draining| {
+        Arc::new(EngineRecord {
+            model: "demo".into(),
+            kind: "vllm 0.11.0, demo".into(),
+            engine: "vllm".into(),
+            url: "http://vllm:8000".into(),
+            text: "t".into(),
+            revision: None,
+            address: "a0:1".into(),
+            context: 8192,
+            slots: 64,
+            prefix_cache: lost.is_none(),
+            incarnation: 1,
+            draining,
+            lost: lost.map(str::to_owned),
+            release: release(),
+        })
+    };
+    let mut view = view();
+    view.engines = [
+        ("a0".to_owned(), engine(None, false)),
+        ("a1".to_owned(), engine(None, true)),
+        ("a2".to_owned(), engine(Some("no answer within 5 s"), false)),
+    ]
+    .into();
+    let shown = table("test", &view);
+    let row = |id, state, cache| {
+        let kind = "vllm 0.11.0, demo";
+        vec![id, "demo", kind, state, "http://vllm:8000", "a0:1", "8192", "64", cache, "2 h", "1.2.3", "7"]
+    };
+    let rows = cells(&shown);
+    assert_eq!(
+        rows[7..10],
+        [row("a0", "serving", "yes"), row("a1", "draining", "yes"), row("a2", "lost", "no")],
+        "{shown}"
+    );
+    assert!(shown.contains("a2: no answer within 5 s"), "{shown}");
+    assert_eq!(json(&view)["engines"]["a2"]["lost"], "no answer within 5 s");
+}

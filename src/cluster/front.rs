@@ -1,0 +1,180 @@
+//! `rein router --engine`: a router in front of engines that are already there, without a cluster. Each engine's
+//! adapter runs in this process; the router finds it in a store in memory, as it finds worker groups in etcd.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rein_adapter::{AdapterService, Deployment, EngineHttp};
+use rein_control_plane::limits::LEASE;
+use rein_control_plane::{Keys, MemoryStore, Session, Store};
+use rein_router::fleet::membership::Dial;
+use rein_router::metrics::on_scrape;
+use rein_router::{EngineTransport, FleetConfig, ProcessMetrics, ResponsesStoreMode, Router, RouterConfig};
+use rein_text::model_text::ModelOverrides;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::engines::{self, EngineIdentity, FrontedModel, ObservedEngine};
+use crate::api_server::{self, Listeners};
+use crate::args::{EngineAddress, RouterArgs};
+use crate::banner::Banner;
+use crate::metrics;
+use crate::tls;
+
+/// The name of the cluster in memory.
+const CLUSTER: &str = "engines";
+
+/// The adapters of this process that have joined, by the address in their record.
+#[derive(Clone, Default)]
+struct Adapters(Arc<Mutex<HashMap<String, AdapterService>>>);
+
+impl Adapters {
+    fn insert(&self, address: &str, service: AdapterService) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address.to_owned(), service);
+    }
+
+    fn transport(&self, address: &str) -> Option<EngineTransport> {
+        let service = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(address).cloned();
+        service.map(|service| rein_router::transport(service.into_server()))
+    }
+
+    fn observed(&self) -> Vec<ObservedEngine> {
+        let adapters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut observed: Vec<ObservedEngine> = adapters
+            .iter()
+            .map(|(name, service)| ObservedEngine { service: service.clone(), name: format!("engines/{name}") })
+            .collect();
+        observed.sort_by(|a, b| a.name.cmp(&b.name));
+        observed
+    }
+}
+
+pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
+    let [dir] = args.model.as_slice() else {
+        return Err(
+            "--engine: needs exactly one --model, the directory with the text files of the engines' model".into()
+        );
+    };
+    let tool_calls = &args.api.tool_calls;
+    let policy = api_server::policy(tool_calls)?;
+    let overrides = ModelOverrides { template: tool_calls.chat_template.clone(), ..ModelOverrides::from_env()? };
+    let dir = dir.canonicalize().map_err(|error| format!("--model: {}: {error}", dir.display()))?;
+    let model = FrontedModel::load(&dir, args.front.served_name.clone(), None, overrides.clone())?;
+    let mut clients = Vec::new();
+    for address in &args.front.engine {
+        if clients.iter().any(|(known, _): &(EngineAddress, EngineHttp)| known.url == address.url) {
+            return Err(format!("--engine: {} is given twice", address.url).into());
+        }
+        clients.push((address.clone(), engines::client(address)?));
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listeners = Listeners::bind(&args.api).await?;
+        let keys = Keys::new(CLUSTER).ok_or("the cluster's name is invalid")?;
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+        let adapters = Adapters::default();
+        let name = model.text.name.clone();
+        let base = api_server::config(&args.api, ResponsesStoreMode::Memory)?;
+        let process_metrics = front_metrics(&listeners, adapters.clone());
+        let (hedge_after, expected_models) = (args.hedge_after.map(Duration::from_millis), vec![name.clone()]);
+        let config = RouterConfig { policy: args.policy, expected_models, hedge_after, process_metrics, ..base };
+        let router = Router::open(config)?;
+        let dial: Dial = {
+            let adapters = adapters.clone();
+            Arc::new(move |address| adapters.transport(address))
+        };
+        let texts = HashMap::from([(name.clone(), dir.clone())]);
+        let fleet = FleetConfig {
+            store: store.clone(),
+            keys: keys.clone(),
+            id: "router".into(),
+            dial,
+            policy,
+            texts,
+            overrides,
+        };
+        let mut tasks = JoinSet::new();
+        {
+            let router = router.clone();
+            tasks.spawn(async move {
+                router.follow(fleet).await;
+                String::new()
+            });
+        }
+        for (number, (address, http)) in clients.into_iter().enumerate() {
+            let engine = Engine {
+                id: number.to_string(),
+                address,
+                http,
+                deployment: model.deployment.clone(),
+                revision: model.text.revision.clone(),
+            };
+            tasks.spawn(engine.run(store.clone(), keys.clone(), adapters.clone()));
+        }
+        // None of the tasks ends but with an error.
+        let failed = async {
+            match tasks.join_next().await {
+                Some(Ok(why)) => why,
+                Some(Err(panic)) => panic.to_string(),
+                None => std::future::pending().await,
+            }
+        };
+        let drain = Duration::from_secs(args.api.network.drain_seconds);
+        let urls: Vec<String> = args.front.engine.iter().map(|engine| engine.url.clone()).collect();
+        let banner = Banner::new(&format!("serves {name}"))
+            .row("model", format_args!("{} ({})", dir.display(), model.text.architecture))
+            .row("engines", urls.join(", "));
+        let (cut, lost) = (std::future::ready(()), std::future::pending());
+        tokio::select! {
+            served = listeners.serve(&router, banner, drain, router.drain(), cut, lost) => served,
+            why = failed => Err(why.into()),
+        }
+    })
+}
+
+/// One engine of this router.
+struct Engine {
+    id: String,
+    address: EngineAddress,
+    http: EngineHttp,
+    deployment: Deployment,
+    revision: Option<String>,
+}
+
+impl Engine {
+    /// Runs the engine's adapter. Returns only if the engine does not fit.
+    async fn run(self, store: Arc<dyn Store>, keys: Keys, adapters: Adapters) -> String {
+        let joined = match engines::wait_for_engine(&self.http, &self.address, &self.deployment).await {
+            Ok(joined) => joined,
+            Err(error) => return format!("--engine: {error}"),
+        };
+        engines::warn_without_cache(&joined, &self.address.url);
+        let kind = joined.kind(self.address.dialect);
+        tracing::info!(engine = self.address.url, kind, context = joined.context, "an engine joined");
+        let service = AdapterService::start(self.http.clone(), self.address.dialect, joined);
+        adapters.insert(&self.id, service.clone());
+        let identity = EngineIdentity {
+            key: keys.engine(&self.id),
+            address: self.id.clone(),
+            text: String::new(),
+            revision: self.revision,
+        };
+        let session = Arc::new(Session::new(store, &self.id, LEASE));
+        // The adapter drains with the router, which still opens sequences for open requests.
+        let (_drain, draining) = watch::channel(false);
+        engines::publish(service, session, identity, self.deployment, self.http, draining).await;
+        String::new()
+    }
+}
+
+fn front_metrics(listeners: &Listeners, adapters: Adapters) -> ProcessMetrics {
+    let certificates: Vec<tls::Certificate> = listeners.certificate().into_iter().collect();
+    drop(tls::watch(certificates.clone()));
+    ProcessMetrics::new(move |registry| {
+        metrics::register(registry, certificates.clone());
+        let adapters = adapters.clone();
+        on_scrape(registry, move |samples| engines::write_metrics(samples, &adapters.observed()));
+    })
+}
