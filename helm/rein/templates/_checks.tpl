@@ -1,6 +1,7 @@
 {{/* Rules between values, which the schema cannot express. Each error begins with the path of the value. */}}
 
 {{- define "rein.checks" -}}
+{{- include "rein.checkFront" . -}}
 {{- include "rein.checkEtcd" . -}}
 {{- include "rein.checkTls" . -}}
 {{- include "rein.checkRouter" . -}}
@@ -8,12 +9,36 @@
 {{- include "rein.checkModels" . -}}
 {{- end -}}
 
+{{- define "rein.checkFront" -}}
+{{- $front := .Values.front -}}
+{{- if $front.engines -}}
+{{- if or .Values.etcd.trial .Values.etcd.endpoints .Values.models -}}
+{{- fail "front.engines: routers in front of these engines need no etcd and have no models; leave etcd.trial, etcd.endpoints and models empty" -}}
+{{- end -}}
+{{- if .Values.peerTls.enabled -}}
+{{- fail "front.engines: routers reach engines over HTTP; set peerTls.enabled to false" -}}
+{{- end -}}
+{{- $kinds := list -}}
+{{- range list "inImage" "hostPath" "pvc" "image" -}}
+{{- if hasKey $front.model . -}}{{- $kinds = append $kinds . -}}{{- end -}}
+{{- end -}}
+{{- if ne (len $kinds) 1 -}}
+{{- fail (printf "front.model: must have exactly one of hostPath, pvc, image and inImage, got %s" (default "none" (join ", " $kinds))) -}}
+{{- end -}}
+{{- if and $front.model.image (semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "front.model.image: image volumes need Kubernetes 1.35, got %s; use pvc or hostPath" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- else if or $front.servedName $front.apiKey.secretName $front.model -}}
+{{- fail "front.engines: must list an engine for front.model, front.servedName or front.apiKey to have an effect" -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "rein.checkEtcd" -}}
 {{- $etcd := .Values.etcd -}}
 {{- if and $etcd.trial $etcd.endpoints -}}
 {{- fail "etcd.trial: must be false if etcd.endpoints names an etcd" -}}
 {{- end -}}
-{{- if not (or $etcd.trial $etcd.endpoints) -}}
+{{- if not (or $etcd.trial $etcd.endpoints .Values.front.engines) -}}
 {{- fail "etcd.endpoints: must name an etcd as HOST:PORT, or set etcd.trial to true for a single pod without storage" -}}
 {{- end -}}
 {{- if and $etcd.trial (or $etcd.tls.secretName $etcd.auth.user) -}}

@@ -16,8 +16,18 @@
 
 {{- define "rein.routerArgs" -}}
 - router
+{{- if .Values.front.engines }}
+{{- range .Values.front.engines }}
+- {{ printf "--engine=%s" . | quote }}
+{{- end }}
+- {{ printf "--model=%s" (include "rein.modelDirectory" (dict "source" .Values.front.model)) | quote }}
+{{- with .Values.front.servedName }}
+- {{ printf "--served-name=%s" . | quote }}
+{{- end }}
+{{- else }}
 {{ include "rein.clusterFlags" . }}
 {{ include "rein.peerFlags" . }}
+{{- end }}
 - {{ printf "--http=%s:8000" (include "rein.any" .) | quote }}
 - {{ printf "--grpc=%s:50051" (include "rein.any" .) | quote }}
 - --drain-seconds={{ include "rein.number" .Values.router.drainSeconds }}
@@ -39,6 +49,11 @@
 {{ include "rein.peerMounts" . }}
 - name: tmp
   mountPath: /tmp
+{{- if and .Values.front.engines (not .Values.front.model.inImage) }}
+- name: weights
+  mountPath: /weights
+  readOnly: true
+{{- end }}
 {{- if .Values.publicTls.enabled }}
 - name: public
   mountPath: /etc/rein/public
@@ -54,6 +69,9 @@
 {{- define "rein.routerVolumes" -}}
 {{ include "rein.clusterVolumes" . }}
 {{ include "rein.peerVolumes" . }}
+{{- if .Values.front.engines }}
+{{ include "rein.sourceVolume" .Values.front.model }}
+{{- end }}
 # Templates and tokenizers, which routers fetch from workers.
 - name: tmp
   emptyDir:

@@ -145,23 +145,21 @@ rm -rf "$REIN_WEIGHTS" "$REIN_WEIGHTS_PLACE/${REIN_WEIGHTS##*/}"
 {{- end }}
 {{- end -}}
 
-{{- define "rein.workerVolumes" -}}
-{{- $source := .model.source }}
-{{ include "rein.clusterVolumes" .root }}
-{{ include "rein.peerVolumes" .root }}
-{{- with $source.hostPath }}
+{{/* The volume of a source, unless it is filled by an init container. */}}
+{{- define "rein.sourceVolume" -}}
+{{- with .hostPath }}
 - name: weights
   hostPath:
     path: {{ .path }}
     type: Directory
 {{- end }}
-{{- with $source.pvc }}
+{{- with .pvc }}
 - name: weights
   persistentVolumeClaim:
     claimName: {{ .claimName }}
     readOnly: true
 {{- end }}
-{{- with $source.image }}
+{{- with .image }}
 - name: weights
   image:
     reference: {{ .reference }}
@@ -169,6 +167,13 @@ rm -rf "$REIN_WEIGHTS" "$REIN_WEIGHTS_PLACE/${REIN_WEIGHTS##*/}"
     pullPolicy: {{ . }}
     {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- define "rein.workerVolumes" -}}
+{{- $source := .model.source }}
+{{ include "rein.clusterVolumes" .root }}
+{{ include "rein.peerVolumes" .root }}
+{{ include "rein.sourceVolume" $source }}
 {{- with $source.init }}
 {{- with .volume.emptyDir }}
 - name: weights
