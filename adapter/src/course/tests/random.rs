@@ -85,7 +85,7 @@ impl ToyRouter {
         for id in tokens {
             if !allowed(self.grammar, self.accepted.len()).contains(&id) {
                 self.refused += 1;
-                if self.refused % 3 == 0 {
+                if self.refused.is_multiple_of(3) {
                     self.held = 4;
                 }
                 return Some(self.masked());
