@@ -17,7 +17,7 @@ pub const MAX_STOP_TOKENS: usize = 512;
 pub const MAX_REQUEST_ID_BYTES: usize = 256;
 /// Bytes of a cache salt.
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
-/// Alternatives with logprobs per token; the default of vLLM's `--max-logprobs`.
+/// Alternatives with logprobs per token; vLLM has the same limit by default.
 pub const MAX_LOGPROBS: i32 = 20;
 /// Highest temperature: vLLM rejects more.
 pub const MAX_TEMPERATURE: f32 = 2.0;
