@@ -139,6 +139,7 @@ impl AdapterService {
             protocol: protocol::NUMBER,
             version: protocol::VERSION.into(),
             embedding_size: 0,
+            takes_packed_prompt: false,
         }
     }
 
