@@ -457,15 +457,15 @@ pub fn out_of_vocabulary(param: impl Into<String>, id: u32, vocab: u32) -> Error
 
 /// Ranges of the sampling fields.
 pub mod range {
-    use rein_text::fields::NumberRange;
+    use rein_text::fields::AcceptedRange;
 
-    pub const TEMPERATURE: NumberRange = NumberRange::between(0.0, 2.0);
-    pub const TOP_P: NumberRange = NumberRange::above(0.0, 1.0);
-    pub const MIN_P: NumberRange = NumberRange::between(0.0, 1.0);
-    pub const REPETITION_PENALTY: NumberRange = NumberRange::above(0.0, 10.0);
-    pub const PRESENCE_PENALTY: NumberRange = NumberRange::between(-2.0, 2.0);
-    pub const FREQUENCY_PENALTY: NumberRange = NumberRange::between(-2.0, 2.0);
-    pub const LOGIT_BIAS: NumberRange = NumberRange::between(-100.0, 100.0);
+    pub const TEMPERATURE: AcceptedRange = AcceptedRange::between(0.0, 2.0);
+    pub const TOP_P: AcceptedRange = AcceptedRange::above(0.0, 1.0);
+    pub const MIN_P: AcceptedRange = AcceptedRange::between(0.0, 1.0);
+    pub const REPETITION_PENALTY: AcceptedRange = AcceptedRange::above(0.0, 10.0);
+    pub const PRESENCE_PENALTY: AcceptedRange = AcceptedRange::between(-2.0, 2.0);
+    pub const FREQUENCY_PENALTY: AcceptedRange = AcceptedRange::between(-2.0, 2.0);
+    pub const LOGIT_BIAS: AcceptedRange = AcceptedRange::between(-100.0, 100.0);
 }
 
 fn at_most(param: &str, what: &str, got: usize, limit: usize) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use rein_grammar::Response;
 use rein_proto::v1;
-use rein_text::fields::{Fields, NumberRange, ParsedBody, constraints};
+use rein_text::fields::{AcceptedRange, Fields, ParsedBody, constraints};
 use serde_json::Value;
 
 use super::{
@@ -34,7 +34,7 @@ pub struct AnswerOptions {
 }
 
 /// Anthropic's range; other APIs allow up to 2.
-const TEMPERATURE: NumberRange = NumberRange::between(0.0, 1.0);
+const TEMPERATURE: AcceptedRange = AcceptedRange::between(0.0, 1.0);
 /// Fields of Anthropic's API that cannot change the result. They are accepted and dropped.
 const WITHOUT_EFFECT: [&str; 10] = [
     "cache_control",

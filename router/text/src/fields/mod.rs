@@ -14,7 +14,7 @@ use crate::{InvalidRequest, limits, template::lossless};
 use json::{RawField, ValueMemoryBudget};
 
 pub use neutral::{NeutralValues, Refused, refused};
-pub use range::NumberRange;
+pub use range::AcceptedRange;
 
 pub struct Fields<'a> {
     /// Path of the object in the request: empty, or ending in a dot.
@@ -175,7 +175,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A number in this range. The error shows it as the client wrote it, even if it does not fit an `f32`.
-    pub fn number(&mut self, name: &'static str, range: NumberRange) -> Result<Option<f32>, InvalidRequest> {
+    pub fn number(&mut self, name: &'static str, range: AcceptedRange) -> Result<Option<f32>, InvalidRequest> {
         let Some(value) = self.take(name) else { return Ok(None) };
         number(&self.at(name), &value, range).map(Some)
     }
@@ -315,7 +315,7 @@ fn clipped(name: &str) -> &str {
 }
 
 /// Converts to a number in this range.
-pub fn number(at: &str, value: &Value, range: NumberRange) -> Result<f32, InvalidRequest> {
+pub fn number(at: &str, value: &Value, range: AcceptedRange) -> Result<f32, InvalidRequest> {
     let number = value.as_f64().ok_or_else(|| InvalidRequest::wrong_type(at, "a number", value))?;
     let narrow = number as f32;
     range.check(at, narrow, value)?;

@@ -6,26 +6,26 @@ use crate::InvalidRequest;
 
 /// An interval of numbers that a field accepts.
 #[derive(Debug, Clone, Copy)]
-pub struct NumberRange {
+pub struct AcceptedRange {
     min: f32,
     max: f32,
     /// Whether `min` itself is excluded.
     above: bool,
 }
 
-impl NumberRange {
+impl AcceptedRange {
     pub const fn between(min: f32, max: f32) -> Self {
-        NumberRange { min, max, above: false }
+        AcceptedRange { min, max, above: false }
     }
 
     /// Above `min`, up to and including `max`.
     pub const fn above(min: f32, max: f32) -> Self {
-        NumberRange { min, max, above: true }
+        AcceptedRange { min, max, above: true }
     }
 
     /// Checks a value; `shown` is the value as the client wrote it.
     pub fn check(self, param: &str, value: f32, shown: impl Display) -> Result<(), InvalidRequest> {
-        let NumberRange { min, max, above } = self;
+        let AcceptedRange { min, max, above } = self;
         if (min..=max).contains(&value) && !(above && value == min) {
             return Ok(());
         }
