@@ -21,7 +21,7 @@ RUN = [REPOSITORY / "README.md", *sorted((DOCS / "start").glob("*.md")), *sorted
 COMMANDS = ("sh", "python")
 # The first words of comments before blocks that other tests run: test_clients.py, test_dist.py, and tests below.
 ELSEWHERE = ("client:", "dist:", "test:")
-MOST_NOT_RUN = 22
+MOST_NOT_RUN = 24
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*?) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)\n *```", re.S)
 
 
@@ -244,7 +244,8 @@ def options():
 FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture",
            "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output",
-           "--conversations", "--values", "--previous", "--features"}
+           "--conversations", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
+           "--namespace"}
 
 
 def test_options_in_the_docs_exist():
