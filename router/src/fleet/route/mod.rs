@@ -141,6 +141,7 @@ impl Routing {
         session: Option<u64>,
         now: Duration,
     ) -> Option<usize> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         if engines.len() <= 1 {
             return (!engines.is_empty()).then_some(0);
         }
@@ -156,7 +157,6 @@ impl Routing {
                 matched: matches.cached_tokens(engine.index_slot),
             })
             .collect();
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let chosen = choose(self.policy, &candidates, prompt.tokens, session, turn)?;
         self.index.anticipate(engines[chosen].index_slot, prompt, now);
         Some(chosen)
