@@ -79,6 +79,7 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceCho
         max_context: engine.max_context.map(|n| n as usize),
         max_sequences: engine.max_sequences as usize,
         embeds: engine.task == EngineTask::Embed,
+        step_deadline: Some(Duration::from_secs_f64(engine.step_deadline)),
         ..weights(args, devices)
     }
 }

@@ -66,3 +66,18 @@ DEVICE float block_sum(float x, float *parts) {
   for (unsigned i = 0; i < blockDim.x / 32; i++) sum += parts[i];
   return sum;
 }
+
+// The place of this thread among those of a block of 256 for which `mine` is true, from `at` on; `at` then is the place
+// after all of them. `warps` is a shared array of 8, which is free again after the next __syncthreads.
+DEVICE uint32_t place_in_block(bool mine, uint32_t *warps, uint32_t &at) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint32_t lanes = warp_ballot(mine);
+  if (lane == 0) warps[warp] = count_bits(lanes);
+  __syncthreads();
+  uint32_t place = at + count_bits(lanes & ((1u << lane) - 1));
+  for (int w = 0; w < 8; w++) {
+    if (w < warp) place += warps[w];
+    at += warps[w];
+  }
+  return place;
+}

@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_count(const MoeAlignArgs a
 extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a) {
   SHARED(uint32_t, warps, 8);
   SHARED(uint32_t, before, 1);
-  int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int expert = blockIdx.x;
   if (threadIdx.x == 0) *before = 0;
   __syncthreads();
   uint32_t own = 0;
@@ -78,14 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a
   for (int from = 0; from < a.routes; from += 256) {
     int route = from + threadIdx.x;
     bool mine = route < a.routes && moe::goes_to(a, route, id);
-    uint32_t lanes = warp_ballot(mine);
-    if (lane == 0) warps[warp] = count_bits(lanes);
-    __syncthreads();
-    uint32_t place = at + count_bits(lanes & ((1u << lane) - 1));
-    for (int w = 0; w < 8; w++) {
-      if (w < warp) place += warps[w];
-      at += warps[w];
-    }
+    uint32_t place = place_in_block(mine, warps, at);
     if (mine) a.order[place] = route;
     __syncthreads();
   }

@@ -256,20 +256,13 @@ extern "C" __global__ void __launch_bounds__(256) moe_dispatch(const MoeDispatch
 
 extern "C" __global__ void __launch_bounds__(256) moe_slots(const MoeSlotsArgs a) {
   SHARED(uint32_t, warps, 8);
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, routes = a.rows * a.top_k;
+  int routes = a.rows * a.top_k;
   uint32_t owner = blockIdx.x, at = 0, *starts = a.starts + size_t(owner) * (a.ranks + 1);
   // 256 routes at a time; each keeps its place among those of the rank.
   for (int from = 0; from < routes; from += 256) {
     int route = from + threadIdx.x, row = route / a.top_k;
     bool mine = route < routes && a.ranks_of[route] == owner;
-    uint32_t lanes = warp_ballot(mine);
-    if (lane == 0) warps[warp] = count_bits(lanes);
-    __syncthreads();
-    uint32_t place = at + count_bits(lanes & ((1u << lane) - 1));
-    for (int w = 0; w < 8; w++) {
-      if (w < warp) place += warps[w];
-      at += warps[w];
-    }
+    uint32_t place = place_in_block(mine, warps, at);
     if (mine) a.slots[route] = place;
     if (route < routes && route % a.top_k == 0)
       for (int r = 0; r < a.ranks; r++)

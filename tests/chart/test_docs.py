@@ -1,11 +1,12 @@
 """Commands and values of the pages on Kubernetes work, and name objects that exist."""
 import re
 import shlex
+import subprocess
 
 import pytest
 import yaml
 
-from chart import KUBERNETES, REPOSITORY, helm, objects, template
+from chart import KUBE, KUBERNETES, REPOSITORY, helm, objects, template
 from cases import TRIAL
 
 PAGES = sorted((REPOSITORY / "docs/howto").glob("kubernetes*.md"))
@@ -43,6 +44,18 @@ def test_kubectl_commands_name_objects_of_the_laptop_profile(line):
     kind, name = NAMED.search(line).groups()
     names = {(one["kind"].lower(), one["metadata"]["name"]) for one in objects("laptop")}
     assert (kind, name) in names or (kind == "pod" and ("statefulset", name.rpartition("-")[0]) in names)
+
+
+@pytest.mark.parametrize("line", lines("kubectl create secret "))
+def test_secrets_are_made_from_files(line, tmp_path):
+    """The part before the pipe needs no cluster."""
+    command, _, rest = line.partition(" | ")
+    assert rest == "kubectl apply -f -"
+    (tmp_path / "keys.toml").write_text("[[keys]]\n")
+    done = subprocess.run([KUBE / "kubectl-1.37", *shlex.split(command)[1:]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = yaml.safe_load(done.stdout)
+    assert (made["kind"], list(made["data"])) == ("Secret", ["keys.toml"])
 
 
 @pytest.mark.parametrize("code", [code for _, _, code in blocks("yaml")])

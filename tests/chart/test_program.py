@@ -38,7 +38,8 @@ def test_flags_are_those_of_the_command(name):
             flag = re.fullmatch(r"--([a-z0-9-]+)(=.*)?", argument)
             assert flag and flag[1] in flags_of(command), (command, argument)
             seen += 1
-    assert seen >= 12
+    # Routers alone, without etcd, need fewer.
+    assert seen >= (12 if name == "in-front-of-vllm" else 15)
 
 
 @pytest.mark.parametrize("command", ["router", "controller", "worker"])

@@ -246,9 +246,11 @@ def test_streams_go_on_when_a_rank_is_lost(fleets, undisturbed, rank, number):
     ("-1:kill:150", None),
     ("-1:async:150", "NCCL failed: remote process exited or there was a network error"),
     ("-1:group:150", "ncclGroupEnd failed: unhandled cuda error"),
+    # Noticed within half of the step deadline, when it is still known which rank hangs.
+    ("-1:hang:150", "rank [01]: its device has passed no exchange between ranks for 1.5s"),
 ])
 def test_streams_go_on_when_a_communicator_fails(fleets, undisturbed, fault, cause):
-    """A rank that is killed inside a collective and inside a recorded step, and errors of NCCL. After 150
+    """A rank that is killed inside a collective and inside a recorded step, and errors and hangs of NCCL. After 150
     exchanges, steps are recorded: the next ones are launches of graphs."""
     fleet = fleets(workers=0, spares=1, worker_args=["--step-deadline", "3"])
     fleet.start("w0")

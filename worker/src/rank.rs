@@ -90,6 +90,8 @@ pub struct ModelOptions {
     pub embeds: bool,
     /// A read of the checkpoint that returns nothing for this long counts as stalled, and loading fails.
     pub read_timeout: Duration,
+    /// When a running step counts as hung. None: nothing watches steps.
+    pub step_deadline: Option<Duration>,
 }
 
 impl Default for ModelOptions {
@@ -109,6 +111,7 @@ impl Default for ModelOptions {
             epoch: 1,
             embeds: false,
             read_timeout: READ_TIMEOUT,
+            step_deadline: None,
         }
     }
 }

@@ -16,9 +16,7 @@ use super::graphs::{Graphs, Kept, Mode};
 use super::memory::read;
 use super::moe::DeviceRoutes;
 use super::plan::LaunchPlan;
-use super::ranks::{
-    DataLinks, ExpertCounters, HANG_TIME, JOIN_TIME, MOST_BY_PEERS, PeerRegistry, VocabularyParts, WHOLE_SUM,
-};
+use super::ranks::{DataLinks, ExpertCounters, JOIN_TIME, MOST_BY_PEERS, PeerRegistry, VocabularyParts, WHOLE_SUM};
 use super::step::{StepLimits, StepShape};
 use super::tensor::{DeviceTensor, Element};
 use super::upload::{UploadRing, WeightWriter};
@@ -40,7 +38,7 @@ pub struct Cuda {
     pub(super) most_by_peers: Cell<usize>,
     /// [`super::ranks::JOIN_TIME`].
     pub(super) join_time: Duration,
-    /// [`super::ranks::HANG_TIME`].
+    /// [`super::ranks::hang_time`].
     pub(super) hang_time: Duration,
     /// Of the logits, once they were drawn from.
     pub(super) vocabulary: Option<VocabularyParts>,
@@ -72,7 +70,12 @@ pub(super) fn int(size: usize) -> i32 {
 }
 
 impl Cuda {
-    pub(super) fn new(device: CudaDevice, link: Box<dyn Collective>, peers: Arc<PeerRegistry>) -> Result<Cuda> {
+    pub(super) fn new(
+        device: CudaDevice,
+        link: Box<dyn Collective>,
+        peers: Arc<PeerRegistry>,
+        hang_time: Duration,
+    ) -> Result<Cuda> {
         device.enter()?;
         Ok(Cuda {
             link,
@@ -81,7 +84,7 @@ impl Cuda {
             whole_sum: Cell::new(WHOLE_SUM),
             most_by_peers: Cell::new(MOST_BY_PEERS),
             join_time: JOIN_TIME,
-            hang_time: HANG_TIME,
+            hang_time,
             vocabulary: None,
             counters: None,
             experts_moved: Cell::new(false),

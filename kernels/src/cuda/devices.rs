@@ -1,9 +1,10 @@
 //! The CUDA devices that the ranks of this process compute on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::backend::Cuda;
-use super::ranks::PeerRegistry;
+use super::ranks::{PeerRegistry, hang_time};
 use super::{CudaDevice, Driver};
 use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
 use crate::collective::{Collective, threads};
@@ -19,6 +20,8 @@ pub struct CudaDevices {
     driver: Driver,
     devices: Arc<Vec<CudaDevice>>,
     peers: Arc<PeerRegistry>,
+    /// How long a device of a group may pass no exchange between ranks.
+    hang_time: Duration,
 }
 
 impl CudaDevices {
@@ -26,7 +29,12 @@ impl CudaDevices {
     pub fn open(indices: &[usize]) -> super::Result<CudaDevices> {
         let driver = Driver::open()?;
         let devices: super::Result<Vec<_>> = indices.iter().map(|&index| driver.device(index)).collect();
-        Ok(CudaDevices { devices: Arc::new(devices?), driver, peers: Arc::default() })
+        Ok(CudaDevices { devices: Arc::new(devices?), driver, peers: Arc::default(), hang_time: hang_time(None) })
+    }
+
+    /// A device that hangs is noticed before this deadline of a step.
+    pub fn within(self, step_deadline: Option<Duration>) -> CudaDevices {
+        CudaDevices { hang_time: hang_time(step_deadline), ..self }
     }
 
     pub fn devices(&self) -> &[CudaDevice] {
@@ -38,7 +46,7 @@ impl CudaDevices {
             let what = format!("rank {} needs a device of its own, got {} devices", index, self.devices.len());
             KernelError::Device(what)
         })?;
-        Cuda::new(self.driver.device(device.index)?, link, Arc::clone(&self.peers))
+        Cuda::new(self.driver.device(device.index)?, link, Arc::clone(&self.peers), self.hang_time)
     }
 }
 

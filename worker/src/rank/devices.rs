@@ -72,7 +72,7 @@ impl AnyDevices {
             DeviceChoice::Cpu => Ok(AnyDevices::Cpu(CpuDevices { threads: threads(options) })),
             DeviceChoice::Cuda(indices) => {
                 check_cuda(options)?;
-                open_cuda(indices)
+                open_cuda(indices, options)
             }
         }
     }
@@ -109,14 +109,14 @@ pub fn lockstep<D: Clone>(devices: &D, options: &ModelOptions, report: &Lockstep
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_cuda(_: &[usize]) -> Result<AnyDevices, LoadError> {
+fn open_cuda(_: &[usize], _: &ModelOptions) -> Result<AnyDevices, LoadError> {
     Err(LoadError::Device("this binary was built without the feature `cuda`".into()))
 }
 
 #[cfg(feature = "cuda")]
-fn open_cuda(indices: &[usize]) -> Result<AnyDevices, LoadError> {
+fn open_cuda(indices: &[usize], options: &ModelOptions) -> Result<AnyDevices, LoadError> {
     let failed = |error: CudaError| LoadError::Device(error.to_string());
-    let devices = CudaDevices::open(indices).map_err(failed)?;
+    let devices = CudaDevices::open(indices).map_err(failed)?.within(options.step_deadline);
     for device in devices.devices() {
         let (index, Properties { name, capability, .. }) = (device.index, &device.properties);
         let (free, total) = device.memory().map_err(failed)?;
@@ -234,7 +234,7 @@ pub fn assign(known: &[Option<usize>], count: Option<usize>) -> Vec<usize> {
 
 /// The most ranks that a process with GPUs for `here` of them can have, if `fits` fit in its memory. All ranks of a
 /// group in one process may share a GPU, where they read each other's memory; ranks of several processes only if
-/// `nccl_shares` GPUs. So it can stand in for the other half of a group, but not for a smaller part.
+/// `nccl_shares` GPUs. So it can take the ranks of the other half of a group, but not of a smaller part.
 #[cfg(feature = "cuda")]
 pub fn most_on_gpus(fits: usize, here: usize, group_size: usize, nccl_shares: bool) -> usize {
     let whole = fits >= group_size && group_size <= 2 * here;

@@ -33,7 +33,7 @@ pub use nccl::nccl_shares_gpus;
 pub(super) use nccl::{JOIN_TIME, NcclLink, links_on_one_gpu};
 use peer::PeerLink;
 pub(super) use peer::PeerRegistry;
-pub(super) use progress::HANG_TIME;
+pub(super) use progress::hang_time;
 use progress::{ExchangeCount, HangWatch};
 pub(super) use sums::{VocabularyParts, WHOLE_SUM};
 use watchdog::Watchdog;

@@ -8,7 +8,12 @@ use super::super::{CudaDevice, DeviceBuffer, PinnedBuffer, Result};
 
 /// A device that has work and passes no exchange for this long hangs: a kernel, or a link. Between two exchanges is a
 /// part of one layer.
-pub(in super::super) const HANG_TIME: Duration = Duration::from_secs(4);
+const HANG_TIME: Duration = Duration::from_secs(4);
+/// [`HANG_TIME`], but well below the deadline of a step: past the deadline nobody knows which rank hangs.
+pub(in super::super) fn hang_time(step_deadline: Option<Duration>) -> Duration {
+    step_deadline.map_or(HANG_TIME, |deadline| HANG_TIME.min(deadline / 2))
+}
+
 /// The most that counts of the time between two looks: a process that was stopped has not waited.
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::collective::{Collective, ControlLink, tcp, threads};
 use crate::cuda::Driver;
+use crate::cuda::ranks::hang_time;
 
 /// How the ranks of a test are linked.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,7 +33,7 @@ fn open_devices(by: By, ranks: usize) -> CudaDevices {
 }
 
 fn connected(devices: &CudaDevices, by: By, rank: usize, ranks: usize, link: threads::Threads) -> Cuda {
-    connected_within(devices, by, rank, ranks, link, HANG_TIME)
+    connected_within(devices, by, rank, ranks, link, hang_time(None))
 }
 
 /// With another limit for a device that waits in vain.

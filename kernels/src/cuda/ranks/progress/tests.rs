@@ -1,5 +1,12 @@
 use super::*;
 
+#[test]
+fn a_hang_is_noticed_before_the_deadline_of_a_step() {
+    assert_eq!(hang_time(None), HANG_TIME);
+    assert_eq!(hang_time(Some(Duration::from_secs(60))), HANG_TIME);
+    assert_eq!(hang_time(Some(Duration::from_secs(3))), Duration::from_millis(1500));
+}
+
 const LIMIT: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_millis(5);
 
