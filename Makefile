@@ -41,6 +41,7 @@ chaos: setup-test
 	cargo build --release --locked --bin rein
 	REIN_SEEDS=3000 cargo test --locked -p rein-control-plane -p rein-router --lib -- for_all_seeds
 	REIN_BIN=$(CURDIR)/target/release/rein $(PYTHON) -m pytest -q -rs -s tests/chaos
+	REIN_BIN=$(CURDIR)/target/release/rein REIN_CUDA_MODELS=all $(PYTHON) -m pytest -q -rs tests/py/test_cuda.py tests/py/test_cuda_ranks.py -k models_
 
 cuda: setup-cuda
 	scripts/cuda.sh build

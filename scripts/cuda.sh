@@ -18,7 +18,7 @@ fail() { echo "cuda: $*" >&2; exit 1; }
 # host_compile OUTPUT SOURCE FLAG...: the kernels for the CPU, as one translation unit: the headers are parsed once.
 host_compile() {
     command -v g++ >/dev/null || fail "g++ is missing: install it (Debian: sudo apt-get install g++)"
-    g++ -std=c++17 -O1 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -DREIN_HOST "${@:3}" -o "$1" -x c++ "$2"
+    g++ -std=c++17 -O2 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -DREIN_HOST "${@:3}" -o "$1" -x c++ "$2"
 }
 host_tests() { host_compile "$out/host-tests" kernels/cuda/tests/main.cpp; }
 

@@ -30,6 +30,17 @@ def test_kernels_on_the_cpu():
     script("test")
 
 
+def unit_tests(folder, names, environment):
+    """Runs unit tests of a crate, in the binary that `cargo test --workspace` has built."""
+    command = ["cargo", "test", "--workspace", "--locked", "--no-run", "--message-format", "json"]
+    built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=1800)
+    assert built.returncode == 0, built.stderr
+    artifacts = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    [binary] = [made["executable"] for made in artifacts if made.get("executable") and made["profile"]["test"]
+                and made["target"]["src_path"] == str(REPOSITORY / folder / "src/lib.rs")]
+    return subprocess.run([binary, names], cwd=REPOSITORY / folder, capture_output=True, text=True, env=environment, timeout=900)
+
+
 @pytest.fixture(scope="session")
 def driver():
     """The directory of the driver's libcuda.so.1."""
@@ -40,9 +51,8 @@ def driver():
 def test_models_of_the_backend(driver, tmp_path):
     """The unit tests that need a driver: without one they do nothing."""
     trace = tmp_path / "trace"
-    command = ["cargo", "test", "--locked", "-p", "rein-kernels", "--features", "cuda", "--lib", "cuda::backend"]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "REIN_FAKE_CUDA_TRACE": str(trace)}
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment, timeout=900)
+    done = unit_tests("kernels", "cuda::backend", environment)
     assert done.returncode == 0 and "test result: ok" in done.stdout, done.stdout + done.stderr
     assert "cuGraphLaunch" in trace.read_text()
 
@@ -435,15 +445,28 @@ def test_the_visible_devices_are_those_of_the_environment(driver, tmp_path):
     assert passed["device"].startswith("Rein's CPU emulation 1,")
 
 
+def fixtures(directory, *few):
+    """A directory with these fixtures. REIN_CUDA_MODELS=all takes all of them, as `make chaos` does: minutes on the emulation."""
+    if os.environ.get("REIN_CUDA_MODELS") == "all":
+        return FIXTURES
+    made = directory / "models"
+    made.mkdir()
+    for name in few:
+        (made / name).symlink_to(FIXTURES / name)
+    return made
+
+
 def test_models_are_those_of_the_cpu_and_rows_are_invariant(driver, tmp_path):
     path, sections = tmp_path / "report.json", ["models", "invariance", "engine", "bench"]
-    options = ["--report", path, "--sections", ",".join(sections), "--fixtures", FIXTURES, "--reduced", "--check-time", 120]
+    models = fixtures(tmp_path, "qwen3", "mistral", "kimi_k2_int4")
+    options = ["--report", path, "--sections", ",".join(sections), "--fixtures", models, "--reduced", "--check-time", 120]
     code, out, err = selftest(*options, library_path=driver)
     assert (code, err) == (0, ""), out
     found = json.loads(path.read_text())["sections"]
     assert {name: (section["passed"], section["reduced"]) for name, section in found.items()} == {
         name: (True, True) for name in sections}
-    assert len(found["models"]["rows"]) == 20
+    # In f32 and bf16, each also op by op; quantized ones as they are.
+    assert len(found["models"]["rows"]) == (20 if models == FIXTURES else 4 + 4 + 2)
     assert "s, reduced sets)" in path.with_suffix(".md").read_text()
 
 
