@@ -3,6 +3,7 @@
 # make test       run all checks and tests
 # make lint       check the format of the code, clippy's lints, and the protos
 # make test-kube  run the chart on a control plane of Kubernetes, with real pods; needs Go and root
+# make engines    run Rein in front of real engines, vLLM and llama-server, which it installs (6 GB)
 # make chaos      run the long fault tests; those that cut networks need root
 # make cuda       compile the CUDA kernels for every architecture; needs no GPU
 # make bench      benchmark a server on $(HTTP)
@@ -10,7 +11,7 @@
 # make dist       make packages in target/dist: an archive, a Debian package and a Python wheel
 # make image      make the image for Kubernetes in target/image; ENGINE=cuda: with NCCL
 # Each installs what it needs and is missing.
-.PHONY: serve cluster test test-kube chaos cuda lint bench reference dist image clean setup setup-cluster setup-cuda setup-dist setup-image setup-lint setup-test
+.PHONY: serve cluster test test-kube engines chaos cuda lint bench reference dist image clean setup setup-cluster setup-cuda setup-dist setup-image setup-lint setup-test
 
 MODEL ?= models/demo
 ENGINE ?= cpu
@@ -36,6 +37,10 @@ test: setup-test lint cuda
 test-kube: setup-test
 	cargo build --locked --bin rein
 	REIN_BIN=$(CURDIR)/target/debug/rein REIN_KUBE=$$(scripts/kube.sh) $(PYTHON) -m pytest -q -rs -s tests/kube
+
+engines: setup-test
+	cargo build --release --locked --bin rein
+	REIN_BIN=$(CURDIR)/target/release/rein REIN_ENGINES_DIR=$$(scripts/engines.sh) $(PYTHON) -m pytest -q -rs -s tests/engines
 
 chaos: setup-test
 	cargo build --release --locked --bin rein

@@ -128,7 +128,7 @@ fn draws(cpu: &mut Cpu) {
     let (mut rng, hidden) = (Numbers(3), 32);
     let (norm, weight) = (vec![1.0; hidden], rng.matrix(ENTRIES, hidden));
     let weight = cpu.linear_weight(weight, Precision::Bf16).expect("memory");
-    let head = Head { norm: &norm, eps: 1e-6, weight: Some(&weight), scale: 4.0 };
+    let head = OutputHead { norm: &norm, eps: 1e-6, weight: Some(&weight), scale: 4.0 };
     let mut alone = Cpu::new(1, Box::new(group(1).remove(0)));
     for (name, sample) in [
         ("greedy", SampleSpec { temperature: 0.0, ..SampleSpec::default() }),
@@ -138,7 +138,7 @@ fn draws(cpu: &mut Cpu) {
         for rows in [1, 16, 64] {
             let x = cpu.to_device(rows, hidden, rng.values(rows, hidden));
             let draw = |row| Draw { from: LogitsOf::Row(row), sample, logprobs: None };
-            let step = Rows { ids: vec![0; rows], draws: (0..rows).map(draw).collect(), ..Rows::default() };
+            let step = StepInputs { ids: vec![0; rows], draws: (0..rows).map(draw).collect(), ..StepInputs::default() };
             let batch = cpu.begin(step).expect("no spans");
             let mut times = [Vec::new(), Vec::new()];
             for _ in 0..21 {
@@ -239,7 +239,8 @@ fn model(cpu: &mut Cpu, precision: Precision) {
             sample: SampleSpec::default(),
             logprobs: None,
         };
-        let rows = Rows { ids, spans: spans.to_vec(), draws: spans.iter().map(draw).collect(), ..Rows::default() };
+        let rows =
+            StepInputs { ids, spans: spans.to_vec(), draws: spans.iter().map(draw).collect(), ..StepInputs::default() };
         let batch = cpu.begin(rows).expect("spans");
         for layer in &mut layers {
             let t0 = now();
@@ -275,7 +276,7 @@ fn model(cpu: &mut Cpu, precision: Precision) {
             parts[2] += t3 - t2;
         }
         let t0 = now();
-        let head = Head { norm: &norm, eps: 1e-6, weight: Some(&head), scale: 1.0 };
+        let head = OutputHead { norm: &norm, eps: 1e-6, weight: Some(&head), scale: 1.0 };
         drop(cpu.draw(&batch, Some(&x), &head).expect("one rank"));
         parts[5] += now() - t0;
         std::mem::take(&mut parts)

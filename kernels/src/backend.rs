@@ -92,7 +92,7 @@ pub struct Span<'a> {
 
 /// The inputs of a step.
 #[derive(Debug, Clone, Default)]
-pub struct Rows<'a> {
+pub struct StepInputs<'a> {
     /// Token ids of all rows.
     pub ids: Vec<u32>,
     /// The sequences of these rows.
@@ -138,7 +138,7 @@ pub struct Score {
 
 /// The results of a step, in the order of its draws, scores and states. Empty on all ranks except rank 0.
 #[derive(Debug, Clone, Default)]
-pub struct Drawn {
+pub struct StepOutputs {
     /// None: mask and bans left no token.
     pub tokens: Vec<Option<SampledToken>>,
     pub scores: Vec<Logprob>,
@@ -153,7 +153,7 @@ pub struct SampledToken {
 }
 
 /// From the last layer to logits: scale * (norm(x) times weight transposed).
-pub struct Head<'a, B: Backend> {
+pub struct OutputHead<'a, B: Backend> {
     pub norm: &'a B::Vector,
     pub eps: f32,
     /// This rank's part of the vocabulary. None: the model has no logits, only hidden states.
@@ -341,13 +341,18 @@ pub trait Backend: Sized + Send + 'static {
 
     // Steps.
     /// Uploads the inputs of a step, once for all its ops.
-    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<Self::Batch<'a>>;
+    fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<Self::Batch<'a>>;
     /// Runs `f`, the layers of a model. A device may record the ops of `f` and repeat them for later batches of the
     /// same size instead of calling it. `draw` must follow, and may be what puts the work on the device.
     fn run(&mut self, batch: &Self::Batch<'_>, f: impl FnOnce(&Self) -> Result<Self::Tensor>) -> Result<Self::Tensor>;
     /// Draws, stashes, scores and returns hidden states as the batch says, from the result `hidden` of its rows; None
     /// if it has no rows. All ranks call it, and rank 0 gets the results.
-    fn draw(&mut self, batch: &Self::Batch<'_>, hidden: Option<&Self::Tensor>, head: &Head<'_, Self>) -> Result<Drawn>;
+    fn draw(
+        &mut self,
+        batch: &Self::Batch<'_>,
+        hidden: Option<&Self::Tensor>,
+        head: &OutputHead<'_, Self>,
+    ) -> Result<StepOutputs>;
 
     // Shape.
     fn rows(&self, x: &Self::Tensor) -> usize;

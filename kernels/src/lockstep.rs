@@ -115,7 +115,7 @@ impl<B: Backend> Lockstep<B> {
 }
 
 /// Logprobs by rank: which token has one may differ where two are nearly equal.
-fn logprobs(drawn: &Drawn) -> Vec<f32> {
+fn logprobs(drawn: &StepOutputs) -> Vec<f32> {
     let of = |logprob: &Logprob| logprob.top.iter().map(|(_, logprob)| *logprob).collect::<Vec<_>>();
     let of_tokens = drawn.tokens.iter().flatten().flat_map(|token| &token.logprob).flat_map(of);
     let of_scores = drawn.scores.iter().flat_map(|score| std::iter::once(score.logprob).chain(of(score)));
@@ -202,7 +202,7 @@ impl<B: Backend> Backend for Lockstep<B> {
         self.device.to_host(x)
     }
 
-    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<Self::Batch<'a>> {
+    fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<Self::Batch<'a>> {
         self.rows.set(rows.ids.len());
         Ok(Both { device: self.device.begin(rows.clone())?, oracle: self.oracle.begin(rows)? })
     }
@@ -212,12 +212,17 @@ impl<B: Backend> Backend for Lockstep<B> {
         f(self)
     }
 
-    fn draw(&mut self, batch: &Self::Batch<'_>, hidden: Option<&B::Tensor>, head: &Head<'_, Self>) -> Result<Drawn> {
-        let Head { norm, eps, weight, scale } = *head;
+    fn draw(
+        &mut self,
+        batch: &Self::Batch<'_>,
+        hidden: Option<&B::Tensor>,
+        head: &OutputHead<'_, Self>,
+    ) -> Result<StepOutputs> {
+        let OutputHead { norm, eps, weight, scale } = *head;
         let of_oracle = hidden.map(|hidden| self.read(hidden));
-        let of_device = Head { norm: &norm.device, eps, weight: weight.map(|weight| &weight.device), scale };
+        let of_device = OutputHead { norm: &norm.device, eps, weight: weight.map(|weight| &weight.device), scale };
         let got = self.device.draw(&batch.device, hidden, &of_device)?;
-        let head = Head { norm: &norm.oracle, eps, weight: weight.map(|weight| &weight.oracle), scale };
+        let head = OutputHead { norm: &norm.oracle, eps, weight: weight.map(|weight| &weight.oracle), scale };
         let want = self.oracle.draw(&batch.oracle, of_oracle.as_ref(), &head)?;
         let (numbers, wanted) = (logprobs(&got), logprobs(&want));
         if !(numbers.is_empty() && wanted.is_empty()) {

@@ -218,7 +218,7 @@ impl Backend for RoundingCpu {
         self.cpu.to_host(x)
     }
 
-    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<cpu::Batch<'a>> {
+    fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<cpu::Batch<'a>> {
         self.cpu.begin(rows)
     }
 
@@ -227,8 +227,13 @@ impl Backend for RoundingCpu {
     }
 
     /// The CPU rounds the norm to bf16 itself where the head's product does.
-    fn draw(&mut self, batch: &cpu::Batch<'_>, hidden: Option<&Tensor>, head: &Head<'_, Self>) -> Result<Drawn> {
-        let Head { norm, eps, weight, scale } = *head;
+    fn draw(
+        &mut self,
+        batch: &cpu::Batch<'_>,
+        hidden: Option<&Tensor>,
+        head: &OutputHead<'_, Self>,
+    ) -> Result<StepOutputs> {
+        let OutputHead { norm, eps, weight, scale } = *head;
         let weight = match weight.map(|weight| &weight.0) {
             None => None,
             Some(LinearKind::Plain { weight, .. }) => Some(weight),
@@ -236,7 +241,7 @@ impl Backend for RoundingCpu {
                 return Err(KernelError::Shape { op: "draw", what: "the head must not be FP8".into() });
             }
         };
-        let mut drawn = self.cpu.draw(batch, hidden, &Head { norm, eps, weight, scale })?;
+        let mut drawn = self.cpu.draw(batch, hidden, &OutputHead { norm, eps, weight, scale })?;
         drawn.states = drawn.states.into_iter().map(|state| self.activations(state)).collect();
         Ok(drawn)
     }

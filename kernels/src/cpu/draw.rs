@@ -3,16 +3,16 @@
 
 use super::buffer::Buffer;
 use super::{Cpu, Tensor, shape, stale};
-use crate::backend::{Backend, Draw, Drawn, Head, LogitsOf, Rows, SampledToken};
+use crate::backend::{Backend, Draw, LogitsOf, OutputHead, SampledToken, StepInputs, StepOutputs};
 use crate::error::Result;
 use crate::sample::{logprobs, sample};
 
 /// Rows whose logits are in memory at once for scoring: a long prompt must not need prompt * vocabulary floats.
 const SCORE_ROWS: usize = 32;
 
-pub fn draw(cpu: &mut Cpu, rows: &Rows, hidden: Option<&Tensor>, head: &Head<Cpu>) -> Result<Drawn> {
-    let Rows { draws, stashes, scores, .. } = rows;
-    let mut drawn = Drawn::default();
+pub fn draw(cpu: &mut Cpu, rows: &StepInputs, hidden: Option<&Tensor>, head: &OutputHead<Cpu>) -> Result<StepOutputs> {
+    let StepInputs { draws, stashes, scores, .. } = rows;
+    let mut drawn = StepOutputs::default();
     for scores in scores.chunks(SCORE_ROWS) {
         let of: Vec<usize> = scores.iter().map(|score| score.row).collect();
         if let Some(logits) = cpu.logits(hidden, &of, head)? {
@@ -67,7 +67,7 @@ fn draw_token(logits: &[f32], draw: &Draw) -> Option<SampledToken> {
 
 impl Cpu {
     /// Logits of some rows of `hidden`, on rank 0. None on other ranks and for no rows.
-    fn logits(&self, hidden: Option<&Tensor>, rows: &[usize], head: &Head<Cpu>) -> Result<Option<Tensor>> {
+    fn logits(&self, hidden: Option<&Tensor>, rows: &[usize], head: &OutputHead<Cpu>) -> Result<Option<Tensor>> {
         if rows.is_empty() {
             return Ok(None);
         }
@@ -80,7 +80,7 @@ impl Cpu {
     }
 
     /// Some rows of `hidden`, after the final norm.
-    fn normed(&self, hidden: Option<&Tensor>, rows: &[usize], head: &Head<Cpu>) -> Result<Tensor> {
+    fn normed(&self, hidden: Option<&Tensor>, rows: &[usize], head: &OutputHead<Cpu>) -> Result<Tensor> {
         let hidden = hidden
             .ok_or_else(|| shape("draw", "the rows to draw are not empty, but the step computed no rows".into()))?;
         Ok(self.rms_norm(&self.gather_rows(hidden, rows), head.norm, head.eps))

@@ -64,7 +64,7 @@ impl Tensor {
 
 /// The inputs of a step.
 pub struct Batch<'a> {
-    rows: Rows<'a>,
+    rows: StepInputs<'a>,
     angles: AngleTables,
 }
 
@@ -269,7 +269,7 @@ impl Backend for Cpu {
         x.data.to_vec()
     }
 
-    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<Batch<'a>> {
+    fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<Batch<'a>> {
         let mut positions = vec![0; rows.ids.len()];
         for span in &rows.spans {
             let Some(part) = positions.get_mut(span.row..span.row + span.len) else {
@@ -285,7 +285,7 @@ impl Backend for Cpu {
         f(self)
     }
 
-    fn draw(&mut self, batch: &Batch, hidden: Option<&Tensor>, head: &Head<Cpu>) -> Result<Drawn> {
+    fn draw(&mut self, batch: &Batch, hidden: Option<&Tensor>, head: &OutputHead<Cpu>) -> Result<StepOutputs> {
         draw::draw(self, &batch.rows, hidden, head)
     }
 

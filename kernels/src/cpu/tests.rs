@@ -75,7 +75,7 @@ fn random_steps<'a>(rng: &mut Random, lengths: &[usize], tables: &'a [Vec<u32>])
 fn batch<'a>(cpu: &mut Cpu, spans: impl Iterator<Item = Span<'a>>) -> Batch<'a> {
     let spans: Vec<Span> = spans.collect();
     let ids = vec![0; spans.iter().map(|span| span.len).sum()];
-    cpu.begin(Rows { ids, spans, ..Rows::default() }).unwrap()
+    cpu.begin(StepInputs { ids, spans, ..StepInputs::default() }).unwrap()
 }
 
 /// Rows of a step's sequences, side by side.
@@ -427,7 +427,7 @@ fn embedding_looks_up_rows_and_checks_shapes() {
     let table = rng.matrix(9, 10, 1.0);
     for precision in PRECISIONS {
         let embedding = cpu.embedding(table.clone(), 0, precision).unwrap();
-        let batch = cpu.begin(Rows { ids: vec![8, 0, 8], ..Rows::default() }).unwrap();
+        let batch = cpu.begin(StepInputs { ids: vec![8, 0, 8], ..StepInputs::default() }).unwrap();
         let got = cpu.to_host(&cpu.embed(&embedding, &batch));
         assert_eq!(got[10..20], rounded(&f32s(&table)[..10], precision));
         assert_eq!(got[..10], got[20..]);

@@ -302,7 +302,7 @@ impl Backend for Cuda {
         all.chunks(x.stride.max(1)).flat_map(|row| &row[..x.cols]).copied().collect()
     }
 
-    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<DeviceBatch<'a>> {
+    fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<DeviceBatch<'a>> {
         self.device.enter()?;
         self.check()?;
         // The last step may have failed midway.
@@ -333,7 +333,12 @@ impl Backend for Cuda {
         out.inspect_err(|_| self.graphs.borrow_mut().abandon(&self.device))
     }
 
-    fn draw(&mut self, batch: &DeviceBatch<'_>, hidden: Option<&DeviceTensor>, head: &Head<'_, Self>) -> Result<Drawn> {
+    fn draw(
+        &mut self,
+        batch: &DeviceBatch<'_>,
+        hidden: Option<&DeviceTensor>,
+        head: &OutputHead<'_, Self>,
+    ) -> Result<StepOutputs> {
         super::draw::draw(self, batch, hidden, head)
     }
 

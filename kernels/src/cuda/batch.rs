@@ -4,7 +4,7 @@
 use super::draw::DrawPlan;
 use super::step::{StepLimits, StepParts, StepShape, pack};
 use super::{CudaDevice, DeviceBuffer, PinnedBuffer};
-use crate::backend::Rows;
+use crate::backend::StepInputs;
 use crate::error::Result;
 
 /// Words of the first buffers, and of the first one for results.
@@ -13,7 +13,7 @@ const FIRST_RESULTS: usize = 4 << 10;
 
 /// The inputs of a step. The next `begin` overwrites them on the device.
 pub struct DeviceBatch<'a> {
-    pub(super) rows: Rows<'a>,
+    pub(super) rows: StepInputs<'a>,
     pub(super) shape: StepShape,
     pub(super) draws: DrawPlan,
     serial: u64,
@@ -53,7 +53,7 @@ impl StepBuffers {
     pub fn upload<'a>(
         &mut self,
         device: &CudaDevice,
-        rows: Rows<'a>,
+        rows: StepInputs<'a>,
         shape: StepShape,
         draws: DrawPlan,
         limits: StepLimits,

@@ -12,7 +12,7 @@ use super::plan::LaunchPlan;
 use super::tensor::{DeviceTensor, Element};
 use super::weights::Matrix;
 use super::{CudaDevice, DeviceBuffer};
-use crate::backend::{Backend, Draw, Drawn, Head, LogitsOf, Stash};
+use crate::backend::{Backend, Draw, LogitsOf, OutputHead, Stash, StepOutputs};
 use crate::error::Result;
 use plan::DrawPass;
 pub(super) use plan::{DrawPlan, result_words};
@@ -75,8 +75,8 @@ pub(super) fn draw(
     cuda: &mut Cuda,
     batch: &DeviceBatch,
     hidden: Option<&DeviceTensor>,
-    head: &Head<'_, Cuda>,
-) -> Result<Drawn> {
+    head: &OutputHead<'_, Cuda>,
+) -> Result<StepOutputs> {
     let plan = &batch.draws;
     let leads = cuda.rank() == 0;
     if let Some(weight) = head.weight {
@@ -102,19 +102,19 @@ pub(super) fn draw(
         out
     };
     if !leads {
-        return cuda.check_group().map(|()| Drawn::default());
+        return cuda.check_group().map(|()| StepOutputs::default());
     }
     cuda.stash.fill(&batch.rows.stashes);
     let states = cuda.states(batch, hidden, head)?;
     if plan.out_words == 0 {
-        return Ok(Drawn { states, ..Drawn::default() });
+        return Ok(StepOutputs { states, ..StepOutputs::default() });
     }
     let out = out.ok_or_else(|| shape("draw", "the memory of a recorded step is in use".into()))?;
     // SAFETY: the results have at least that many words.
     let drawn = plan.read(unsafe { cuda.steps.receive(&cuda.device, batch, out.address) }?);
     // After the results: they may be of a group that has ended.
     cuda.check_group()?;
-    Ok(Drawn { states, ..drawn })
+    Ok(StepOutputs { states, ..drawn })
 }
 
 fn kept(x: &DeviceTensor) -> Kept {
@@ -127,7 +127,7 @@ impl Cuda {
         &self,
         batch: &DeviceBatch,
         hidden: Option<&DeviceTensor>,
-        head: &Head<'_, Cuda>,
+        head: &OutputHead<'_, Cuda>,
     ) -> Result<Option<DeviceTensor>> {
         if batch.draws.passes.is_empty() {
             return Ok(None);
@@ -186,7 +186,7 @@ impl Cuda {
         batch: &DeviceBatch,
         hidden: Option<&DeviceTensor>,
         wanted: Range<usize>,
-        head: &Head<'_, Cuda>,
+        head: &OutputHead<'_, Cuda>,
     ) -> Result<DeviceTensor> {
         let hidden =
             hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
@@ -199,7 +199,7 @@ impl Cuda {
         &mut self,
         batch: &DeviceBatch,
         hidden: Option<&DeviceTensor>,
-        head: &Head<'_, Cuda>,
+        head: &OutputHead<'_, Cuda>,
     ) -> Result<Vec<Vec<f32>>> {
         let count = batch.rows.states.len();
         if count == 0 {
@@ -219,7 +219,7 @@ impl Cuda {
         batch: &DeviceBatch,
         hidden: Option<&DeviceTensor>,
         wanted: Range<usize>,
-        head: &Head<'_, Cuda>,
+        head: &OutputHead<'_, Cuda>,
         weight: &Matrix,
     ) -> Result<Option<DeviceTensor>> {
         let normed = self.normed(batch, hidden, wanted, head)?;

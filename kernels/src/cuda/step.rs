@@ -1,7 +1,7 @@
 //! The inputs of a step as the device gets them: one block of 32-bit words. It does not know models or devices.
 
 use super::draw::result_words;
-use crate::backend::{Draw, LogitsOf, Rows};
+use crate::backend::{Draw, LogitsOf, StepInputs};
 use crate::error::{KernelError, Result};
 
 /// Marks rows of no sequence, and places that are not written.
@@ -34,7 +34,7 @@ pub(super) struct StepShape {
 }
 
 /// The rows that are wanted: of scores, draws and stashes for their logits, then of hidden states.
-fn wanted<'a>(rows: &'a Rows) -> impl Iterator<Item = usize> + 'a {
+fn wanted<'a>(rows: &'a StepInputs) -> impl Iterator<Item = usize> + 'a {
     let of_draw = |draw: &Draw| match draw.from {
         LogitsOf::Row(row) => Some(row),
         LogitsOf::Slot(_) => None,
@@ -45,7 +45,7 @@ fn wanted<'a>(rows: &'a Rows) -> impl Iterator<Item = usize> + 'a {
 }
 
 impl StepShape {
-    pub fn of(rows: &Rows) -> StepShape {
+    pub fn of(rows: &StepInputs) -> StepShape {
         let longest = rows.spans.iter().map(|span| span.blocks.len()).max().unwrap_or(0);
         let wanted = wanted(rows).count();
         let decode = rows.spans.len() == rows.ids.len()
@@ -131,7 +131,7 @@ pub(super) struct StepLimits {
 }
 
 /// Writes the block of a step; `words` has the length that the shape says.
-pub(super) fn pack(rows: &Rows, shape: &StepShape, limits: StepLimits, words: &mut [u32]) -> Result<()> {
+pub(super) fn pack(rows: &StepInputs, shape: &StepShape, limits: StepLimits, words: &mut [u32]) -> Result<()> {
     let wrong = |what: String| Err(KernelError::Shape { op: "begin", what });
     let parts = shape.parts();
     assert_eq!(words.len(), parts.end, "begin: the block must have as many words as the step's shape says");

@@ -40,7 +40,13 @@ fn play(precision: Precision, wrong: bool) -> BTreeMap<&'static str, OpDifferenc
     let blocks = [2, 0];
     let spans = vec![Span { row: 0, len: ROWS, start: 0, blocks: &blocks }];
     let score = Score { row: ROWS - 1, token: 3, top: 2 };
-    let rows = Rows { ids: (0..ROWS as u32).collect(), spans, scores: vec![score], states: vec![1], ..Rows::default() };
+    let rows = StepInputs {
+        ids: (0..ROWS as u32).collect(),
+        spans,
+        scores: vec![score],
+        states: vec![1],
+        ..StepInputs::default()
+    };
     let batch = b.begin(rows).expect("begin");
     let hidden = b.run(&batch, |b| {
         let mut x = b.embed(&embed, &batch);
@@ -57,7 +63,7 @@ fn play(precision: Precision, wrong: bool) -> BTreeMap<&'static str, OpDifferenc
         Ok(x)
     });
     let head = b.linear_weight(matrix(&mut Random::new(19), 50, HIDDEN), precision).expect("head");
-    let head = Head { norm: &norm, eps: 1e-5, weight: Some(&head), scale: 1.0 };
+    let head = OutputHead { norm: &norm, eps: 1e-5, weight: Some(&head), scale: 1.0 };
     let drawn = b.draw(&batch, Some(&hidden.expect("hidden")), &head).expect("draw");
     assert_eq!(drawn.scores.len(), 1);
     report.ops()

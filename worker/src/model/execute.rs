@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use rein_kernels::sample::{Logprob, SampleSpec};
-use rein_kernels::{self as kernels, Backend, KernelError, LogitsOf, Result as KernelResult, Rows, Score, Span, Stash};
+use rein_kernels::{
+    self as kernels, Backend, KernelError, LogitsOf, Result as KernelResult, Score, Span, Stash, StepInputs,
+};
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
 
 use super::network::Network;
@@ -41,7 +43,7 @@ impl StashSlots {
 
 /// A step for the backend.
 struct StepPlan<'a> {
-    rows: Rows<'a>,
+    rows: StepInputs<'a>,
     /// For each draw, its row of the step.
     draws: Vec<usize>,
     /// For each score, its row of the step and its token.
@@ -58,7 +60,8 @@ impl<'a> StepPlan<'a> {
         tables: &'a BlockTables,
         stashes: &mut StashSlots,
     ) -> KernelResult<Self> {
-        let mut plan = StepPlan { rows: Rows::default(), draws: Vec::new(), scores: Vec::new(), states: Vec::new() };
+        let mut plan =
+            StepPlan { rows: StepInputs::default(), draws: Vec::new(), scores: Vec::new(), states: Vec::new() };
         for (i, (row, bias)) in step.rows.iter().zip(biases).enumerate() {
             let first = plan.rows.ids.len();
             if !row.tokens.is_empty() {

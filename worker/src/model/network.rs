@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, Drawn, ExpertCounts, GqaSpec, Head, MlaSpec, Precision, Result as KernelResult, RopeSpec, RouteSpec, Rows,
-    WeightRole,
+    Backend, ExpertCounts, GqaSpec, MlaSpec, OutputHead, Precision, Result as KernelResult, RopeSpec, RouteSpec,
+    StepInputs, StepOutputs, WeightRole,
 };
 
 use super::spec::{Attention, Spec};
@@ -233,11 +233,11 @@ impl<B: Backend> Network<B> {
     }
 
     /// Runs new tokens through all layers, writes their KV entries, and draws.
-    pub fn step(&mut self, rows: Rows) -> KernelResult<Drawn> {
+    pub fn step(&mut self, rows: StepInputs) -> KernelResult<StepOutputs> {
         let computes = !rows.ids.is_empty();
         let batch = self.backend.begin(rows)?;
         let hidden = if computes { Some(self.hidden(&batch)?) } else { None };
-        let head = Head {
+        let head = OutputHead {
             norm: &self.norm.weight,
             eps: self.norm.eps,
             weight: self.head.as_ref(),

@@ -26,25 +26,25 @@ fn weight(cpu: &Cpu) -> Linear {
 }
 
 /// The first row, 33 other draws, 35 scores and a stash; then a draw from the stash.
-fn draw_twice(link: Threads, threads: usize) -> [Drawn; 2] {
+fn draw_twice(link: Threads, threads: usize) -> [StepOutputs; 2] {
     let mut cpu = Cpu::new(threads, Box::new(link));
     let (norm, weight) = (vec![1.5; HIDDEN], weight(&cpu));
-    let head = Head { norm: &norm, eps: 1e-6, weight: Some(&weight), scale: 3.0 };
+    let head = OutputHead { norm: &norm, eps: 1e-6, weight: Some(&weight), scale: 3.0 };
     let hidden = cpu.to_device(ROWS, HIDDEN, numbers(ROWS * HIDDEN, 2));
     let sample = SampleSpec { seed: 5, temperature: 0.8, ..SampleSpec::default() };
     let draw = |row| Draw { from: LogitsOf::Row(row), sample, logprobs: row.is_multiple_of(2).then_some(2) };
-    let rows = Rows {
+    let rows = StepInputs {
         ids: vec![0; ROWS],
         draws: (0..34).map(draw).collect(),
         stashes: vec![Stash { row: 69, slot: 3 }],
         scores: (34..69).map(|row| Score { row, token: row as u32, top: 1 }).collect(),
         states: vec![69, 2],
-        ..Rows::default()
+        ..StepInputs::default()
     };
     let batch = cpu.begin(rows).unwrap();
     let first = cpu.draw(&batch, Some(&hidden), &head).unwrap();
     let held = Draw { from: LogitsOf::Slot(3), sample, logprobs: Some(0) };
-    let batch = cpu.begin(Rows { draws: vec![held], ..Rows::default() }).unwrap();
+    let batch = cpu.begin(StepInputs { draws: vec![held], ..StepInputs::default() }).unwrap();
     let second = cpu.draw(&batch, None, &head).unwrap();
     // The slot is empty now.
     assert!(cpu.draw(&batch, None, &head).is_err() || cpu.rank() != 0);
@@ -63,7 +63,7 @@ fn every_row_is_drawn_as_if_alone() {
         let spec = SampleSpec { seed: 5, temperature: 0.8, ..SampleSpec::default() };
         sample(&mut logits(row), &spec).unwrap()
     };
-    let check = |[first, second]: [Drawn; 2]| {
+    let check = |[first, second]: [StepOutputs; 2]| {
         assert_eq!((first.tokens.len(), first.scores.len()), (34, 35));
         let state = |row| cpu.to_host(&cpu.rms_norm(&cpu.gather_rows(&hidden, &[row]), &vec![1.5; HIDDEN], 1e-6));
         assert_eq!(first.states, [state(69), state(2)]);
@@ -81,7 +81,7 @@ fn every_row_is_drawn_as_if_alone() {
     for threads in [1, 3] {
         check(draw_twice(group(1).remove(0), threads));
     }
-    let on_ranks: Vec<[Drawn; 2]> = std::thread::scope(|scope| {
+    let on_ranks: Vec<[StepOutputs; 2]> = std::thread::scope(|scope| {
         let ranks: Vec<_> = group(2).into_iter().map(|link| scope.spawn(|| draw_twice(link, 1))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });

@@ -225,12 +225,12 @@ impl<B: Backend> Toy<B> {
     }
 
     /// The result of the last layer, and what is drawn.
-    fn step(&mut self, b: &mut B, rows: Rows) -> (Vec<f32>, Drawn) {
+    fn step(&mut self, b: &mut B, rows: StepInputs) -> (Vec<f32>, StepOutputs) {
         let (hidden, drawn) = self.draw(b, rows);
         (b.to_host(&hidden), drawn)
     }
 
-    fn draw(&mut self, b: &mut B, rows: Rows) -> (B::Tensor, Drawn) {
+    fn draw(&mut self, b: &mut B, rows: StepInputs) -> (B::Tensor, StepOutputs) {
         let Toy { embed, layers, norm, head } = self;
         let batch = b.begin(rows).expect("begin");
         let hidden = b
@@ -291,21 +291,21 @@ impl<B: Backend> Toy<B> {
                 Ok(x)
             })
             .expect("run");
-        let head = Head { norm, eps: 1e-5, weight: Some(head), scale: 0.5 };
+        let head = OutputHead { norm, eps: 1e-5, weight: Some(head), scale: 0.5 };
         let drawn = b.draw(&batch, Some(&hidden), &head).expect("draw");
         (hidden, drawn)
     }
 }
 
 /// Two prompts of which one comes in two chunks, then decode steps of both; the last rows are drawn.
-fn play<B: Backend>(toy: &mut Toy<B>, b: &mut B) -> Vec<(Vec<f32>, Drawn)> {
+fn play<B: Backend>(toy: &mut Toy<B>, b: &mut B) -> Vec<(Vec<f32>, StepOutputs)> {
     let tables: [Vec<u32>; 2] = [vec![7, 3, 30, 2, 11, 5], vec![0, 39, 12, 6]];
     let span = |sequence: usize, row, len, start| Span { row, len, start, blocks: &tables[sequence] };
     let draw = |row| Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), logprobs: Some(3) };
     let ids = |from: u32, n: u32| (from..from + n).map(|i| i * 7 % VOCAB as u32);
     let mut steps = Vec::new();
     let score = |row| Score { row, token: 3, top: 2 };
-    let first = Rows {
+    let first = StepInputs {
         ids: ids(1, 9).chain(ids(20, 4)).collect(),
         spans: vec![span(0, 0, 9, 0), span(1, 9, 4, 0)],
         draws: vec![draw(12)],
@@ -314,28 +314,28 @@ fn play<B: Backend>(toy: &mut Toy<B>, b: &mut B) -> Vec<(Vec<f32>, Drawn)> {
         states: vec![8, 0],
     };
     steps.push(toy.step(b, first));
-    let second = Rows {
+    let second = StepInputs {
         ids: ids(30, 3).chain(ids(40, 1)).collect(),
         spans: vec![span(0, 0, 3, 9), span(1, 3, 1, 4)],
         draws: vec![draw(3)],
         stashes: vec![Stash { row: 2, slot: 1 }],
-        ..Rows::default()
+        ..StepInputs::default()
     };
     steps.push(toy.step(b, second));
     for i in 0..5 {
         let from = |row: usize| if i == 0 && row == 0 { LogitsOf::Slot(1) } else { LogitsOf::Row(row) };
-        let rows = Rows {
+        let rows = StepInputs {
             ids: ids(i, 2).collect(),
             spans: vec![span(0, 0, 1, 12 + i as usize), span(1, 1, 1, 5 + i as usize)],
             draws: (0..2).map(|row| Draw { from: from(row), ..draw(row) }).collect(),
-            ..Rows::default()
+            ..StepInputs::default()
         };
         steps.push(toy.step(b, rows));
     }
     steps
 }
 
-fn played<D: Devices>(devices: &D, kind: Kind) -> Vec<(Vec<f32>, Drawn)> {
+fn played<D: Devices>(devices: &D, kind: Kind) -> Vec<(Vec<f32>, StepOutputs)> {
     let mut backend = devices.open_beside(0).expect("a backend");
     play(&mut Toy::new(devices, &backend, kind), &mut backend)
 }
@@ -361,7 +361,7 @@ fn compare_with<D: Devices>(oracle: &D, devices: &CudaDevices, kind: Kind, apart
             (got_drawn.tokens.len(), got_drawn.scores.len(), got_drawn.states.len()),
             (want_drawn.tokens.len(), want_drawn.scores.len(), want_drawn.states.len())
         );
-        let logprobs = |drawn: &Drawn| -> Vec<f32> {
+        let logprobs = |drawn: &StepOutputs| -> Vec<f32> {
             let of_tokens = drawn.tokens.iter().flatten().flat_map(|token| &token.logprob);
             of_tokens.chain(&drawn.scores).flat_map(|l| l.top.iter().map(|(_, l)| *l)).collect()
         };

@@ -1,7 +1,7 @@
 //! What a step draws, as draw.cu takes it: tasks and lists as 32-bit words, and where their results are. It does not
 //! know devices.
 
-use crate::backend::{Drawn, LogitsOf, Rows, SampledToken, Stash};
+use crate::backend::{LogitsOf, SampledToken, Stash, StepInputs, StepOutputs};
 use crate::sample::{Logprob, SampleSpec};
 
 /// No slot, no token, no logprobs.
@@ -51,7 +51,7 @@ pub fn result_words(top: Option<usize>) -> usize {
 }
 
 impl DrawPlan {
-    pub fn new(rows: &Rows) -> DrawPlan {
+    pub fn new(rows: &StepInputs) -> DrawPlan {
         let mut plan = DrawPlan {
             scores: rows.scores.iter().map(|score| score.top).collect(),
             draws: rows.draws.iter().map(|draw| draw.logprobs).collect(),
@@ -167,7 +167,7 @@ impl DrawPlan {
     }
 
     /// The results from the words that the kernels wrote.
-    pub fn read(&self, out: &[u32]) -> Drawn {
+    pub fn read(&self, out: &[u32]) -> StepOutputs {
         let mut out = out.iter().copied();
         let scores = self.scores.iter().map(|&top| {
             out.next();
@@ -179,7 +179,7 @@ impl DrawPlan {
             let logprob = top.map(|top| logprob(&mut out, top));
             (id != NONE).then_some(SampledToken { id, logprob })
         });
-        Drawn { tokens: tokens.collect(), scores, ..Drawn::default() }
+        StepOutputs { tokens: tokens.collect(), scores, ..StepOutputs::default() }
     }
 }
 

@@ -138,7 +138,7 @@ fn op_checks<D: Devices>(devices: &D, small: bool) -> Vec<DeviceCheck<'static>> 
             let mut pair = Pair::new(&devices, precision, small)?;
             let found = run(&mut pair)?;
             // Results are zeros after an op that the device could not run: the error says more.
-            pair.device.begin(Rows::default())?;
+            pair.device.begin(StepInputs::default())?;
             rows(Row { name, ..found });
             Ok(())
         })
@@ -206,7 +206,7 @@ impl<B: Backend> Pair<B> {
             let on_cpu = self.cpu.embedding(table, 0, self.precision)?;
             for &rows in self.row_counts() {
                 let ids: Vec<u32> = (0..rows).map(|_| self.random.below(vocab) as u32).collect();
-                let step = Rows { ids, ..Rows::default() };
+                let step = StepInputs { ids, ..StepInputs::default() };
                 let batch = self.device.begin(step.clone())?;
                 let got = self.device.to_host(&self.device.embed(&on_device, &batch));
                 let batch = self.cpu.begin(step)?;
@@ -296,7 +296,7 @@ impl<B: Backend> Pair<B> {
                     vec![Span { row: 0, len: rows - 1, start: 7, blocks: &blocks }, one]
                 };
                 let (mut x, mut x_cpu) = self.activation(rows, heads * head_dim)?;
-                let step = Rows { ids: vec![0; rows], spans, ..Rows::default() };
+                let step = StepInputs { ids: vec![0; rows], spans, ..StepInputs::default() };
                 let batch = self.device.begin(step.clone())?;
                 self.device.rope(&batch, &mut x, &spec);
                 let batch = self.cpu.begin(step)?;

@@ -4,7 +4,7 @@ use crate::sample::SampleSpec;
 
 const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4 };
 
-fn packed(rows: &Rows) -> Result<(StepShape, Vec<u32>)> {
+fn packed(rows: &StepInputs) -> Result<(StepShape, Vec<u32>)> {
     let shape = StepShape::of(rows);
     let mut words = vec![7; shape.parts().end];
     pack(rows, &shape, LIMITS, &mut words)?;
@@ -27,7 +27,7 @@ fn a_prompt_is_not_filled_up() {
     let spans =
         vec![Span { row: 0, len: 3, start: 3, blocks: &[9, 2] }, Span { row: 3, len: 1, start: 0, blocks: &[5] }];
     let scores = vec![Score { row: 1, token: 3, top: 0 }];
-    let rows = Rows { ids: vec![11, 12, 13, 14], spans, draws: vec![draw(3)], scores, ..Rows::default() };
+    let rows = StepInputs { ids: vec![11, 12, 13, 14], spans, draws: vec![draw(3)], scores, ..StepInputs::default() };
     let (shape, words) = packed(&rows).expect("fits");
     assert_eq!(shape, StepShape { rows: 4, sequences: 2, table_stride: 2, wanted: 2, results: 5, decode: false });
     let want = [
@@ -45,7 +45,7 @@ fn a_prompt_is_not_filled_up() {
 fn a_decode_step_is_filled_up_to_its_bucket() {
     let spans = (0..3).map(|row| Span { row, len: 1, start: 2 * row, blocks: &[1, 3] }).collect();
     let (shape, words) =
-        packed(&Rows { ids: vec![1, 2, 3], spans, draws: vec![draw(2)], ..Rows::default() }).expect("fits");
+        packed(&StepInputs { ids: vec![1, 2, 3], spans, draws: vec![draw(2)], ..StepInputs::default() }).expect("fits");
     assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, results: 32, decode: true });
     let rows = [[1, 2, 3, NONE], [0, 2, 4, 0], [0, 1, 2, NONE], [4, 6, 12, NONE]];
     assert_eq!(words[..16], rows.concat());
@@ -60,7 +60,7 @@ fn growing_sequences_keep_their_shape() {
     let of = |blocks: usize| {
         let blocks = vec![0; blocks];
         let spans = vec![Span { row: 0, len: 1, start: 0, blocks: &blocks }];
-        StepShape::of(&Rows { ids: vec![0], spans, ..Rows::default() })
+        StepShape::of(&StepInputs { ids: vec![0], spans, ..StepInputs::default() })
     };
     assert_eq!(of(1), of(8));
     assert_eq!(of(9), of(16));
@@ -71,7 +71,7 @@ fn growing_sequences_keep_their_shape() {
 fn a_step_that_scores_is_not_recorded() {
     let span = Span { row: 0, len: 1, start: 0, blocks: &[0] };
     let step = |scores: Vec<Score>, draws| {
-        StepShape::of(&Rows { ids: vec![0], spans: vec![span], scores, draws, ..Rows::default() })
+        StepShape::of(&StepInputs { ids: vec![0], spans: vec![span], scores, draws, ..StepInputs::default() })
     };
     assert!(step(vec![], vec![]).decode && step(vec![], vec![draw(0)]).decode);
     assert_ne!(step(vec![], vec![]), step(vec![], vec![draw(0)]), "the logits are part of what is recorded");
@@ -80,13 +80,13 @@ fn a_step_that_scores_is_not_recorded() {
 
 #[test]
 fn inputs_beyond_the_limits_are_errors() {
-    let of = |ids: Vec<u32>, span| packed(&Rows { ids, spans: vec![span], ..Rows::default() }).map(drop);
+    let of = |ids: Vec<u32>, span| packed(&StepInputs { ids, spans: vec![span], ..StepInputs::default() }).map(drop);
     let error = |ids, span| of(ids, span).expect_err("an error").to_string();
     let span = Span { row: 0, len: 1, start: 0, blocks: &[0] };
     assert_eq!(error(vec![100], span), "begin: token 100 must be below the vocabulary's 100");
     assert_eq!(error(vec![1], Span { row: 1, ..span }), "begin: rows 1..2 of 1");
     assert_eq!(error(vec![1], Span { start: 4, ..span }), "begin: 1 blocks of 4 do not cover 5 positions");
-    let rows = Rows { ids: vec![1], spans: vec![span], draws: vec![draw(1)], ..Rows::default() };
+    let rows = StepInputs { ids: vec![1], spans: vec![span], draws: vec![draw(1)], ..StepInputs::default() };
     assert_eq!(packed(&rows).expect_err("an error").to_string(), "begin: logits of row 1 of 1");
     assert_eq!(error(vec![1], Span { blocks: &[10], ..span }), "begin: block 10 of a cache of 10 blocks");
     of(vec![99], Span { start: 3, blocks: &[9], ..span }).expect("within the limits");

@@ -343,7 +343,7 @@ fn a_group_must_be_connected_and_reach_its_devices() {
     let Some(devices) = devices() else { return };
     let link = threads::group(2).remove(0);
     let mut cuda = devices.open(0, 2, Box::new(link)).expect("a backend");
-    let error = cuda.begin(Rows::default()).err().expect("not connected").to_string();
+    let error = cuda.begin(StepInputs::default()).err().expect("not connected").to_string();
     assert_eq!(error, "begin: the ranks of a group must be connected before their first step");
     let mut x = cuda.to_device(1, 8, vec![1.0; 8]);
     cuda.all_reduce(&mut x).expect("ops keep their errors");

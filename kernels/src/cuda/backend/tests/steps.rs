@@ -29,13 +29,13 @@ impl Calls {
 }
 
 /// One token of each sequence; sequence i has block i.
-pub(super) fn decode(tables: &[[u32; 1]], ids: impl Fn(usize) -> u32, start: usize) -> Rows<'_> {
+pub(super) fn decode(tables: &[[u32; 1]], ids: impl Fn(usize) -> u32, start: usize) -> StepInputs<'_> {
     let draw = |row| Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), logprobs: None };
-    Rows {
+    StepInputs {
         ids: (0..tables.len()).map(ids).collect(),
         spans: tables.iter().enumerate().map(|(row, blocks)| Span { row, len: 1, start, blocks }).collect(),
         draws: (0..tables.len()).map(draw).collect(),
-        ..Rows::default()
+        ..StepInputs::default()
     }
 }
 
@@ -108,7 +108,7 @@ fn a_row_depends_on_nothing_but_its_sequence() {
             for len in chunks {
                 let ids = (start..start + len).map(|position| position as u32 * 3 + 1).collect();
                 let spans = vec![Span { row: 0, len, start, blocks: &[9] }];
-                let (hidden, _) = toy.step(&mut cuda, Rows { ids, spans, ..Rows::default() });
+                let (hidden, _) = toy.step(&mut cuda, StepInputs { ids, spans, ..StepInputs::default() });
                 for (row, want) in alone[start..start + len].iter().enumerate() {
                     assert_eq!(&bits(&hidden[row * HIDDEN..][..HIDDEN]), want, "{kind:?}: {len} rows from {start}");
                 }

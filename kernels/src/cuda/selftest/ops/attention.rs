@@ -37,7 +37,11 @@ impl<B: Backend> Pair<B> {
     }
 
     /// Calls `attend` with the rows and the spans of each step: a chunk, the rest but one, and the last token.
-    fn steps(&mut self, block_size: usize, mut attend: impl FnMut(&mut Self, usize, Rows) -> Result<()>) -> Result<()> {
+    fn steps(
+        &mut self,
+        block_size: usize,
+        mut attend: impl FnMut(&mut Self, usize, StepInputs) -> Result<()>,
+    ) -> Result<()> {
         let lengths = self.lengths();
         let (_, tables) = tables(lengths, block_size);
         let stages: [Vec<usize>; 4] = [
@@ -48,7 +52,7 @@ impl<B: Backend> Pair<B> {
         ];
         for stage in stages.windows(2) {
             let (rows, spans) = spans(&stage[0], &stage[1], &tables);
-            attend(self, rows, Rows { ids: vec![0; rows], spans, ..Rows::default() })?;
+            attend(self, rows, StepInputs { ids: vec![0; rows], spans, ..StepInputs::default() })?;
         }
         Ok(())
     }

@@ -62,8 +62,8 @@ impl<B: Backend> Heads<B> {
         Ok(Heads { norm: backend.vector(vec![1.0; WIDTH])?, weight: backend.linear_weight(weight, precision)? })
     }
 
-    fn draw(&self, backend: &mut B, step: Rows, hidden: &[f32]) -> Result<Drawn> {
-        let head = Head { norm: &self.norm, eps: 0.0, weight: Some(&self.weight), scale: 0.5 };
+    fn draw(&self, backend: &mut B, step: StepInputs, hidden: &[f32]) -> Result<StepOutputs> {
+        let head = OutputHead { norm: &self.norm, eps: 0.0, weight: Some(&self.weight), scale: 0.5 };
         let rows = step.ids.len();
         let batch = backend.begin(step)?;
         let hidden = (rows > 0).then(|| backend.to_device(rows, WIDTH, hidden[..rows * WIDTH].to_vec()));
@@ -92,10 +92,10 @@ impl Comparison {
         ids(got) == ids(want)
     }
 
-    fn add(&mut self, what: &str, got: &Drawn, want: &Drawn) {
+    fn add(&mut self, what: &str, got: &StepOutputs, want: &StepOutputs) {
         self.draws += want.tokens.len();
         self.scores += want.scores.len();
-        let sizes = |drawn: &Drawn| (drawn.tokens.len(), drawn.scores.len());
+        let sizes = |drawn: &StepOutputs| (drawn.tokens.len(), drawn.scores.len());
         let mut wrong = Vec::new();
         if sizes(got) != sizes(want) {
             wrong.push(format!("{:?} draws and scores, expected {:?}", sizes(got), sizes(want)));
@@ -170,10 +170,10 @@ impl<B: Backend> Pair<B> {
                 sample: SampleSpec { position: position as u32, seed: i as u64 * 77, ..spec },
                 logprobs: [None, Some(0), Some(5)][(i + position) % 3],
             };
-            let step = Rows {
+            let step = StepInputs {
                 ids: vec![0; ROWS],
                 draws: specs().into_iter().enumerate().map(draw).collect(),
-                ..Rows::default()
+                ..StepInputs::default()
             };
             let got = on_device.draw(&mut self.device, step.clone(), &signs)?;
             let want = on_cpu.draw(&mut self.cpu, step, &signs)?;
@@ -186,22 +186,22 @@ impl<B: Backend> Pair<B> {
         let score = |i: usize| Score { row: i % ROWS, token: i as u32, top: i % 4 };
         let ids = vec![0; ROWS];
         let steps = [
-            Rows {
+            StepInputs {
                 ids: ids.clone(),
                 draws: vec![from_row(2), from_row(ROWS - 1)],
                 stashes: vec![Stash { row: 4, slot: 3 }, Stash { row: 2, slot: 0 }, Stash { row: 9, slot: 1 }],
                 scores: (0..2 * ROWS).map(score).collect(),
                 states: vec![ROWS - 1, 0, 4],
-                ..Rows::default()
+                ..StepInputs::default()
             },
-            Rows {
+            StepInputs {
                 ids: ids.clone(),
                 draws: vec![from_slot(3), from_row(5), from_slot(0)],
                 stashes: vec![Stash { row: 7, slot: 3 }],
-                ..Rows::default()
+                ..StepInputs::default()
             },
-            Rows { draws: vec![from_slot(1), from_slot(3)], ..Rows::default() },
-            Rows { ids, states: vec![5], ..Rows::default() },
+            StepInputs { draws: vec![from_slot(1), from_slot(3)], ..StepInputs::default() },
+            StepInputs { ids, states: vec![5], ..StepInputs::default() },
         ];
         for step in steps {
             let got = on_device.draw(&mut self.device, step.clone(), &signs)?;

@@ -85,7 +85,7 @@ impl<B: Backend> Pair<B> {
                 let (x, x_cpu) = self.activation(rows, hidden)?;
                 let (add, add_cpu) = self.activation(rows, hidden)?;
                 let scores = self.scores(rows, experts);
-                let step = Rows { ids: vec![0; rows], ..Rows::default() };
+                let step = StepInputs { ids: vec![0; rows], ..StepInputs::default() };
                 let of_device = self.device.to_device(rows, experts, scores.clone());
                 let routes = self.device.moe_route(&of_device, biased.then_some(&on_device), &spec);
                 let batch = self.device.begin(step.clone())?;
@@ -131,7 +131,7 @@ impl<B: Backend> Pair<B> {
                 let (x, x_cpu) = self.activation(rows, hidden)?;
                 let scores = self.device.to_device(rows, experts, vec![1.0; rows * experts]);
                 let routes = self.device.moe_route(&scores, None, &spec);
-                let batch = self.device.begin(Rows { ids: vec![0; rows], ..Rows::default() })?;
+                let batch = self.device.begin(StepInputs { ids: vec![0; rows], ..StepInputs::default() })?;
                 let got = self.device.moe(&batch, &x, &routes, &on_device, None)?;
                 let quantize = |x: &[f32], cols| {
                     if form == ExpertForm::Fp8 { reference::quantize_fp8(x, cols) } else { x.to_vec() }

@@ -1,0 +1,159 @@
+"""What Rein costs in front of an engine, in steps of the engine: its time per token, asked directly, in the same run.
+
+    make engines                                      # installs the engines
+    REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python benches/engines.py
+
+Prints one table per engine (docs/benchmarks/engines.md)."""
+import http.client
+import json
+import os
+import pathlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+TESTS = pathlib.Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "engines"), str(TESTS / "py")]
+
+import checkpoint  # noqa: E402
+from processes import Adapter, Concurrent, Router, http as post, mask_of, start_etcd, start_llama, start_vllm  # noqa: E402
+
+TOKENS, ROUNDS, STREAMS = 256, 5, (1, 8)
+PROMPT = list(range(300, 500))
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def prompt(stream):
+    """Each stream has its own, which every round repeats: its blocks are cached."""
+    return [1000 + stream, *PROMPT]
+
+
+def direct(kind, engine, stream):
+    """Streams tokens from the engine. (time to the first one, time of the others)"""
+    host = engine.url.removeprefix("http://")
+    body = {"prompt": prompt(stream), "temperature": 0, "stream": True}
+    if kind == "vllm":
+        path, more = "/v1/completions", {"model": "m", "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
+    else:
+        path, more = "/completion", {"n_predict": TOKENS, "logit_bias": [[checkpoint.MARKERS.index("<|im_end|>"), False]], "ignore_eos": True}
+    connection = http.client.HTTPConnection(host, timeout=120)
+    connection.request("POST", path, json.dumps({**body, **more}), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    first = None
+    for line in answer:
+        if line.startswith(b"data: ") and first is None:
+            first = time.perf_counter()
+    connection.close()
+    return time.perf_counter() - first
+
+
+def through_router(router, stream):
+    host = router.url.removeprefix("http://")
+    body = {"model": "m", "prompt": prompt(stream), "temperature": 0, "stream": True, "max_tokens": TOKENS, "ignore_eos": True}
+    connection = http.client.HTTPConnection(host, timeout=120)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    first = None
+    for line in answer:
+        if line.startswith(b"data: ") and first is None:
+            first = time.perf_counter()
+    connection.close()
+    return time.perf_counter() - first
+
+
+def refused(adapter, stream, positions, want):
+    """A sequence that is steered at these positions to the token that it would have drawn."""
+    sequence = adapter.sequence(prompt(stream), max_tokens=TOKENS, finish_is_proposal=True)
+    left, first = list(positions), None
+    for _ in sequence.events():
+        first = first or time.perf_counter()
+        if left and len(sequence.ids) > left[0]:
+            at = left.pop(0)
+            sequence.steer(at, mask=mask_of([want[at], want[at] ^ 1], adapter.info.vocab_size))
+    assert sequence.ids == want
+    return time.perf_counter() - first
+
+
+def held(adapter, stream, want):
+    """A sequence whose tokens are all confirmed one by one."""
+    count = 64
+    sequence = adapter.sequence(prompt(stream), max_tokens=TOKENS, finish_is_proposal=True, hold=True)
+    first = None
+    for _ in sequence.events():
+        first = first or time.perf_counter()
+        if len(sequence.ids) > sequence.epoch:
+            if sequence.epoch == count:
+                break
+            sequence.steer(sequence.epoch + 1, mask=b"\xff" * ((adapter.info.vocab_size + 7) // 8), hold=True)
+    taken = time.perf_counter() - first
+    sequence.answers.cancel()
+    return taken / count
+
+
+def cpu_seconds(process):
+    fields = pathlib.Path(f"/proc/{process.child.pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def at_once(streams, call):
+    """The mean time of one stream."""
+    return statistics.mean(Concurrent([lambda stream=stream: call(stream) for stream in range(streams)]).results())
+
+
+def median(values):
+    return statistics.median(values)
+
+
+def measure(kind, engine, adapter, router):
+    print(f"\n{kind}, {TOKENS} tokens after a prompt of {len(prompt(0))}, median of {ROUNDS} rounds in turn\n")
+    print("| streams | step | no refusal, adapter | no refusal, router | a refusal | 1 % refused | a held token | CPU of the router |")
+    print("|---|---|---|---|---|---|---|---|")
+    for streams in STREAMS:
+        want = {stream: adapter.sequence(prompt(stream), max_tokens=TOKENS, finish_is_proposal=True).tokens() for stream in range(streams)}
+        rows = []
+        for number in range(ROUNDS):
+            rng = random.Random(number)
+            steps = TOKENS - 1
+            alone = at_once(streams, lambda stream: direct(kind, engine, stream))
+            calm = at_once(streams, lambda stream: refused(adapter, stream, [], want[stream]))
+            few = sorted(rng.sample(range(8, TOKENS), 8))
+            some = at_once(streams, lambda stream: refused(adapter, stream, few, want[stream]))
+            seldom = {stream: sorted(at for at in range(8, TOKENS) if random.Random(number * 99 + stream * 7 + at).random() < 0.01) for stream in range(streams)}
+            percent = at_once(streams, lambda stream: refused(adapter, stream, seldom[stream], want[stream]))
+            holding = at_once(streams, lambda stream: held(adapter, stream, want[stream]))
+            before = cpu_seconds(router.process)
+            routed = at_once(streams, lambda stream: through_router(router, stream))
+            cpu = (cpu_seconds(router.process) - before) / (streams * TOKENS)
+            step = alone / steps
+            rows.append((step, alone / calm, alone / routed, (some - calm) / len(few) / step, calm / percent, holding / step, cpu))
+        step, calm, routed, refusal, percent, holding, cpu = (median(column) for column in zip(*rows))
+        print(f"| {streams} | {step * 1e3:.2f} ms | {calm:.3f} of the direct rate | {routed:.3f} | {refusal:.1f} steps | {percent:.3f} of the rate without | {holding:.1f} steps | {cpu * 1e6:.0f} us a token |", flush=True)
+
+
+def main():
+    directory = pathlib.Path(tempfile.mkdtemp())
+    folder, file = checkpoint.write(directory)
+    etcd = start_etcd(directory)
+    started = [etcd]
+    try:
+        for kind, start, source in (("vllm", start_vllm, folder), ("llama-server", start_llama, file)):
+            engine = start(directory, source)
+            started.append(engine)
+            engine.wait()
+            adapter = Adapter(directory, folder, kind, engine, etcd.url)
+            router = Router(directory, folder, [(kind, engine)], "--format", "hermes")
+            started += [adapter, router]
+            post(f"{engine.url}/v1/completions", {"model": "m", "prompt": "warm", "max_tokens": 4})
+            measure(kind, engine, adapter, router)
+            for process in (router, adapter, engine):
+                process.stop()
+    finally:
+        for process in reversed(started):
+            process.stop()
+
+
+if __name__ == "__main__":
+    main()

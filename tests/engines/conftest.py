@@ -1,0 +1,67 @@
+"""The engines, started once, and a checkpoint for them."""
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "py"))
+
+import checkpoint  # noqa: E402
+from processes import ENGINES, Adapter, Router, start_etcd, start_llama, start_vllm  # noqa: E402
+
+
+def pytest_sessionstart(session):
+    if not ENGINES.exists():
+        pytest.exit("REIN_ENGINES_DIR must name the directory of vLLM and llama-server: run make engines", 1)
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="session")
+def model(directory):
+    """The checkpoint's directory and its GGUF file."""
+    return checkpoint.write(directory)
+
+
+@pytest.fixture(scope="session")
+def etcd(directory):
+    process = start_etcd(directory)
+    yield process.url
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm(directory, model):
+    process = start_vllm(directory, model[0])
+    yield process.wait()
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def llama(directory, model):
+    process = start_llama(directory, model[1])
+    yield process.wait()
+    process.stop()
+
+
+@pytest.fixture(scope="session", params=["vllm", "llama-server"])
+def engine(request):
+    """An engine's kind and its process."""
+    return request.param, request.getfixturevalue({"vllm": "vllm", "llama-server": "llama"}[request.param])
+
+
+@pytest.fixture(scope="session")
+def adapter(directory, model, etcd, engine):
+    started = Adapter(directory, model[0], *engine, etcd)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def router(directory, model, engine):
+    started = Router(directory, model[0], [engine], "--format", "hermes")
+    yield started
+    started.stop()
