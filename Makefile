@@ -29,7 +29,10 @@ cluster: setup-cluster
 	cargo build --release --locked --bin rein
 	exec scripts/cluster.sh
 
-test: setup-test lint cuda
+# Installing waits for the network and compiling for processors: both at once.
+test: setup
+	scripts/setup.sh test & installs=$$!; cargo test --workspace --locked --no-run; compiled=$$?; wait $$installs && exit $$compiled
+	$(MAKE) lint cuda
 	cargo test --workspace --locked
 	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/py
 	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/chart

@@ -15,13 +15,13 @@ from test_codex import CODEX, Codex, outputs
 
 CONTEXT = 32768
 # Answers of an agent's turn that must call a tool. The next one ends the turn.
-CALLING = 4
+CALLING = 2
 # A text of this model may never end.
 MOST_TOKENS = 250
 # Of Codex's tools, those with short descriptions: a CPU computes the prompt.
 CODEX_TOOLS = ("exec_command", "write_stdin", "view_image", "mcp__notes")
 # Calls to wait for, and turns in which they must have come.
-CALLS, TURNS = 3, 6
+CALLS, TURNS = 2, 6
 
 
 @pytest.fixture(scope="module")

@@ -35,10 +35,9 @@ fn all_routes_of_a_large_step_are_computed() {
     let Some(devices) = devices() else { return };
     const { assert!(ROWS * 8 > MOST_ALONG_Y) };
     let x = Random::new(1).numbers(ROWS * WIDTH, 1.0);
-    for (stored, apart) in [(Stored::Fp8, 2e-2)] {
-        let rounding = RoundingDevices { cpu: CpuDevices { threads: 2 } };
-        let (got, want) = (through_experts(&devices, stored, &x), through_experts(&rounding, stored, &x));
-        let far = difference(&got, &want);
-        assert!(far.max <= apart, "{stored:?}: {far}");
-    }
+    // The form with the most kernels; the others have the same grids.
+    let rounding = RoundingDevices { cpu: CpuDevices { threads: 2 } };
+    let (got, want) = (through_experts(&devices, Stored::Fp8, &x), through_experts(&rounding, Stored::Fp8, &x));
+    let far = difference(&got, &want);
+    assert!(far.max <= 2e-2, "{far}");
 }
