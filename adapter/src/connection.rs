@@ -75,6 +75,16 @@ impl EngineHttp {
         Ok(EngineHttp { client, base: url.trim_end_matches('/').to_owned(), key })
     }
 
+    /// The host of the URL; an IPv6 address is in brackets.
+    pub fn host(&self) -> &str {
+        let authority = self.base.split_once("://").map_or("", |(_, rest)| rest);
+        let authority = authority.split('/').next().unwrap_or_default();
+        match authority.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => host,
+            _ => authority,
+        }
+    }
+
     pub fn url(&self) -> &str {
         &self.base
     }

@@ -1,5 +1,6 @@
-//! What an engine's prefix cache holds, as far as the adapter knows: the blocks of the prompts that it has sent, least
-//! recently used first. Routers read it as the Events of engine.proto. It does not know the engine.
+//! What an engine's prefix cache holds, as far as the adapter knows: the blocks that the engine reports, or else those of
+//! the prompts that it was sent, least recently used first. Routers read it as the Events of engine.proto. It does not
+//! know the engine.
 //!
 //! An engine may have evicted more, or keep more, than this says. Then a router chooses worse, and the answer is the
 //! same.
@@ -11,8 +12,11 @@ use std::time::Duration;
 use futures::stream::{self, BoxStream, StreamExt};
 use rein_proto::block_hash;
 use rein_proto::internal::EngineEvents;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tonic::Status;
+
+use crate::events::CacheChange;
+use crate::limits;
 
 /// Changes that are kept for listeners; a listener that misses more gets a snapshot.
 const LOG: usize = 65_536;
@@ -24,6 +28,8 @@ pub struct CacheFeed {
     block_size: u32,
     /// Blocks that the engine's cache holds. 0: it keeps none.
     capacity: usize,
+    /// Whether the engine reports its blocks.
+    reported: bool,
     blocks: Mutex<Blocks>,
 }
 
@@ -38,11 +44,43 @@ struct Blocks {
     log: VecDeque<(u64, bool)>,
     /// Number of changes before the first one in the log.
     before: u64,
+    /// Prompts since the last report that must cause one, and when the first was sent.
+    unreported: Option<(Instant, u32)>,
 }
 
 impl CacheFeed {
-    pub fn new(block_size: u32, capacity: usize) -> Arc<Self> {
-        Arc::new(CacheFeed { block_size: block_size.max(1), capacity, blocks: Mutex::default() })
+    pub fn new(block_size: u32, capacity: usize, reported: bool) -> Arc<Self> {
+        Arc::new(CacheFeed { block_size: block_size.max(1), capacity, reported, blocks: Mutex::default() })
+    }
+
+    /// Whether the engine has reported nothing although it must have stored blocks.
+    pub fn silent(&self) -> bool {
+        self.reported && self.blocks().silent()
+    }
+
+    /// Whether the engine reports its blocks: None if nobody asked it to.
+    pub fn reports(&self) -> Option<bool> {
+        self.reported.then(|| !self.silent())
+    }
+
+    /// What the engine has reported.
+    pub fn apply(&self, changes: &[CacheChange]) {
+        let mut blocks = self.blocks();
+        if blocks.silent() {
+            // The guesses until now.
+            blocks.clear();
+        }
+        blocks.unreported = None;
+        for change in changes {
+            match *change {
+                CacheChange::Stored(hash) => blocks.touch(hash),
+                CacheChange::Removed(hash) => blocks.remove(hash),
+                CacheChange::Cleared => blocks.clear(),
+            }
+        }
+        while blocks.used.len() > self.capacity {
+            blocks.evict();
+        }
     }
 
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
@@ -63,6 +101,14 @@ impl CacheFeed {
         for hash in &hashes {
             known &= blocks.used.contains_key(hash);
             leading += usize::from(known);
+        }
+        if self.reported {
+            if leading < hashes.len() {
+                blocks.unreported.get_or_insert_with(|| (Instant::now(), 0)).1 += 1;
+            }
+            if !blocks.silent() {
+                return leading * size;
+            }
         }
         for hash in hashes.into_iter().rev() {
             blocks.touch(hash);
@@ -133,6 +179,25 @@ impl Blocks {
             None => self.change(hash, true),
         }
         self.order.insert(self.time, hash);
+    }
+
+    fn silent(&self) -> bool {
+        self.unreported.is_some_and(|(since, prompts)| {
+            prompts >= limits::SILENT_PROMPTS && since.elapsed() > limits::EVENT_SILENCE
+        })
+    }
+
+    fn remove(&mut self, hash: u64) {
+        if let Some(time) = self.used.remove(&hash) {
+            self.order.remove(&time);
+            self.change(hash, false);
+        }
+    }
+
+    fn clear(&mut self) {
+        while !self.used.is_empty() {
+            self.evict();
+        }
     }
 
     fn evict(&mut self) {

@@ -5,13 +5,14 @@
 //!
 //! 1. `limits`, `mask`, `seed`, `draw`, `sse`: values without I/O.
 //! 2. [`course`]: one sequence as a pure state machine. [`dialect`]: what differs between engines.
-//! 3. [`connection`], `exchange`, `health`, `feed`, `metrics`: one request, one engine.
+//! 3. [`connection`], `exchange`, `health`, `events`, `feed`, `metrics`: one request, one engine.
 //! 4. [`join`]: whether an engine fits. `sequence`: a course carried out. [`service`]: the gRPC service.
 
 pub mod connection;
 pub mod course;
 pub mod dialect;
 pub mod draw;
+mod events;
 mod exchange;
 mod feed;
 pub mod health;

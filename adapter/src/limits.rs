@@ -66,3 +66,11 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
 pub const EVENT_INTERVAL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// Routers that listen to the events of one engine.
 pub const EVENT_LISTENERS: usize = 256;
+/// Wait before an engine's block events are asked for again, and between two looks at their silence.
+pub const EVENT_RETRY: Duration = Duration::from_secs(2);
+/// Time without block events, while new prompts are computed, after which they count as silent.
+pub const EVENT_SILENCE: Duration = Duration::from_secs(30);
+/// Prompts with new blocks that must have been sent in this time.
+pub const SILENT_PROMPTS: u32 = 8;
+/// Blocks of an engine that are remembered by its own hash; with more, the list begins anew.
+pub const REPORTED_BLOCKS: usize = 1 << 21;

@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::connection::EngineHttp;
 use crate::course::{self, CourseShape};
 use crate::dialect::EngineDialect;
+use crate::events::follow_events;
 use crate::feed::CacheFeed;
 use crate::health::{Lost, watch_engine};
 use crate::join::Joined;
@@ -63,14 +64,18 @@ impl Drop for Counted {
 }
 
 impl AdapterService {
-    /// Watches the engine's health until all clones and streams are dropped.
-    pub fn start(http: EngineHttp, dialect: EngineDialect, joined: Joined) -> Self {
+    /// Watches the engine's health until all clones and streams are dropped. `events` is where it publishes its block
+    /// events, HOST:PORT.
+    pub fn start(http: EngineHttp, dialect: EngineDialect, joined: Joined, events: Option<String>) -> Self {
         let http = Arc::new(http);
         let (lost, watched) = watch::channel(Lost::None);
         tokio::spawn(watch_engine(http.clone(), dialect, lost));
         let shape = CourseShape { vocab_size: joined.vocab_size, context: joined.context, traits: dialect.traits() };
         let blocks = if joined.prefix_cache { joined.blocks as usize } else { 0 };
-        let feed = CacheFeed::new(joined.block_size, blocks);
+        let feed = CacheFeed::new(joined.block_size, blocks, events.is_some());
+        if let Some(address) = events {
+            tokio::spawn(follow_events(address, joined.block_size, Arc::downgrade(&feed)));
+        }
         let counters = Arc::new(EngineCounters::default());
         let model = joined.model.clone();
         let link = Arc::new(EngineLink { http, dialect, model, counters, feed, lost: watched });
@@ -95,6 +100,11 @@ impl AdapterService {
 
     pub fn url(&self) -> &str {
         self.shared.link.http.url()
+    }
+
+    /// Whether the engine reports the blocks of its cache: None if it was not asked to.
+    pub fn reports_blocks(&self) -> Option<bool> {
+        self.shared.link.feed.reports()
     }
 
     pub fn counters(&self) -> &Arc<EngineCounters> {

@@ -72,11 +72,13 @@ pub struct RouterArgs {
     pub model: Vec<PathBuf>,
 }
 
-/// An engine that is already there: `vllm=URL`.
+/// An engine that is already there: `vllm=URL`, or `vllm=URL#events=PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineAddress {
     pub dialect: EngineDialect,
     pub url: String,
+    /// Where it publishes its block events, HOST:PORT.
+    pub events: Option<String>,
 }
 
 impl FromStr for EngineAddress {
@@ -85,8 +87,23 @@ impl FromStr for EngineAddress {
     fn from_str(text: &str) -> Result<Self, String> {
         let example = "expected KIND=URL such as vllm=http://10.0.0.5:8000";
         let (kind, url) = text.split_once('=').ok_or_else(|| format!("{example}, got {text:?}"))?;
-        EngineHttp::new(url, None).map_err(|error| error.to_string())?;
-        Ok(EngineAddress { dialect: kind.parse()?, url: url.trim_end_matches('/').to_owned() })
+        let (url, fragment) = url.split_once('#').map_or((url, None), |(url, fragment)| (url, Some(fragment)));
+        let engine = EngineHttp::new(url, None).map_err(|error| error.to_string())?;
+        let dialect: EngineDialect = kind.parse()?;
+        let events = match fragment {
+            None => None,
+            Some(fragment) => {
+                let port = fragment.strip_prefix("events=").and_then(|port| port.parse::<u16>().ok());
+                let port = port.filter(|port| *port > 0).ok_or_else(|| {
+                    format!("expected #events=PORT with the port of the engine's block events, got #{fragment}")
+                })?;
+                if !dialect.publishes_blocks() {
+                    return Err(format!("{} publishes no block events, got #{fragment}", dialect.name()));
+                }
+                Some(format!("{}:{port}", engine.host()))
+            }
+        };
+        Ok(EngineAddress { dialect, url: url.trim_end_matches('/').to_owned(), events })
     }
 }
 
@@ -95,8 +112,8 @@ impl FromStr for EngineAddress {
 #[command(next_help_heading = "Engines without a cluster")]
 pub struct FrontArgs {
     /// Comma-separated engines that serve the model of --model, each KIND=URL with a kind of vllm, sglang or
-    /// llama-server; may be repeated; no etcd is used. REIN_ENGINE_KEY has the engines' API key [default: the worker
-    /// groups of the cluster]
+    /// llama-server, and #events=PORT if it publishes block events there; may be repeated; no etcd is used.
+    /// REIN_ENGINE_KEY has the engines' API key [default: the worker groups of the cluster]
     #[arg(long, env = "REIN_ENGINES", value_delimiter = ',', value_name = "ENGINES", requires = "model", conflicts_with_all = ["etcd", "cluster"])]
     pub engine: Vec<EngineAddress>,
     /// Name of the model in the API, with --engine [default: the name of the model directory]
@@ -123,7 +140,8 @@ pub struct AdapterArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct FrontedEngineArgs {
-    /// The engine, KIND=URL with a kind of vllm, sglang or llama-server; REIN_ENGINE_KEY has its API key
+    /// The engine, KIND=URL with a kind of vllm, sglang or llama-server, and #events=PORT if it publishes block events
+    /// there; REIN_ENGINE_KEY has its API key
     #[arg(long, env = "REIN_ENGINES", value_name = "ENGINE")]
     pub engine: EngineAddress,
     /// Directory with the text files (config.json, tokenizer, template) of the engine's model; weights are not read
@@ -268,3 +286,6 @@ pub struct DrainArgs {
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,7 +55,7 @@ pub fn run(args: AdapterArgs) -> Result<(), Box<dyn Error>> {
         };
         engines::warn_without_cache(&joined, &engine.engine.url);
         let kind = joined.kind(engine.engine.dialect);
-        let service = AdapterService::start(http.clone(), engine.engine.dialect, joined);
+        let service = AdapterService::start(http.clone(), engine.engine.dialect, joined, engine.engine.events.clone());
         let identity = EngineIdentity {
             key: keys.engine(&id),
             address: advertised(&args.network.advertise, address)?,

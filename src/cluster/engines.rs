@@ -228,6 +228,10 @@ pub fn write_metrics(samples: &mut Samples<'_>, engines: &[ObservedEngine]) -> s
     let help =
         "0: the engine behind the adapter keeps no prefix cache, so each refused token computes the prompt again";
     samples.gauge("rein_engine_prefix_cache", help, engines.iter().map(lacks))?;
+    let reports = |engine: &ObservedEngine| Some((labels(engine), u32::from(engine.service.reports_blocks()?)));
+    let help = "1: the engine behind the adapter reports the blocks of its prefix cache. 0: it was asked to \
+        (`#events=PORT`) and is silent, so routers guess its cache";
+    samples.gauge("rein_engine_block_events", help, engines.iter().filter_map(reports))?;
     let requests = engines.iter().flat_map(|engine| {
         let [model, name] = labels(engine);
         let of = move |(why, count): (rein_adapter::draw::DrawReason, u64)| {

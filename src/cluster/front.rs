@@ -153,7 +153,8 @@ impl Engine {
         engines::warn_without_cache(&joined, &self.address.url);
         let kind = joined.kind(self.address.dialect);
         tracing::info!(engine = self.address.url, kind, context = joined.context, "an engine joined");
-        let service = AdapterService::start(self.http.clone(), self.address.dialect, joined);
+        let service =
+            AdapterService::start(self.http.clone(), self.address.dialect, joined, self.address.events.clone());
         adapters.insert(&self.id, service.clone());
         let identity = EngineIdentity {
             key: keys.engine(&self.id),

@@ -56,6 +56,8 @@ FIRING = {
     "ReinInvalidCalls": ({"rein_grammar_invalid_calls_total": "0+1x20"}, {"rein_grammar_invalid_calls_total": "3x20"}),
     "ReinMalformedCalls": ({'rein_malformed_total{model="k2",format="kimi_k2"}': "0+1x20"}, {'rein_malformed_total{model="k2",format="kimi_k2"}': "2x20"}),
     "ReinManyRefusals": ({"rein_grammar_tokens_refused_total": "0+10x20", "rein_grammar_tokens_checked_total": "0+100x20"}, {"rein_grammar_tokens_refused_total": "0+1x20", "rein_grammar_tokens_checked_total": "0+100x20"}),
+    "ReinAnEngineKeepsNoPrefixCache": ({'rein_engine_prefix_cache{model="k2",engine="engines/0"}': "0x20"}, {'rein_engine_prefix_cache{model="k2",engine="engines/0"}': "1x20"}),
+    "ReinAnEngineIsSilentAboutItsCache": ({'rein_engine_block_events{model="k2",engine="engines/0"}': "0x20"}, {'rein_engine_block_events{model="k2",engine="engines/0"}': "1x20"}),
     "ReinAnswersEndWithErrorsOrAtTheLengthLimit": (
         {'rein_finished_total{model="k2",reason="capacity_lost"}': "0+2x20", 'rein_finished_total{model="k2",reason="stop"}': "0+98x20"},
         {'rein_finished_total{model="k2",reason="length"}': "0+2x20", 'rein_finished_total{model="k2",reason="stop"}': "0+98x20"},

@@ -21,6 +21,7 @@ from fleet import BIN, REPOSITORY, free_ports
 ENGINES = pathlib.Path(os.environ.get("REIN_ENGINES_DIR", "/nonexistent"))
 START_SECONDS = 300
 SLOTS = 16
+BLOCK = 32
 
 
 def http(url, body=None, timeout=60):
@@ -67,7 +68,7 @@ def start_vllm(directory, model, *options):
         "VLLM_CPU_KVCACHE_SPACE": "1"}
     command = [
         ENGINES / "vllm/bin/python", ENGINES / "vllm/bin/vllm", "serve", model, "--host", "127.0.0.1", "--port", port, "--served-model-name", "m",
-        "--dtype", "float32", "--enforce-eager", "--max-num-seqs", SLOTS, "--block-size", 32, "--enable-prompt-tokens-details", *options]
+        "--dtype", "float32", "--enforce-eager", "--max-num-seqs", SLOTS, "--block-size", BLOCK, "--enable-prompt-tokens-details", *options]
     return Process("vllm", command, directory, port, "/health", {name: str(value) for name, value in environment.items()})
 
 
@@ -108,7 +109,7 @@ def messages():
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
         pool.Add(file)
-    names = ("ToEngine", "FromEngine", "Start", "Steer", "EngineInfo", "InfoRequest")
+    names = ("ToEngine", "FromEngine", "Start", "Steer", "EngineInfo", "InfoRequest", "EventsRequest", "EngineEvents")
     return SimpleNamespace(**{
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"rein.internal.v1.{name}")) for name in names})
 
@@ -116,11 +117,12 @@ def messages():
 class Adapter:
     """`rein adapter` in a cluster of its own, as a router sees it."""
 
-    def __init__(self, directory, model, kind, engine, etcd, *options):
+    def __init__(self, directory, model, kind, engine, etcd, *options, events=None):
         port, page = free_ports(2)
         self.types = messages()
+        fragment = f"#events={events}" if events else ""
         command = [
-            BIN, "adapter", "--engine", f"{kind}={engine.url}", "--model", model, "--served-name", "m", "--listen", f"127.0.0.1:{port}",
+            BIN, "adapter", "--engine", f"{kind}={engine.url}{fragment}", "--model", model, "--served-name", "m", "--listen", f"127.0.0.1:{port}",
             "--http", f"127.0.0.1:{page}", *options]
         environment = {"REIN_ETCD": etcd, "REIN_CLUSTER": "engines", "REIN_ID": f"{kind}-{port}"}
         self.process = Process("adapter", command, directory, page, "/ready", environment).wait()
@@ -136,6 +138,19 @@ class Adapter:
 
     def sequence(self, prompt, **start):
         return Sequence(self, prompt, **start)
+
+    def cached(self, enough, timeout=20):
+        """The hashes of the blocks that the adapter reports to routers, once there are enough."""
+        call = self.channel.unary_stream("/rein.internal.v1.Engine/Events", lambda m: m.SerializeToString(), self.types.EngineEvents.FromString)
+        known, events = set(), call(self.types.EventsRequest(interval_ms=50), timeout=timeout)
+        for event in events:
+            known = set() if event.reset else known
+            known |= set(event.stored)
+            known -= set(event.removed)
+            if len(known) >= enough:
+                events.cancel()
+                return known
+        return known
 
 
 class Sequence:

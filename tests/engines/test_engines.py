@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 import checkpoint
-from processes import Adapter, Concurrent, Router, http, mask_of, start_llama, start_vllm
+from fleet import free_ports
+from processes import BLOCK, Adapter, Concurrent, Router, http, mask_of, start_llama, start_vllm
 from test_enforcement import check
 
 GREEDY = 24
@@ -206,6 +207,68 @@ def test_streams_survive_an_engine_that_is_killed(directory, model):
         for process in (router, doomed, other):
             if process is not None:
                 process.stop()
+
+
+def test_block_events_tell_what_the_cache_holds(directory, model, etcd):
+    """Of prompts that other clients sent, too; with the hashes that the adapter has for its own prompts."""
+    (port,) = free_ports(1)
+    settings = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
+    engine = start_vllm(directory, model[0], "--kv-events-config", json.dumps(settings))
+    started = [engine]
+    try:
+        engine.wait()
+        told = Adapter(directory, model[0], "vllm", engine, etcd, events=port)
+        guessing = Adapter(directory, model[0], "vllm", engine, etcd)
+        started += [told, guessing]
+        prompt = list(range(500, 500 + 5 * BLOCK + 3))
+        # A message that is published before the subscription is lost.
+        time.sleep(2)
+        http(f"{engine.url}/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 2, "temperature": 0})
+        reported = told.cached(5)
+        assert len(reported) == 5 and guessing.cached(1, timeout=1) == set()
+        guessing.sequence(prompt, max_tokens=2).tokens()
+        assert guessing.cached(5) == reported
+        # The blocks of an answer are cached, too.
+        told.sequence(prompt, max_tokens=2 * BLOCK).tokens()
+        assert len(told.cached(7)) >= 7
+    finally:
+        for process in reversed(started):
+            process.stop()
+
+
+def test_routers_find_the_engine_that_has_the_conversation(directory, model):
+    """Turns of conversations on 4 engines: the share of cached prompt tokens, beside that of turns in rotation."""
+    engines = [start_llama(directory, model[1]) for _ in range(4)]
+    try:
+        for engine in engines:
+            engine.wait()
+        shares = {}
+        for policy in ("cache-aware", "round-robin"):
+            router = Router(directory, model[0], [("llama-server", engine) for engine in engines], "--format", "hermes", "--policy", policy)
+            try:
+                shares[policy] = conversations(router, policy)
+            finally:
+                router.stop()
+        print(f"cached prompt tokens: {shares}")
+        assert shares["cache-aware"] >= 1.8 * shares["round-robin"], shares
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def conversations(router, name, turns=5, count=12):
+    cached = prompts = 0
+    histories = [[{"role": "user", "content": f"{name} {at}: " + " ".join(f"word{at * 31 + i * 7 % 97}" for i in range(120))}] for at in range(count)]
+    for turn in range(turns):
+        answers = Concurrent([lambda history=history: router.chat(messages=history, max_tokens=24, temperature=0) for history in histories]).results()
+        for history, answer in zip(histories, answers):
+            cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            prompts += answer["usage"]["prompt_tokens"]
+            text = answer["choices"][0]["message"]["content"] or "."
+            history += [{"role": "assistant", "content": text}, {"role": "user", "content": f"Turn {turn}: " + "and then? " * 12}]
+        # Conversations do not take turns in one order.
+        random.Random(turn).shuffle(histories)
+    return cached / prompts
 
 
 def test_bad_input_never_reaches_an_engine(adapter):

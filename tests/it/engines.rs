@@ -48,7 +48,7 @@ fn deployment() -> Deployment {
 async fn adapter(stub: &StubEngine) -> AdapterService {
     let http = EngineHttp::new(&stub.url, None).expect("a client");
     let joined = join(&http, stub.dialect, &deployment()).await.expect("the stub fits");
-    AdapterService::start(http, stub.dialect, joined)
+    AdapterService::start(http, stub.dialect, joined, None)
 }
 
 fn entry(transport: rein_router::EngineTransport) -> ModelEntry {

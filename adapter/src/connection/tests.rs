@@ -6,6 +6,11 @@ fn addresses_of_engines_are_checked() {
         assert!(EngineHttp::new(good, Some("key")).is_ok(), "{good}");
     }
     assert_eq!(EngineHttp::new("http://vllm:8000/", None).expect("a client").url(), "http://vllm:8000");
+    for (url, host) in
+        [("http://vllm:8000/x", "vllm"), ("http://[::1]:80", "[::1]"), ("http://[::1]", "[::1]"), ("http://a", "a")]
+    {
+        assert_eq!(EngineHttp::new(url, None).expect("a client").host(), host);
+    }
     for (bad, part) in [
         ("https://vllm", "https is not supported"),
         ("vllm:8000", "expected a URL"),

@@ -78,6 +78,11 @@ impl EngineDialect {
         }
     }
 
+    /// Whether it can publish which blocks its cache holds.
+    pub fn publishes_blocks(self) -> bool {
+        self != EngineDialect::LlamaServer
+    }
+
     pub fn traits(self) -> EngineTraits {
         match self {
             EngineDialect::Vllm => vllm::traits(),

@@ -39,7 +39,7 @@ async fn the_reference_lists_the_metrics() {
     };
     // Nothing listens there, and nothing is asked of it.
     let http = EngineHttp::new("http://127.0.0.1:9", None).expect("a client");
-    let service = AdapterService::start(http, EngineDialect::Vllm, joined);
+    let service = AdapterService::start(http, EngineDialect::Vllm, joined, Some("127.0.0.1:9".into()));
     let observed = [ObservedEngine { service, name: "engines/a0".into() }];
     let mut registry = Registry::default();
     on_scrape(&mut registry, move |samples| write_metrics(samples, &observed));
@@ -47,7 +47,10 @@ async fn the_reference_lists_the_metrics() {
     metrics_reference::check("Adapters", &text);
     let kind =
         "rein_engine_kind{model=\"demo\",engine=\"engines/a0\",kind=\"vllm\",version=\"0.11.0\",served=\"served\"} 1";
-    for line in [kind, "rein_engine_prefix_cache{model=\"demo\",engine=\"engines/a0\"} 0"] {
+    let cache = "rein_engine_prefix_cache{model=\"demo\",engine=\"engines/a0\"} 0";
+    // It has not been silent for long.
+    let events = "rein_engine_block_events{model=\"demo\",engine=\"engines/a0\"} 1";
+    for line in [kind, cache, events] {
         assert!(text.contains(line), "{line} in {text}");
     }
 }
