@@ -18,6 +18,8 @@ ENGINE ?= cpu
 HTTP ?= 127.0.0.1:8000
 GRPC ?= 127.0.0.1:50051
 PYTHON := .venv/bin/python
+# Two files of tests at a time: most of them wait more than they compute.
+PARALLEL := -n 2 --dist loadfile
 # setup.sh puts protoc there if it cannot install the Debian package.
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -34,8 +36,8 @@ test: setup
 	scripts/setup.sh test & installs=$$!; cargo test --workspace --locked --no-run; compiled=$$?; wait $$installs && exit $$compiled
 	$(MAKE) lint cuda
 	cargo test --workspace --locked
-	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/py
-	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/chart
+	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs $(PARALLEL) tests/py
+	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs $(PARALLEL) tests/chart
 
 test-kube: setup-test
 	cargo build --locked --bin rein

