@@ -2,8 +2,8 @@
 //! named by the engine's own hash and comes with its tokens, from which the hash of engine.proto follows. It does not
 //! know sequences.
 //!
-//! A message has a topic, a number that counts up, and a batch in MessagePack: `[time, events, ...]`. vLLM writes events
-//! as maps with `type`, SGLang as arrays that begin with it.
+//! A message has a topic, a number that counts up, and a batch in MessagePack: `[time, events, ...]`. vLLM writes
+//! events as maps with `type`, SGLang as arrays that begin with it.
 
 use std::collections::HashMap;
 use std::sync::Weak;
@@ -14,16 +14,8 @@ use rmpv::Value;
 use tokio::time::{sleep, timeout};
 use zeromq::{Socket, SocketRecv, SubSocket, ZmqMessage};
 
-use crate::feed::CacheFeed;
+use crate::feed::{CacheChange, CacheFeed};
 use crate::limits;
-
-/// A change of an engine's prefix cache, with hashes of engine.proto.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CacheChange {
-    Stored(u64),
-    Removed(u64),
-    Cleared,
-}
 
 /// An engine's own hash of a block.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
-//! What an engine's prefix cache holds, as far as the adapter knows: the blocks that the engine reports, or else those of
-//! the prompts that it was sent, least recently used first. Routers read it as the Events of engine.proto. It does not
-//! know the engine.
+//! What an engine's prefix cache holds, as far as the adapter knows: the blocks that the engine reports, or else those
+//! of the prompts that it was sent, least recently used first. Routers read it as the Events of engine.proto. It does
+//! not know the engine.
 //!
 //! An engine may have evicted more, or keep more, than this says. Then a router chooses worse, and the answer is the
 //! same.
@@ -15,13 +15,20 @@ use rein_proto::internal::EngineEvents;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
 
-use crate::events::CacheChange;
 use crate::limits;
 
 /// Changes that are kept for listeners; a listener that misses more gets a snapshot.
 const LOG: usize = 65_536;
 /// Hashes in one part of a snapshot.
 const PART: usize = 32_768;
+
+/// A change of an engine's prefix cache, with hashes of engine.proto.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheChange {
+    Stored(u64),
+    Removed(u64),
+    Cleared,
+}
 
 #[derive(Debug)]
 pub struct CacheFeed {

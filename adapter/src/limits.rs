@@ -72,5 +72,5 @@ pub const EVENT_RETRY: Duration = Duration::from_secs(2);
 pub const EVENT_SILENCE: Duration = Duration::from_secs(30);
 /// Prompts with new blocks that must have been sent in this time.
 pub const SILENT_PROMPTS: u32 = 8;
-/// Blocks of an engine that are remembered by its own hash; with more, the list begins anew.
+/// Blocks of an engine that are remembered by its own hash; with more, the list is reset.
 pub const REPORTED_BLOCKS: usize = 1 << 21;
