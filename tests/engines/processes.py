@@ -20,6 +20,7 @@ from fleet import BIN, REPOSITORY, free_ports
 # The directory that scripts/engines.sh prints.
 ENGINES = pathlib.Path(os.environ.get("REIN_ENGINES_DIR", "/nonexistent"))
 START_SECONDS = 300
+SEQUENCE_SECONDS = 120
 SLOTS = 16
 BLOCK = 32
 
@@ -166,7 +167,7 @@ class Sequence:
         start.limits.stop_token_ids.extend(stop)
         self.requests.put(self.types.ToEngine(start=start))
         stub = adapter.channel.stream_stream("/rein.internal.v1.Engine/Generate", lambda m: m.SerializeToString(), self.types.FromEngine.FromString)
-        self.answers = stub(iter(self.requests.get, None))
+        self.answers = stub(iter(self.requests.get, None), timeout=SEQUENCE_SECONDS)
 
     def events(self):
         for answer in self.answers:
