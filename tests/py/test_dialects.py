@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import threading
+import urllib.error
 import urllib.request
 
 import pytest
@@ -233,3 +234,41 @@ def test_the_same_conversation_and_seed_give_the_same_tokens_through_three_doors
         assert responses == chat and messages == (*chat[:-1], None), seen
         called += len(chat[2])
     assert (called > 0) == (choice != "none")
+
+
+ENDPOINTS = {
+    "ChatRequest": ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
+    "CompletionRequest": ("completions", {"prompt": "Hi", "max_tokens": 1}),
+    "MessagesRequest": ("messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
+    "ResponsesRequest": ("responses", {"input": "Hi", "max_output_tokens": 1}),
+}
+
+
+@pytest.mark.parametrize("schema", ENDPOINTS)
+def test_every_field_that_would_change_the_answer_is_refused_by_name(sim, schema):
+    path, body = ENDPOINTS[schema]
+    fields = json.loads((REPOSITORY / "router/src/api/openapi.json").read_text())["components"]["schemas"][schema]["x-refused-fields"]
+    assert len(fields) > 20
+    accepted = []
+    for field in fields:
+        # A value may be the one that changes nothing.
+        refusals = []
+        for value in (True, 3, "x", ["x"], {"a": 1}):
+            answer = requests_post(f"{sim.http}/v1/{path}", {"model": "demo", **body, field: value})
+            assert answer[0] in (200, 400), (field, value, answer)
+            if answer[0] == 400:
+                assert field in answer[1]["error"]["message"], (field, value, answer)
+                refusals.append(value)
+        if len(refusals) < 4:
+            accepted.append((field, refusals))
+    assert accepted == []
+
+
+def requests_post(url, body):
+    """Status and JSON of the answer."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
