@@ -81,14 +81,16 @@ def held(adapter, stream, want):
     """A sequence whose tokens are all confirmed one by one."""
     count = 64
     sequence = adapter.sequence(prompt(stream), max_tokens=TOKENS, finish_is_proposal=True, hold=True)
+    # The first token, which computes the prompt, is not counted.
+    sequence.steer(0, hold=True)
     first = None
     for _ in sequence.events():
         first = first or time.perf_counter()
-        if len(sequence.ids) > sequence.epoch:
-            if sequence.epoch == count:
-                break
-            sequence.steer(sequence.epoch + 1, mask=b"\xff" * ((adapter.info.vocab_size + 7) // 8), hold=True)
+        if len(sequence.ids) > count:
+            break
+        sequence.steer(len(sequence.ids), hold=True)
     taken = time.perf_counter() - first
+    assert sequence.ids == want[: count + 1]
     sequence.answers.cancel()
     return taken / count
 

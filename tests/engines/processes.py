@@ -141,16 +141,19 @@ class Adapter:
         return Sequence(self, prompt, **start)
 
     def cached(self, enough, timeout=20):
-        """The hashes of the blocks that the adapter reports to routers, once there are enough."""
+        """The hashes of the blocks that the adapter reports to routers, once there are enough or the time is over."""
         call = self.channel.unary_stream("/rein.internal.v1.Engine/Events", lambda m: m.SerializeToString(), self.types.EngineEvents.FromString)
         known, events = set(), call(self.types.EventsRequest(interval_ms=50), timeout=timeout)
-        for event in events:
-            known = set() if event.reset else known
-            known |= set(event.stored)
-            known -= set(event.removed)
-            if len(known) >= enough:
-                events.cancel()
-                return known
+        try:
+            for event in events:
+                known = set() if event.reset else known
+                known |= set(event.stored)
+                known -= set(event.removed)
+                if len(known) >= enough:
+                    events.cancel()
+                    break
+        except grpc.RpcError as error:
+            assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error
         return known
 
 

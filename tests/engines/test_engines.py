@@ -130,11 +130,12 @@ def test_no_id_of_any_text_is_lost(adapter, model):
     for text in TEXTS:
         ids = tokenizer.encode(text).ids
         sequence = adapter.sequence(PROMPTS[0], max_tokens=len(ids) + 1, finish_is_proposal=True, hold=True)
+        draw = lambda at: sequence.steer(at, mask=mask_of([ids[at], (ids[at] + 1) % 256], adapter.info.vocab_size), hold=True)  # noqa: E731, B023
+        draw(0)
         for _ in sequence.events():
-            at = sequence.epoch
-            if at == len(ids):
+            if len(sequence.ids) == len(ids):
                 break
-            sequence.steer(at, mask=mask_of([ids[at], (ids[at] + 1) % 256], adapter.info.vocab_size), hold=True)
+            draw(len(sequence.ids))
         assert len(sequence.ids) == len(ids), text
         assert all(got in (want, (want + 1) % 256) for got, want in zip(sequence.ids, ids)), text
         sequence.answers.cancel()
