@@ -51,7 +51,8 @@ chaos: setup-test
 	cargo build --release --locked --bin rein
 	REIN_SEEDS=3000 cargo test --locked -p rein-control-plane -p rein-router --lib -- for_all_seeds
 	REIN_BIN=$(CURDIR)/target/release/rein $(PYTHON) -m pytest -q -rs -s tests/chaos
-	REIN_BIN=$(CURDIR)/target/release/rein REIN_CUDA_MODELS=all $(PYTHON) -m pytest -q -rs tests/py/test_cuda.py tests/py/test_cuda_ranks.py -k models_
+	REIN_BIN=$(CURDIR)/target/release/rein REIN_CUDA_MODELS=all $(PYTHON) -m pytest -q -rs tests/py/test_cuda.py tests/py/test_cuda_ranks.py
+	REIN_BIN=$(CURDIR)/target/release/rein REIN_CASES=12 $(PYTHON) -m pytest -q -rs tests/py/test_agents.py tests/py/test_enforcement.py
 
 cuda: setup-cuda
 	scripts/cuda.sh build

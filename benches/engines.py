@@ -18,7 +18,8 @@ TESTS = pathlib.Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS / "engines"), str(TESTS / "py")]
 
 import checkpoint  # noqa: E402
-from processes import Adapter, Concurrent, Router, http as post, mask_of, start_etcd, start_llama, start_vllm  # noqa: E402
+from fleet import Fleet  # noqa: E402
+from processes import Adapter, Concurrent, Router, http as post, mask_of, start_llama, start_vllm  # noqa: E402
 
 TOKENS, ROUNDS, STREAMS = 256, 5, (1, 8)
 PROMPT = list(range(300, 500))
@@ -30,30 +31,10 @@ def prompt(stream):
     return [1000 + stream, *PROMPT]
 
 
-def direct(kind, engine, stream):
-    """Streams tokens from the engine. (time to the first one, time of the others)"""
-    host = engine.url.removeprefix("http://")
-    body = {"prompt": prompt(stream), "temperature": 0, "stream": True}
-    if kind == "vllm":
-        path, more = "/v1/completions", {"model": "m", "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
-    else:
-        path, more = "/completion", {"n_predict": TOKENS, "logit_bias": [[checkpoint.MARKERS.index("<|im_end|>"), False]], "ignore_eos": True}
-    connection = http.client.HTTPConnection(host, timeout=120)
-    connection.request("POST", path, json.dumps({**body, **more}), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    first = None
-    for line in answer:
-        if line.startswith(b"data: ") and first is None:
-            first = time.perf_counter()
-    connection.close()
-    return time.perf_counter() - first
-
-
-def through_router(router, stream):
-    host = router.url.removeprefix("http://")
-    body = {"model": "m", "prompt": prompt(stream), "temperature": 0, "stream": True, "max_tokens": TOKENS, "ignore_eos": True}
-    connection = http.client.HTTPConnection(host, timeout=120)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+def streamed(url, path, body):
+    """The time of all tokens after the first one."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
+    connection.request("POST", path, json.dumps({"temperature": 0, "stream": True, **body}), {"content-type": "application/json"})
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     first = None
@@ -62,6 +43,16 @@ def through_router(router, stream):
             first = time.perf_counter()
     connection.close()
     return time.perf_counter() - first
+
+
+def direct(kind, engine, stream):
+    if kind == "llama-server":
+        return streamed(engine.url, "/completion", {"prompt": prompt(stream), "n_predict": TOKENS, "ignore_eos": True})
+    return through_router(engine, stream)
+
+
+def through_router(router, stream):
+    return streamed(router.url, "/v1/completions", {"model": "m", "prompt": prompt(stream), "max_tokens": TOKENS, "ignore_eos": True})
 
 
 def refused(adapter, stream, positions, want):
@@ -105,10 +96,6 @@ def at_once(streams, call):
     return statistics.mean(Concurrent([lambda stream=stream: call(stream) for stream in range(streams)]).results())
 
 
-def median(values):
-    return statistics.median(values)
-
-
 def measure(kind, engine, adapter, router):
     print(f"\n{kind}, {TOKENS} tokens after a prompt of {len(prompt(0))}, median of {ROUNDS} rounds in turn\n")
     print("| streams | step | no refusal, adapter | no refusal, router | a refusal | 1 % refused | a held token | CPU of the router |")
@@ -131,21 +118,20 @@ def measure(kind, engine, adapter, router):
             cpu = (cpu_seconds(router.process) - before) / (streams * TOKENS)
             step = alone / steps
             rows.append((step, alone / calm, alone / routed, (some - calm) / len(few) / step, calm / percent, holding / step, cpu))
-        step, calm, routed, refusal, percent, holding, cpu = (median(column) for column in zip(*rows))
+        step, calm, routed, refusal, percent, holding, cpu = (statistics.median(column) for column in zip(*rows))
         print(f"| {streams} | {step * 1e3:.2f} ms | {calm:.3f} of the direct rate | {routed:.3f} | {refusal:.1f} steps | {percent:.3f} of the rate without | {holding:.1f} steps | {cpu * 1e6:.0f} us a token |", flush=True)
 
 
 def main():
     directory = pathlib.Path(tempfile.mkdtemp())
     folder, file = checkpoint.write(directory)
-    etcd = start_etcd(directory)
-    started = [etcd]
+    fleet, started = Fleet(directory, workers=0, group_size=1, routers=0), []
     try:
         for kind, start, source in (("vllm", start_vllm, folder), ("llama-server", start_llama, file)):
             engine = start(directory, source)
             started.append(engine)
             engine.wait()
-            adapter = Adapter(directory, folder, kind, engine, etcd.url)
+            adapter = Adapter(directory, folder, kind, engine, fleet.etcd_url)
             router = Router(directory, folder, [(kind, engine)], "--format", "hermes")
             started += [adapter, router]
             post(f"{engine.url}/v1/completions", {"model": "m", "prompt": "warm", "max_tokens": 4})
@@ -155,6 +141,7 @@ def main():
     finally:
         for process in reversed(started):
             process.stop()
+        fleet.close()
 
 
 if __name__ == "__main__":

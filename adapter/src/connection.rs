@@ -32,6 +32,7 @@ pub struct EngineHttp {
     client: Client<HttpConnector, Full<Bytes>>,
     /// Without a slash at the end.
     base: String,
+    host: String,
     key: Option<HeaderValue>,
 }
 
@@ -53,9 +54,9 @@ impl EngineHttp {
             }
             _ => return Err(invalid("expected a URL such as http://10.0.0.5:8000")),
         }
-        if uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
-            return Err(invalid("expected a host and no query, such as http://10.0.0.5:8000"));
-        }
+        let host = uri.host().filter(|host| !host.is_empty() && uri.query().is_none());
+        let host =
+            host.ok_or_else(|| invalid("expected a host and no query, such as http://10.0.0.5:8000"))?.to_owned();
         let key = key.map(|key| {
             let value = HeaderValue::try_from(format!("Bearer {key}"));
             value.map_err(|_| invalid("REIN_ENGINE_KEY has characters that are not allowed in a header"))
@@ -72,17 +73,12 @@ impl EngineHttp {
             .pool_idle_timeout(limits::IDLE_TIME)
             .pool_max_idle_per_host(limits::IDLE_CONNECTIONS)
             .build(connector);
-        Ok(EngineHttp { client, base: url.trim_end_matches('/').to_owned(), key })
+        Ok(EngineHttp { client, base: url.trim_end_matches('/').to_owned(), host, key })
     }
 
     /// The host of the URL; an IPv6 address is in brackets.
     pub fn host(&self) -> &str {
-        let authority = self.base.split_once("://").map_or("", |(_, rest)| rest);
-        let authority = authority.split('/').next().unwrap_or_default();
-        match authority.rsplit_once(':') {
-            Some((host, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => host,
-            _ => authority,
-        }
+        &self.host
     }
 
     pub fn url(&self) -> &str {

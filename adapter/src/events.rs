@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::sync::Weak;
-use std::time::Duration;
 
 use rein_proto::block_hash;
 use rmpv::Value;
@@ -159,8 +158,11 @@ fn parts(message: &ZmqMessage) -> Option<(u64, &[u8])> {
 
 /// Keeps the feed as the engine at `HOST:PORT` reports, until the feed is dropped.
 pub async fn follow_events(address: String, block_size: u32, feed: Weak<CacheFeed>) {
-    let mut socket = SubSocket::new();
-    while feed.strong_count() > 0 {
+    let (mut socket, mut silent) = (SubSocket::new(), false);
+    loop {
+        let Some(feed) = feed.upgrade() else { return };
+        log_silence(&feed, &address, &mut silent);
+        drop(feed);
         match timeout(limits::CALL_TIME, socket.connect(&format!("tcp://{address}"))).await {
             Ok(Ok(())) => break,
             Ok(Err(error)) => tracing::debug!(address, %error, "the engine's block events cannot be reached yet"),
@@ -172,7 +174,7 @@ pub async fn follow_events(address: String, block_size: u32, feed: Weak<CacheFee
         tracing::warn!(address, %error, "the engine's block events cannot be subscribed to");
         return;
     }
-    let (mut reader, mut silent, mut misread) = (EventReader::new(block_size), false, false);
+    let (mut reader, mut misread) = (EventReader::new(block_size), false);
     loop {
         let received = timeout(limits::EVENT_RETRY, socket.recv()).await;
         let Some(feed) = feed.upgrade() else { return };
@@ -193,18 +195,21 @@ pub async fn follow_events(address: String, block_size: u32, feed: Weak<CacheFee
             // It connects again by itself.
             Ok(Err(error)) => {
                 tracing::debug!(address, %error, "the engine's block events were interrupted");
-                sleep(Duration::from_millis(100)).await;
+                sleep(limits::EVENT_RETRY).await;
             }
             Err(_) => {}
         }
-        if feed.silent() != silent {
-            silent = !silent;
-            if silent {
-                tracing::warn!(address, "the engine publishes no block events; its cache is guessed from its prompts");
-            } else {
-                tracing::info!(address, "the engine publishes block events again");
-            }
+        log_silence(&feed, &address, &mut silent);
+    }
+}
+
+fn log_silence(feed: &CacheFeed, address: &str, silent: &mut bool) {
+    match (std::mem::replace(silent, feed.silent()), *silent) {
+        (false, true) => {
+            tracing::warn!(address, "the engine publishes no block events; its cache is guessed from its prompts");
         }
+        (true, false) => tracing::info!(address, "the engine publishes block events again"),
+        _ => {}
     }
 }
 

@@ -7,7 +7,8 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "py"))
 
 import checkpoint  # noqa: E402
-from processes import ENGINES, Adapter, Router, start_etcd, start_llama, start_vllm  # noqa: E402
+from fleet import Fleet  # noqa: E402
+from processes import ENGINES, Adapter, Router, start_llama, start_vllm  # noqa: E402
 
 
 def pytest_sessionstart(session):
@@ -28,9 +29,9 @@ def model(directory):
 
 @pytest.fixture(scope="session")
 def etcd(directory):
-    process = start_etcd(directory)
-    yield process.url
-    process.stop()
+    fleet = Fleet(directory, workers=0, group_size=1, routers=0)
+    yield fleet.etcd_url
+    fleet.close()
 
 
 @pytest.fixture(scope="session")

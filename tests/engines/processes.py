@@ -211,16 +211,6 @@ def mask_of(ids, vocabulary):
     return bytes(bits)
 
 
-def start_etcd(directory):
-    client, peer = free_ports(2)
-    url = f"http://127.0.0.1:{client}"
-    command = [
-        "etcd", "--data-dir", directory / "etcd", "--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls",
-        f"http://127.0.0.1:{peer}", "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}", "--initial-cluster",
-        f"default=http://127.0.0.1:{peer}", "--log-level", "error", "--unsafe-no-fsync"]
-    return Process("etcd", command, directory, client, "/health").wait()
-
-
 class Concurrent:
     """Runs calls at once; `results` raises what one of them raised."""
 

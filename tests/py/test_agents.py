@@ -3,6 +3,7 @@
 The model was trained on short prompts, so what it writes for an agent has no sense; it takes the grammar for its calls
 to be valid. Nothing is executed: Claude Code has no permission, and Codex may not write."""
 import json
+import os
 import shutil
 
 import jsonschema
@@ -14,14 +15,16 @@ from test_claude_code import Agent, results
 from test_codex import CODEX, Codex, outputs
 
 CONTEXT = 32768
+# More calls, as in a full run of test_enforcement.py.
+CASES = os.environ.get("REIN_CASES")
 # Answers of an agent's turn that must call a tool. The next one ends the turn.
-CALLING = 2
+CALLING = 4 if CASES else 2
 # A text of this model may never end.
 MOST_TOKENS = 250
 # Of Codex's tools, those with short descriptions: a CPU computes the prompt.
 CODEX_TOOLS = ("exec_command", "write_stdin", "view_image", "mcp__notes")
 # Calls to wait for, and turns in which they must have come.
-CALLS, TURNS = 2, 6
+CALLS, TURNS = 3 if CASES else 2, 6
 
 
 @pytest.fixture(scope="module")

@@ -445,9 +445,13 @@ def test_the_visible_devices_are_those_of_the_environment(driver, tmp_path):
     assert passed["device"].startswith("Rein's CPU emulation 1,")
 
 
+# All models and faults, as `make chaos` takes them: minutes on the emulation.
+ALL = os.environ.get("REIN_CUDA_MODELS") == "all"
+
+
 def fixtures(directory, *few):
-    """A directory with these fixtures. REIN_CUDA_MODELS=all takes all of them, as `make chaos` does: minutes on the emulation."""
-    if os.environ.get("REIN_CUDA_MODELS") == "all":
+    """A directory with these fixtures, or that of all."""
+    if ALL:
         return FIXTURES
     made = directory / "models"
     made.mkdir()

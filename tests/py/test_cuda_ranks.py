@@ -15,7 +15,7 @@ import pytest
 
 from conftest import REPOSITORY, Server
 from fleet import Fleet, until
-from test_cuda import FIXTURES, ask, driver, fixtures, rein, selftest, server, unit_tests  # noqa: F401
+from test_cuda import ALL, FIXTURES, ask, driver, fixtures, rein, selftest, server, unit_tests  # noqa: F401
 from test_embeddings import apart
 
 NCCL = REPOSITORY / "target/cuda/nccl"
@@ -221,7 +221,10 @@ def undisturbed(model, nccl, tmp_path_factory):
         fleet.close()
 
 
-@pytest.mark.parametrize("rank, number", [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
+LOST = [(0, signal.SIGKILL), (1, signal.SIGSTOP), (1, signal.SIGKILL), (0, signal.SIGSTOP)]
+
+
+@pytest.mark.parametrize("rank, number", LOST if ALL else LOST[:2])
 def test_streams_go_on_when_a_rank_is_lost(fleets, undisturbed, rank, number):
     """The spare takes the lost rank; the survivor keeps its weights, aborts its communicator and makes another."""
     fleet = fleets(workers=3, spares=1)

@@ -5,12 +5,12 @@ import json
 import socket
 import subprocess
 import threading
-import urllib.error
 import urllib.request
 
 import pytest
 
 from conftest import BIN, REPOSITORY, Server
+from test_cuda import ask
 from test_security import new_key
 
 TLS = REPOSITORY / "tests/fixtures/tls"
@@ -254,7 +254,7 @@ def test_every_field_that_would_change_the_answer_is_refused_by_name(sim, schema
         # A value may be the one that changes nothing.
         refusals = []
         for value in (True, 3, "x", ["x"], {"a": 1}):
-            answer = requests_post(f"{sim.http}/v1/{path}", {"model": "demo", **body, field: value})
+            answer = ask(sim, path, model="demo", **body, **{field: value})
             assert answer[0] in (200, 400), (field, value, answer)
             if answer[0] == 400:
                 assert field in answer[1]["error"]["message"], (field, value, answer)
@@ -262,13 +262,3 @@ def test_every_field_that_would_change_the_answer_is_refused_by_name(sim, schema
         if len(refusals) < 4:
             accepted.append((field, refusals))
     assert accepted == []
-
-
-def requests_post(url, body):
-    """Status and JSON of the answer."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())

@@ -19,8 +19,12 @@ fn has_device() -> bool {
     }
 }
 
-/// Computed on emulated devices unless REIN_CUDA_MODELS is `all`: all of them take a minute.
+/// Computed on emulated devices unless REIN_CUDA_MODELS is `all`, as in `make chaos`: all of them take a minute.
 const FEW: [&str; 4] = ["qwen3_moe", "kimi_k2_int4", "deepseek_v3_fp8", "granite_variants"];
+
+fn all_models() -> bool {
+    std::env::var("REIN_CUDA_MODELS").is_ok_and(|models| models == "all")
+}
 
 /// All ranks on device 0.
 fn options(ranks: usize, dtype: Dtype) -> ModelOptions {
@@ -50,8 +54,7 @@ fn ranks_on_a_device_give_the_results_of_one() {
     if !has_device() {
         return;
     }
-    let all = std::env::var("REIN_CUDA_MODELS").is_ok_and(|models| models == "all");
-    for fixture in fixtures().into_iter().filter(|fixture| all || FEW.contains(&&*fixture.name)) {
+    for fixture in fixtures().into_iter().filter(|fixture| all_models() || FEW.contains(&&*fixture.name)) {
         // The sections of `rein selftest` look at bf16.
         let (dtype, tolerance) = if fixture.is_quantized() { (Dtype::Auto, ROUNDED) } else { (Dtype::F32, F32) };
         let one = fixture.score(&options(1, dtype)).logprobs;
@@ -76,7 +79,7 @@ fn outputs_do_not_change_while_experts_move_between_devices() {
     if !has_device() {
         return;
     }
-    for name in ["deepseek_v3", "qwen3_moe"] {
+    for name in ["deepseek_v3", "qwen3_moe", "mixtral"].into_iter().take(if all_models() { 3 } else { 2 }) {
         let fixture = fixture(name);
         let model = ModelLoader::open(&fixture.dir, &options(2, Dtype::Bf16)).expect("opens");
         let first = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));
