@@ -31,13 +31,15 @@ cluster: setup-cluster
 	cargo build --release --locked --bin rein
 	exec scripts/cluster.sh
 
+# The tested binary has a name of its own: tests of packages run cargo, which replaces the one in target/debug.
 # Installing waits for the network and compiling for processors: both at once.
 test: setup
 	scripts/setup.sh test & installs=$$!; cargo test --workspace --locked --no-run; compiled=$$?; wait $$installs && exit $$compiled
 	$(MAKE) lint cuda
 	cargo test --workspace --locked
-	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs $(PARALLEL) tests/py
-	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs $(PARALLEL) tests/chart
+	mkdir -p target/tested && ln -f target/debug/rein target/tested/rein
+	REIN_BIN=$(CURDIR)/target/tested/rein $(PYTHON) -m pytest -q -rs $(PARALLEL) tests/py
+	REIN_BIN=$(CURDIR)/target/tested/rein $(PYTHON) -m pytest -q -rs $(PARALLEL) tests/chart
 
 test-kube: setup-test
 	cargo build --locked --bin rein

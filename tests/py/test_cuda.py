@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import BIN, REPOSITORY, Server
+from conftest import BIN, IS_DEBUG_BUILD, REPOSITORY, Server
 from fleet import DEMO, Fleet, until
 
 FIXTURES = REPOSITORY / "tests/fixtures/models"
@@ -489,7 +489,7 @@ def test_a_wrong_kernel_fails_the_op_that_uses_it_in_a_model(driver, tmp_path):
 
 
 def test_the_bundle_has_all_that_a_run_needs(driver, tmp_path):
-    if pathlib.Path(BIN).resolve() != (REPOSITORY / "target/debug/rein").resolve():
+    if not IS_DEBUG_BUILD:
         pytest.skip("the binary under test is not the debug build")
     archive = tmp_path / "bundle.tar.gz"
     done = subprocess.run([REPOSITORY / "scripts/selftest-bundle.sh"], capture_output=True, text=True, timeout=600,

@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from conftest import BIN, REPOSITORY, Server
+from conftest import BIN, IS_DEBUG_BUILD, REPOSITORY, Server
 from test_docs import addressed, blocks
 
 # The code of the install page that these tests run.
@@ -25,7 +25,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    if pathlib.Path(BIN).resolve() != (REPOSITORY / "target/debug/rein").resolve():
+    if not IS_DEBUG_BUILD:
         pytest.skip("the binary under test is not the debug build")
     out = tmp_path_factory.mktemp("dist")
     run(REPOSITORY / "scripts/dist.sh", env={**os.environ, "PROFILE": "dev", "OUT": str(out)})
