@@ -30,7 +30,7 @@ def changed(name, **changes):
 # What is wrong: the values, the path of the value, and a part of the message if a rule of the chart finds it.
 WRONG = {
     "engines beside an etcd": ({**TRIAL, "front": {"engines": ["vllm=http://vllm:8000"], "model": {"inImage": {"path": "/models/demo"}}}}, "front.engines", "need no etcd"),
-    "block events of llama-server": ({"front": {"engines": ["llama-server=http://llama:8080#events=5557"]}}, "front.engines", "pattern"),
+    "block events of llama-server": ({"front": {"engines": ["llama-server=http://llama:8080#events=5557"]}}, "front.engines.0", None),
     "engines without a model": ({"front": {"engines": ["vllm=http://vllm:8000"]}}, "front.model", "exactly one"),
     "a model without engines": ({**TRIAL, "front": {"servedName": "m"}}, "front.engines", "must list an engine"),
     "an engine of an unknown kind": ({"front": {"engines": ["tgi=http://tgi:80"]}}, "front.engines.0", None),
