@@ -18,6 +18,7 @@ use stub::{FaultPlan, StubEngine, StubFault};
 use tower::ServiceExt;
 
 use super::failover::{answer, assert_same, request, text};
+use super::hedging::{COUNTED, metric};
 
 const PROBES: [&str; 4] = ["Hello, world!", " naïve 日本語 \u{1F600}", "x = {\"a\": [1, 2]}\n\n", "<|im_end|>"];
 
@@ -84,9 +85,21 @@ fn greedy(i: u64) -> Value {
 }
 
 async fn answers(router: &axum::Router) -> Vec<(u16, Value)> {
-    let mut all = futures::future::join_all((0..8).map(|i| answer(router.clone(), greedy(i)))).await;
+    without_kinds(futures::future::join_all((0..8).map(|i| answer(router.clone(), greedy(i)))).await)
+}
+
+/// One after the other, because the number of concurrent hedges is limited.
+async fn answers_in_turn(router: &axum::Router) -> Vec<(u16, Value)> {
+    let mut all = Vec::new();
+    for i in 0..8 {
+        all.push(answer(router.clone(), greedy(i)).await);
+    }
+    without_kinds(all)
+}
+
+/// The fingerprint names the kind of the engine.
+fn without_kinds(mut all: Vec<(u16, Value)>) -> Vec<(u16, Value)> {
     for (_, body) in &mut all {
-        // It names the kind of the engine.
         body.as_object_mut().expect("an object").remove("system_fingerprint");
     }
     all
@@ -140,9 +153,8 @@ async fn a_full_engine_is_asked_again_and_a_dead_one_is_left() {
     for dialect in EngineDialect::ALL {
         // In the middle of a sequence, 429 is waited for.
         let full = stub(dialect, faulty(1..3, StubFault::Status(429))).await;
-        let (status, mut body) = answer(front(&[&full], RouterConfig::default()).await, greedy(0)).await;
-        body.as_object_mut().expect("an object").remove("system_fingerprint");
-        assert_same(&[(status, body)], &want[..1], &format!("{dialect:?}: 429"));
+        let got = answer(front(&[&full], RouterConfig::default()).await, greedy(0)).await;
+        assert_same(&without_kinds(vec![got]), &want[..1], &format!("{dialect:?}: 429"));
         assert!(full.requests().len() > 3, "{dialect:?}");
         // New sequences go to another engine.
         let (full, other) =
@@ -165,9 +177,28 @@ async fn a_silent_engine_is_hedged() {
         let (silent, other) = (stub(dialect, faulty(0..1, StubFault::Silent)).await, stub(dialect, no_fault()).await);
         let hedge_after = Some(std::time::Duration::from_millis(20));
         let router = front(&[&silent, &other], RouterConfig { hedge_after, ..RouterConfig::default() }).await;
-        let (status, mut body) = answer(router, greedy(0)).await;
-        body.as_object_mut().expect("an object").remove("system_fingerprint");
-        assert_same(&[(status, body)], &want[..1], &format!("{dialect:?}"));
+        let got = answer(router, greedy(0)).await;
+        assert_same(&without_kinds(vec![got]), &want[..1], &format!("{dialect:?}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_race_of_two_engines_has_one_outcome() {
+    let sim = simulated();
+    let want = answers_in_turn(&sim).await;
+    for dialect in EngineDialect::ALL {
+        // So short that every request is hedged, and either engine may be first.
+        for after in [0, 1] {
+            let (first, second) = (stub(dialect, no_fault()).await, stub(dialect, no_fault()).await);
+            let hedge_after = Some(std::time::Duration::from_micros(after));
+            let router = front(&[&first, &second], RouterConfig { hedge_after, ..RouterConfig::default() }).await;
+            assert_same(&answers_in_turn(&router).await, &want, &format!("{dialect:?}: raced"));
+            for name in COUNTED {
+                assert_eq!(metric(&router, name).await, metric(&sim, name).await, "{dialect:?}: {name}");
+            }
+            assert_eq!(metric(&router, "rein_requests_in_flight").await, 0);
+            assert!(metric(&router, "rein_hedges_total").await > 0, "{dialect:?}");
+        }
     }
 }
 

@@ -51,16 +51,16 @@ fn fleet(hedge_after: Option<Duration>, blocked: bool) -> (Router, mpsc::SyncSen
     (Router::new(config, entries.collect()).expect("a router"), gate)
 }
 
-async fn metric(router: &Router, name: &str) -> u64 {
+pub async fn metric(router: &axum::Router, name: &str) -> u64 {
     let request = http::Request::get("/metrics").body(Body::empty()).expect("a request");
-    let body = router.http().oneshot(request).await.expect("infallible").into_body();
+    let body = router.clone().oneshot(request).await.expect("infallible").into_body();
     let text = body.collect().await.expect("a body").to_bytes();
     let line = String::from_utf8_lossy(&text);
     let line = line.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned));
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}"))
 }
 
-const COUNTED: [&str; 2] = ["rein_prompt_tokens_total", "rein_generated_tokens_total"];
+pub const COUNTED: [&str; 2] = ["rein_prompt_tokens_total", "rein_generated_tokens_total"];
 
 /// Sends the requests one after the other, because the number of concurrent hedges is limited.
 async fn answers(router: &Router) -> (Vec<(u16, Value)>, Vec<u64>) {
@@ -71,7 +71,7 @@ async fn answers(router: &Router) -> (Vec<(u16, Value)>, Vec<u64>) {
     }
     let mut counted = Vec::new();
     for name in COUNTED {
-        counted.push(metric(router, name).await);
+        counted.push(metric(&router.http(), name).await);
     }
     (answers, counted)
 }
@@ -81,14 +81,18 @@ async fn hedging_changes_no_token_and_no_count() {
     let (calm, _gate) = fleet(None, false);
     let (undisturbed, counted) = answers(&calm).await;
     assert!(undisturbed.iter().all(|(status, _)| *status == 200), "{undisturbed:?}");
-    assert_eq!(metric(&calm, "rein_hedges_total").await, 0);
+    assert_eq!(metric(&calm.http(), "rein_hedges_total").await, 0);
     let (router, gate) = fleet(Some(Duration::from_millis(20)), true);
     let (hedged, counted_hedged) = answers(&router).await;
     assert_same(&hedged, &undisturbed, "hedged");
     assert_eq!(counted_hedged, counted);
-    let (hedges, won) = (metric(&router, "rein_hedges_total").await, metric(&router, "rein_hedges_won_total").await);
+    let (hedges, won) =
+        (metric(&router.http(), "rein_hedges_total").await, metric(&router.http(), "rein_hedges_won_total").await);
     assert!(hedges > 0 && won == hedges, "{won} of {hedges}");
-    assert_eq!((metric(&router, "rein_resumed_total").await, metric(&router, "rein_retries_total").await), (0, 0));
+    assert_eq!(
+        (metric(&router.http(), "rein_resumed_total").await, metric(&router.http(), "rein_retries_total").await),
+        (0, 0)
+    );
     drop(gate);
     // Now both engines answer, and the later answer is dropped.
     let (hedged, _) = answers(&router).await;
@@ -105,6 +109,6 @@ async fn a_race_of_two_engines_has_one_outcome() {
         let (raced, counted_raced) = answers(&router).await;
         assert_same(&raced, &undisturbed, "raced");
         assert_eq!(counted_raced, counted);
-        assert!(metric(&router, "rein_requests_in_flight").await == 0);
+        assert!(metric(&router.http(), "rein_requests_in_flight").await == 0);
     }
 }

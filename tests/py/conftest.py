@@ -13,8 +13,8 @@ IS_DEBUG_BUILD = pathlib.Path(BIN).resolve().parent in (REPOSITORY / "target/deb
 
 
 class Server:
-    def __init__(self, *extra, model=REPOSITORY / "models/demo", http="127.0.0.1:0", grpc="127.0.0.1:0", binary=BIN):
-        command = [str(binary), "serve", "--model", str(model), "--http", http, "--grpc", grpc, *extra]
+    def __init__(self, *extra, model=REPOSITORY / "models/demo", http="127.0.0.1:0", grpc="127.0.0.1:0", binary=BIN, command="serve"):
+        command = [str(binary), command, "--model", str(model), "--http", http, "--grpc", grpc, *extra]
         environment = {**os.environ, "REIN_LOG": "warn"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         self.http = self._announced("rein: http listening on ")

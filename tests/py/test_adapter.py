@@ -1,104 +1,22 @@
 """`rein adapter` as processes of a cluster: routers find the engines behind adapters in etcd, and streams survive both. The
-engines are stubs with vLLM's HTTP interface; tests/engines has real ones."""
-import hashlib
-import http.server
+engines are stubs (`engine_stub.py`); tests/engines has real ones."""
 import json
 import signal
 import subprocess
-import threading
-import time
 
 import pytest
 from tokenizers import Tokenizer
 
+from engine_stub import EngineStub
 from fleet import BIN, DEMO, Fleet, Load, assert_unnoticed, free_ports, request, targets, undisturbed_answers, until
-
-VOCABULARY = json.loads((DEMO / "config.json").read_text())["vocab_size"]
-STEP = 0.002
-
-
-class StubVllm(http.server.ThreadingHTTPServer):
-    """Its next token is a hash of all tokens before: every engine gives the same answers, whatever was lost on the way."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.tokenizer, self.asked = Tokenizer.from_file(str(DEMO / "tokenizer.json")), []
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def draw(self, tokens, allowed, excluded):
-        digest = hashlib.sha256(repr(tokens).encode()).digest()
-        for _ in range(10 * VOCABULARY):
-            token = int.from_bytes(digest[:4]) % VOCABULARY
-            if (not allowed or token in allowed) and token not in excluded:
-                return token
-            digest = hashlib.sha256(digest).digest()
-        return min(allowed)
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def answer(self, body, kind="application/json", status=200):
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        pages = {
-            "/v1/models": {"data": [{"id": "served", "max_model_len": 4096}]}, "/version": {"version": "0.32.0"}, "/health": {},
-        }
-        if self.path in pages:
-            return self.answer(json.dumps(pages[self.path]).encode())
-        if self.path == "/metrics":
-            line = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",num_gpu_blocks="4096"} 1\n'
-            return self.answer(line.encode(), "text/plain")
-        return self.answer(b"{}", status=404)
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if self.path == "/tokenize":
-            ids = self.server.tokenizer.encode(body["prompt"], add_special_tokens=False).ids
-            return self.answer(json.dumps({"tokens": ids}).encode())
-        assert self.path == "/v1/completions", self.path
-        self.server.asked.append(body)
-        excluded = {int(id) for id, bias in body.get("logit_bias", {}).items() if bias <= -100}
-        allowed, tokens = set(body.get("allowed_token_ids", [])), list(body["prompt"])
-        ids, reason = [], None
-        if body["stream"]:
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
-            self.end_headers()
-        while not reason:
-            time.sleep(STEP)
-            ids.append(self.server.draw(tokens, allowed, excluded))
-            tokens.append(ids[-1])
-            stops = ids[-1] in body["stop_token_ids"]
-            reason = "stop" if stops else "length" if len(ids) == body["max_tokens"] else None
-            choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": reason, "stop_reason": ids[-1] if stops else None}
-            if body["stream"]:
-                try:
-                    self.wfile.write(b"data: " + json.dumps({"choices": [{**choice, "token_ids": ids[-1:]}]}).encode() + b"\n\n")
-                    self.wfile.flush()
-                except OSError:
-                    return
-        if not body["stream"]:
-            return self.answer(json.dumps({"choices": [choice]}).encode())
-        self.wfile.write(b"data: [DONE]\n\n")
 
 
 @pytest.fixture
 def engines():
-    made = [StubVllm(), StubVllm()]
+    made = [EngineStub(DEMO), EngineStub(DEMO)]
     yield made
     for engine in made:
-        engine.shutdown()
-        engine.server_close()
+        engine.close()
 
 
 @pytest.fixture
@@ -170,7 +88,7 @@ def test_status_shows_the_engine_and_what_it_can_do(fleet, engines):
 
 
 def test_an_engine_with_another_tokenizer_does_not_join(fleet, engines, tmp_path):
-    other = StubVllm()
+    other = EngineStub(DEMO)
     text = (DEMO / "tokenizer.json").read_text()
     changed = json.loads(text)
     changed["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -181,5 +99,4 @@ def test_an_engine_with_another_tokenizer_does_not_join(fleet, engines, tmp_path
         assert "its tokenizer differs" in fleet.log("a2")
         assert len(known(fleet)) == 2 and other.asked == []
     finally:
-        other.shutdown()
-        other.server_close()
+        other.close()

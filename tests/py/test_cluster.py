@@ -9,7 +9,7 @@ import pytest
 
 from fleet import BIN, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers, until, whole_fleet
 
-STREAMS = 32
+STREAMS = 16
 REQUESTS = [request(i) for i in range(STREAMS)]
 # Longer than all answers together take on a loaded machine; the default cuts them after 30 s.
 DRAIN = "80"
@@ -132,28 +132,30 @@ def test_another_controller_takes_over(fleet, undisturbed):
     fleet.start("c0")
 
 
-def restarted_in_turn(fleet, undisturbed, names, retries):
-    """Starts streams continuously while each process is restarted."""
-    loads = []
+def restarted_in_turn(fleet, undisturbed, names, retries=0, leaving=lambda name: True):
+    """Restarts each process while one half of the streams runs. The other half starts when it is leaving."""
+    half, retried = STREAMS // 2, 0
     for name in names:
-        load = Load(targets(fleet), REQUESTS, retries=retries, spread=1.5)
-        load.reach(200)
-        fleet.terminate(name)
+        early = Load(targets(fleet), REQUESTS[:half], retries=retries)
+        early.reach(100)
+        fleet.signal(name, signal.SIGTERM)
+        until(f"{name} is leaving", lambda: leaving(name))
+        late = Load(targets(fleet), REQUESTS[half:], retries=retries)
+        assert fleet.processes[name].wait(timeout=90) == 0, fleet.log(name)
         fleet.start(name)
-        loads.append(load)
+        assert_unnoticed(early.join() + late.join(), undisturbed)
         fleet.whole(2)
-    for load in loads:
-        assert_unnoticed(load.join(), undisturbed)
-    return sum(load.retried for load in loads)
+        retried += early.retried + late.retried
+    return retried
 
 
 def test_a_rolling_restart_of_the_workers_fails_no_request(fleet, undisturbed):
-    restarted_in_turn(fleet, undisturbed, list(fleet.whole(2)["workers"]), retries=0)
+    restarted_in_turn(fleet, undisturbed, list(fleet.whole(2)["workers"]))
 
 
 def test_a_rolling_restart_of_the_routers_breaks_no_stream(fleet, undisturbed):
     fleet.whole(2)
-    retried = restarted_in_turn(fleet, undisturbed, fleet.ports, retries=20)
+    retried = restarted_in_turn(fleet, undisturbed, fleet.ports, retries=20, leaving=lambda router: fleet.get(router, "/ready") != 200)
     assert retried, "no stream started while its router was draining"
 
 

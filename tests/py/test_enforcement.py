@@ -1,4 +1,5 @@
-"""Random models with every format: the sim engine samples random tokens, and all finished calls must be valid.
+"""Random models with every format: the sim engine, and stubs of other engines, sample random tokens, and all finished calls must
+be valid.
 
 REIN_CASES is the number of requests per format, with all kinds of tool_choice (few in `make test`, 1000 in a full run)."""
 import json
@@ -14,9 +15,13 @@ from jsonschema.validators import validator_for
 from openai import BadRequestError, OpenAI
 
 from conftest import BIN, REPOSITORY, Server
+from engine_stub import PATHS, EngineStub
 
 CASES = int(os.environ.get("REIN_CASES", "6"))
 FORMATS = [f for f in json.loads(subprocess.run([BIN, "formats", "--json"], capture_output=True, text=True, check=True).stdout) if f["name"] != "plain"]
+# Each format in front of one kind of engine in `make test`, of all in a full run.
+KINDS = sorted(PATHS)
+FRONTS = [(format, kind) for i, format in enumerate(FORMATS) for j, kind in enumerate(KINDS) if CASES > 6 or i % len(KINDS) == j]
 SPELLED = {"hermes", "qwen3_coder", "glm45", "jamba", "llama_json", "llama_pythonic", "functools", "granite_20b_fc"}
 
 
@@ -72,7 +77,7 @@ def ask(client, request, stream):
     return reason, [] if reason == "length" else list(calls.values()), relaxed
 
 
-def attack(url, samples, seed, cases):
+def attack(url, samples, seed, cases, max_tokens=700):
     """Returns the number of finished calls, and the refused requests."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     rng = random.Random(seed)
@@ -88,7 +93,7 @@ def attack(url, samples, seed, cases):
         request["tool_choice"] = {"named": named, "allowed": {"type": "allowed_tools", "allowed_tools": {"mode": rng.choice(["auto", "required"]), "tools": [named]}}}.get(kind, kind)
         callable = {} if kind == "none" else tools if kind in ("auto", "required") else {named["function"]["name"]: tools[named["function"]["name"]]}
         must = kind in ("required", "named") or kind == "allowed" and request["tool_choice"]["allowed_tools"]["mode"] == "required"
-        request.update(model="m", temperature=1.5, seed=seed * 1000 + case, max_tokens=700)
+        request.update(model="m", temperature=1.5, seed=seed * 1000 + case, max_tokens=max_tokens)
         try:
             reason, calls, relaxed = ask(client, request, stream=case % 2 == 1)
         except BadRequestError as error:
@@ -115,6 +120,23 @@ def test_calls_of_a_random_model_are_valid(format, samples, tmp_path):
         server.stop()
     print(f"{format['name']}: {finished} calls finished, {len(refused)} requests refused: {sorted(set(refused))[:3]}")
     assert len(refused) <= CASES // 3, refused
+
+
+@pytest.mark.parametrize("format,kind", FRONTS, ids=lambda value: value if isinstance(value, str) else value["name"])
+def test_calls_of_other_engines_are_valid(format, kind, samples, tmp_path):
+    model = model_dir(tmp_path, format["markers"])
+    engine = EngineStub(model, kind, step=0)
+    try:
+        server = Server("--engine", f"{kind}={engine.url}", "--format", format["name"], "--served-name", "m", model=model, command="router")
+        try:
+            finished, refused = attack(server.http, samples, seed=FORMATS.index(format), cases=CASES, max_tokens=400)
+        finally:
+            server.stop()
+    finally:
+        engine.close()
+    print(f"{format['name']} in front of {kind}: {finished} calls finished, {len(refused)} requests refused: {sorted(set(refused))[:3]}")
+    assert len(refused) <= CASES // 3, refused
+    assert len(engine.asked) > CASES, "the engine was asked"
 
 
 @pytest.mark.parametrize("format", [f for f in FORMATS if f["name"] in SPELLED], ids=lambda f: f["name"])

@@ -67,7 +67,7 @@ impl Drop for Running<'_> {
         }
         trace.record_end(&self.usage, None);
         let (seconds, key) = (began.elapsed().as_secs_f64(), caller.as_ref().map(ApiCaller::name));
-        tracing::info!(parent: &trace.span, seconds, key, ended = self.ended, "the request ended");
+        tracing::info!(parent: &trace.span, seconds, key, abandoned = !self.ended, "the request ended");
     }
 }
 

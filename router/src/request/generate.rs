@@ -500,6 +500,6 @@ impl Drop for Running {
         trace.record_end(&self.usage, self.finish);
         let seconds = self.context.began.elapsed().as_secs_f64();
         let key = self.context.caller.as_ref().map(ApiCaller::name);
-        tracing::info!(parent: &trace.span, seconds, key, ended = self.ended, "the request ended");
+        tracing::info!(parent: &trace.span, seconds, key, abandoned = !self.ended, "the request ended");
     }
 }
