@@ -160,10 +160,10 @@ class Adapter:
 class Sequence:
     """A sequence on an adapter. `steer` changes it; `tokens` returns the accepted ones once it has finished."""
 
-    def __init__(self, adapter, prompt, max_tokens=24, temperature=0.0, top_p=1.0, top_k=0, seed=1, resume=(), stop=(), mask=None, **start):
+    def __init__(self, adapter, prompt, max_tokens=24, temperature=0.0, top_p=1.0, top_k=0, seed=1, resume=(), stop=(), logprobs=-1, **start):
         self.types, self.requests = adapter.types, queue.SimpleQueue()
         self.epoch, self.ids, self.finish, self.times = 0, list(resume), None, []
-        start = self.types.Start(request_id="test", prompt=prompt, resume=resume, protocol=adapter.info.protocol, logprobs=-1, prompt_logprobs=-1, **start)
+        start = self.types.Start(request_id="test", prompt=prompt, resume=resume, protocol=adapter.info.protocol, logprobs=logprobs, prompt_logprobs=-1, **start)
         start.sampling.temperature, start.sampling.top_p, start.sampling.top_k, start.sampling.seed = temperature, top_p, top_k, seed
         start.sampling.repetition_penalty = 1.0
         start.limits.max_tokens, start.limits.ignore_eos = max_tokens, not stop

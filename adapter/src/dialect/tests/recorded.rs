@@ -1,0 +1,108 @@
+//! Answers that real engines gave to adapters. `tests/engines/record.py` writes them.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::*;
+use crate::sse::SseEvents;
+
+#[derive(Deserialize)]
+struct Recorded {
+    engine: String,
+    exchanges: Vec<Exchange>,
+}
+
+#[derive(Deserialize)]
+struct Exchange {
+    request: Value,
+    status: u16,
+    answer: String,
+}
+
+/// What one answer says: its frames together.
+fn whole(dialect: EngineDialect, exchange: &Exchange) -> DrawFrame {
+    let mut datas = Vec::new();
+    if exchange.request["stream"] == true {
+        let mut events = SseEvents::new(1 << 20);
+        // In pieces that end anywhere.
+        for piece in exchange.answer.as_bytes().chunks(29) {
+            events.push(piece, |data| datas.push(data.to_vec())).expect("short events");
+        }
+    } else {
+        datas.push(exchange.answer.clone().into_bytes());
+    }
+    let (mut reader, mut whole) = (dialect.reader(), DrawFrame::default());
+    for data in datas {
+        if whole.end.is_some() && data == b"[DONE]" {
+            break;
+        }
+        let frame = reader.read(&data).expect("a frame");
+        whole.drawn.extend(frame.drawn);
+        whole.cached_tokens = frame.cached_tokens.or(whole.cached_tokens);
+        whole.end = whole.end.or(frame.end);
+    }
+    whole
+}
+
+/// The ids that a request allows; empty: all.
+fn allowed(request: &Value) -> Vec<u64> {
+    let listed = request["allowed_token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+    let grammar = request["grammar"].as_str().unwrap_or_default();
+    let in_grammar = grammar.split("<[").skip(1).filter_map(|part| part.split(']').next()?.parse().ok());
+    listed.chain(in_grammar).collect()
+}
+
+#[test]
+fn answers_of_real_engines_are_read() {
+    for (dialect, text) in [
+        (EngineDialect::Vllm, include_str!("../recorded/vllm.json")),
+        (EngineDialect::LlamaServer, include_str!("../recorded/llama-server.json")),
+    ] {
+        let recorded: Recorded = serde_json::from_str(text).expect("a recording");
+        assert!(recorded.engine.starts_with(dialect.name()), "{}", recorded.engine);
+        let mut seen = BTreeSet::new();
+        for exchange in &recorded.exchanges {
+            let request = &exchange.request;
+            assert_eq!(exchange.status, 200, "{request}");
+            let whole = whole(dialect, exchange);
+            let most = request["max_tokens"].as_u64().or(request["n_predict"].as_u64()).expect("a limit") as usize;
+            match whole.end {
+                Some(DrawEnd::Length) => assert_eq!(whole.drawn.len(), most, "{request}"),
+                Some(DrawEnd::Stop(Some(id))) => {
+                    assert_eq!(whole.drawn.last().map(|drawn| drawn.id), Some(id), "{request}");
+                    seen.insert("a stop token");
+                }
+                end => panic!("{end:?} for {request}"),
+            }
+            let allowed = allowed(request);
+            if !allowed.is_empty() {
+                assert!(allowed.contains(&u64::from(whole.drawn[0].id)), "{request}");
+                seen.insert("allowed ids");
+            }
+            if request["logit_bias"].as_object().is_some_and(|biases| !biases.is_empty())
+                || request["logit_bias"].as_array().is_some_and(|biases| !biases.is_empty())
+            {
+                seen.insert("excluded ids");
+            }
+            if request["logprobs"].is_u64() || request["n_probs"].as_u64() > Some(0) {
+                for drawn in &whole.drawn {
+                    let logprob = drawn.logprob.as_ref().expect("a logprob");
+                    assert!(logprob.logprob.is_some_and(|value| value < 0.0) && logprob.top.len() >= 2, "{logprob:?}");
+                }
+                seen.insert("logprobs");
+            }
+            if whole.cached_tokens.is_some() {
+                seen.insert("cached tokens");
+            }
+        }
+        let mut want = vec!["allowed ids", "cached tokens", "excluded ids", "logprobs"];
+        if dialect == EngineDialect::Vllm {
+            // Stop tokens of llama-server are those of the model, and the checkpoint has none.
+            want.push("a stop token");
+        }
+        want.sort_unstable();
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), want, "{dialect:?}");
+    }
+}

@@ -1,0 +1,101 @@
+"""Records what real engines answer to adapters, for the tests that need no engine:
+
+    REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python tests/engines/record.py vllm llama-server
+
+Writes adapter/src/dialect/recorded/KIND.json: requests for tokens in order, each with its status and the text of its answer."""
+import http.client
+import http.server
+import json
+import pathlib
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "py"))
+
+import checkpoint  # noqa: E402
+from engine_stub import PATHS  # noqa: E402
+from fleet import REPOSITORY, Fleet  # noqa: E402
+from processes import Adapter, mask_of, start_llama, start_vllm  # noqa: E402
+
+
+class Recorder(http.server.ThreadingHTTPServer):
+    """Forwards requests to an engine, and keeps those for tokens with their answers."""
+
+    daemon_threads = True
+
+    def __init__(self, engine, path):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.engine, self.path, self.seen = engine.url.removeprefix("http://"), path, []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def forward(self):
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        connection = http.client.HTTPConnection(self.server.engine, timeout=60)
+        connection.request(self.command, self.path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        if self.path == self.server.path:
+            self.server.seen.append({"request": json.loads(body), "status": answer.status, "answer": text.decode()})
+        self.send_response(answer.status)
+        self.send_header("content-type", answer.headers.get("content-type", "text/plain"))
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = forward
+
+
+def record(adapter):
+    """One sequence of each kind that an engine answers in another form."""
+    vocabulary = adapter.info.vocab_size
+    adapter.sequence([5, 6, 7], max_tokens=4, finish_is_proposal=True).tokens()
+    # The second draw of a mask is its first token alone.
+    masked = adapter.sequence([5, 6, 7], max_tokens=5, temperature=1.0, finish_is_proposal=True)
+    for _ in masked.events():
+        if masked.epoch == 0:
+            masked.steer(1, mask=mask_of([40, 50, 60], vocabulary))
+    wide = adapter.sequence([5, 6, 7], max_tokens=3, temperature=1.0, finish_is_proposal=True)
+    for _ in wide.events():
+        if wide.epoch == 0:
+            wide.steer(1, mask=mask_of(range(9, vocabulary), vocabulary))
+    # A stop token ends it: the one that greedy decoding draws next.
+    ids = adapter.sequence([5, 6, 7], max_tokens=3, finish_is_proposal=True).tokens()
+    adapter.sequence([5, 6, 7], max_tokens=9, stop=[ids[-1]]).tokens()
+    adapter.sequence([5, 6, 7, 8], max_tokens=3, logprobs=2, finish_is_proposal=True).tokens()
+
+
+def main():
+    directory = pathlib.Path(tempfile.mkdtemp())
+    folder, file = checkpoint.write(directory)
+    fleet = Fleet(directory, workers=0, group_size=1, routers=0)
+    try:
+        for kind in sys.argv[1:]:
+            engine = {"vllm": lambda: start_vllm(directory, folder), "llama-server": lambda: start_llama(directory, file)}[kind]()
+            recorder, adapter = Recorder(engine, PATHS[kind]), None
+            try:
+                engine.wait()
+                adapter = Adapter(directory, folder, kind, recorder, fleet.etcd_url)
+                record(adapter)
+                out = REPOSITORY / f"adapter/src/dialect/recorded/{kind}.json"
+                out.parent.mkdir(exist_ok=True)
+                recorded = {"engine": adapter.info.kind, "exchanges": recorder.seen}
+                out.write_text(json.dumps(recorded, indent=1, ensure_ascii=True) + "\n")
+                print(f"{out}: {len(recorder.seen)} requests, {out.stat().st_size} bytes")
+            finally:
+                recorder.shutdown()
+                for process in (adapter, engine):
+                    if process is not None:
+                        process.stop()
+    finally:
+        fleet.close()
+
+
+if __name__ == "__main__":
+    main()
