@@ -421,9 +421,10 @@ impl Course {
         }
         let used = bias.len();
         let (mut allow, mut exclude) = (Vec::new(), self.refused.clone());
+        let can_allow = !traits.allow_is_penalized || self.sampling.repetition_penalty == 1.0;
         match &mask {
             None => exclude.extend(self.banned()),
-            Some(mask) if mask.count() <= traits.allow_limit => allow.extend(mask.ids()),
+            Some(mask) if can_allow && mask.count() <= traits.allow_limit => allow.extend(mask.ids()),
             Some(mask) => {
                 let most = if self.draws == 0 { traits.exclude_first } else { traits.bias_limit };
                 if mask.vocab_size() - mask.count() <= most.saturating_sub(used) {

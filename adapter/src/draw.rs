@@ -7,6 +7,8 @@ use rein_proto::internal::{Sampling, TokenLogprob};
 pub struct EngineTraits {
     /// Ids that a request can name as the only ones allowed.
     pub allow_limit: usize,
+    /// These ids have raised logits, to which the engine then applies the repetition penalty.
+    pub allow_is_penalized: bool,
     /// Ids whose logits a request can change, all together.
     pub bias_limit: usize,
     /// Of those, ids that are excluded before the whole complement of a mask is tried.

@@ -2,7 +2,8 @@
 
     REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python tests/engines/record.py vllm llama-server
 
-Writes adapter/src/dialect/recorded/KIND.json: requests for tokens in order, each with its status and the text of its answer."""
+Writes adapter/src/dialect/recorded/KIND.json: what the engine tells about itself, and requests for tokens in order, each with its
+status and the text of its answer."""
 import http.client
 import http.server
 import json
@@ -26,7 +27,7 @@ class Recorder(http.server.ThreadingHTTPServer):
 
     def __init__(self, engine, path):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.engine, self.path, self.seen = engine.url.removeprefix("http://"), path, []
+        self.engine, self.path, self.exchanges, self.pages = engine.url.removeprefix("http://"), path, [], {}
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -42,7 +43,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         answer = connection.getresponse()
         text = answer.read()
         if self.path == self.server.path:
-            self.server.seen.append({"request": json.loads(body), "status": answer.status, "answer": text.decode()})
+            self.server.exchanges.append({"request": json.loads(body), "status": answer.status, "answer": text.decode()})
+        elif self.command == "GET" and answer.status == 200:
+            # Of the metrics, only those of the cache's configuration are read.
+            page = "".join(line + "\n" for line in text.decode().split("\n") if self.path != "/metrics" or "config" in line)
+            self.server.pages[self.path] = page
         self.send_response(answer.status)
         self.send_header("content-type", answer.headers.get("content-type", "text/plain"))
         self.send_header("content-length", str(len(text)))
@@ -85,9 +90,8 @@ def main():
                 record(adapter)
                 out = REPOSITORY / f"adapter/src/dialect/recorded/{kind}.json"
                 out.parent.mkdir(exist_ok=True)
-                recorded = {"engine": adapter.info.kind, "exchanges": recorder.seen}
-                out.write_text(json.dumps(recorded, indent=1, ensure_ascii=True) + "\n")
-                print(f"{out}: {len(recorder.seen)} requests, {out.stat().st_size} bytes")
+                out.write_text(json.dumps({"pages": recorder.pages, "exchanges": recorder.exchanges}, indent=1) + "\n")
+                print(f"{out}: {len(recorder.exchanges)} requests, {out.stat().st_size} bytes")
             finally:
                 recorder.shutdown()
                 for process in (adapter, engine):

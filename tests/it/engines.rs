@@ -2,6 +2,7 @@
 //! must equal those of the simulator, whatever the engines do on the way.
 
 mod command;
+mod recorded;
 mod stub;
 
 use std::sync::Arc;

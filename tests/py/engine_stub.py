@@ -3,7 +3,6 @@ before: every stub gives the same answers, whatever was lost on the way, and to 
 import hashlib
 import http.server
 import json
-import re
 import threading
 import time
 
@@ -51,11 +50,10 @@ class EngineStub(http.server.ThreadingHTTPServer):
             return body["prompt"], body["max_tokens"], set(body.get("allowed_token_ids", [])), excluded(biases), body["stop_token_ids"], body["stream"]
         if self.kind == "llama-server":
             biases = {id: EXCLUDED if bias is False else bias for id, bias in body["logit_bias"]}
-            return body["prompt"], body["n_predict"], {int(id) for id in re.findall(r"<\[(\d+)\]>", body["grammar"])}, excluded(biases), self.ends, False
+            return body["prompt"], body["n_predict"], raised(biases), excluded(biases), self.ends, False
         settings = body["sampling_params"]
         biases = {int(id): bias for id, bias in settings.get("logit_bias", {}).items()}
-        raised = {id for id, bias in biases.items() if bias >= RAISED}
-        return body["input_ids"], settings["max_new_tokens"], raised, excluded(biases), settings["stop_token_ids"], body["stream"]
+        return body["input_ids"], settings["max_new_tokens"], raised(biases), excluded(biases), settings["stop_token_ids"], body["stream"]
 
     def draw(self, tokens, allowed, excluded):
         digest = hashlib.sha256(repr(tokens).encode()).digest()
@@ -77,6 +75,10 @@ class EngineStub(http.server.ThreadingHTTPServer):
             return {"content": "", "tokens": ids, "stop": True, "stop_type": {"stop": "eos", "length": "limit"}[reason], "timings": {"cache_n": 0}}
         finish = reason and {"type": reason, "matched": stop}
         return {"text": "", "output_ids": ids, "meta_info": {"completion_tokens": len(ids), "cached_tokens": 0, "finish_reason": finish}}
+
+
+def raised(biases):
+    return {id for id, bias in biases.items() if bias >= RAISED}
 
 
 def excluded(biases):
@@ -119,9 +121,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         tokens, ids, reason = list(prompt), [], None
         while not reason:
             time.sleep(stub.step)
-            # An engine's grammar holds for the first token only.
-            first = allowed if stub.kind != "llama-server" or not ids else set()
-            ids.append(stub.draw(tokens, first, banned))
+            ids.append(stub.draw(tokens, allowed, banned))
             tokens.append(ids[-1])
             stop = ids[-1] if ids[-1] in stops else None
             reason = "stop" if stop is not None else "length" if len(ids) == most else None

@@ -11,6 +11,7 @@ pub const STOP: u32 = 39;
 pub fn traits() -> EngineTraits {
     EngineTraits {
         allow_limit: 4,
+        allow_is_penalized: false,
         bias_limit: 12,
         exclude_first: 12,
         chunk: None,

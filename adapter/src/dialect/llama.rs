@@ -4,18 +4,19 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{DrawFrame, EngineFacts, InnerError, logprob};
+use super::{DrawFrame, EngineFacts, InnerError, logprob, raised};
 use crate::draw::{DrawEnd, DrawRequest, DrawnId, EngineTraits};
 
-/// Alternatives of a grammar that it still compiles fast.
-const GRAMMAR_IDS: usize = 700;
+/// Allowed ids that are sent as biases. Its grammars have tokens, too, but none that ends inside a UTF-8 character.
+const ALLOWED: usize = 1024;
 /// Excluded ids of the first request under a wide mask; the second one names all.
 const FIRST_EXCLUDED: usize = 1024;
 const CHUNK: u32 = 8;
 
 pub fn traits() -> EngineTraits {
     EngineTraits {
-        allow_limit: GRAMMAR_IDS,
+        allow_limit: ALLOWED,
+        allow_is_penalized: true,
         bias_limit: usize::MAX,
         exclude_first: FIRST_EXCLUDED,
         chunk: Some(CHUNK),
@@ -27,8 +28,11 @@ pub fn traits() -> EngineTraits {
 
 pub fn body(request: &DrawRequest) -> Value {
     let sampling = &request.sampling;
-    let biases = request.bias.iter().map(|(id, bias)| json!([id, bias]));
+    let biases = raised(request).into_iter().map(|(id, bias)| json!([id, bias]));
     let biases: Vec<Value> = biases.chain(request.exclude.iter().map(|id| json!([id, false]))).collect();
+    // All tokens; its meaning of -1 depends on the release.
+    let all = request.prompt.len() + request.max_tokens as usize;
+    let last_n = if sampling.repetition_penalty == 1.0 { 0 } else { all };
     json!({
         "prompt": request.prompt,
         "n_predict": request.max_tokens,
@@ -42,26 +46,16 @@ pub fn body(request: &DrawRequest) -> Value {
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "repeat_penalty": sampling.repetition_penalty,
-        "repeat_last_n": -1,
+        "repeat_last_n": last_n,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "seed": request.seed,
         "logit_bias": biases,
-        "grammar": grammar(&request.allow),
         // `ignore_eos` would exclude the tokens that end an answer. The ids of the answer are watched instead.
         "ignore_eos": false,
         "stop": [],
         "n_probs": if request.logprobs < 0 { 0 } else { request.logprobs.max(1) },
     })
-}
-
-/// Exactly one of these ids, then anything. Empty: no grammar.
-fn grammar(allow: &[u32]) -> String {
-    if allow.is_empty() {
-        return String::new();
-    }
-    let ids: Vec<String> = allow.iter().map(|id| format!("<[{id}]>")).collect();
-    format!("root ::= ({}) .*", ids.join(" | "))
 }
 
 #[derive(Deserialize)]

@@ -4,6 +4,7 @@ mod llama;
 mod sglang;
 mod vllm;
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use bytes::Bytes;
@@ -15,6 +16,9 @@ use crate::limits;
 
 /// The bias of an excluded token, in engines that add biases to logits.
 const EXCLUDED_BIAS: f32 = -100.0;
+/// The bias of allowed tokens, in engines without a list of them: their logits are above all others, with the same
+/// distances. The draws are checked anyway.
+const ALLOWED_BIAS: f32 = 100.0;
 
 /// The protocol of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -199,6 +203,15 @@ impl DrawReader {
         self.seen += frame.drawn.len();
         Ok(frame)
     }
+}
+
+/// The biases of a request, with those of its allowed ids.
+fn raised(request: &DrawRequest) -> BTreeMap<u32, f32> {
+    let mut biases: BTreeMap<u32, f32> = request.bias.iter().copied().collect();
+    for id in &request.allow {
+        *biases.entry(*id).or_default() += ALLOWED_BIAS;
+    }
+    biases
 }
 
 /// An error inside an answer: a string, or an object with a message.

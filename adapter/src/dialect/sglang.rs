@@ -4,18 +4,17 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{DrawFrame, EXCLUDED_BIAS, EngineFacts, InnerError, logprob};
+use super::{DrawFrame, EXCLUDED_BIAS, EngineFacts, InnerError, logprob, raised};
 use crate::draw::{DrawEnd, DrawRequest, DrawnId, EngineTraits};
 use crate::limits;
 
-/// It has no list of allowed ids: their logits are raised above all others instead. The draws are checked anyway.
-const ALLOWED_BIAS: f32 = 100.0;
 /// Allowed ids that are sent as biases, beside the others.
 const ALLOWED: usize = 512;
 
 pub fn traits() -> EngineTraits {
     EngineTraits {
         allow_limit: ALLOWED,
+        allow_is_penalized: false,
         bias_limit: limits::MAX_LOGIT_BIAS,
         exclude_first: limits::MAX_LOGIT_BIAS,
         chunk: None,
@@ -26,11 +25,8 @@ pub fn traits() -> EngineTraits {
 
 pub fn body(request: &DrawRequest, stream: bool) -> Value {
     let sampling = &request.sampling;
-    let mut biases: Map<String, Value> = request.bias.iter().map(|(id, bias)| (id.to_string(), json!(bias))).collect();
-    for id in &request.allow {
-        let own = request.bias.iter().find(|(other, _)| other == id).map_or(0.0, |(_, bias)| *bias);
-        biases.insert(id.to_string(), json!(own + ALLOWED_BIAS));
-    }
+    let mut biases: Map<String, Value> =
+        raised(request).into_iter().map(|(id, bias)| (id.to_string(), json!(bias))).collect();
     biases.extend(request.exclude.iter().map(|id| (id.to_string(), json!(EXCLUDED_BIAS))));
     let mut params = json!({
         "max_new_tokens": request.max_tokens,

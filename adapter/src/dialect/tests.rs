@@ -1,3 +1,5 @@
+mod recorded;
+
 use rein_proto::internal::Sampling;
 use serde_json::{Value, json};
 
@@ -68,7 +70,7 @@ fn vllm_gets_every_parameter_and_masks_as_lists() {
 }
 
 #[test]
-fn llama_server_gets_masks_as_grammars_and_no_penalties_that_count_the_prompt() {
+fn llama_server_gets_allowed_ids_as_raised_logits_and_no_penalties_that_count_the_prompt() {
     let request = DrawRequest {
         allow: vec![4, 5],
         exclude: vec![9],
@@ -79,12 +81,11 @@ fn llama_server_gets_masks_as_grammars_and_no_penalties_that_count_the_prompt() 
     };
     assert!(!EngineDialect::LlamaServer.streams(&request));
     let body = body(EngineDialect::LlamaServer, &request);
-    assert_eq!(body["grammar"], "root ::= (<[4]> | <[5]>) .*");
-    assert_eq!(body["logit_bias"], json!([[4, 1.5], [9, false]]));
+    assert_eq!(body["logit_bias"], json!([[4, 101.5], [5, 100.0], [9, false]]));
     assert_eq!((&body["presence_penalty"], &body["frequency_penalty"]), (&json!(0.0), &json!(0.0)));
     assert_eq!(
         (&body["repeat_last_n"], &body["cache_prompt"], &body["n_probs"]),
-        (&json!(-1), &json!(false), &json!(1))
+        (&json!(12), &json!(false), &json!(1))
     );
     assert_eq!((&body["n_predict"], &body["stream"], &body["return_tokens"]), (&json!(9), &json!(false), &json!(true)));
 }

@@ -15,6 +15,7 @@ const IDS: usize = 1024;
 pub fn traits() -> EngineTraits {
     EngineTraits {
         allow_limit: IDS,
+        allow_is_penalized: false,
         bias_limit: limits::MAX_LOGIT_BIAS,
         exclude_first: IDS,
         chunk: None,

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::stream::{self, StreamExt};
 use http::StatusCode;
+use http_body_util::BodyExt;
 use rein_adapter::EngineDialect;
 use rein_proto::splitmix::mix_both;
 use serde_json::{Value, json};
@@ -107,15 +108,9 @@ impl StubState {
                 for entry in body["logit_bias"].as_array().expect("biases") {
                     bias(entry[0].as_u64().expect("an id") as u32, entry[1].as_f64().unwrap_or(-100.0));
                 }
-                let grammar = body["grammar"].as_str().expect("a grammar");
-                let allow = grammar
-                    .split("<[")
-                    .skip(1)
-                    .map(|part| part.split(']').next().and_then(|id| id.parse().ok()).expect("an id"));
-                let allow = allow.collect();
                 let prompt = ids(&body["prompt"]);
                 let stops = self.eog.clone();
-                Asked { prompt, most: number(&body["n_predict"]), allow, exclude, stops, streams: false }
+                Asked { prompt, most: number(&body["n_predict"]), allow: raised, exclude, stops, streams: false }
             }
             EngineDialect::Sglang => {
                 let params = &body["sampling_params"];
@@ -286,6 +281,12 @@ impl StubEngine {
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let server = tokio::spawn(async move { axum::serve(listener, app).await.expect("the server runs") });
         StubEngine { url, dialect, state, server }
+    }
+
+    /// The text of the answer to a request for tokens.
+    pub async fn text_of_answer(&self, request: Value) -> String {
+        let body = self.state.answer(request).into_body().collect().await.expect("no fault").to_bytes();
+        String::from_utf8(body.to_vec()).expect("text")
     }
 
     /// Requests for tokens so far.

@@ -1,6 +1,6 @@
 //! Answers that real engines gave to adapters. `tests/engines/record.py` writes them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::sse::SseEvents;
 
 #[derive(Deserialize)]
 struct Recorded {
-    engine: String,
+    pages: BTreeMap<String, String>,
     exchanges: Vec<Exchange>,
 }
 
@@ -49,21 +49,43 @@ fn whole(dialect: EngineDialect, exchange: &Exchange) -> DrawFrame {
 /// The ids that a request allows; empty: all.
 fn allowed(request: &Value) -> Vec<u64> {
     let listed = request["allowed_token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-    let grammar = request["grammar"].as_str().unwrap_or_default();
-    let in_grammar = grammar.split("<[").skip(1).filter_map(|part| part.split(']').next()?.parse().ok());
-    listed.chain(in_grammar).collect()
+    let biases = request["logit_bias"].as_array().into_iter().flatten();
+    let raised = biases.filter(|entry| entry[1].as_f64() >= Some(100.0)).filter_map(|entry| entry[0].as_u64());
+    listed.chain(raised).collect()
+}
+
+fn recorded(dialect: EngineDialect) -> Recorded {
+    let text = match dialect {
+        EngineDialect::Vllm => include_str!("../recorded/vllm.json"),
+        EngineDialect::LlamaServer => include_str!("../recorded/llama-server.json"),
+        EngineDialect::Sglang => panic!("there is no recording of SGLang"),
+    };
+    serde_json::from_str(text).expect("a recording")
+}
+
+const RECORDED: [EngineDialect; 2] = [EngineDialect::Vllm, EngineDialect::LlamaServer];
+
+#[test]
+fn real_engines_tell_what_they_are() {
+    for dialect in RECORDED {
+        let Recorded { pages, .. } = recorded(dialect);
+        let page = |path: &str| pages.get(path).map(String::as_bytes);
+        let models = page(dialect.probes().models).expect("its models");
+        let facts = dialect.facts(models, page(dialect.probes().version), page("/metrics")).expect("facts");
+        assert_eq!((facts.models.as_slice(), facts.context), (&["m".to_owned()][..], Some(4096)), "{dialect:?}");
+        assert!(facts.version.is_some_and(|version| !version.is_empty()), "{dialect:?}");
+        match dialect {
+            EngineDialect::Vllm => assert_eq!((facts.block_size, facts.prefix_cache), (Some(32), Some(true))),
+            _ => assert_eq!(facts.slots, Some(16)),
+        }
+    }
 }
 
 #[test]
 fn answers_of_real_engines_are_read() {
-    for (dialect, text) in [
-        (EngineDialect::Vllm, include_str!("../recorded/vllm.json")),
-        (EngineDialect::LlamaServer, include_str!("../recorded/llama-server.json")),
-    ] {
-        let recorded: Recorded = serde_json::from_str(text).expect("a recording");
-        assert!(recorded.engine.starts_with(dialect.name()), "{}", recorded.engine);
+    for dialect in RECORDED {
         let mut seen = BTreeSet::new();
-        for exchange in &recorded.exchanges {
+        for exchange in &recorded(dialect).exchanges {
             let request = &exchange.request;
             assert_eq!(exchange.status, 200, "{request}");
             let whole = whole(dialect, exchange);
@@ -81,8 +103,9 @@ fn answers_of_real_engines_are_read() {
                 assert!(allowed.contains(&u64::from(whole.drawn[0].id)), "{request}");
                 seen.insert("allowed ids");
             }
+            let excluded = |entry: &Value| entry[1] == false;
             if request["logit_bias"].as_object().is_some_and(|biases| !biases.is_empty())
-                || request["logit_bias"].as_array().is_some_and(|biases| !biases.is_empty())
+                || request["logit_bias"].as_array().is_some_and(|biases| biases.iter().any(excluded))
             {
                 seen.insert("excluded ids");
             }
