@@ -98,8 +98,12 @@ class Router:
     def chat(self, **request):
         return http(f"{self.url}/v1/chat/completions", {"model": "m", **request}, timeout=300)
 
-    def metrics(self):
-        return urllib.request.urlopen(self.url + "/metrics", timeout=20).read().decode()
+    def metric(self, name, **labels):
+        """The sum of the samples with these labels."""
+        page = urllib.request.urlopen(self.url + "/metrics", timeout=20).read().decode()
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        lines = [line for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
 
 
 def messages():
