@@ -90,7 +90,8 @@ def main():
                 record(adapter)
                 out = REPOSITORY / f"adapter/src/dialect/recorded/{kind}.json"
                 out.parent.mkdir(exist_ok=True)
-                out.write_text(json.dumps({"pages": recorder.pages, "exchanges": recorder.exchanges}, indent=1) + "\n")
+                text = json.dumps({"pages": recorder.pages, "exchanges": recorder.exchanges}, indent=1)
+                out.write_text(text.replace(str(directory), "/checkpoint") + "\n")
                 print(f"{out}: {len(recorder.exchanges)} requests, {out.stat().st_size} bytes")
             finally:
                 recorder.shutdown()

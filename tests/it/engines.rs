@@ -186,9 +186,9 @@ async fn a_silent_engine_is_hedged() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_race_of_two_engines_has_one_outcome() {
     let sim = simulated();
-    let want = answers_in_turn(&sim).await;
+    let (want, mut hedges) = (answers_in_turn(&sim).await, 0);
     for dialect in EngineDialect::ALL {
-        // So short that every request is hedged, and either engine may be first.
+        // So short that requests are hedged, unless they are answered at once, and either engine may be first.
         for after in [0, 1] {
             let (first, second) = (stub(dialect, no_fault()).await, stub(dialect, no_fault()).await);
             let hedge_after = Some(std::time::Duration::from_micros(after));
@@ -198,9 +198,10 @@ async fn a_race_of_two_engines_has_one_outcome() {
                 assert_eq!(metric(&router, name).await, metric(&sim, name).await, "{dialect:?}: {name}");
             }
             assert_eq!(metric(&router, "rein_requests_in_flight").await, 0);
-            assert!(metric(&router, "rein_hedges_total").await > 0, "{dialect:?}");
+            hedges += metric(&router, "rein_hedges_total").await;
         }
     }
+    assert!(hedges > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
