@@ -22,7 +22,7 @@ from fleet import Fleet  # noqa: E402
 from processes import Adapter, Concurrent, Router, http as post, mask_of, start_llama, start_vllm  # noqa: E402
 
 TOKENS, ROUNDS, STREAMS = 128, 3, (1, 8)
-# 190 MB of weights: a step of a few ms, so that the time of a request is not all that there is.
+# 190 MB of weights: a step takes 10 ms and more, so that the time of a request is not all that there is.
 SIZE = {"HIDDEN": 1024, "HEADS": 16, "HEAD": 64, "KV_HEADS": 4, "LAYERS": 4, "FEED_FORWARD": 2816}
 PROMPT = list(range(300, 500))
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -66,12 +66,12 @@ def refused(adapter, stream, positions, want):
         if left and len(sequence.ids) > left[0]:
             at = left.pop(0)
             sequence.steer(at, mask=mask_of([want[at], want[at] ^ 1], adapter.info.vocab_size))
-    # Batches of other sizes may round other near-ties up.
+    # Two nearly equal logits may be rounded otherwise in a batch of another size.
     assert len(sequence.ids) == len(want)
     return time.perf_counter() - first
 
 
-def held(adapter, stream, want):
+def held(adapter, stream):
     """A sequence whose tokens are all confirmed one by one."""
     count = 64
     sequence = adapter.sequence(prompt(stream), max_tokens=TOKENS, finish_is_proposal=True, hold=True)
@@ -115,7 +115,7 @@ def measure(kind, engine, adapter, router):
             some = at_once(streams, lambda stream: refused(adapter, stream, few, want[stream]))
             seldom = {stream: sorted(at for at in range(8, TOKENS) if random.Random(number * 99 + stream * 7 + at).random() < 0.01) for stream in range(streams)}
             percent = at_once(streams, lambda stream: refused(adapter, stream, seldom[stream], want[stream]))
-            holding = at_once(streams, lambda stream: held(adapter, stream, want[stream]))
+            holding = at_once(streams, lambda stream: held(adapter, stream))
             before = cpu_seconds(router.process)
             routed = at_once(streams, lambda stream: through_router(router, stream))
             cpu = (cpu_seconds(router.process) - before) / (streams * TOKENS)
@@ -125,8 +125,7 @@ def measure(kind, engine, adapter, router):
         print(f"| {streams} | {step * 1e3:.2f} ms | {calm:.3f} of the direct rate | {routed:.3f} | {refusal:.1f} steps | {percent:.3f} of the rate without | {holding:.1f} steps | {cpu * 1e6:.0f} us a token |", flush=True)
 
 
-def main():
-    directory = pathlib.Path(tempfile.mkdtemp())
+def main(directory):
     vars(checkpoint).update(SIZE)
     folder, file = checkpoint.write(directory)
     fleet, started = Fleet(directory, workers=0, group_size=1, routers=0), []
@@ -149,4 +148,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as made:
+        main(pathlib.Path(made))

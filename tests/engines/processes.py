@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from fleet import BIN, REPOSITORY, free_ports
+from fleet import BIN, REPOSITORY, free_ports, samples
 
 # The directory that scripts/engines.sh prints.
 ENGINES = pathlib.Path(os.environ.get("REIN_ENGINES_DIR", "/nonexistent"))
@@ -99,11 +99,7 @@ class Router:
         return http(f"{self.url}/v1/chat/completions", {"model": "m", **request}, timeout=300)
 
     def metric(self, name, **labels):
-        """The sum of the samples with these labels."""
-        page = urllib.request.urlopen(self.url + "/metrics", timeout=20).read().decode()
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        lines = [line for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
+        return samples(urllib.request.urlopen(self.url + "/metrics", timeout=20).read().decode(), name, **labels)
 
 
 def messages():

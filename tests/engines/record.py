@@ -61,7 +61,6 @@ def record(adapter):
     """One sequence of each kind that an engine answers in another form."""
     vocabulary = adapter.info.vocab_size
     adapter.sequence([5, 6, 7], max_tokens=4, finish_is_proposal=True).tokens()
-    # The second draw of a mask is its first token alone.
     masked = adapter.sequence([5, 6, 7], max_tokens=5, temperature=1.0, finish_is_proposal=True)
     for _ in masked.events():
         if masked.epoch == 0:
@@ -76,8 +75,7 @@ def record(adapter):
     adapter.sequence([5, 6, 7, 8], max_tokens=3, logprobs=2, finish_is_proposal=True).tokens()
 
 
-def main():
-    directory = pathlib.Path(tempfile.mkdtemp())
+def main(directory):
     folder, file = checkpoint.write(directory)
     fleet = Fleet(directory, workers=0, group_size=1, routers=0)
     try:
@@ -103,4 +101,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as made:
+        main(pathlib.Path(made))

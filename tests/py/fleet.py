@@ -40,6 +40,13 @@ def until(what, holds, timeout=30):
         time.sleep(0.1)
 
 
+def samples(page, name, **labels):
+    """The sum of a page's samples with this name and these labels."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    lines = [line for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name and all(part in line for part in wanted)]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
 class Fleet:
     """Workers w0, w1, ..., routers r0, r1, ..., and the controller c0. `more` is added to their environment. Each process
     has a log file in `directory`."""
@@ -193,10 +200,7 @@ class Fleet:
         """The sum of the samples with these labels."""
         with contextlib.closing(self.connection(router)) as c:
             c.request("GET", "/metrics")
-            lines = c.getresponse().read().decode().splitlines()
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        lines = [line for line in lines if line.split("{")[0].split(" ")[0] == name and all(part in line for part in wanted)]
-        return sum(float(line.split()[-1]) for line in lines)
+            return samples(c.getresponse().read().decode(), name, **labels)
 
     def close(self):
         for process in self.processes.values():

@@ -3,12 +3,13 @@ engines are stubs (`engine_stub.py`); tests/engines has real ones."""
 import json
 import signal
 import subprocess
+import urllib.request
 
 import pytest
 from tokenizers import Tokenizer
 
-from engine_stub import EngineStub
-from fleet import BIN, DEMO, Fleet, Load, assert_unnoticed, free_ports, request, targets, undisturbed_answers, until
+from engine_stub import PATHS, EngineStub
+from fleet import BIN, DEMO, REPOSITORY, Fleet, Load, assert_unnoticed, free_ports, request, targets, undisturbed_answers, until
 
 
 @pytest.fixture
@@ -100,3 +101,35 @@ def test_an_engine_with_another_tokenizer_does_not_join(fleet, engines, tmp_path
         assert len(known(fleet)) == 2 and other.asked == []
     finally:
         other.close()
+
+
+def members(answer):
+    """The paths of all members of an answer's document, or of its events."""
+    found = set()
+
+    def add(value, path):
+        if isinstance(value, dict):
+            for name, member in value.items():
+                found.add(f"{path}/{name}")
+                add(member, f"{path}/{name}")
+        for entry in value if isinstance(value, list) else ():
+            add(entry, path)
+
+    for line in answer.splitlines():
+        if line.removeprefix("data: ") not in ("", "[DONE]"):
+            add(json.loads(line.removeprefix("data: ")), "")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama-server"])
+def test_the_stub_answers_in_the_form_of_the_real_engine(kind):
+    recorded = json.loads((REPOSITORY / f"adapter/src/dialect/recorded/{kind}.json").read_text())
+    stub, real, stubbed = EngineStub(DEMO, kind, step=0), set(), set()
+    stub.vocabulary = 4096
+    try:
+        for exchange in recorded["exchanges"]:
+            real |= members(exchange["answer"])
+            stubbed |= members(urllib.request.urlopen(stub.url + PATHS[kind], json.dumps(exchange["request"]).encode(), timeout=20).read().decode())
+    finally:
+        stub.close()
+    assert len(stubbed) > 3 and stubbed <= real, stubbed - real

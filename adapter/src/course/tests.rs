@@ -278,6 +278,18 @@ fn a_wide_mask_is_sent_as_its_complement() {
 }
 
 #[test]
+fn a_repetition_penalty_that_counts_raised_logits_gets_a_complement() {
+    let raises = EngineTraits { allow_is_penalized: true, bias_limit: 40, exclude_first: 40, ..traits() };
+    for (repetition_penalty, allowed, excluded) in [(1.0, 2, 0), (1.5, 0, 38)] {
+        let sampling = Sampling { repetition_penalty, ..start().sampling.expect("sampling") };
+        let (mut course, _) = begun(Start { sampling: Some(sampling), ..start() }, raises.clone());
+        course.steer(Steer { mask: Some(mask(&[3, 4])), ..steer(1, 0) });
+        let request = only(seen(&mut course));
+        assert_eq!((request.allow.len(), request.exclude.len()), (allowed, excluded), "{repetition_penalty}");
+    }
+}
+
+#[test]
 fn penalties_of_generated_tokens_become_biases() {
     let sampling = Sampling {
         presence_penalty: 0.5,

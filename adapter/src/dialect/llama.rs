@@ -30,9 +30,6 @@ pub fn body(request: &DrawRequest) -> Value {
     let sampling = &request.sampling;
     let biases = raised(request).into_iter().map(|(id, bias)| json!([id, bias]));
     let biases: Vec<Value> = biases.chain(request.exclude.iter().map(|id| json!([id, false]))).collect();
-    // All tokens; its meaning of -1 depends on the release.
-    let all = request.prompt.len() + request.max_tokens as usize;
-    let last_n = if sampling.repetition_penalty == 1.0 { 0 } else { all };
     json!({
         "prompt": request.prompt,
         "n_predict": request.max_tokens,
@@ -46,7 +43,8 @@ pub fn body(request: &DrawRequest) -> Value {
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "repeat_penalty": sampling.repetition_penalty,
-        "repeat_last_n": last_n,
+        // All tokens; not every release knows -1.
+        "repeat_last_n": request.prompt.len() + request.max_tokens as usize,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "seed": request.seed,

@@ -205,13 +205,16 @@ impl DrawReader {
     }
 }
 
-/// The biases of a request, with those of its allowed ids.
+/// The biases of a request. With allowed ids only theirs, each at least [`ALLOWED_BIAS`]: a client's own bias neither
+/// lets another token compete nor makes an allowed one do so.
 fn raised(request: &DrawRequest) -> BTreeMap<u32, f32> {
-    let mut biases: BTreeMap<u32, f32> = request.bias.iter().copied().collect();
-    for id in &request.allow {
-        *biases.entry(*id).or_default() += ALLOWED_BIAS;
+    let own: BTreeMap<u32, f32> = request.bias.iter().copied().collect();
+    if request.allow.is_empty() {
+        return own;
     }
-    biases
+    let own = |id: &u32| own.get(id).copied().unwrap_or_default();
+    let least = request.allow.iter().map(own).fold(0.0, f32::min);
+    request.allow.iter().map(|id| (*id, own(id) - least + ALLOWED_BIAS)).collect()
 }
 
 /// An error inside an answer: a string, or an object with a message.

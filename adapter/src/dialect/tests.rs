@@ -102,10 +102,21 @@ fn sglang_gets_allowed_ids_as_raised_logits() {
     };
     let body = body(EngineDialect::Sglang, &request);
     let params = &body["sampling_params"];
-    assert_eq!(params["logit_bias"], json!({"4": 101.5, "5": 100.0, "6": -2.0, "9": -100.0}));
+    assert_eq!(params["logit_bias"], json!({"4": 101.5, "5": 100.0, "9": -100.0}));
     assert_eq!((&params["max_new_tokens"], &params["ignore_eos"]), (&json!(9), &json!(false)));
     assert_eq!((&body["return_logprob"], &body["top_logprobs_num"]), (&json!(true), &json!(3)));
     assert_eq!((&body["input_ids"], &body["extra_key"]), (&json!([1, 2, 3]), &json!("tenant")));
+}
+
+#[test]
+fn biases_of_a_client_do_not_undo_a_mask() {
+    // Nothing else is above the allowed tokens, whose distances stay.
+    let request = DrawRequest { allow: vec![4, 5], bias: vec![(4, -100.0), (6, 100.0)], ..request() };
+    assert_eq!(body(EngineDialect::LlamaServer, &request)["logit_bias"], json!([[4, 100.0], [5, 200.0]]));
+    let sglang = body(EngineDialect::Sglang, &request);
+    assert_eq!(sglang["sampling_params"]["logit_bias"], json!({"4": 100.0, "5": 200.0}));
+    let free = DrawRequest { allow: vec![], ..request };
+    assert_eq!(body(EngineDialect::LlamaServer, &free)["logit_bias"], json!([[4, -100.0], [6, 100.0]]));
 }
 
 #[test]
