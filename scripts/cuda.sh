@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Compiles the CUDA kernels, without a GPU.
-#   scripts/cuda.sh build    compiles kernels/cuda for every architecture into target/cuda/rein.fatbin, and fails if
-#                            registers, spills or shared memory of a kernel differ from kernels/cuda/report.txt
-#   scripts/cuda.sh report   the same, and writes kernels/cuda/report.txt
+#   scripts/cuda.sh build    compiles kernels/cuda for every architecture into target/cuda/rein.fatbin, and the fast kernels
+#                            into cubins beside it; fails if registers, spills or shared memory of a kernel differ from
+#                            kernels/cuda/report.txt and kernels/cuda/fast/report.txt
+#   scripts/cuda.sh report   the same, and writes the reports
 #   scripts/cuda.sh test     compiles the kernels with g++ and tests them on the CPU
 #   scripts/cuda.sh driver   makes target/cuda/driver/libcuda.so.1, a driver that runs the kernels on the CPU, and
 #                            target/cuda/nccl/libnccl.so.2 and target/cuda/nvml/libnvidia-ml.so.1 for it
-# NVCC names another compiler than the one that `scripts/setup.sh cuda` installs.
+# NVCC names another compiler than the one that `scripts/setup.sh cuda` installs, REIN_CUDA_HEADERS another directory with
+# the headers of the fast kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?expected build, report, test or driver}
 out=target/cuda
+headers=${REIN_CUDA_HEADERS:-.tools/cuda-headers}
 mkdir -p "$out"
 
 fail() { echo "cuda: $*" >&2; exit 1; }
@@ -22,7 +25,7 @@ host_compile() {
 }
 host_tests() { host_compile "$out/host-tests" kernels/cuda/tests/main.cpp; }
 
-inputs() { find kernels/cuda scripts/cuda.sh -type f | sort | xargs cat | cksum; }
+inputs() { { find kernels/cuda scripts/cuda.sh scripts/fast_kernels.py -type f | sort | xargs cat; ls -d "$headers"; } 2>/dev/null | cksum; }
 
 case $what in
     test)
@@ -66,6 +69,32 @@ done
     -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90a,code=sm_90a \
     -gencode=arch=compute_100a,code=sm_100a -fatbin -o "$out/rein.fatbin" kernels/cuda/kernels.cu 2> "$out/ptxas.txt" \
     || { cat "$out/ptxas.txt" >&2; fail "the kernels do not compile"; }
+# The fast kernels, for sm_90a, from the headers that `scripts/setup.sh cuda` installs.
+fast() {
+    local library=$1 flags=(-std=c++20 -O3 -arch=sm_90a --expt-relaxed-constexpr)
+    # What the libraries' code is warned for.
+    flags+=(-diag-suppress 39,174,177,946)
+    shift
+    "$nvcc" "${flags[@]}" "$@" -ptx -o "$out/$library.raw.ptx" "kernels/cuda/fast/$library.cu" \
+        || fail "kernels/cuda/fast/$library.cu does not compile"
+    python3 scripts/fast_kernels.py rename "$out/$library.raw.ptx" "$out/$library.ptx"
+    "$(dirname "$nvcc")/ptxas" -arch=sm_90a -v --warning-as-error -o "$out/$library.cubin" "$out/$library.ptx" \
+        2> "$out/$library.txt" || { cat "$out/$library.txt" >&2; fail "kernels/cuda/fast/$library.cu does not compile"; }
+    python3 scripts/fast_kernels.py report "$out/$library.ptx" "$out/$library.txt" >> "$out/fast_report.txt"
+}
+rm -f "$out"/{deep_gemm,flashinfer}.cubin
+if [ -d "$headers" ]; then
+    echo "kernel, registers, spills, stack, shared memory, threads, offset:bytes of each parameter" > "$out/fast_report.txt"
+    data=$headers/flashinfer/data
+    fast deep_gemm -I "$headers/deep_gemm/include"
+    fast flashinfer -use_fast_math -I "$data/include" -I "$data/cutlass/include" -I "$data/cccl/libcudacxx/include" \
+        -I "$data/cccl/cub" -I "$data/cccl/thrust"
+    if [ "$what" = report ]; then cp "$out/fast_report.txt" kernels/cuda/fast/report.txt; fi
+    diff -u kernels/cuda/fast/report.txt "$out/fast_report.txt" \
+        || fail "a fast kernel has changed: find out why, then run scripts/cuda.sh report"
+else
+    echo "cuda: without fast kernels for Hopper: $headers is missing (run scripts/setup.sh cuda)"
+fi
 {
     printf "%-28s %-8s %9s %6s %6s %6s\n" kernel arch registers spills stack shared
     awk -F"[ ,']+" '

@@ -74,10 +74,30 @@ pip_install() {
     echo "$sum" > "$stamp"
 }
 
+# The headers of the fast kernels and their licences, out of wheels whose hashes are known. Nothing of the wheels is run.
+cuda_headers() {
+    local file=kernels/cuda/fast/requirements.txt to=.tools/cuda-headers sum unpacked=.tools/cuda-wheels
+    sum=$(cksum < "$file")
+    [ "$(cat "$to/headers.sum" 2>/dev/null)" = "$sum" ] && return 0
+    make_venv .venv
+    say "fetching the headers of the fast CUDA kernels into $to ($file)"
+    rm -rf "$to" "$unpacked"
+    .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-compile --require-hashes \
+        --target "$unpacked" -r "$file" || fail "the packages of $file could not be installed; see pip's message above"
+    mkdir -p "$to/deep_gemm" "$to/flashinfer/data/cutlass"
+    mv "$unpacked"/*.dist-info "$to"
+    mv "$unpacked/deep_gemm/include" "$to/deep_gemm"
+    mv "$unpacked/flashinfer/data/"{include,cccl} "$to/flashinfer/data"
+    mv "$unpacked/flashinfer/data/cutlass/include" "$to/flashinfer/data/cutlass"
+    rm -rf "$unpacked"
+    echo "$sum" > "$to/headers.sum"
+}
+
 # The CUDA compiler, and g++ for the tests of kernels on the CPU.
 if [ "$what" = cuda ] || [ "$what" = test ]; then
     command -v g++ >/dev/null || install g++ || fail "g++ is missing: install it (Debian: sudo apt-get install g++)"
     [ -n "${NVCC:-}" ] || pip_install kernels/cuda/requirements.txt .venv
+    [ -n "${REIN_CUDA_HEADERS:-}" ] || cuda_headers
 fi
 [ "$what" = cuda ] && exit 0
 

@@ -285,6 +285,8 @@ DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
 struct HostTensorMap {
   const void *data;
   uint64_t rows, columns, stride, box_rows;
+  // Of the maps of fast/, which may have a third dimension. The type is the driver's number.
+  uint64_t box_columns = 0, matrices = 0, matrix_stride = 0, element = 0, swizzled = 0;
 };
 
 inline TensorMap host_tensor_map(const HostTensorMap &map) {
@@ -392,7 +394,7 @@ DEVICE void bulk_copy(void *to, const void *from, int bytes, uint64_t *barrier) 
 DEVICE void tensor_copy(void *to, const TensorMap &map, int column, int row, uint64_t *barrier) {
 #ifdef REIN_HOST
   HostTensorMap m;
-  memcpy(&m, &map, sizeof m);
+  memcpy(static_cast<void *>(&m), &map, sizeof m);
   host::require(shared_address(to) % 1024 == 0, "tensor_copy: not aligned to 1024 bytes");
   host::require(uintptr_t(m.data) % 16 == 0 && m.stride % 16 == 0,
                 "tensor_copy: the tensor is not aligned to 16 bytes");

@@ -32,6 +32,7 @@
 #include <thread>
 
 #include "../kernels.cu"
+#include "fast.h"
 
 namespace {
 
@@ -58,17 +59,24 @@ enum Code {
   CAPTURE_UNSUPPORTED = 900,
 };
 
+// Where a parameter begins in the struct of all, and its bytes.
+struct Parameter {
+  size_t offset, bytes;
+};
+
 struct Kernel {
   const char *name;
-  size_t argument_bytes;
+  std::vector<Parameter> parameters;
   int least;  // Compute capability, times 10; 900: exactly 9.0.
   std::function<Work(const void *)> bind;
   unsigned most_shared = 48 << 10;  // Bytes of dynamic shared memory that a launch may ask for.
+  // Of a stand-in, in place of `bind`: called once with the parameters, not by each thread.
+  std::function<void(const void *, const fast::Launch &)> whole = nullptr;
 };
 
 template <class A>
 Kernel kernel(const char *name, void (*function)(A), int least = 80) {
-  return {name, sizeof(A), least, [=](const void *argument) -> Work {
+  return {name, {{0, sizeof(A)}}, least, [=](const void *argument) -> Work {
             // Copies of over-aligned arguments, on the heap, keep their alignment.
             auto copy = std::make_shared<A>();
             memcpy(static_cast<void *>(copy.get()), argument, sizeof(A));
@@ -114,8 +122,43 @@ Kernel KERNELS[] = {
     KERNEL(join_rows),         KERNEL(add_norm_ranks_f32_bf16),
     KERNEL(join_columns),      KERNEL(moe_dispatch),
     KERNEL(moe_combine_ranks_f32), KERNEL(moe_combine_ranks_bf16),
+    KERNEL(moe_place),         KERNEL(scatter_bf16),
+    KERNEL(latent_work),       KERNEL(latent_merge),
     KERNEL(moe_slots),         KERNEL(moe_pack_f32),      KERNEL(moe_pack_bf16),
 };
+
+template <class A>
+Kernel stand_in(const char *name, std::vector<Parameter> parameters, std::function<void(const A &, const fast::Launch &)> call) {
+  auto whole = [=](const void *arguments, const fast::Launch &launch) { call(*static_cast<const A *>(arguments), launch); };
+  return {name, parameters, 900, nullptr, 48 << 10, whole};
+}
+
+// The kernels of ../fast, by module.
+std::vector<Kernel> gemms() {
+  constexpr size_t MAP = sizeof(FastMap);
+  std::vector<Kernel> all;
+  for (const fast::Tile &tile : fast::TILES) {
+    if (tile.x == fast::fp8) {
+      std::vector<Parameter> parameters = {{0, 8}, {8, 8}, {16, 4}, {20, 4}, {24, 4}};
+      for (int i = 0; i < 4; i++) parameters.push_back({128 + i * MAP, MAP});
+      all.push_back(stand_in<GemmFp8Args>(tile.name, parameters, [&](const GemmFp8Args &a, const fast::Launch &launch) {
+        fast::Gemm gemm = {fast::host_map(a.x), fast::host_map(a.w), fast::host_map(a.out), fast::host_map(a.x_scales),
+                           a.w_scales, a.ends, a.rows, a.n, a.k};
+        fast::gemm(tile, gemm, launch);
+      }));
+    } else {
+      std::vector<Parameter> parameters = {{0, 8}, {8, 4}, {12, 4}, {16, 4}};
+      for (int i = 0; i < 3; i++) parameters.push_back({128 + i * MAP, MAP});
+      all.push_back(stand_in<GemmBf16Args>(tile.name, parameters, [&](const GemmBf16Args &a, const fast::Launch &launch) {
+        fast::Gemm gemm = {fast::host_map(a.x), fast::host_map(a.w), fast::host_map(a.out), {}, nullptr, a.ends, a.rows, a.n, a.k};
+        fast::gemm(tile, gemm, launch);
+      }));
+    }
+  }
+  all.push_back(stand_in<LatentArgs>("latent_attention", {{0, sizeof(LatentArgs)}}, fast::latent_attention));
+  return all;
+}
+std::vector<Kernel> FAST_KERNELS = gemms();
 
 struct Graph {
   std::vector<Work> work;
@@ -245,7 +288,7 @@ int fault(const char *function) {
 }
 
 // Runs a kernel, unless the device has failed or hangs.
-void run(const Kernel &kernel, dim3 grid, dim3 threads, unsigned shared, const std::function<void()> &call) {
+void run(const Kernel &kernel, const fast::Launch &launch, const std::function<void()> &call) {
   static std::atomic<long> calls = 0, calls_of_hang = 0;
   long code = ILLEGAL_ADDRESS;
   if (is_due(getenv("REIN_FAKE_CUDA_HANG"), kernel.name, calls_of_hang, code)) hung = true;
@@ -253,7 +296,11 @@ void run(const Kernel &kernel, dim3 grid, dim3 threads, unsigned shared, const s
     if (code == SUCCESS) abort();
     lost = int(code);
   }
-  if (!hung && !lost) host::launch(kernel.name, grid, threads, shared, call);
+  if (hung || lost) return;
+  if (kernel.whole)
+    call();
+  else
+    host::launch(kernel.name, launch.grid, launch.threads, launch.shared, call);
 }
 
 // Adds a line to the file that a variable names.
@@ -372,29 +419,34 @@ FUNCTION(cuModuleLoadDataEx, void **module, const void *image, unsigned count, i
   // The magic number of fat binaries.
   uint32_t magic;
   memcpy(&magic, image, 4);
-  *module = &allocations;
-  return magic == 0xba55ed50 ? SUCCESS : INVALID_IMAGE;
+  // Cubins are ELF files; those that are loaded are the fast kernels.
+  bool is_cubin = !memcmp(image, "\177ELF", 4);
+  *module = is_cubin ? static_cast<void *>(&FAST_KERNELS) : &allocations;
+  return is_cubin || magic == 0xba55ed50 ? SUCCESS : INVALID_IMAGE;
 }
 FUNCTION(cuModuleUnload, void *) { return SUCCESS; }
-FUNCTION(cuModuleGetFunction, void **function, void *, const char *name) {
+FUNCTION(cuModuleGetFunction, void **function, void *module, const char *name) {
+  for (Kernel &kernel : FAST_KERNELS)
+    if (module == &FAST_KERNELS && !strcmp(kernel.name, name)) return *function = &kernel, SUCCESS;
   for (Kernel &kernel : KERNELS) {
+    if (module == &FAST_KERNELS) break;
     bool runs = kernel.least == 900 ? capability() == 90 : capability() >= kernel.least;
     if (runs && !strcmp(kernel.name, name)) return *function = &kernel, SUCCESS;
   }
   return NOT_FOUND;
 }
-FUNCTION(cuModuleGetFunctionCount, unsigned *count, void *) {
-  return *count = sizeof KERNELS / sizeof *KERNELS, SUCCESS;
+FUNCTION(cuModuleGetFunctionCount, unsigned *count, void *module) {
+  return *count = module == &FAST_KERNELS ? FAST_KERNELS.size() : sizeof KERNELS / sizeof *KERNELS, SUCCESS;
 }
-FUNCTION(cuModuleEnumerateFunctions, Kernel **functions, unsigned count, void *) {
-  for (unsigned i = 0; i < count; i++) functions[i] = &KERNELS[i];
+FUNCTION(cuModuleEnumerateFunctions, Kernel **functions, unsigned count, void *module) {
+  for (unsigned i = 0; i < count; i++) functions[i] = module == &FAST_KERNELS ? &FAST_KERNELS[i] : &KERNELS[i];
   return SUCCESS;
 }
 FUNCTION(cuFuncLoad, Kernel *) { return SUCCESS; }
 FUNCTION(cuFuncGetParamInfo, Kernel *kernel, size_t index, size_t *offset, size_t *size) {
-  if (index > 0) return INVALID_VALUE;
-  *offset = 0;
-  *size = kernel->argument_bytes;
+  if (index >= kernel->parameters.size()) return INVALID_VALUE;
+  *offset = kernel->parameters[index].offset;
+  *size = kernel->parameters[index].bytes;
   return SUCCESS;
 }
 FUNCTION(cuFuncSetAttribute, Kernel *kernel, int attribute, int value) {
@@ -548,26 +600,70 @@ FUNCTION(cuEventElapsedTime_v2, float *milliseconds, Event *begin, Event *end) {
   return SUCCESS;
 }
 
+// Copies the parameters into the struct of all.
+std::shared_ptr<void> gather(const Kernel &kernel, void **arguments) {
+  auto [offset, bytes] = kernel.parameters.back();
+  void *all = aligned_alloc(alignof(FastMap), (offset + bytes + alignof(FastMap) - 1) / alignof(FastMap) * alignof(FastMap));
+  for (size_t i = 0; i < kernel.parameters.size(); i++)
+    memcpy(static_cast<char *>(all) + kernel.parameters[i].offset, arguments[i], kernel.parameters[i].bytes);
+  return {all, free};
+}
+
+static int put_kernel(const Kernel *kernel, const fast::Launch &launch, Stream *stream, void **arguments) {
+  auto [x, y, z] = launch.grid;
+  unsigned threads = launch.threads.x * launch.threads.y * launch.threads.z;
+  bool fits = x > 0 && y > 0 && z > 0 && x <= INT_MAX && y <= 65535 && z <= 65535 && threads > 0 && threads <= 1024;
+  if (!fits || launch.shared > kernel->most_shared || x % launch.cluster) return INVALID_VALUE;
+  if (skips(kernel->name)) return SUCCESS;
+  Work work;
+  if (kernel->whole)
+    work.run = [=, all = gather(*kernel, arguments)] { kernel->whole(all.get(), launch); };
+  else
+    work = kernel->bind(arguments[0]);
+  work.run = [=, call = work.run] { run(*kernel, launch, call); };
+  return put(stream, work);
+}
+
 FUNCTION(cuLaunchKernel, Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
          unsigned threads_z, unsigned shared, Stream *stream, void **arguments, void **) {
   WORK;
-  unsigned threads = threads_x * threads_y * threads_z;
-  bool fits = x > 0 && y > 0 && z > 0 && x <= INT_MAX && y <= 65535 && z <= 65535 && threads > 0 && threads <= 1024;
-  if (!fits || shared > kernel->most_shared) return INVALID_VALUE;
-  if (skips(kernel->name)) return SUCCESS;
-  Work work = kernel->bind(arguments[0]);
-  work.run = [=, call = work.run] {
-    run(*kernel, dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared, call);
-  };
-  return put(stream, work);
+  return put_kernel(kernel, {dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared}, stream, arguments);
+}
+
+// A CUlaunchConfig, and its attributes.
+struct LaunchAttribute {
+  int id;
+  char pad[4];
+  unsigned value[16];
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  Stream *stream;
+  LaunchAttribute *attributes;
+  unsigned count;
+};
+FUNCTION(cuLaunchKernelEx, const LaunchConfig *config, Kernel *kernel, void **arguments, void **) {
+  WORK;
+  constexpr int COOPERATIVE = 2, CLUSTER_DIMENSION = 4;
+  auto [grid, block, shared, stream, attributes, count] = *config;
+  fast::Launch launch = {dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), shared};
+  for (unsigned i = 0; i < count; i++) {
+    if (attributes[i].id == COOPERATIVE) launch.together = attributes[i].value[0];
+    if (attributes[i].id == CLUSTER_DIMENSION) launch.cluster = attributes[i].value[0];
+  }
+  return put_kernel(kernel, launch, stream, arguments);
 }
 
 FUNCTION(cuTensorMapEncodeTiled, TensorMap *map, int type, unsigned rank, void *data, const uint64_t *dims,
          const uint64_t *strides, const unsigned *boxes, const unsigned *, int, int swizzle, int, int) {
-  constexpr int BF16 = 9, SWIZZLE_128B = 3;
-  if (type != BF16 || rank != 2 || swizzle != SWIZZLE_128B || boxes[0] != 64) return INVALID_VALUE;
-  if (uintptr_t(data) % 16 || strides[0] % 16) return INVALID_VALUE;
-  *map = host_tensor_map({data, dims[1], dims[0], strides[0], boxes[1]});
+  constexpr int SWIZZLE_NONE = 0, SWIZZLE_128B = 3;
+  uint64_t bytes = type == fast::fp8 ? 1 : type == fast::bf16_numbers ? 2 : type == fast::f32 ? 4 : 0;
+  bool swizzled = swizzle == SWIZZLE_128B;
+  if (bytes == 0 || (rank != 2 && rank != 3) || (!swizzled && swizzle != SWIZZLE_NONE)) return INVALID_VALUE;
+  if (uintptr_t(data) % 16 || strides[0] % 16 || (rank == 3 && strides[1] % 16)) return INVALID_VALUE;
+  if (boxes[0] * bytes % 16 || boxes[0] > 256 || boxes[1] > 256 || (swizzled && boxes[0] * bytes != 128)) return INVALID_VALUE;
+  *map = host_tensor_map({data, dims[1], dims[0], strides[0], boxes[1], boxes[0], rank == 3 ? dims[2] : 1,
+                          rank == 3 ? strides[1] : 0, uint64_t(type), swizzled});
   return SUCCESS;
 }
 

@@ -101,7 +101,7 @@ void silu_mul(int rows, int n) {
     Random random(rows + n);
     auto x = random.numbers<T>(size_t(rows) * 2 * n, 20);
     Buffer<T> xs(x), out(size_t(rows) * n);
-    SiluMulArgs args = {xs.data, xs.data + n, out.data, n, 2 * n};
+    SiluMulArgs args = {xs.data, xs.data + n, out.data, nullptr, n, 2 * n};
     host::launch("silu_mul", dim3(rows, (n + 255) / 256), 256, 0, [&] { FOR_TYPE(T, silu_mul)(args); });
     std::vector<double> want(out.size);
     for (size_t i = 0; i < want.size(); i++) {
@@ -139,7 +139,7 @@ void gather(int rows, int from_rows, int n, int stride) {
     for (auto &i : index) i = random.below(from_rows);
     Buffer<T> xs(x), out(size_t(rows) * n);
     Buffer<uint32_t> indices(index);
-    GatherArgs args = {xs.data, indices.data, out.data, n, stride};
+    GatherArgs args = {xs.data, indices.data, out.data, n, stride, 1};
     host::launch("gather", dim3(rows, (n + 255) / 256), 256, 0, [&] { FOR_TYPE(T, gather)(args); });
     std::vector<double> want(out.size);
     for (size_t i = 0; i < want.size(); i++) want[i] = value(x, size_t(index[i / n]) * stride + i % n);

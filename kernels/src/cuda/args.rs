@@ -5,36 +5,117 @@ use cudarc::driver::sys;
 use super::error::check;
 use super::{DeviceBuffer, Result};
 
-/// A two-dimensional tensor map.
-#[derive(Clone, Copy)]
+/// A tensor map of two or three dimensions.
+#[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub struct TensorMap(pub [u64; 16]);
 
+/// What a tensor map describes: innermost dimension first, strides and boxes in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorBoxes {
+    pub element: MapElement,
+    pub dims: [usize; 3],
+    /// Of the second and third dimension.
+    pub strides: [usize; 2],
+    /// Of the first and second dimension; one matrix of the third.
+    pub boxes: [usize; 2],
+    /// Boxes of 128 bytes are stored with the 128-byte swizzle.
+    pub swizzled: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapElement {
+    Byte,
+    Bf16,
+    F32,
+}
+
+impl MapElement {
+    pub fn bytes(self) -> usize {
+        match self {
+            MapElement::Byte => 1,
+            MapElement::Bf16 => 2,
+            MapElement::F32 => 4,
+        }
+    }
+}
+
+/// Addresses and strides of tensor maps are multiples of this.
+pub const MAP_ALIGNMENT: usize = 16;
+/// The largest side of a box, in numbers.
+const MAP_BOX: usize = 256;
+
+impl TensorBoxes {
+    /// The bytes from the first number to the end of the last.
+    pub fn bytes(&self) -> usize {
+        let [columns, rows, matrices] = self.dims;
+        let last = (rows - 1) * self.strides[0] + (matrices - 1) * self.strides[1] + columns;
+        last * self.element.bytes()
+    }
+
+    /// Whether the driver takes it.
+    pub fn fits(&self, address: u64) -> bool {
+        let bytes = self.element.bytes();
+        let strides = if self.dims[2] > 1 { &self.strides[..] } else { &self.strides[..1] };
+        (address as usize).is_multiple_of(MAP_ALIGNMENT)
+            && strides.iter().all(|stride| (stride * bytes).is_multiple_of(MAP_ALIGNMENT))
+            && self.dims.iter().all(|&dim| dim > 0 && dim <= u32::MAX as usize)
+            && self.boxes.iter().all(|&side| side > 0 && side <= MAP_BOX)
+            && (self.boxes[0] * bytes).is_multiple_of(MAP_ALIGNMENT)
+            && (!self.swizzled || self.boxes[0] * bytes == 128)
+    }
+}
+
 impl TensorMap {
-    /// Of bf16 [rows, cols], in boxes of 64 x 64 with the 128-byte swizzle. `cols` is a multiple of 8.
-    pub fn boxes_of_64(data: &DeviceBuffer, rows: usize, cols: usize) -> Result<TensorMap> {
-        assert!(rows * cols * 2 <= data.bytes(), "[{rows}, {cols}] of bf16 in a buffer of {} bytes", data.bytes());
+    /// Of memory of the device from an address on, which the caller has compared with `boxes.bytes()`.
+    pub fn new(address: u64, boxes: &TensorBoxes) -> Result<TensorMap> {
+        assert!(boxes.fits(address), "a tensor map at {address:#x} of {boxes:?}");
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        let (dims, strides) = ([cols as u64, rows as u64], [cols as u64 * 2]);
-        let (boxes, steps) = ([64u32, 64], [1u32, 1]);
-        // SAFETY: writes the map; the arrays have an entry for each of the two dimensions, the strides one less.
+        let TensorBoxes { element, dims, strides, boxes: sides, swizzled } = *boxes;
+        let kind = match element {
+            MapElement::Byte => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            MapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            MapElement::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        };
+        let swizzle = if swizzled {
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
+        } else {
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE
+        };
+        let (dims, strides) = (dims.map(|dim| dim as u64), strides.map(|stride| (stride * element.bytes()) as u64));
+        let (sides, steps) = ([sides[0] as u32, sides[1] as u32, 1], [1u32; 3]);
+        let rank = if dims[2] > 1 { 3 } else { 2 };
+        // SAFETY: writes the map; the arrays have an entry for each of the dimensions, the strides one less.
         check("cuTensorMapEncodeTiled", unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
-                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                2,
-                data.address() as *mut _,
+                kind,
+                rank,
+                address as *mut _,
                 dims.as_ptr(),
                 strides.as_ptr(),
-                boxes.as_ptr(),
+                sides.as_ptr(),
                 steps.as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                swizzle,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         })?;
         Ok(TensorMap(map.opaque))
+    }
+
+    /// Of bf16 [rows, cols], in boxes of 64 x 64 with the 128-byte swizzle. `cols` is a multiple of 8.
+    pub fn boxes_of_64(data: &DeviceBuffer, rows: usize, cols: usize) -> Result<TensorMap> {
+        let boxes = TensorBoxes {
+            element: MapElement::Bf16,
+            dims: [cols, rows, 1],
+            strides: [cols, 0],
+            boxes: [64, 64],
+            swizzled: true,
+        };
+        assert!(boxes.bytes() <= data.bytes(), "{boxes:?} in a buffer of {} bytes", data.bytes());
+        TensorMap::new(data.address(), &boxes)
     }
 }
 
@@ -116,6 +197,7 @@ pub struct SiluMulArgs {
     pub gate: u64,
     pub up: u64,
     pub out: u64,
+    pub routes: u64,
     pub n: i32,
     pub stride: i32,
 }
@@ -140,6 +222,17 @@ pub struct GatherArgs {
     pub out: u64,
     pub n: i32,
     pub stride: i32,
+    pub per_row: i32,
+}
+
+/// elementwise.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ScatterArgs {
+    pub x: u64,
+    pub index: u64,
+    pub out: u64,
+    pub n: i32,
 }
 
 /// quant.cu
@@ -149,8 +242,11 @@ pub struct QuantizeArgs {
     pub x: u64,
     pub codes: u64,
     pub scales: u64,
+    pub routes: u64,
     pub k: i32,
     pub x_stride: i32,
+    pub per_row: i32,
+    pub scale_stride: i32,
 }
 
 /// quant.cu
@@ -161,8 +257,10 @@ pub struct SiluMulQuantArgs {
     pub up: u64,
     pub codes: u64,
     pub scales: u64,
+    pub routes: u64,
     pub k: i32,
     pub stride: i32,
+    pub scale_stride: i32,
 }
 
 /// rope.cu
@@ -254,6 +352,21 @@ pub struct MoeAlignArgs {
     pub routes: i32,
     pub held: i32,
     pub top_k: i32,
+}
+
+/// moe.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MoePlaceArgs {
+    pub counts: u64,
+    pub starts: u64,
+    pub order: u64,
+    pub routes: u64,
+    pub ends: u64,
+    pub held: i32,
+    pub groups: i32,
+    pub tile: i32,
+    pub room: i32,
 }
 
 /// moe.cu

@@ -3,6 +3,7 @@
 use super::args::{AttentionArgs, RopeWriteArgs};
 use super::backend::{Cuda, int, shape};
 use super::batch::DeviceBatch;
+use super::fast::{LatentWork, WorkOf};
 use super::linear::Batched;
 use super::plan::LaunchPlan;
 use super::tensor::{DeviceTensor, Element};
@@ -186,6 +187,24 @@ impl Cuda {
         assert_eq!((batch.shape.rows, q.element), (q.rows, cache.element), "mla_attention: rows");
         self.write_cache(batch, [latent, k_rope], cache);
         let query = self.product_by_head(q, to_latent, Batched { heads, outs: kv_rank, ins: nope_dim, x_head: q_dim });
+        let to_heads = Batched { heads, outs: v_dim, ins: kv_rank, x_head: kv_rank };
+        let positions = batch.shape.table_stride * cache.block_size;
+        let work = LatentWork::new(batch.shape.rows, heads, [kv_rank, rope_dim], positions);
+        let plain_rows = cache.element == Element::Bf16 && q.stride % 8 == 0 && q_dim % 8 == 0 && nope_dim % 8 == 0;
+        if let Some(work) = work.filter(|_| self.fast.is_some() && plain_rows) {
+            let of = WorkOf {
+                heads,
+                block_size: cache.block_size,
+                scale,
+                latent: cache.k.address(),
+                rope: cache.v.address(),
+                q_latent: query.address,
+                q_rope: q.columns(nope_dim, 0).address,
+                q_rope_stride: q.stride,
+                q_rope_head: q_dim,
+            };
+            return self.product_by_head(&self.fast_latent(batch, work, of), to_value, to_heads);
+        }
         let plain = Part {
             address: query.address,
             stride: query.stride,
@@ -205,6 +224,6 @@ impl Cuda {
             head: 0,
         };
         let mixed = self.attend(batch, [plain, rotated], plain, Heads { heads, group: heads, window: 0, scale }, cache);
-        self.product_by_head(&mixed, to_value, Batched { heads, outs: v_dim, ins: kv_rank, x_head: kv_rank })
+        self.product_by_head(&mixed, to_value, to_heads)
     }
 }

@@ -12,6 +12,7 @@ use super::attention::DeviceCache;
 use super::batch::{DeviceBatch, StepBuffers};
 use super::draw::{DrawPlan, StashedLogits};
 use super::experts::DeviceExperts;
+use super::fast::KernelTier;
 use super::graphs::{Graphs, Kept, Mode};
 use super::memory::read;
 use super::moe::DeviceRoutes;
@@ -46,6 +47,8 @@ pub struct Cuda {
     /// Experts have moved to other memory since the last step.
     pub(super) experts_moved: Cell<bool>,
     pub(super) device: CudaDevice,
+    /// A zero for each multiprocessor, for the fast kernels; None: the plain kernels compute.
+    pub(super) fast: Option<super::DeviceBuffer>,
     pub(super) arena: DeviceArena,
     /// The first error of an op.
     error: RefCell<Option<CudaError>>,
@@ -71,12 +74,20 @@ pub(super) fn int(size: usize) -> i32 {
 
 impl Cuda {
     pub(super) fn new(
-        device: CudaDevice,
+        mut device: CudaDevice,
+        kernels: KernelTier,
         link: Box<dyn Collective>,
         peers: Arc<PeerRegistry>,
         hang_time: Duration,
     ) -> Result<Cuda> {
         device.enter()?;
+        let fast = if kernels == KernelTier::Fast && device.load_fast()? {
+            let mut zeros = device.allocate(4 * device.properties.multiprocessors as usize)?;
+            zeros.fill(&device, 0)?;
+            Some(zeros)
+        } else {
+            None
+        };
         Ok(Cuda {
             link,
             data: None,
@@ -89,6 +100,7 @@ impl Cuda {
             counters: None,
             experts_moved: Cell::new(false),
             steps: StepBuffers::default(),
+            fast,
             device,
             arena: DeviceArena::default(),
             error: RefCell::default(),
@@ -175,12 +187,30 @@ impl Cuda {
         Some(DeviceTensor::new(block, rows, cols, Element::F32))
     }
 
-    /// The rows of x with these indices on the device.
-    pub(super) fn gather_rows(&self, x: &DeviceTensor, index: u64, rows: usize) -> DeviceTensor {
+    /// The rows of x with these indices on the device, divided by `per_row`; rows without an index are not written.
+    pub(super) fn gather_rows(&self, x: &DeviceTensor, index: u64, rows: usize, per_row: usize) -> DeviceTensor {
         let out = self.tensor(rows, x.cols, x.element);
-        let args = GatherArgs { x: x.address, index, out: out.address, n: int(x.cols), stride: int(x.stride) };
+        let (n, stride) = (int(x.cols), int(x.stride));
+        let args = GatherArgs { x: x.address, index, out: out.address, n, stride, per_row: int(per_row) };
         let plan = LaunchPlan::by_column(x.element.of("gather_f32", "gather_bf16"), rows, x.cols);
-        // SAFETY: the caller's indices are rows of x; out has a row for each.
+        // SAFETY: the caller's indices, divided by per_row, are rows of x; out has a row for each.
+        unsafe { self.launch(&plan, &args) };
+        out
+    }
+
+    /// silu(gate) * up; where `routes` is none (address 0: nowhere) rows are not written.
+    pub(super) fn silu_mul_rows(&self, gate: &DeviceTensor, up: &DeviceTensor, routes: u64) -> DeviceTensor {
+        assert_eq!(
+            (gate.rows, gate.cols, gate.stride),
+            (up.rows, up.cols, up.stride),
+            "silu_mul: gate and up must have the same shape and stride"
+        );
+        assert_eq!(gate.element, up.element, "silu_mul: gate and up must hold the same kind of numbers");
+        let out = self.tensor(gate.rows, gate.cols, gate.element);
+        let (n, stride) = (int(gate.cols), int(gate.stride));
+        let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, routes, n, stride };
+        let plan = LaunchPlan::by_column(gate.element.of("silu_mul_f32", "silu_mul_bf16"), gate.rows, gate.cols);
+        // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
         unsafe { self.launch(&plan, &args) };
         out
     }
@@ -382,19 +412,7 @@ impl Backend for Cuda {
     }
 
     fn silu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
-        assert_eq!(
-            (gate.rows, gate.cols, gate.stride),
-            (up.rows, up.cols, up.stride),
-            "silu_mul: gate and up must have the same shape and stride"
-        );
-        assert_eq!(gate.element, up.element, "silu_mul: gate and up must hold the same kind of numbers");
-        let out = self.tensor(gate.rows, gate.cols, gate.element);
-        let (n, stride) = (int(gate.cols), int(gate.stride));
-        let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, n, stride };
-        let plan = LaunchPlan::by_column(gate.element.of("silu_mul_f32", "silu_mul_bf16"), gate.rows, gate.cols);
-        // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
-        unsafe { self.launch(&plan, &args) };
-        out
+        self.silu_mul_rows(gate, up, 0)
     }
 
     fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {

@@ -11,6 +11,7 @@ use super::backend::int;
 use super::blocking::BlockingLaunches;
 use super::driver::Version;
 use super::error::check;
+use super::fast;
 use super::plan::LaunchPlan;
 use super::{CudaError, DeviceBuffer, Result};
 
@@ -145,10 +146,11 @@ impl Drop for Context {
     }
 }
 
-/// A kernel of the module, with the size of its argument.
-#[derive(Debug, Clone, Copy)]
+/// A kernel, and where its parameters begin in the struct that is passed. Plain kernels have one, the struct itself.
+#[derive(Debug, Clone)]
 pub struct Kernel {
     pub function: sys::CUfunction,
+    parameters: Arc<[usize]>,
     argument_bytes: usize,
 }
 
@@ -162,7 +164,8 @@ pub struct CudaDevice {
     pub index: usize,
     pub properties: Properties,
     kernels: Mutex<HashMap<String, Kernel>>,
-    module: sys::CUmodule,
+    /// The plain kernels, then those of the fast tier if they were loaded.
+    modules: Vec<sys::CUmodule>,
     stream: sys::CUstream,
     context: Arc<Context>,
     blocking: Option<BlockingLaunches>,
@@ -189,12 +192,24 @@ impl CudaDevice {
         let (retires, retired) = (AtomicBool::new(false), Mutex::default());
         let context = Arc::new(Context { device, context, retires, retired });
         context.enter()?;
-        let module = load_module(index, &properties)?;
+        let module = load_module(index, &properties, kernel_image())?;
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(CudaDevice { index, properties, kernels: Mutex::default(), module, stream, context, blocking })
+        Ok(CudaDevice { index, properties, kernels: Mutex::default(), modules: vec![module], stream, context, blocking })
+    }
+
+    /// Loads the fast kernels. False: this binary has none for this device.
+    pub(super) fn load_fast(&mut self) -> Result<bool> {
+        if !fast::has_fast_kernels() || machine_code(self.properties.capability) != Some("sm_90a") {
+            return Ok(false);
+        }
+        self.enter()?;
+        for image in fast::images() {
+            self.modules.push(load_module(self.index, &self.properties, image)?);
+        }
+        Ok(true)
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -232,16 +247,18 @@ impl CudaDevice {
     /// Loads all kernels now. The driver may wait for the device when it loads one later, and another rank may keep the
     /// device busy until this one goes on.
     pub fn load_kernels(&self) -> Result<()> {
-        let mut count = 0;
-        // SAFETY: writes one number.
-        check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, self.module) })?;
-        let mut functions = vec![std::ptr::null_mut(); count as usize];
-        // SAFETY: writes that many handles.
-        check("cuModuleEnumerateFunctions", unsafe {
-            sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.module)
-        })?;
-        // SAFETY: takes a function of the module.
-        functions.into_iter().try_for_each(|function| check("cuFuncLoad", unsafe { sys::cuFuncLoad(function) }))
+        self.modules.iter().try_for_each(|&module| {
+            let mut count = 0;
+            // SAFETY: writes one number.
+            check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
+            let mut functions = vec![std::ptr::null_mut(); count as usize];
+            // SAFETY: writes that many handles.
+            check("cuModuleEnumerateFunctions", unsafe {
+                sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module)
+            })?;
+            // SAFETY: takes a function of the module.
+            functions.into_iter().try_for_each(|function| check("cuFuncLoad", unsafe { sys::cuFuncLoad(function) }))
+        })
     }
 
     /// What tells this device from all others, on any machine.
@@ -266,12 +283,12 @@ impl CudaDevice {
     /// The kernel of this name, whose argument is a struct of `argument_bytes`.
     fn kernel(&self, name: &str, argument_bytes: usize) -> Result<Kernel> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kernels.get(name).copied();
+        let found = kernels.get(name).cloned();
         let kernel = match found {
             Some(kernel) => kernel,
             None => {
                 let kernel = self.load(name)?;
-                kernels.insert(name.to_owned(), kernel);
+                kernels.insert(name.to_owned(), kernel.clone());
                 kernel
             }
         };
@@ -286,16 +303,31 @@ impl CudaDevice {
         let wrong = |what: &str| CudaError::Kernel { kernel: name.to_owned(), what: what.to_owned() };
         let symbol = CString::new(name).map_err(|_| wrong("its name has a zero byte"))?;
         let mut function = std::ptr::null_mut();
-        // SAFETY: writes one handle; the name ends with a zero byte.
-        let code = unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
-        if code == sys::CUresult::CUDA_ERROR_NOT_FOUND {
-            return Err(wrong("the kernels of this binary have none of this name for the device"));
+        let missing = || wrong("the kernels of this binary have none of this name for the device");
+        let mut modules = self.modules.iter();
+        loop {
+            let module = *modules.next().ok_or_else(missing)?;
+            // SAFETY: writes one handle; the name ends with a zero byte.
+            let code = unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
+            if code != sys::CUresult::CUDA_ERROR_NOT_FOUND {
+                check("cuModuleGetFunction", code)?;
+                break;
+            }
         }
-        check("cuModuleGetFunction", code)?;
-        let (mut offset, mut argument_bytes) = (0, 0);
-        // SAFETY: writes two numbers.
-        check("cuFuncGetParamInfo", unsafe { sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut argument_bytes) })?;
-        Ok(Kernel { function, argument_bytes })
+        let (mut parameters, mut argument_bytes) = (Vec::new(), 0);
+        loop {
+            let (mut offset, mut bytes) = (0, 0);
+            // SAFETY: writes two numbers.
+            let code = unsafe { sys::cuFuncGetParamInfo(function, parameters.len(), &mut offset, &mut bytes) };
+            // There is no parameter after the last one.
+            if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE && !parameters.is_empty() {
+                break;
+            }
+            check("cuFuncGetParamInfo", code)?;
+            parameters.push(offset);
+            argument_bytes = offset + bytes;
+        }
+        Ok(Kernel { function, parameters: parameters.into(), argument_bytes })
     }
 
     /// Puts a kernel into the stream.
@@ -321,7 +353,7 @@ impl CudaDevice {
     /// # Safety
     /// As `launch`.
     unsafe fn put<A: Copy>(&self, plan: &LaunchPlan, args: &A) -> Result<()> {
-        let LaunchPlan { kernel, grid, threads, shared } = *plan;
+        let LaunchPlan { kernel, grid, threads, shared, cluster, together } = *plan;
         let kernel = self.kernel(kernel, size_of::<A>())?;
         if shared > STATIC_SHARED_LIMIT {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -329,14 +361,31 @@ impl CudaDevice {
             check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(kernel.function, attribute, shared as i32) })?;
         }
         let ([x, y, z], shared) = (grid.map(|n| int(n) as u32), int(shared) as u32);
-        let mut parameters = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
-        // SAFETY: the driver copies the argument, whose size was compared, before it returns; the rest is the caller's
-        // promise.
-        check("cuLaunchKernel", unsafe {
-            let parameters = parameters.as_mut_ptr();
-            let extra = std::ptr::null_mut();
-            sys::cuLaunchKernel(kernel.function, x, y, z, threads, 1, 1, shared, self.stream, parameters, extra)
-        })
+        let start = std::ptr::from_ref(args).cast_mut().cast::<c_void>();
+        let mut parameters: Vec<_> = kernel.parameters.iter().map(|offset| start.wrapping_byte_add(*offset)).collect();
+        let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+        if cluster == 1 && !together {
+            // SAFETY: the driver copies the parameters, whose sizes were compared, before it returns; the rest is the
+            // caller's promise.
+            return check("cuLaunchKernel", unsafe {
+                sys::cuLaunchKernel(kernel.function, x, y, z, threads, 1, 1, shared, self.stream, parameters, extra)
+            });
+        }
+        let mut attributes = [launch_attribute(cluster, together)];
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: 1,
+        };
+        // SAFETY: as above; the attribute outlives the call.
+        check("cuLaunchKernelEx", unsafe { sys::cuLaunchKernelEx(&config, kernel.function, parameters, extra) })
     }
 }
 
@@ -347,23 +396,44 @@ impl Drop for CudaDevice {
         unsafe {
             let _ = self.enter();
             let _ = sys::cuStreamDestroy_v2(self.stream);
-            let _ = sys::cuModuleUnload(self.module);
+            for &module in &self.modules {
+                let _ = sys::cuModuleUnload(module);
+            }
         }
     }
 }
 
-/// Loads the kernels for a device. What the driver writes about PTX that it cannot compile is part of the error.
-fn load_module(index: usize, properties: &Properties) -> Result<sys::CUmodule> {
+/// The attribute of a launch with clusters, or of one whose blocks wait for each other.
+fn launch_attribute(cluster: usize, together: bool) -> sys::CUlaunchAttribute {
+    assert!(cluster == 1 || !together, "a launch has clusters, or blocks that wait for each other");
+    let mut attribute = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+    };
+    if together {
+        attribute.value.cooperative = 1;
+    } else {
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attribute.value.clusterDim.x = int(cluster) as u32;
+        attribute.value.clusterDim.y = 1;
+        attribute.value.clusterDim.z = 1;
+    }
+    attribute
+}
+
+/// Loads kernels for a device. What the driver writes about PTX that it cannot compile is part of the error.
+fn load_module(index: usize, properties: &Properties, image: &'static [u8]) -> Result<sys::CUmodule> {
     let (mut module, mut log) = (std::ptr::null_mut(), [0u8; JIT_LOG]);
     let mut options =
         [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     // A value is passed in the place of a pointer.
     let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(log.len())];
-    // SAFETY: the image is a whole fat binary, which states its own length; each option has its value, and the log has
-    // as many bytes as they say.
+    // SAFETY: the image is a whole fat binary or cubin, which states its own length; each option has its value, and the
+    // log has as many bytes as they say.
     let code = unsafe {
         let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
-        sys::cuModuleLoadDataEx(&mut module, kernel_image().as_ptr().cast(), 2, options, values)
+        sys::cuModuleLoadDataEx(&mut module, image.as_ptr().cast(), 2, options, values)
     };
     check("cuModuleLoadDataEx", code).map_err(|cause| CudaError::Load {
         index,

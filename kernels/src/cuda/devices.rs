@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backend::Cuda;
+use super::fast::KernelTier;
 use super::ranks::{PeerRegistry, hang_time};
 use super::{CudaDevice, Driver};
 use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
@@ -20,6 +21,7 @@ pub struct CudaDevices {
     driver: Driver,
     devices: Arc<Vec<CudaDevice>>,
     peers: Arc<PeerRegistry>,
+    kernels: KernelTier,
     /// How long a device of a group may pass no exchange between ranks.
     hang_time: Duration,
 }
@@ -29,7 +31,13 @@ impl CudaDevices {
     pub fn open(indices: &[usize]) -> super::Result<CudaDevices> {
         let driver = Driver::open()?;
         let devices: super::Result<Vec<_>> = indices.iter().map(|&index| driver.device(index)).collect();
-        Ok(CudaDevices { devices: Arc::new(devices?), driver, peers: Arc::default(), hang_time: hang_time(None) })
+        let (devices, kernels) = (Arc::new(devices?), KernelTier::default());
+        Ok(CudaDevices { devices, driver, peers: Arc::default(), kernels, hang_time: hang_time(None) })
+    }
+
+    /// With these kernels, on the devices that have them.
+    pub fn with_kernels(self, kernels: KernelTier) -> CudaDevices {
+        CudaDevices { kernels, ..self }
     }
 
     /// A device that hangs is noticed before this deadline of a step.
@@ -46,7 +54,8 @@ impl CudaDevices {
             let what = format!("rank {} needs a device of its own, got {} devices", index, self.devices.len());
             KernelError::Device(what)
         })?;
-        Cuda::new(self.driver.device(device.index)?, link, Arc::clone(&self.peers), self.hang_time)
+        let (device, peers) = (self.driver.device(device.index)?, Arc::clone(&self.peers));
+        Cuda::new(device, self.kernels, link, peers, self.hang_time)
     }
 }
 

@@ -191,7 +191,7 @@ impl Cuda {
         let hidden =
             hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
         let index = self.steps.parts(batch).wanted + 4 * wanted.start as u64;
-        Ok(self.rms_norm(&self.gather_rows(hidden, index, wanted.len()), head.norm, head.eps))
+        Ok(self.rms_norm(&self.gather_rows(hidden, index, wanted.len(), 1), head.norm, head.eps))
     }
 
     /// The hidden states that the batch wants. Steps with them are never recorded, and all ranks have them.

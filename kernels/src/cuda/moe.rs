@@ -5,11 +5,12 @@ use super::args::{LinearArgs, MoeAlignArgs, MoeCombineArgs, RouteArgs};
 use super::backend::{Cuda, int, shape};
 use super::batch::DeviceBatch;
 use super::experts::{DeviceExperts, ExpertSlots};
-use super::linear::{Operand, result_of};
+use super::fast::ExpertPlans;
+use super::linear::{CodeRows, Operand, result_of};
 use super::plan::LaunchPlan;
 use super::ranks::LayerRoutes;
 use super::tensor::{DeviceTensor, Element};
-use super::weights::DeviceVector;
+use super::weights::{DeviceVector, WeightForm};
 use crate::backend::{Backend, RouteSpec, Scoring};
 use crate::error::Result;
 
@@ -28,6 +29,7 @@ pub struct DeviceRoutes {
 
 /// The routes of each expert.
 struct Aligned {
+    counts: ArenaBlock,
     starts: ArenaBlock,
     order: ArenaBlock,
 }
@@ -78,7 +80,7 @@ impl Cuda {
             self.launch(&LaunchPlan::by_row("moe_count", held), &args);
             self.launch(&LaunchPlan::by_row("moe_align", held + 1), &args);
         }
-        Aligned { starts, order }
+        Aligned { counts, starts, order }
     }
 
     /// The product of each route with matrix `which` of its expert. Route r reads row r / per_row of x.
@@ -166,13 +168,43 @@ impl Cuda {
     ) -> DeviceTensor {
         assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
         let aligned = self.align(self.steps.parts(batch).ids, ids, routes, slots);
+        if let Some(plans) = self.expert_plans(&slots.shape, slots.capacity, x.element) {
+            return self.fast_parts(plans, x, routes, &aligned, slots);
+        }
         let middle = {
             let input = self.operand(x, slots.shape.forms[0]);
             let by = |which| self.expert_product(&input, routes.top_k, routes, &aligned, slots, which);
             let (gate, up) = (by(0), by(1));
-            self.silu_mul_operand(&gate, &up, slots.shape.forms[2])
+            self.silu_mul_operand(&gate, &up, slots.shape.forms[2], CodeRows::All)
         };
         self.expert_product(&middle, 1, routes, &aligned, slots, 2)
+    }
+
+    /// The same by the fast kernels.
+    fn fast_parts(
+        &self,
+        plans: ExpertPlans,
+        x: &DeviceTensor,
+        routes: &DeviceRoutes,
+        aligned: &Aligned,
+        slots: &ExpertSlots,
+    ) -> DeviceTensor {
+        let (count, [first, _, last]) = (routes.rows * routes.top_k, slots.shape.forms);
+        let lists = [&aligned.counts, &aligned.starts, &aligned.order].map(|list| list.address);
+        let placed = self.place(plans, [count, routes.experts], slots, lists);
+        let rows = CodeRows::Places { routes: placed.routes.address, count: placed.room, per_row: routes.top_k };
+        let middle = {
+            let input = if first == WeightForm::Fp8 {
+                self.quantized(x, rows)
+            } else {
+                Operand::plain(&self.gather_rows(x, placed.routes.address, placed.room, routes.top_k))
+            };
+            let by = |which| self.placed_product(&placed, &input, slots, which);
+            let (gate, up) = (by(0), by(1));
+            self.silu_mul_operand(&gate, &up, last, rows)
+        };
+        let parts = self.placed_product(&placed, &middle, slots, 2);
+        self.by_route(&placed, &parts, count)
     }
 
     /// This rank's experts compute their routes; then the parts of all ranks are added.

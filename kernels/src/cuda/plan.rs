@@ -29,18 +29,22 @@ pub struct LaunchPlan {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
+    /// Blocks along x that share memory; 1: none do.
+    pub cluster: usize,
+    /// All blocks run at the same time, because they wait for each other.
+    pub together: bool,
 }
 
 impl fmt::Display for LaunchPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LaunchPlan { kernel, grid: [x, y, z], threads, shared } = self;
+        let LaunchPlan { kernel, grid: [x, y, z], threads, shared, .. } = self;
         write!(f, "kernel {kernel} ({x} x {y} x {z} blocks of {threads} threads, {shared} bytes of shared memory)")
     }
 }
 
 impl LaunchPlan {
     pub(super) fn new(kernel: &'static str, grid: [usize; 3], threads: u32) -> LaunchPlan {
-        LaunchPlan { kernel, grid, threads, shared: 0 }
+        LaunchPlan { kernel, grid, threads, shared: 0, cluster: 1, together: false }
     }
 
     /// A block for each row.

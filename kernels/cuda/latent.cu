@@ -1,0 +1,118 @@
+// Work for the attention of fast/flashinfer.cu, and the sum of its parts.
+//
+// A tile is up to `tile` rows of one sequence that follow each other and whose positions are p, p + 1, ... up to the next
+// multiple of `tile`; a piece of work is a tile over positions from a multiple of `chunk` to the next, of which `tile` is a
+// divisor. So all rows of a tile have equally many pieces, and which pieces a row has depends on its position alone.
+//
+// latent_work: the pieces of rows first up to first + rows. One block of 256 threads.
+//   sequences, positions [all rows], as attention.cu has them; rows whose sequence is NONE have no work.
+//   first_row, first_block, partial_at, row_count, kv_len, first_query, from, to [pieces]: as flashinfer.cu says. A tile's only
+//   piece goes to out, piece c of more goes to partial + ((row - first) * chunks + c * row_count) * heads.
+//   tile_first, tile_rows [rows]: the first row of each row's tile, and its rows.
+//   work [blocks + 1]: the pieces, in equal shares.
+//
+// latent_merge: out [all rows, heads, 512] bf16, rows out_stride apart: for rows with several pieces, the sum of their parts,
+//   weighted by 2 to the power of their scale, in ascending order of positions; zeros for rows without a sequence. Others are
+//   not written. partial [pieces, heads * row_count, 512] bf16, partial_scale f32. Grid: (rows, heads); 128 threads.
+//   Error: f32 sums, exp2f, rounding.
+#pragma once
+#include "common.cuh"
+
+struct LatentWorkArgs {
+  const uint32_t *sequences, *positions;
+  int *first_row, *first_block, *partial_at, *row_count, *kv_len, *first_query, *from, *to, *tile_first, *tile_rows, *work;
+  int first, rows, heads, table_stride, tile, chunk, chunks, blocks;
+};
+
+struct LatentMergeArgs {
+  const uint32_t *sequences, *positions;
+  const int *tile_first, *tile_rows;
+  const bf16 *partial;
+  const float *partial_scale;
+  bf16 *out;
+  int first, heads, chunk, chunks, out_stride;
+};
+
+namespace latent {
+
+constexpr int LATENT = 512, THREADS = 256;
+
+// Whether a row continues the tile of the row before it.
+DEVICE bool continues(const LatentWorkArgs &a, int row) {
+  uint32_t sequence = a.sequences[row], position = a.positions[row];
+  return row > a.first && sequence != NONE && a.sequences[row - 1] == sequence && a.positions[row - 1] + 1 == position &&
+         position % a.tile != 0;
+}
+
+}  // namespace latent
+
+extern "C" __global__ void __launch_bounds__(256) latent_work(const LatentWorkArgs a) {
+  SHARED(int, sums, 2 * latent::THREADS);
+  int thread = threadIdx.x, end = a.first + a.rows, before = 0;
+  for (int base = a.first; base < end; base += latent::THREADS) {
+    int row = base + thread, count = 0, pieces = 0;
+    bool begins = row < end && a.sequences[row] != NONE && !latent::continues(a, row);
+    if (begins) {
+      count = 1;
+      while (row + count < end && latent::continues(a, row + count)) count++;
+      pieces = a.positions[row] / a.chunk + 1;
+    }
+    // The sum over the threads up to this one.
+    int *from = sums, *to = sums + latent::THREADS;
+    from[thread] = pieces;
+    __syncthreads();
+    for (int step = 1; step < latent::THREADS; step *= 2) {
+      to[thread] = from[thread] + (thread >= step ? from[thread - step] : 0);
+      __syncthreads();
+      int *swap = from;
+      from = to, to = swap;
+    }
+    int at = before + from[thread] - pieces;
+    before += from[latent::THREADS - 1];
+    __syncthreads();
+    if (!begins) continue;
+    int length = a.positions[row] + count;
+    for (int i = 0; i < count; i++) {
+      a.tile_first[row - a.first + i] = row;
+      a.tile_rows[row - a.first + i] = count;
+    }
+    for (int c = 0; c < pieces; c++) {
+      int end_of_piece = (c + 1) * a.chunk;
+      a.first_row[at + c] = row;
+      a.first_block[at + c] = a.sequences[row] * a.table_stride;
+      a.partial_at[at + c] = pieces == 1 ? -1 : ((row - a.first) * a.chunks + c * count) * a.heads;
+      a.row_count[at + c] = count;
+      a.kv_len[at + c] = length;
+      a.first_query[at + c] = 0;
+      a.from[at + c] = c * a.chunk;
+      a.to[at + c] = end_of_piece < length ? end_of_piece : length;
+    }
+  }
+  for (int i = thread; i <= a.blocks; i += latent::THREADS) a.work[i] = int(int64_t(before) * i / a.blocks);
+}
+
+extern "C" __global__ void __launch_bounds__(128) latent_merge(const LatentMergeArgs a) {
+  int index = blockIdx.x, row = a.first + index, head = blockIdx.y;
+  bf16 *out = a.out + size_t(row) * a.out_stride + head * latent::LATENT;
+  bool has_work = a.sequences[row] != NONE;
+  int pieces = has_work ? int(a.positions[row]) / a.chunk + 1 : 0;
+  if (pieces == 1) return;
+  // The query's place in the first piece, and how far pieces are apart.
+  size_t query = 0, apart = 0;
+  float largest = -INFINITY, total = 0, sums[4] = {};
+  if (has_work) {
+    int first = a.tile_first[index];
+    apart = size_t(a.tile_rows[index]) * a.heads;
+    query = size_t(first - a.first) * a.chunks * a.heads + size_t(row - first) * a.heads + head;
+  }
+  for (int c = 0; c < pieces; c++) largest = fmaxf(largest, a.partial_scale[query + c * apart]);
+  for (int c = 0; c < pieces; c++) {
+    float weight = exp2f(a.partial_scale[query + c * apart] - largest);
+    total += weight;
+    const bf16 *part = a.partial + (query + c * apart) * latent::LATENT;
+#pragma unroll
+    for (int i = 0; i < 4; i++) sums[i] += weight * to_float(part[i * 128 + threadIdx.x]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) out[i * 128 + threadIdx.x] = to_bf16(has_work ? sums[i] / total : 0.0f);
+}

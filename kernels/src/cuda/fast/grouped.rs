@@ -1,0 +1,112 @@
+//! The products of experts by the grouped kernels of gemm.h: routes get places in which each expert's rows follow each
+//! other.
+
+use super::super::arena::ArenaBlock;
+use super::super::args::{MoePlaceArgs, ScatterArgs};
+use super::super::backend::{Cuda, int};
+use super::super::experts::{ExpertShape, ExpertSlots};
+use super::super::linear::Operand;
+use super::super::plan::LaunchPlan;
+use super::super::tensor::{DeviceTensor, Element};
+use super::gemm::Maps;
+use super::plan::{Form, GemmPlan, Numbers, Product, Tile};
+
+/// The plans of an expert's matrices: gate and up, and down.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct ExpertPlans([GemmPlan; 2]);
+
+/// A place for each route of an expert that is held.
+pub(in super::super) struct Placed {
+    /// The route at each place, or none.
+    pub routes: ArenaBlock,
+    ends: ArenaBlock,
+    /// Places.
+    pub room: usize,
+    tiles: [&'static Tile; 2],
+}
+
+/// Places that routes to at most `held` experts can need, each expert's from a multiple of `tile` on.
+pub(super) fn room_for(routes: usize, held: usize, tile: usize) -> usize {
+    // Every expert that has a route may leave all but one place of its last tile free.
+    (routes + routes.min(held) * (tile - 1)) / tile * tile
+}
+
+impl Cuda {
+    /// The plans of an expert's products on activations of an element, if fast kernels take all of them.
+    pub(in super::super) fn expert_plans(
+        &self,
+        shape: &ExpertShape,
+        capacity: usize,
+        x: Element,
+    ) -> Option<ExpertPlans> {
+        let plan = |which: usize| {
+            let (n, k, form) = shape.matrix(which);
+            let numbers = Numbers::of(form).filter(|_| x == Element::Bf16)?;
+            self.fast_plan(Product { numbers, out: Element::Bf16, form: Form::Grouped, n, k, groups: capacity })
+        };
+        let same = shape.matrix(0).2 == shape.matrix(1).2;
+        Some(ExpertPlans([plan(0).filter(|_| same)?, plan(2)?]))
+    }
+
+    /// Finds the places of so many routes, which go to `known` experts of all ranks. `counts`, `starts` and `order` are those
+    /// of `moe_align`.
+    pub(in super::super) fn place(
+        &self,
+        plans: ExpertPlans,
+        [routes, known]: [usize; 2],
+        experts: &ExpertSlots,
+        [counts, starts, order]: [u64; 3],
+    ) -> Placed {
+        // An expert has so many rows if all have equally many.
+        let tiles = plans.0.map(|plan| plan.tile(routes / known.max(1)));
+        let (held, tile, groups) = (experts.capacity, tiles[0].rows, tiles[0].groups.max(tiles[1].groups));
+        let room = room_for(routes, held, tile);
+        let (places, ends) = (self.take(4 * room), self.take(4 * groups));
+        let args = MoePlaceArgs {
+            counts,
+            starts,
+            order,
+            routes: places.address,
+            ends: ends.address,
+            held: int(held),
+            groups: int(groups),
+            tile: int(tile),
+            room: int(room),
+        };
+        // SAFETY: places and ends have as many words as moe.cu says; `room` is enough for any routes.
+        unsafe { self.launch(&LaunchPlan::by_row("moe_place", held + 1), &args) };
+        Placed { routes: places, ends, room, tiles }
+    }
+
+    /// The product of each place's row with matrix `which` of its expert.
+    pub(in super::super) fn placed_product(
+        &self,
+        placed: &Placed,
+        x: &Operand,
+        experts: &ExpertSlots,
+        which: usize,
+    ) -> DeviceTensor {
+        let (n, k, _) = experts.shape.matrix(which);
+        let (tile, room) = (placed.tiles[usize::from(which == 2)], placed.room);
+        let out = self.tensor(room, n, Element::Bf16);
+        let [weights, scales] = experts.matrices[which];
+        let maps = Maps {
+            x: (x.address, tile.x([1, room, k], [x.stride, 0])),
+            w: (weights, tile.w([experts.capacity, n, k])),
+            out: (out.address, tile.out([1, room, n], [n, 0])),
+            scales: (tile.numbers == Numbers::Fp8).then(|| ((x.scales, tile.x_scales(room, k)), scales)),
+        };
+        // SAFETY: x and out have a row for each place, and all slots have weights of this shape.
+        unsafe { self.fast_gemm(tile, &maps, placed.ends.address, [room, n, k]) };
+        out
+    }
+
+    /// Rows by route, from rows by place.
+    pub(in super::super) fn by_route(&self, placed: &Placed, x: &DeviceTensor, routes: usize) -> DeviceTensor {
+        let out = self.tensor(routes, x.cols, x.element);
+        let args = ScatterArgs { x: x.address, index: placed.routes.address, out: out.address, n: int(x.cols) };
+        // SAFETY: x has a row for each place; the places' routes are rows of out.
+        unsafe { self.launch(&LaunchPlan::by_column("scatter_bf16", placed.room, x.cols), &args) };
+        out
+    }
+}

@@ -1,0 +1,210 @@
+//! Attention over the latent cache by FlashInfer's kernel. Which positions a piece of work covers depends on the row alone,
+//! so that its bits do not depend on other rows.
+
+use super::super::arena::ArenaBlock;
+use super::super::backend::{Cuda, int};
+use super::super::batch::DeviceBatch;
+use super::super::plan::LaunchPlan;
+use super::super::DeviceBuffer;
+use super::super::tensor::{DeviceTensor, Element};
+use super::args::{FastDivisor, LatentArgs};
+
+const LATENT: usize = 512;
+const ROPE: usize = 64;
+/// Queries of a tile: rows times heads.
+const QUERIES: usize = 64;
+/// Positions of a piece of work.
+const CHUNK: usize = 512;
+/// `latent_attention_shared` of flashinfer.cu.
+pub(super) const SHARED: usize = 222_048;
+const THREADS: u32 = 256;
+const MERGE_THREADS: u32 = 128;
+/// Parts of this many bytes are kept at once; longer steps compute some rows after others.
+const PARTIAL_BYTES: usize = 256 << 20;
+
+/// latent.cu
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct LatentWorkArgs {
+    sequences: u64,
+    positions: u64,
+    /// first_row, first_block, partial_at, row_count, kv_len, first_query, from, to, tile_first, tile_rows, work
+    arrays: [u64; 11],
+    first: i32,
+    rows: i32,
+    heads: i32,
+    table_stride: i32,
+    tile: i32,
+    chunk: i32,
+    chunks: i32,
+    blocks: i32,
+}
+
+/// latent.cu
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct LatentMergeArgs {
+    sequences: u64,
+    positions: u64,
+    tile_first: u64,
+    tile_rows: u64,
+    partial: u64,
+    partial_scale: u64,
+    out: u64,
+    first: i32,
+    heads: i32,
+    chunk: i32,
+    chunks: i32,
+    out_stride: i32,
+}
+
+/// Queries and the cache, as addresses and distances in numbers.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct WorkOf {
+    pub heads: usize,
+    pub block_size: usize,
+    pub scale: f32,
+    pub latent: u64,
+    pub rope: u64,
+    /// [rows, heads, 512], contiguous.
+    pub q_latent: u64,
+    pub q_rope: u64,
+    pub q_rope_stride: usize,
+    pub q_rope_head: usize,
+}
+
+/// Rows that are computed at once, and how many pieces each can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct LatentWork {
+    pub rows: usize,
+    pub chunks: usize,
+    /// Rows of a tile.
+    pub tile: usize,
+}
+
+impl LatentWork {
+    /// Of a step with block tables of `positions` positions. None: the kernel takes no such heads or widths.
+    pub fn new(rows: usize, heads: usize, widths: [usize; 2], positions: usize) -> Option<LatentWork> {
+        if widths != [LATENT, ROPE] || heads == 0 || QUERIES % heads != 0 {
+            return None;
+        }
+        let (tile, chunks) = (QUERIES / heads, positions.div_ceil(CHUNK).max(1));
+        let most = PARTIAL_BYTES / (chunks * heads * LATENT * Element::Bf16.bytes());
+        // A tile has rows of one part only, wherever it begins.
+        Some(LatentWork { rows: rows.min(most.max(1)), chunks, tile })
+    }
+}
+
+impl Cuda {
+    /// [rows, heads * 512]: the mean of the latents that each query sees.
+    pub(in super::super) fn fast_latent(&self, batch: &DeviceBatch, work: LatentWork, of: WorkOf) -> DeviceTensor {
+        let rows = batch.shape.rows;
+        let out = self.tensor(rows, of.heads * LATENT, Element::Bf16);
+        for first in (0..rows).step_by(work.rows) {
+            self.latent_rows(batch, work, of, [first, work.rows.min(rows - first)], &out);
+        }
+        out
+    }
+
+    fn latent_rows(
+        &self,
+        batch: &DeviceBatch,
+        work: LatentWork,
+        of: WorkOf,
+        [first, rows]: [usize; 2],
+        out: &DeviceTensor,
+    ) {
+        let LatentWork { chunks, tile, .. } = work;
+        let (heads, blocks) = (of.heads, self.device.properties.multiprocessors as usize);
+        let parts = self.steps.parts(batch);
+        // Each row may be a tile of its own.
+        let words = |count: usize| self.take(4 * count);
+        let arrays: [ArenaBlock; 11] = std::array::from_fn(|i| match i {
+            8 | 9 => words(rows),
+            10 => words(blocks + 1),
+            _ => words(rows * chunks),
+        });
+        let partial = self.take(rows * chunks * heads * LATENT * Element::Bf16.bytes());
+        let partial_scale = words(rows * chunks * heads);
+        let Some(zeros) = self.fast.as_ref().map(DeviceBuffer::address) else { return };
+        let at = arrays.each_ref().map(|block| block.address);
+        let [first_row, first_block, partial_at, row_count, positions, first_query, from, to, tile_first, tile_rows, end] =
+            at;
+        let args = LatentWorkArgs {
+            sequences: parts.sequences,
+            positions: parts.positions,
+            arrays: at,
+            first: int(first),
+            rows: int(rows),
+            heads: int(heads),
+            table_stride: int(batch.shape.table_stride),
+            tile: int(tile),
+            chunk: int(CHUNK),
+            chunks: int(chunks),
+            blocks: int(blocks),
+        };
+        // SAFETY: each array has a number for each piece that these rows can have, or for each row.
+        unsafe { self.launch(&LaunchPlan::new("latent_work", [1, 1, 1], THREADS), &args) };
+        let args = LatentArgs {
+            q_latent: of.q_latent,
+            q_rope: of.q_rope,
+            latent: of.latent,
+            rope: of.rope,
+            partial: partial.address,
+            partial_scale: partial_scale.address,
+            out: out.address,
+            first_row,
+            first_block,
+            partial_at,
+            merge: [zeros; 5],
+            tables: parts.tables,
+            row_count,
+            positions,
+            first_query,
+            from,
+            to,
+            work: end,
+            block_size: FastDivisor::new(of.block_size as u32),
+            heads: FastDivisor::new(heads as u32),
+            q_latent_stride: (heads * LATENT) as u32,
+            q_latent_head_stride: LATENT as u32,
+            q_rope_stride: of.q_rope_stride as u32,
+            q_rope_head_stride: of.q_rope_head as u32,
+            latent_block_stride: (of.block_size * LATENT) as u32,
+            latent_stride: LATENT as u32,
+            rope_block_stride: (of.block_size * ROPE) as u32,
+            rope_stride: ROPE as u32,
+            out_stride: (heads * LATENT) as u32,
+            out_head_stride: LATENT as u32,
+            scale: of.scale,
+            latent_scale: 1.0,
+            rope_scale: 1.0,
+            ..LatentArgs::default()
+        };
+        let plan = LaunchPlan {
+            shared: SHARED,
+            together: true,
+            ..LaunchPlan::new("latent_attention", [1, blocks, 1], THREADS)
+        };
+        // SAFETY: queries, cache and out are those of the batch, which `begin` has compared with each other; partial has
+        // room for all pieces.
+        unsafe { self.launch(&plan, &args) };
+        let args = LatentMergeArgs {
+            sequences: parts.sequences,
+            positions: parts.positions,
+            tile_first,
+            tile_rows,
+            partial: partial.address,
+            partial_scale: partial_scale.address,
+            out: out.address,
+            first: int(first),
+            heads: int(heads),
+            chunk: int(CHUNK),
+            chunks: int(chunks),
+            out_stride: int(heads * LATENT),
+        };
+        let plan = LaunchPlan::new("latent_merge", [rows, heads, 1], MERGE_THREADS);
+        // SAFETY: as above.
+        unsafe { self.launch(&plan, &args) };
+    }
+}
