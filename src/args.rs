@@ -18,7 +18,7 @@ pub use self::cluster::{
     AdapterArgs, ClusterArgs, ControllerArgs, DrainArgs, EngineAddress, RouterArgs, StatusArgs, WorkerArgs,
 };
 pub use self::model::{
-    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, ModelArgs, QuantizeArg, WeightArgs,
+    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, ModelArgs, QuantizeArg, WeightArgs,
 };
 #[cfg(feature = "cuda")]
 pub use self::tools::SelftestSection;

@@ -8,20 +8,30 @@ use std::time::Duration;
 use rein_worker::LoadLog;
 use rein_worker::checkpoint::LoadError;
 use rein_worker::node::TextFiles;
-use rein_worker::rank::{DeviceChoice, Dtype, ModelLoader, ModelOptions, Quantize, RankGroup};
+use rein_worker::rank::{DeviceChoice, Dtype, GpuKernels, Gpus, ModelLoader, ModelOptions, Quantize, RankGroup};
 
 use crate::args::{
-    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, ModelArgs, QuantizeArg, ServeArgs, WeightArgs,
+    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, ModelArgs, QuantizeArg, ServeArgs,
+    WeightArgs,
 };
 use crate::{model_dir, pooling, progress};
 
 const BAR: &str = "loading weights {bar:40} {bytes}/{total_bytes} {bytes_per_sec}";
 
+impl From<GpuKernelsArg> for GpuKernels {
+    fn from(kernels: GpuKernelsArg) -> GpuKernels {
+        match kernels {
+            GpuKernelsArg::Plain => GpuKernels::Plain,
+            GpuKernelsArg::Fast => GpuKernels::Fast,
+        }
+    }
+}
+
 /// Ranks of a process that has the whole group.
 pub fn ranks(tp: u16, devices: &DeviceChoice) -> usize {
     match devices {
         DeviceChoice::Cpu => tp.into(),
-        DeviceChoice::Cuda(indices) => indices.len(),
+        DeviceChoice::Cuda(gpus) => gpus.indices.len(),
     }
 }
 
@@ -32,14 +42,19 @@ pub fn devices(args: &DeviceArgs, tp: u16) -> Result<DeviceChoice, String> {
         return Err(format!("--devices: must name one device for each of the {ranks} ranks of --tp, got {given}"));
     }
     let gpus: Vec<usize> = args.devices.iter().filter_map(Device::gpu).collect();
+    let kernels = args.gpu_kernels.map_or(GpuKernels::Plain, GpuKernels::from);
+    if args.gpu_kernels.is_some() && args.engine != EngineKind::Cuda {
+        return Err("--gpu-kernels: add --engine cuda".into());
+    }
+    let cuda = |indices| Ok(DeviceChoice::Cuda(Gpus { indices, kernels }));
     match args.engine {
-        EngineKind::Cuda if given == 0 => Ok(DeviceChoice::Cuda((0..ranks).collect())),
+        EngineKind::Cuda if given == 0 => cuda((0..ranks).collect()),
         EngineKind::Cuda if gpus.len() < given => {
             Err("--devices: with --engine cuda, must be indices of GPUs such as 0,1, got cpu".into())
         }
         EngineKind::Cuda => match gpus.iter().enumerate().find(|(i, gpu)| gpus[..*i].contains(gpu)) {
             Some((_, twice)) => Err(format!("--devices: names device {twice} twice; a device has one rank")),
-            None => Ok(DeviceChoice::Cuda(gpus)),
+            None => cuda(gpus),
         },
         EngineKind::Cpu | EngineKind::Sim => match gpus.first() {
             Some(gpu) => Err(format!("--devices: device {gpu} is a GPU: add --engine cuda")),

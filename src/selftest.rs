@@ -21,9 +21,10 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use rein_kernels::cuda::selftest;
 use rein_kernels::cuda::{CudaDevice, Driver};
-use rein_worker::rank::DeviceChoice;
+use rein_worker::rank::{DeviceChoice, Gpus};
 
 use self::check::SectionCheck;
 use self::report::{Report, Section};
@@ -80,6 +81,8 @@ fn arguments(section: SelftestSection, args: &SelftestArgs) -> Vec<OsString> {
     let mut all: Vec<OsString> = ["selftest", "--sections", section.name(), "--device"].map(Into::into).into();
     all.push(args.device.to_string().into());
     all.extend(["--fixtures".into(), args.fixtures.clone().into_os_string()]);
+    let kernels = args.gpu_kernels.to_possible_value().expect("a value of the option");
+    all.extend(["--gpu-kernels".into(), kernels.get_name().into()]);
     if args.reduced {
         all.push("--reduced".into());
     }
@@ -92,13 +95,15 @@ fn checks<'a>(
     driver: &'a Driver,
     device: &'a CudaDevice,
 ) -> Result<Vec<SectionCheck<'a>>, Box<dyn Error>> {
-    let devices = DeviceChoice::Cuda(vec![args.device]);
+    let kernels = args.gpu_kernels.into();
+    let devices = DeviceChoice::Cuda(Gpus { indices: vec![args.device], kernels });
     let small = |few: &[&str]| fixtures::models(&args.fixtures, args.reduced.then_some(few));
     Ok(match section {
         SelftestSection::Device => selftest::device(driver, device).into_iter().map(Into::into).collect(),
         SelftestSection::Ptx => selftest::ptx(device)?.into_iter().map(Into::into).collect(),
         SelftestSection::Ops => selftest::ops(device)?.into_iter().map(Into::into).collect(),
-        SelftestSection::Ranks => ranks::checks(small(ranks::REDUCED)?, args.device),
+        SelftestSection::Fast => selftest::fast(device)?.into_iter().map(Into::into).collect(),
+        SelftestSection::Ranks => ranks::checks(small(ranks::REDUCED)?, args.device, kernels),
         SelftestSection::Models => models::checks(small(models::REDUCED)?, &devices, &DeviceChoice::Cpu, args.reduced),
         SelftestSection::Invariance => invariance::checks(small(invariance::REDUCED)?, &devices, args.reduced),
         SelftestSection::Engine => engine::checks(small(engine::REDUCED)?, &devices, args.reduced),

@@ -68,8 +68,12 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
                 let group = load::group(&model)?;
                 let (weights, kv, tp) = (group.weights(), group.plan(), load::ranks(args.model.tp, &devices));
                 let ranks = if tp == 1 { "1 rank".to_owned() } else { format!("{tp} ranks") };
+                let banner = banner.row("weights", format_args!("{weights}, {ranks} on {}", devices.name(0)));
+                let banner = match devices.kernels() {
+                    Some(kernels) => banner.row("kernels", kernels),
+                    None => banner,
+                };
                 let banner = banner
-                    .row("weights", format_args!("{weights}, {ranks} on {}", devices.name(0)))
                     .row("KV cache", format_args!("{} for {} tokens", ByteCount(kv.bytes() as u64), kv.tokens()))
                     .row("context", format_args!("{} tokens", kv.max_context));
                 (Box::new(group), banner)

@@ -110,6 +110,17 @@ pub struct DeviceArgs {
     /// among those that CUDA_VISIBLE_DEVICES leaves [default: cpu; with --engine cuda: 0]
     #[arg(long, env = "REIN_DEVICES", value_delimiter = ',', value_name = "DEVICES")]
     pub devices: Vec<Device>,
+    /// Kernels of GPUs: those that run on every GPU, or faster ones where Hopper has them [default: plain]
+    #[arg(long, env = "REIN_GPU_KERNELS", value_enum, value_name = "KERNELS")]
+    pub gpu_kernels: Option<GpuKernelsArg>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GpuKernelsArg {
+    /// Those that run on every GPU
+    Plain,
+    /// For GPUs of compute capability 9.0, kernels of DeepGEMM and FlashInfer; plain ones for what these do not take
+    Fast,
 }
 
 /// What an engine computes.

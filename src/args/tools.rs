@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 
-use super::{DeviceArgs, ModelArgs};
+use super::{DeviceArgs, GpuKernelsArg, ModelArgs};
 use crate::option_values;
 
 #[derive(Debug, Clone, Args)]
@@ -98,6 +98,8 @@ pub enum SelftestSection {
     Ptx,
     /// Every op of a model against the CPU backend, over many shapes
     Ops,
+    /// The fast kernels against the plain ones, at the widths of a large model
+    Fast,
     /// Every small model against the CPU: logprobs and greedy tokens
     Models,
     /// Every small model over several ranks on the device, against one rank; what a sum over ranks costs
@@ -112,8 +114,17 @@ pub enum SelftestSection {
 
 impl SelftestSection {
     /// The newest sections first: an interrupted run has then checked the newest code.
-    const ORDER: [SelftestSection; 8] =
-        [Self::Ranks, Self::Ops, Self::Models, Self::Invariance, Self::Engine, Self::Bench, Self::Device, Self::Ptx];
+    const ORDER: [SelftestSection; 9] = [
+        Self::Fast,
+        Self::Ranks,
+        Self::Ops,
+        Self::Models,
+        Self::Invariance,
+        Self::Engine,
+        Self::Bench,
+        Self::Device,
+        Self::Ptx,
+    ];
 }
 
 #[cfg(feature = "cuda")]
@@ -123,6 +134,7 @@ impl SelftestSection {
             SelftestSection::Device => "device",
             SelftestSection::Ptx => "ptx",
             SelftestSection::Ops => "ops",
+            SelftestSection::Fast => "fast",
             SelftestSection::Models => "models",
             SelftestSection::Ranks => "ranks",
             SelftestSection::Invariance => "invariance",
@@ -133,7 +145,7 @@ impl SelftestSection {
 
     /// Whether --reduced changes it.
     pub fn has_sets(self) -> bool {
-        !matches!(self, SelftestSection::Device | SelftestSection::Ptx | SelftestSection::Ops)
+        !matches!(self, SelftestSection::Device | SelftestSection::Ptx | SelftestSection::Ops | SelftestSection::Fast)
     }
 }
 
@@ -145,6 +157,9 @@ pub struct SelftestArgs {
     /// Index of the device, among those that CUDA_VISIBLE_DEVICES leaves
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub device: usize,
+    /// Kernels of models, ranks, invariance, engine and bench
+    #[arg(long, value_enum, default_value_t = GpuKernelsArg::Plain, value_name = "KERNELS")]
+    pub gpu_kernels: GpuKernelsArg,
     /// Sections to run, in this order
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = SelftestSection::ORDER)]
     pub sections: Vec<SelftestSection>,

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use rein_kernels::cuda::selftest;
-use rein_worker::rank::{DeviceChoice, Dtype};
+use rein_worker::rank::{DeviceChoice, Dtype, GpuKernels, Gpus};
 
 use super::check::SectionCheck;
 use super::fixtures::{SmallModel, scoring};
@@ -25,7 +25,7 @@ const DECODED: usize = 16;
 const PROMPT: usize = 10;
 
 /// On device `device`, where all ranks are.
-pub fn checks(models: Vec<SmallModel>, device: usize) -> Vec<SectionCheck<'static>> {
+pub fn checks(models: Vec<SmallModel>, device: usize, kernels: GpuKernels) -> Vec<SectionCheck<'static>> {
     let mut checks: Vec<SectionCheck> = selftest::ranks(device).into_iter().map(Into::into).collect();
     for model in models {
         let cases = match model.quantized {
@@ -34,14 +34,20 @@ pub fn checks(models: Vec<SmallModel>, device: usize) -> Vec<SectionCheck<'stati
         };
         for ((form, dtype), ranks) in cases.into_iter().flat_map(|case| RANKS.map(|ranks| (case, ranks))) {
             let (name, model) = (format!("{}, {form}, {ranks} ranks", model.name), model.clone());
-            checks.push(SectionCheck::of_row(name, move || compare(&model, device, dtype, ranks)));
+            checks.push(SectionCheck::of_row(name, move || compare(&model, device, kernels, (dtype, ranks))));
         }
     }
     checks
 }
 
-fn compare(model: &SmallModel, device: usize, dtype: Dtype, ranks: usize) -> Result<(String, bool), Box<dyn Error>> {
-    let load = |ranks: usize| model.load_over(&DeviceChoice::Cuda(vec![device; ranks]), dtype, ranks);
+fn compare(
+    model: &SmallModel,
+    device: usize,
+    kernels: GpuKernels,
+    (dtype, ranks): (Dtype, usize),
+) -> Result<(String, bool), Box<dyn Error>> {
+    let gpus = |ranks| Gpus { indices: vec![device; ranks], kernels };
+    let load = |ranks: usize| model.load_over(&DeviceChoice::Cuda(gpus(ranks)), dtype, ranks);
     let (mut one, mut several) = (load(1)?, load(ranks)?);
     let tokens = &model.tokens;
     let blocks = one.blocks(0, tokens.len());

@@ -35,7 +35,7 @@ mod open;
 mod thread;
 
 use devices::{AnyDevices, DeviceWeights, ReturnWeights};
-pub use devices::{DeviceChoice, DeviceDefaults, ResidentWeights};
+pub use devices::{DeviceChoice, DeviceDefaults, GpuKernels, Gpus, ResidentWeights};
 pub use layout::Layouts;
 use layout::{Inboxes, LayoutInbox, RankInbox};
 use loading::await_loaded;

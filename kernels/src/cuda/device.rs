@@ -197,12 +197,25 @@ impl CudaDevice {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-        Ok(CudaDevice { index, properties, kernels: Mutex::default(), modules: vec![module], stream, context, blocking })
+        Ok(CudaDevice {
+            index,
+            properties,
+            kernels: Mutex::default(),
+            modules: vec![module],
+            stream,
+            context,
+            blocking,
+        })
+    }
+
+    /// Whether this binary has fast kernels for the device.
+    pub fn takes_fast(&self) -> bool {
+        fast::has_fast_kernels() && machine_code(self.properties.capability) == Some("sm_90a")
     }
 
     /// Loads the fast kernels. False: this binary has none for this device.
     pub(super) fn load_fast(&mut self) -> Result<bool> {
-        if !fast::has_fast_kernels() || machine_code(self.properties.capability) != Some("sm_90a") {
+        if !self.takes_fast() {
             return Ok(false);
         }
         self.enter()?;

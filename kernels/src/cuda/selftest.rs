@@ -9,7 +9,7 @@ use std::time::Instant;
 use cudarc::driver::sys;
 use half::bf16;
 
-pub use ops::ops;
+pub use ops::{fast, ops};
 pub use ranks::ranks;
 
 use super::args::{LinearArgs, LinearSm90Args, PtxArgs, TensorMap};

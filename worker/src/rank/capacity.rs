@@ -146,7 +146,7 @@ fn busiest(
     };
     let moves = bytes_of_moves(footprint, &rank, 0);
     let free = gpu.memory - (weights.total() + moves) as f64;
-    let DeviceDefaults { block_size, kv_share, .. } = DeviceChoice::Cuda(Vec::new()).defaults();
+    let DeviceDefaults { block_size, kv_share, .. } = DeviceChoice::gpus(Vec::new()).defaults();
     let options = ModelOptions {
         tp: gpus,
         block_size,

@@ -8,7 +8,7 @@ use rein_control_plane::records::Locality;
 use rein_kernels::Backend;
 use rein_kernels::cpu::{CpuDevices, Isa};
 #[cfg(feature = "cuda")]
-use rein_kernels::cuda::{CudaDevices, CudaError, GpuPlaces, Properties, machine_code};
+use rein_kernels::cuda::{CudaDevices, CudaError, GpuPlaces, KernelTier, Properties, has_fast_kernels, machine_code};
 use rein_kernels::lockstep::{LockstepDevices, LockstepReport};
 
 use super::{ModelOptions, Quantize};
@@ -24,8 +24,25 @@ pub enum DeviceChoice {
     /// Threads of this machine's CPU.
     #[default]
     Cpu,
-    /// NVIDIA GPUs, one for each rank, by index among those that CUDA_VISIBLE_DEVICES leaves.
-    Cuda(Vec<usize>),
+    /// NVIDIA GPUs, one for each rank.
+    Cuda(Gpus),
+}
+
+/// GPUs by index among those that CUDA_VISIBLE_DEVICES leaves, and the kernels that they run.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Gpus {
+    pub indices: Vec<usize>,
+    pub kernels: GpuKernels,
+}
+
+/// Which kernels a GPU runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GpuKernels {
+    /// Those that run on every GPU.
+    #[default]
+    Plain,
+    /// Where there is one for the product or the attention, a kernel for Hopper; else a plain one.
+    Fast,
 }
 
 /// The defaults of options that depend on the kind of device.
@@ -40,6 +57,21 @@ pub struct DeviceDefaults {
 }
 
 impl DeviceChoice {
+    /// GPUs with the plain kernels.
+    pub fn gpus(indices: Vec<usize>) -> DeviceChoice {
+        DeviceChoice::Cuda(Gpus { indices, kernels: GpuKernels::Plain })
+    }
+
+    /// As the banner shows the kernels of GPUs.
+    pub fn kernels(&self) -> Option<&'static str> {
+        let DeviceChoice::Cuda(Gpus { kernels, .. }) = self else { return None };
+        Some(match kernels {
+            GpuKernels::Plain => "plain",
+            GpuKernels::Fast if has_fast_kernels() => "fast, on GPUs of compute capability 9.0",
+            GpuKernels::Fast => "plain: this binary was built without the headers of the fast ones",
+        })
+    }
+
     pub fn defaults(&self) -> DeviceDefaults {
         match self {
             // The rest of the memory belongs to other processes, and to the page cache with the checkpoint.
@@ -54,7 +86,7 @@ impl DeviceChoice {
     pub fn name(&self, rank: usize) -> String {
         match self {
             DeviceChoice::Cpu => "cpu".to_owned(),
-            DeviceChoice::Cuda(indices) => format!("cuda:{}", indices.get(rank).unwrap_or(&0)),
+            DeviceChoice::Cuda(gpus) => format!("cuda:{}", gpus.indices.get(rank).unwrap_or(&0)),
         }
     }
 }
@@ -109,14 +141,24 @@ pub fn lockstep<D: Clone>(devices: &D, options: &ModelOptions, report: &Lockstep
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_cuda(_: &[usize], _: &ModelOptions) -> Result<AnyDevices, LoadError> {
+fn has_fast_kernels() -> bool {
+    false
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_: &Gpus, _: &ModelOptions) -> Result<AnyDevices, LoadError> {
     Err(LoadError::Device("this binary was built without the feature `cuda`".into()))
 }
 
 #[cfg(feature = "cuda")]
-fn open_cuda(indices: &[usize], options: &ModelOptions) -> Result<AnyDevices, LoadError> {
+fn open_cuda(gpus: &Gpus, options: &ModelOptions) -> Result<AnyDevices, LoadError> {
     let failed = |error: CudaError| LoadError::Device(error.to_string());
-    let devices = CudaDevices::open(indices).map_err(failed)?.within(options.step_deadline);
+    let kernels = match gpus.kernels {
+        GpuKernels::Plain => KernelTier::Plain,
+        GpuKernels::Fast => KernelTier::Fast,
+    };
+    let devices = CudaDevices::open(&gpus.indices).map_err(failed)?;
+    let devices = devices.within(options.step_deadline).with_kernels(kernels);
     for device in devices.devices() {
         let (index, Properties { name, capability, .. }) = (device.index, &device.properties);
         let (free, total) = device.memory().map_err(failed)?;
@@ -124,6 +166,11 @@ fn open_cuda(indices: &[usize], options: &ModelOptions) -> Result<AnyDevices, Lo
         tracing::debug!(index, name, %capability, %used, "a device");
         if total - free > OWN_MEMORY {
             tracing::warn!("device {index}: {used} of its memory are in use by other processes");
+        }
+        if kernels == KernelTier::Fast && has_fast_kernels() && !device.takes_fast() {
+            tracing::warn!(
+                "device {index}: has compute capability {capability}; the fast kernels need 9.0, so the plain ones run"
+            );
         }
         if machine_code(*capability).is_none() {
             tracing::warn!(

@@ -1,11 +1,11 @@
 //! Attention over the latent cache by FlashInfer's kernel. Which positions a piece of work covers depends on the row alone,
 //! so that its bits do not depend on other rows.
 
+use super::super::DeviceBuffer;
 use super::super::arena::ArenaBlock;
 use super::super::backend::{Cuda, int};
 use super::super::batch::DeviceBatch;
 use super::super::plan::LaunchPlan;
-use super::super::DeviceBuffer;
 use super::super::tensor::{DeviceTensor, Element};
 use super::args::{FastDivisor, LatentArgs};
 
@@ -128,8 +128,19 @@ impl Cuda {
         let partial_scale = words(rows * chunks * heads);
         let Some(zeros) = self.fast.as_ref().map(DeviceBuffer::address) else { return };
         let at = arrays.each_ref().map(|block| block.address);
-        let [first_row, first_block, partial_at, row_count, positions, first_query, from, to, tile_first, tile_rows, end] =
-            at;
+        let [
+            first_row,
+            first_block,
+            partial_at,
+            row_count,
+            positions,
+            first_query,
+            from,
+            to,
+            tile_first,
+            tile_rows,
+            end,
+        ] = at;
         let args = LatentWorkArgs {
             sequences: parts.sequences,
             positions: parts.positions,

@@ -84,7 +84,8 @@ fn places_have_room_for_any_routes() {
     // All to one expert, one to each, and as uneven as it gets.
     for (routes, held) in [(1, 1), (8, 48), (64, 48), (512, 48), (513, 3), (65_536, 48), (5, 0)] {
         for tile in [64usize, 128] {
-            let used = |counts: &[usize]| counts.iter().map(|count: &usize| count.next_multiple_of(tile)).sum::<usize>();
+            let used =
+                |counts: &[usize]| counts.iter().map(|count: &usize| count.next_multiple_of(tile)).sum::<usize>();
             let room = room_for(routes, held, tile);
             let busy = routes.min(held);
             if busy > 0 {

@@ -4,11 +4,14 @@
 mod attention;
 mod draw;
 mod experts;
+mod fast;
 mod products;
 
 use std::fmt::Display;
 
 use self::experts::ExpertForm;
+pub use self::fast::fast;
+use self::products::Stored;
 use super::super::{CudaDevice, CudaDevices};
 use super::{DeviceCheck, Row};
 use crate::backend::*;

@@ -28,7 +28,7 @@ fn all_models() -> bool {
 
 /// All ranks on device 0.
 fn options(ranks: usize, dtype: Dtype) -> ModelOptions {
-    ModelOptions { devices: DeviceChoice::Cuda(vec![0; ranks]), tp: ranks, dtype, ..f32_options() }
+    ModelOptions { devices: DeviceChoice::gpus(vec![0; ranks]), tp: ranks, dtype, ..f32_options() }
 }
 
 /// Two prompts, then decode steps: the second is recorded, later ones are repeated. `between` is called before each

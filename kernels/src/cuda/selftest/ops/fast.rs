@@ -1,0 +1,353 @@
+//! The fast kernels against the plain ones on the same device, at the widths of a rank of Kimi K2 (eight ranks): numbers, and
+//! bits over the number of rows. On an emulated device the widths are small.
+
+use super::super::super::fast::has_fast_kernels;
+use super::super::super::{Cuda, CudaDevice, CudaDevices, KernelTier};
+use super::super::{DeviceCheck, Row};
+use super::{BF16, BF16_WITHIN, Differences, FEW_MULTIPROCESSORS, Stored};
+use crate::backend::*;
+use crate::error::Result;
+use crate::random::Random;
+
+/// Rows on both sides of the limit between tiles, and of a tile's end.
+const ROWS: &[usize] = &[1, 64, 65, 200];
+const ROWS_SMALL: &[usize] = &[1, 64, 70];
+
+/// Widths of what is multiplied.
+#[derive(Clone, Copy)]
+struct Widths {
+    /// Of a residual stream, of an expert, of the rank's part of the vocabulary.
+    hidden: usize,
+    inter: usize,
+    vocab: usize,
+    experts: usize,
+    top_k: usize,
+    heads: usize,
+    /// Of a sequence in attention.
+    length: usize,
+    rows: &'static [usize],
+}
+
+const K2: Widths =
+    Widths { hidden: 7168, inter: 2048, vocab: 20_480, experts: 12, top_k: 4, heads: 8, length: 4000, rows: ROWS };
+const SMALL: Widths =
+    Widths { hidden: 256, inter: 256, vocab: 264, experts: 5, top_k: 2, heads: 2, length: 530, rows: ROWS_SMALL };
+
+/// Of attention over the latent cache.
+const NOPE: usize = 128;
+const ROPE: usize = 64;
+const LATENT: usize = 512;
+const BLOCK_SIZE: usize = 64;
+
+/// A device with each kind of kernels, and what they are compared over.
+struct Tiers {
+    fast: Cuda,
+    plain: Cuda,
+    random: Random,
+    widths: Widths,
+}
+
+type TierCheck = fn(&mut Tiers) -> Result<Row>;
+
+pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
+    let devices = CudaDevices::open(&[device.index])?;
+    let widths = if device.properties.multiprocessors < FEW_MULTIPROCESSORS { SMALL } else { K2 };
+    if !device.takes_fast() {
+        let why = if has_fast_kernels() { "the device is not of compute capability 9.0" } else { "built without them" };
+        let row = Row::passed("fast kernels", format!("skipped: {why}"));
+        return Ok(vec![DeviceCheck::new("fast kernels", move |rows| {
+            rows(row);
+            Ok(())
+        })]);
+    }
+    let all: [(&str, TierCheck); 8] = [
+        ("products with bf16 weights", |tiers| tiers.products(Weights::Bf16)),
+        ("products with FP8 weights", |tiers| tiers.products(Weights::Fp8)),
+        ("experts in bf16", |tiers| tiers.experts(Weights::Bf16)),
+        ("experts in FP8", |tiers| tiers.experts(Weights::Fp8)),
+        ("latent attention", Tiers::latent),
+        ("bits of products over rows", Tiers::bits_of_products),
+        ("bits of experts over rows", Tiers::bits_of_experts),
+        ("bits of latent attention over rows", Tiers::bits_of_latent),
+    ];
+    let check = |(name, run): (&'static str, TierCheck)| {
+        let devices = devices.clone();
+        DeviceCheck::new(name, move |rows| {
+            let mut tiers = Tiers::new(&devices, widths)?;
+            let found = run(&mut tiers)?;
+            // Results are zeros after an op that the device could not run: the error says more.
+            tiers.fast.begin(StepInputs::default())?;
+            rows(Row { name: name.into(), ..found });
+            Ok(())
+        })
+    };
+    Ok(all.into_iter().map(check).collect())
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Weights {
+    Bf16,
+    Fp8,
+}
+
+/// One sequence that a step continues: rows from `start` on.
+struct Sequence {
+    blocks: Vec<u32>,
+    start: usize,
+    len: usize,
+}
+
+/// A layer of latent attention and what its rows are made of, for `length` positions.
+struct LatentLayer {
+    spec: MlaSpec,
+    kv_b: HostMatrix,
+    queries: Vec<f32>,
+    latents: Vec<f32>,
+    ropes: Vec<f32>,
+}
+
+impl Tiers {
+    fn new(devices: &CudaDevices, widths: Widths) -> Result<Tiers> {
+        let open = |kernels| devices.clone().with_kernels(kernels).open_beside(0);
+        let (fast, plain, mut random) = (open(KernelTier::Fast)?, open(KernelTier::Plain)?, Random::new(3));
+        for backend in [&fast, &plain] {
+            // The embedding decides the type of activations.
+            backend.embedding(random.weight(1, 1), 0, Precision::Bf16)?;
+        }
+        Ok(Tiers { fast, plain, random, widths })
+    }
+
+    fn weight(&mut self, outs: usize, ins: usize, weights: Weights) -> Result<HostMatrix> {
+        let Stored { weight, .. } = match weights {
+            Weights::Bf16 => self.random.bf16(outs, ins)?,
+            Weights::Fp8 => self.random.fp8(outs, ins)?,
+        };
+        Ok(weight)
+    }
+
+    /// Activations: what a norm of these numbers gives.
+    fn activation(backend: &Cuda, numbers: &[f32], cols: usize) -> Result<<Cuda as Backend>::Tensor> {
+        let ones = backend.vector(vec![1.0; cols])?;
+        let x = backend.to_device(numbers.len() / cols, cols, numbers.to_vec());
+        Ok(backend.rms_norm(&x, &ones, 1e-6))
+    }
+
+    fn products(&mut self, weights: Weights) -> Result<Row> {
+        let mut check = Differences::within(BF16);
+        let Widths { hidden, inter, vocab, rows, .. } = self.widths;
+        for (ins, outs) in [(hidden, inter), (inter, hidden), (hidden, vocab), (128, 72)] {
+            let weight = self.weight(outs, ins, weights)?;
+            let on_fast = self.fast.linear_weight(weight.clone(), Precision::Bf16)?;
+            let on_plain = self.plain.linear_weight(weight, Precision::Bf16)?;
+            for &rows in rows {
+                let numbers = self.random.numbers(rows * ins, 1.0);
+                let product = |backend: &Cuda, weight| -> Result<Vec<f32>> {
+                    let x = Self::activation(backend, &numbers, ins)?;
+                    Ok(backend.to_host(&backend.linear(&x, weight, None)))
+                };
+                let (got, want) = (product(&self.fast, &on_fast)?, product(&self.plain, &on_plain)?);
+                check.compare(format_args!("[{rows}, {ins}] to {outs}"), &got, &want);
+            }
+        }
+        Ok(check.row())
+    }
+
+    /// The bits of rows alone and among others.
+    fn bits_of_products(&mut self) -> Result<Row> {
+        let mut check = Differences::within(0.0);
+        let Widths { hidden: ins, inter: outs, rows, .. } = self.widths;
+        for weights in [Weights::Bf16, Weights::Fp8] {
+            let weight = self.weight(outs, ins, weights)?;
+            let weight = self.fast.linear_weight(weight, Precision::Bf16)?;
+            let most = rows[rows.len() - 1];
+            let numbers = self.random.numbers(most * ins, 1.0);
+            let product = |rows: std::ops::Range<usize>| -> Result<Vec<f32>> {
+                let x = Self::activation(&self.fast, &numbers[rows.start * ins..rows.end * ins], ins)?;
+                Ok(self.fast.to_host(&self.fast.linear(&x, &weight, None)))
+            };
+            let all = product(0..most)?;
+            for part in [0..1, most - 1..most, 3..67, 1..66] {
+                let want = &all[part.start * outs..part.end * outs];
+                check.compare(format_args!("rows {part:?} of {most}"), &product(part.clone())?, want);
+            }
+        }
+        Ok(check.row())
+    }
+
+    /// Experts, a router's scores for rows, and the rows. The first expert gets no row, the second one of each.
+    fn moe(&mut self, weights: Weights, rows: usize) -> Result<MoeCase> {
+        let Widths { hidden, inter, experts, .. } = self.widths;
+        let matrices = (0..experts)
+            .map(|_| {
+                let gate = self.weight(inter, hidden, weights)?;
+                Ok([gate, self.weight(inter, hidden, weights)?, self.weight(hidden, inter, weights)?])
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let mut scores = self.random.numbers(rows * experts, 1.0);
+        for row in scores.chunks_mut(experts) {
+            (row[0], row[1]) = (-9.0, 9.0);
+        }
+        Ok(MoeCase { matrices, scores, numbers: self.random.numbers(rows * hidden, 1.0) })
+    }
+
+    fn experts(&mut self, weights: Weights) -> Result<Row> {
+        let mut check = Differences::within(BF16_WITHIN);
+        let (widths, most) = (self.widths, *self.widths.rows.last().expect("some rows"));
+        let case = self.moe(weights, most)?;
+        let (fast, plain) = (case.load(&self.fast)?, case.load(&self.plain)?);
+        for &rows in widths.rows {
+            let got = case.run(&mut self.fast, &fast, 0..rows, widths)?;
+            let want = case.run(&mut self.plain, &plain, 0..rows, widths)?;
+            check.compare(format_args!("{rows} rows to {} of {} experts", widths.top_k, widths.experts), &got, &want);
+        }
+        Ok(check.row())
+    }
+
+    fn bits_of_experts(&mut self) -> Result<Row> {
+        let mut check = Differences::within(0.0);
+        // Enough rows for the large tile.
+        let (widths, most) = (self.widths, 65 * self.widths.experts / self.widths.top_k + 1);
+        for weights in [Weights::Bf16, Weights::Fp8] {
+            let case = self.moe(weights, most)?;
+            let experts = case.load(&self.fast)?;
+            let all = case.run(&mut self.fast, &experts, 0..most, widths)?;
+            for part in [0..1, most - 1..most, 3..67] {
+                let got = case.run(&mut self.fast, &experts, part.clone(), widths)?;
+                let want = &all[part.start * widths.hidden..part.end * widths.hidden];
+                check.compare(format_args!("rows {part:?} of {most}"), &got, want);
+            }
+        }
+        Ok(check.row())
+    }
+
+    fn latent_layer(&mut self) -> LatentLayer {
+        let Widths { heads, length, .. } = self.widths;
+        let scale = ((NOPE + ROPE) as f32).powf(-0.5);
+        let spec = MlaSpec { heads, nope_dim: NOPE, rope_dim: ROPE, v_dim: NOPE, kv_rank: LATENT, scale };
+        LatentLayer {
+            spec,
+            kv_b: self.random.weight(heads * 2 * NOPE, LATENT),
+            queries: self.random.numbers(length * heads * (NOPE + ROPE), 1.0),
+            latents: self.random.numbers(length * LATENT, 1.0),
+            ropes: self.random.numbers(length * ROPE, 1.0),
+        }
+    }
+
+    /// A long sequence in chunks of all sizes, a short one beside its last.
+    fn latent(&mut self) -> Result<Row> {
+        let mut check = Differences::within(BF16_WITHIN);
+        let (layer, length) = (self.latent_layer(), self.widths.length);
+        let steps = latent_steps(length);
+        let (got, want) = (layer.run(&mut self.fast, &steps)?, layer.run(&mut self.plain, &steps)?);
+        for (step, (got, want)) in got.iter().zip(&want).enumerate() {
+            check.compare(format_args!("step {step} of a sequence of {length}"), got, want);
+        }
+        Ok(check.row())
+    }
+
+    fn bits_of_latent(&mut self) -> Result<Row> {
+        let mut check = Differences::within(0.0);
+        let (layer, length) = (self.latent_layer(), self.widths.length);
+        let width = self.widths.heads * NOPE;
+        // All rows at once, and by chunks beside another sequence.
+        let whole = layer.run(&mut self.fast, &[vec![Sequence::new(0, 0, length, length)]])?.concat();
+        let mut at = 0;
+        for (step, rows) in latent_steps(length).iter().zip(layer.run(&mut self.fast, &latent_steps(length))?) {
+            let len = step[0].len;
+            let want = &whole[at * width..(at + len) * width];
+            check.compare(format_args!("positions {at} to {}", at + len), &rows[..len * width], want);
+            at += len;
+        }
+        Ok(check.row())
+    }
+}
+
+/// One sequence in chunks, in the last of which another begins.
+fn latent_steps(length: usize) -> Vec<Vec<Sequence>> {
+    let mut steps = Vec::new();
+    let mut at = 0;
+    for len in [length / 2, 1, 7, length / 2 - 10, 1, 1] {
+        steps.push(vec![Sequence::new(0, at, len, length)]);
+        at += len;
+    }
+    let last = steps.last_mut().expect("some steps");
+    last.push(Sequence::new(length.div_ceil(BLOCK_SIZE) as u32, 0, 65, 65));
+    steps
+}
+
+impl Sequence {
+    /// With blocks from `first` on, in descending order.
+    fn new(first: u32, start: usize, len: usize, length: usize) -> Sequence {
+        let blocks = (0..length.div_ceil(BLOCK_SIZE) as u32).rev().map(|block| first + block).collect();
+        Sequence { blocks, start, len }
+    }
+}
+
+impl LatentLayer {
+    /// The results of each step.
+    fn run(&self, backend: &mut Cuda, steps: &[Vec<Sequence>]) -> Result<Vec<Vec<f32>>> {
+        let weight = backend.mla_weight(self.kv_b.clone(), &self.spec, Precision::Bf16)?;
+        let positions = self.latents.len() / LATENT;
+        let blocks = positions.div_ceil(BLOCK_SIZE) + 2;
+        let mut cache = backend.cache(blocks, BLOCK_SIZE, LATENT, ROPE, Precision::Bf16)?;
+        let mut results = Vec::new();
+        for step in steps {
+            let of = |numbers: &[f32], width: usize| -> Vec<f32> {
+                let rows = step.iter().map(|s| &numbers[s.start * width..(s.start + s.len) * width]);
+                rows.flatten().copied().collect()
+            };
+            let query_width = self.spec.heads * (NOPE + ROPE);
+            let q = Tiers::activation(backend, &of(&self.queries, query_width), query_width)?;
+            let latent = Tiers::activation(backend, &of(&self.latents, LATENT), LATENT)?;
+            let rope = Tiers::activation(backend, &of(&self.ropes, ROPE), ROPE)?;
+            let mut row = 0;
+            let spans = step.iter().map(|s| {
+                let span = Span { row, len: s.len, start: s.start, blocks: &s.blocks[..] };
+                row += s.len;
+                span
+            });
+            let spans: Vec<_> = spans.collect();
+            let inputs = StepInputs { ids: vec![0; row], spans, ..StepInputs::default() };
+            let batch = backend.begin(inputs)?;
+            let out = backend.mla_attention(&batch, &q, &latent, &rope, &weight, &mut cache, &self.spec);
+            results.push(backend.to_host(&out));
+        }
+        Ok(results)
+    }
+}
+
+struct MoeCase {
+    matrices: Vec<[HostMatrix; 3]>,
+    scores: Vec<f32>,
+    numbers: Vec<f32>,
+}
+
+impl MoeCase {
+    fn load(&self, backend: &Cuda) -> Result<<Cuda as Backend>::Experts> {
+        let weights = self.matrices.iter().zip(0u32..).map(|(matrices, id)| {
+            let [gate, up, down] = matrices.clone();
+            Ok(ExpertWeights { id, gate, up, down })
+        });
+        let table = ExpertTable { layer: 0, holders: vec![vec![0]; self.matrices.len()] };
+        backend.experts(table, &mut weights.into_iter(), Precision::Bf16)
+    }
+
+    fn run(
+        &self,
+        backend: &mut Cuda,
+        experts: &<Cuda as Backend>::Experts,
+        rows: std::ops::Range<usize>,
+        widths: Widths,
+    ) -> Result<Vec<f32>> {
+        let Widths { hidden, experts: count, top_k, .. } = widths;
+        let spec =
+            RouteSpec { top_k, scoring: Scoring::Sigmoid, n_group: 1, topk_group: 1, normalize: true, scaling: 1.0 };
+        let scores = self.scores[rows.start * count..rows.end * count].to_vec();
+        let scores = backend.to_device(rows.len(), count, scores);
+        let routes = backend.moe_route(&scores, None, &spec);
+        let x = Tiers::activation(backend, &self.numbers[rows.start * hidden..rows.end * hidden], hidden)?;
+        let batch = backend.begin(StepInputs { ids: vec![0; rows.len()], ..StepInputs::default() })?;
+        let out = backend.moe(&batch, &x, &routes, experts, None)?;
+        Ok(backend.to_host(&out))
+    }
+}
