@@ -11,7 +11,7 @@ fn main() {
     }
     let made = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../target/cuda");
     let out = env::var("OUT_DIR").expect("cargo sets it");
-    for file in ["rein.fatbin", "ptx_expected.txt", "deep_gemm.cubin", "flashinfer.cubin"] {
+    for file in ["rein.fatbin", "ptx_expected.txt", "deep_gemm.cubin", "flashinfer.cubin", "humming.cubin"] {
         let from = made.join(file);
         println!("cargo:rerun-if-changed={}", from.display());
         let bytes = if from.exists() { fs::read(&from).expect("the file is readable") } else { Vec::new() };

@@ -73,7 +73,7 @@ done
 fast() {
     local library=$1 flags=(-std=c++20 -O3 -arch=sm_90a --expt-relaxed-constexpr)
     # What the libraries' code is warned for.
-    flags+=(-diag-suppress 39,174,177,946)
+    flags+=(-diag-suppress 39,161,174,177,186,946)
     shift
     "$nvcc" "${flags[@]}" "$@" -ptx -o "$out/$library.raw.ptx" "kernels/cuda/fast/$library.cu" \
         || fail "kernels/cuda/fast/$library.cu does not compile"
@@ -82,13 +82,14 @@ fast() {
         2> "$out/$library.txt" || { cat "$out/$library.txt" >&2; fail "kernels/cuda/fast/$library.cu does not compile"; }
     python3 scripts/fast_kernels.py report "$out/$library.ptx" "$out/$library.txt" >> "$out/fast_report.txt"
 }
-rm -f "$out"/{deep_gemm,flashinfer}.cubin
+rm -f "$out"/{deep_gemm,flashinfer,humming}.cubin
 if [ -d "$headers" ]; then
     echo "kernel, registers, spills, stack, shared memory, threads, offset:bytes of each parameter" > "$out/fast_report.txt"
     data=$headers/flashinfer/data
     fast deep_gemm -I "$headers/deep_gemm/include"
     fast flashinfer -use_fast_math -I "$data/include" -I "$data/cutlass/include" -I "$data/cccl/libcudacxx/include" \
         -I "$data/cccl/cub" -I "$data/cccl/thrust"
+    fast humming -I "$headers/humming/include" -I "$headers/deep_gemm/include"
     if [ "$what" = report ]; then cp "$out/fast_report.txt" kernels/cuda/fast/report.txt; fi
     diff -u kernels/cuda/fast/report.txt "$out/fast_report.txt" \
         || fail "a fast kernel has changed: find out why, then run scripts/cuda.sh report"

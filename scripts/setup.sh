@@ -84,9 +84,10 @@ cuda_headers() {
     rm -rf "$to" "$unpacked"
     .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-compile --require-hashes \
         --target "$unpacked" -r "$file" || fail "the packages of $file could not be installed; see pip's message above"
-    mkdir -p "$to/deep_gemm" "$to/flashinfer/data/cutlass"
+    mkdir -p "$to/deep_gemm" "$to/flashinfer/data/cutlass" "$to/humming"
     mv "$unpacked"/*.dist-info "$to"
     mv "$unpacked/deep_gemm/include" "$to/deep_gemm"
+    mv "$unpacked/humming/include" "$to/humming"
     mv "$unpacked/flashinfer/data/"{include,cccl} "$to/flashinfer/data"
     mv "$unpacked/flashinfer/data/cutlass/include" "$to/flashinfer/data/cutlass"
     rm -rf "$unpacked"

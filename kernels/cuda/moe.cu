@@ -8,8 +8,9 @@
 //   Rows whose token (tokens [rows]; null: all have one) is NONE have no routes.
 // moe_place: places for the routes of moe_align, as grouped products of the fast tier (fast/gemm.h) need them: the
 //   experts' places begin at multiples of `tile`, in the order of their slots. routes [room] = the route at each place,
-//   NONE between; ends [groups] = the place after each expert's last one. The experts from held to groups have none.
-//   counts, starts and order as above. Grid: held + 1; block held writes what follows the last expert.
+//   NONE between; begins [groups + 1] = the first place of each expert, then the end of all; ends [groups] = the place after
+//   each expert's last one. The experts from held to groups have none. counts, starts and order as above. Grid: held + 1;
+//   block held writes what follows the last expert.
 // moe_combine: out [rows, n] f32 = the sum of weights[r] * parts[r] over the row's routes r, in ascending order of
 //   their expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T. Routes whose expert is not held are
 //   left out (held [experts] is 0; null: all are held). So the order of sums does not depend on which rank has which
@@ -27,7 +28,7 @@ struct MoeAlignArgs {
 
 struct MoePlaceArgs {
   const uint32_t *counts, *starts, *order;
-  uint32_t *routes, *ends;
+  uint32_t *routes, *ends, *begins;
   int held, groups, tile, room;
 };
 
@@ -105,13 +106,17 @@ extern "C" __global__ void __launch_bounds__(256) moe_place(const MoePlaceArgs a
   __syncthreads();
   int at = *before;
   if (expert == a.held) {
+    for (int i = expert + threadIdx.x; i <= a.groups; i += 256) a.begins[i] = at;
     for (int i = expert + threadIdx.x; i < a.groups; i += 256) a.ends[i] = at;
     for (int i = at + threadIdx.x; i < a.room; i += 256) a.routes[i] = NONE;
     return;
   }
   int count = a.counts[expert], places = ceil_div(count, a.tile) * a.tile;
   const uint32_t *order = a.order + a.starts[expert];
-  if (threadIdx.x == 0) a.ends[expert] = at + count;
+  if (threadIdx.x == 0) {
+    a.begins[expert] = at;
+    a.ends[expert] = at + count;
+  }
   for (int i = threadIdx.x; i < places; i += 256) a.routes[at + i] = i < count ? order[i] : NONE;
 }
 

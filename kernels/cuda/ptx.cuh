@@ -286,7 +286,7 @@ struct HostTensorMap {
   const void *data;
   uint64_t rows, columns, stride, box_rows;
   // Of the maps of fast/, which may have a third dimension. The type is the driver's number.
-  uint64_t box_columns = 0, matrices = 0, matrix_stride = 0, element = 0, swizzled = 0;
+  uint64_t box_columns = 0, matrices = 0, matrix_stride = 0, element = 0, swizzled = 0, box_matrices = 0;
 };
 
 inline TensorMap host_tensor_map(const HostTensorMap &map) {

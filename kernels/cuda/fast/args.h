@@ -26,6 +26,30 @@ struct GemmBf16Args {
 };
 static_assert(offsetof(GemmBf16Args, k) == 16 && offsetof(GemmBf16Args, x) == 128 && sizeof(GemmBf16Args) == 512);
 
+// int4.h, products
+struct Int4Args {
+  FastMap x, w;
+  void *out;
+  const void *unused[2];  // Null.
+  FastMap scales;
+  const void *none[6];  // Null.
+  const int *starts;
+  void *buffers[2];  // Null.
+  uint32_t rows, top_k;
+  bool long_starts;  // False: starts are ints.
+};
+static_assert(offsetof(Int4Args, scales) == 384 && offsetof(Int4Args, starts) == 560 && offsetof(Int4Args, rows) == 584);
+static_assert(offsetof(Int4Args, long_starts) == 592);
+
+// int4.h, int4_repack
+struct Int4RepackArgs {
+  const uint32_t *from;
+  uint32_t *to;
+  const uint32_t *zeros;  // Null.
+  uint32_t n, k, padded_n, padded_k, interleaved;  // interleaved: 3.
+};
+static_assert(offsetof(Int4RepackArgs, n) == 24 && sizeof(Int4RepackArgs) == 48);
+
 // A divisor with what a division by it needs, as FlashInfer's uint_fastdiv: quotient = (x + add) * multiplier >> 32 + shift,
 // or x >> shift for a power of two (multiplier 0).
 struct FastDivisor {

@@ -133,8 +133,8 @@ Kernel stand_in(const char *name, std::vector<Parameter> parameters, std::functi
   return {name, parameters, 900, nullptr, 48 << 10, whole};
 }
 
-// The kernels of ../fast, by module.
-std::vector<Kernel> gemms() {
+// The kernels of ../fast.
+std::vector<Kernel> fast_kernels() {
   constexpr size_t MAP = sizeof(FastMap);
   std::vector<Kernel> all;
   for (const fast::Tile &tile : fast::TILES) {
@@ -155,10 +155,21 @@ std::vector<Kernel> gemms() {
       }));
     }
   }
+  for (const fast::Int4Tile &tile : fast::INT4_TILES) {
+    std::vector<Parameter> parameters = {{0, MAP}, {128, MAP}, {256, 8}, {264, 8}, {272, 8}, {384, MAP}};
+    for (size_t offset = 512; offset <= 576; offset += 8) parameters.push_back({offset, 8});
+    parameters.insert(parameters.end(), {{584, 4}, {588, 4}, {592, 1}});
+    all.push_back(stand_in<Int4Args>(tile.name, parameters, [&](const Int4Args &a, const fast::Launch &launch) {
+      fast::int4_product(tile, a, launch);
+    }));
+  }
+  std::vector<Parameter> of_repack = {{0, 8}, {8, 8}, {16, 8}};
+  for (size_t offset = 24; offset <= 40; offset += 4) of_repack.push_back({offset, 4});
+  all.push_back(stand_in<Int4RepackArgs>("int4_repack", of_repack, fast::int4_repack));
   all.push_back(stand_in<LatentArgs>("latent_attention", {{0, sizeof(LatentArgs)}}, fast::latent_attention));
   return all;
 }
-std::vector<Kernel> FAST_KERNELS = gemms();
+std::vector<Kernel> FAST_KERNELS = fast_kernels();
 
 struct Graph {
   std::vector<Work> work;
@@ -657,13 +668,13 @@ FUNCTION(cuLaunchKernelEx, const LaunchConfig *config, Kernel *kernel, void **ar
 FUNCTION(cuTensorMapEncodeTiled, TensorMap *map, int type, unsigned rank, void *data, const uint64_t *dims,
          const uint64_t *strides, const unsigned *boxes, const unsigned *, int, int swizzle, int, int) {
   constexpr int SWIZZLE_NONE = 0, SWIZZLE_128B = 3;
-  uint64_t bytes = type == fast::fp8 ? 1 : type == fast::bf16_numbers ? 2 : type == fast::f32 ? 4 : 0;
+  uint64_t bytes = type == fast::fp8 ? 1 : type == fast::bf16_numbers ? 2 : type == fast::f32 || type == fast::words ? 4 : 0;
   bool swizzled = swizzle == SWIZZLE_128B;
   if (bytes == 0 || (rank != 2 && rank != 3) || (!swizzled && swizzle != SWIZZLE_NONE)) return INVALID_VALUE;
   if (uintptr_t(data) % 16 || strides[0] % 16 || (rank == 3 && strides[1] % 16)) return INVALID_VALUE;
   if (boxes[0] * bytes % 16 || boxes[0] > 256 || boxes[1] > 256 || (swizzled && boxes[0] * bytes != 128)) return INVALID_VALUE;
   *map = host_tensor_map({data, dims[1], dims[0], strides[0], boxes[1], boxes[0], rank == 3 ? dims[2] : 1,
-                          rank == 3 ? strides[1] : 0, uint64_t(type), swizzled});
+                          rank == 3 ? strides[1] : 0, uint64_t(type), swizzled, rank == 3 ? boxes[2] : 1});
   return SUCCESS;
 }
 

@@ -1,5 +1,5 @@
 // Stand-ins for the kernels of ../fast on the CPU. Those kernels come from libraries that only run on a GPU; these compute what
-// gemm.h and flashinfer.cu say of them, from the same parameters and tensor maps, and abort where a launch or a map is not as
+// gemm.h, int4.h and flashinfer.cu say of them, from the same parameters and tensor maps, and abort where a launch or a map is not as
 // they say. So plans, maps, places and parts are tested here, the kernels themselves by `rein selftest` on a device.
 #pragma once
 // After kernels.cu.
@@ -14,7 +14,8 @@ struct Launch {
   bool together = false;
 };
 
-enum Numbers { fp8 = 0, f32 = 7, bf16_numbers = 9 };  // As the driver counts elements of tensor maps: UINT8, FLOAT32, BFLOAT16.
+// As the driver counts elements of tensor maps: UINT8, INT32, FLOAT32, BFLOAT16.
+enum Numbers { fp8 = 0, words = 3, f32 = 7, bf16_numbers = 9 };
 enum Form { dense, batched, grouped };
 
 struct Tile {
@@ -44,10 +45,11 @@ inline HostTensorMap host_map(const FastMap &map) {
   return host;
 }
 
-inline void expect(const Tile &tile, const char *which, const HostTensorMap &map, int element, uint64_t columns, uint64_t rows,
-                   bool swizzled) {
-  if (map.element != uint64_t(element) || map.box_columns != columns || map.box_rows != rows || map.swizzled != swizzled)
-    wrong(tile.name, std::string("the map of ") + which + " has boxes of " + std::to_string(map.box_columns) + " x " +
+inline void expect(const char *kernel, const char *which, const HostTensorMap &map, int element, uint64_t columns, uint64_t rows,
+                   bool swizzled, uint64_t matrices = 1) {
+  if (map.element != uint64_t(element) || map.box_columns != columns || map.box_rows != rows || map.swizzled != swizzled ||
+      map.box_matrices != matrices)
+    wrong(kernel, std::string("the map of ") + which + " has boxes of " + std::to_string(map.box_columns) + " x " +
                          std::to_string(map.box_rows) + " of type " + std::to_string(map.element));
 }
 
@@ -103,10 +105,10 @@ inline void gemm(const Tile &tile, const Gemm &a, const Launch &launch) {
       launch.cluster != unsigned(tile.cluster) || launch.together)
     wrong(tile.name, "launched otherwise than gemm.h says");
   int k_columns = tile.x == fp8 ? 128 : 64;
-  expect(tile, "x", a.x, tile.x, k_columns, tile.rows, true);
-  expect(tile, "w", a.w, tile.x, k_columns, tile.cols, true);
-  expect(tile, "out", a.out, tile.out, tile.out == f32 ? tile.cols : 64, tile.rows, tile.out != f32);
-  if (tile.x == fp8) expect(tile, "x_scales", a.x_scales, f32, tile.rows, 1, false);
+  expect(tile.name, "x", a.x, tile.x, k_columns, tile.rows, true);
+  expect(tile.name, "w", a.w, tile.x, k_columns, tile.cols, true);
+  expect(tile.name, "out", a.out, tile.out, tile.out == f32 ? tile.cols : 64, tile.rows, tile.out != f32);
+  if (tile.x == fp8) expect(tile.name, "x_scales", a.x_scales, f32, tile.rows, 1, false);
   if (tile.form == grouped && a.n % (tile.cols * tile.cluster)) wrong(tile.name, "n is no multiple of a cluster's columns");
   if (tile.form != grouped) {
     for (int matrix = 0; matrix < tile.groups; matrix++) rows_of(tile, a, matrix, 0, 0, a.rows, a.rows);
@@ -121,6 +123,54 @@ inline void gemm(const Tile &tile, const Gemm &a, const Launch &launch) {
     rows_of(tile, a, 0, g, at, after, at + (end - at + 63) / 64 * 64);
     at = after;
   }
+}
+
+struct Int4Tile {
+  const char *name;
+  int rows, stages, n, k;
+};
+#define KERNEL(name, ...) {#name, __VA_ARGS__},
+inline const Int4Tile INT4_TILES[] = {
+#include "../fast/int4.h"
+};
+#undef KERNEL
+
+// Keeps the words in their order: only the kernels know how their layout stores them.
+inline void int4_repack(const Int4RepackArgs &a, const Launch &launch) {
+  if (launch.grid.x != a.n / 64 || launch.grid.y != a.k / 64 || launch.threads.x != 32 || a.padded_n != a.n ||
+      a.padded_k != a.k || a.interleaved != 3 || a.zeros)
+    wrong("int4_repack", "launched otherwise than int4.h says");
+  memcpy(a.to, a.from, size_t(a.n) * a.k / 2);
+}
+
+inline void int4_product(const Int4Tile &tile, const Int4Args &a, const Launch &launch) {
+  constexpr int EXPERTS = 64, GROUP = 32;
+  HostTensorMap x = host_map(a.x), w = host_map(a.w), scales = host_map(a.scales);
+  if (launch.grid.y != 1 || launch.threads.x != 384 || launch.cluster != 1 || a.long_starts || a.top_k != 1)
+    wrong(tile.name, "launched otherwise than int4.h says");
+  expect(tile.name, "x", x, bf16_numbers, 64, tile.rows, true);
+  expect(tile.name, "w", w, words, 16, 32, false, 4);
+  expect(tile.name, "scales", scales, bf16_numbers, 16, 16, false, 2);
+  uint64_t n = tile.n, k = tile.k, groups = k / GROUP, experts = w.matrices * 16 / k;
+  if (w.columns != 16 || w.rows != n / 8 || w.matrices % (k / 16) || scales.rows != n / 16 || scales.matrices != experts * groups)
+    wrong(tile.name, "maps of another weight");
+  for (uint64_t g = 0; g < EXPERTS; g++)
+    for (int r = a.starts[g]; r < a.starts[g + 1]; r++) {
+      if (g >= experts || r >= int(a.rows)) wrong(tile.name, "a row of no expert");
+      const uint32_t *weight = static_cast<const uint32_t *>(w.data) + g * n * k / 8;
+      const bf16 *of_groups = static_cast<const bf16 *>(scales.data) + g * n * groups;
+      for (uint64_t c = 0; c < n; c++) {
+        // Where the scale of a column is.
+        uint64_t at = c / 64 * 64 + c % 8 * 8 + c % 64 / 8;
+        float sum = 0;
+        for (uint64_t i = 0; i < k; i++) {
+          int value = int(weight[c * k / 8 + i / 8] >> i % 8 * 4 & 15) - 8;
+          bf16 rounded = to_bf16(value * to_float(of_groups[i / GROUP * n + at]));
+          sum += number(x, 0, r, i) * to_float(rounded);
+        }
+        static_cast<bf16 *>(a.out)[r * n + c] = to_bf16(sum);
+      }
+    }
 }
 
 // A query over the positions of a piece of work, in the order of flashinfer.cu's contract.

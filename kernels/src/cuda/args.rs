@@ -17,8 +17,7 @@ pub struct TensorBoxes {
     pub dims: [usize; 3],
     /// Of the second and third dimension.
     pub strides: [usize; 2],
-    /// Of the first and second dimension; one matrix of the third.
-    pub boxes: [usize; 2],
+    pub boxes: [usize; 3],
     /// Boxes of 128 bytes are stored with the 128-byte swizzle.
     pub swizzled: bool,
 }
@@ -28,6 +27,7 @@ pub enum MapElement {
     Byte,
     Bf16,
     F32,
+    Word,
 }
 
 impl MapElement {
@@ -35,7 +35,7 @@ impl MapElement {
         match self {
             MapElement::Byte => 1,
             MapElement::Bf16 => 2,
-            MapElement::F32 => 4,
+            MapElement::F32 | MapElement::Word => 4,
         }
     }
 }
@@ -76,6 +76,7 @@ impl TensorMap {
             MapElement::Byte => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             MapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             MapElement::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            MapElement::Word => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_INT32,
         };
         let swizzle = if swizzled {
             sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
@@ -83,7 +84,7 @@ impl TensorMap {
             sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE
         };
         let (dims, strides) = (dims.map(|dim| dim as u64), strides.map(|stride| (stride * element.bytes()) as u64));
-        let (sides, steps) = ([sides[0] as u32, sides[1] as u32, 1], [1u32; 3]);
+        let (sides, steps) = (sides.map(|side| side as u32), [1u32; 3]);
         let rank = if dims[2] > 1 { 3 } else { 2 };
         // SAFETY: writes the map; the arrays have an entry for each of the dimensions, the strides one less.
         check("cuTensorMapEncodeTiled", unsafe {
@@ -111,7 +112,7 @@ impl TensorMap {
             element: MapElement::Bf16,
             dims: [cols, rows, 1],
             strides: [cols, 0],
-            boxes: [64, 64],
+            boxes: [64, 64, 1],
             swizzled: true,
         };
         assert!(boxes.bytes() <= data.bytes(), "{boxes:?} in a buffer of {} bytes", data.bytes());
@@ -363,6 +364,7 @@ pub struct MoePlaceArgs {
     pub order: u64,
     pub routes: u64,
     pub ends: u64,
+    pub begins: u64,
     pub held: i32,
     pub groups: i32,
     pub tile: i32,

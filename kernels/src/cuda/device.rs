@@ -213,6 +213,11 @@ impl CudaDevice {
         fast::has_fast_kernels() && machine_code(self.properties.capability) == Some("sm_90a")
     }
 
+    /// Whether they are loaded.
+    pub(super) fn has_fast(&self) -> bool {
+        self.modules.len() > 1
+    }
+
     /// Loads the fast kernels. False: this binary has none for this device.
     pub(super) fn load_fast(&mut self) -> Result<bool> {
         if !self.takes_fast() {
@@ -327,7 +332,7 @@ impl CudaDevice {
                 break;
             }
         }
-        let (mut parameters, mut argument_bytes) = (Vec::new(), 0);
+        let (mut parameters, mut argument_bytes, mut alignment) = (Vec::new(), 0, 1);
         loop {
             let (mut offset, mut bytes) = (0, 0);
             // SAFETY: writes two numbers.
@@ -338,7 +343,11 @@ impl CudaDevice {
             }
             check("cuFuncGetParamInfo", code)?;
             parameters.push(offset);
-            argument_bytes = offset + bytes;
+            (argument_bytes, alignment) = (offset + bytes, alignment.max(bytes));
+        }
+        if parameters.len() > 1 {
+            // A struct of several numbers, addresses and tensor maps ends with padding.
+            argument_bytes = argument_bytes.next_multiple_of(alignment);
         }
         Ok(Kernel { function, parameters: parameters.into(), argument_bytes })
     }

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::fast::Int4Plans;
 use super::ranks::HolderTable;
 use super::upload::WeightWriter;
 use super::weights::{Prepared, WeightForm, aligned};
@@ -43,7 +44,7 @@ impl ExpertShape {
     }
 
     /// Bytes of a matrix of one expert, and of its scales.
-    fn bytes(&self, which: usize) -> [usize; 2] {
+    pub fn bytes(&self, which: usize) -> [usize; 2] {
         let (outs, ins, form) = self.matrix(which);
         [form.bytes(outs, ins), form.scale_bytes(outs, ins)]
     }
@@ -181,8 +182,13 @@ impl DeviceExperts {
                 Arc::new(grown)
             }
         };
+        let tiled = writer.device.has_fast() && Int4Plans::of(&shape).is_some();
         for (matrix, at) in matrices.iter().zip(slots.parts(slot).collect::<Vec<_>>().chunks(2)) {
-            matrix.write(writer, &slots.data, at[0].0, at[1].0)?;
+            if tiled {
+                matrix.write_tiled(writer, &slots.data, at[0].0, at[1].0)?;
+            } else {
+                matrix.write(writer, &slots.data, at[0].0, at[1].0)?;
+            }
         }
         slots.held()[slot] = id;
         self.ids.push(id);

@@ -3,6 +3,7 @@
 
 use half::bf16;
 
+use super::fast::{repack, tiled_scales};
 use super::upload::WeightWriter;
 use super::{DeviceBuffer, Element};
 use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, MlaSpec, Precision, ScaleForm, WeightRole};
@@ -127,6 +128,28 @@ impl Prepared {
             }
         }
         Ok(())
+    }
+}
+
+impl Prepared {
+    /// As `write`, in the layout of the fast kernels for int4 weights.
+    pub fn write_tiled(
+        &self,
+        writer: WeightWriter,
+        to: &DeviceBuffer,
+        at: usize,
+        scales_at: usize,
+    ) -> super::Result<()> {
+        let HostData::Int4 { packed, scales: GroupScales::Bf16(scales), .. } = &self.data else {
+            unreachable!("the kernels take int4 weights with bf16 scales")
+        };
+        let whole = writer.allocate(packed.len())?;
+        writer.write(&whole, 0, packed)?;
+        writer.write(to, scales_at, &tiled_scales(scales, self.outs))?;
+        writer.wait()?;
+        repack(writer.device, &whole, to.address() + at as u64, [self.outs, self.ins])?;
+        // The kernel reads `whole`.
+        writer.device.wait()
     }
 }
 

@@ -37,6 +37,37 @@ pub struct GemmBf16Args {
     pub out: FastMap,
 }
 
+/// int4.h, products
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Int4Args {
+    pub x: FastMap,
+    pub w: FastMap,
+    pub out: u64,
+    pub unused: [u64; 2],
+    pub scales: FastMap,
+    pub none: [u64; 6],
+    pub starts: u64,
+    pub buffers: [u64; 2],
+    pub rows: u32,
+    pub top_k: u32,
+    pub long_starts: bool,
+}
+
+/// int4.h, int4_repack
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Int4RepackArgs {
+    pub from: u64,
+    pub to: u64,
+    pub zeros: u64,
+    pub n: u32,
+    pub k: u32,
+    pub padded_n: u32,
+    pub padded_k: u32,
+    pub interleaved: u32,
+}
+
 /// A divisor with what a division by it needs: the quotient is `(x + add) * multiplier >> (32 + shift)`, or `x >> shift`
 /// for a power of two.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -113,6 +144,9 @@ const _: () = {
     assert!(offset_of!(GemmFp8Args, k) == 24 && offset_of!(GemmFp8Args, x) == 128 && size_of::<GemmFp8Args>() == 640);
     assert!(offset_of!(GemmBf16Args, k) == 16 && offset_of!(GemmBf16Args, x) == 128);
     assert!(size_of::<GemmBf16Args>() == 512);
+    assert!(offset_of!(Int4Args, scales) == 384 && offset_of!(Int4Args, starts) == 560);
+    assert!(offset_of!(Int4Args, rows) == 584 && offset_of!(Int4Args, long_starts) == 592);
+    assert!(offset_of!(Int4RepackArgs, n) == 24 && size_of::<Int4RepackArgs>() == 48);
     assert!(offset_of!(LatentArgs, block_size) == 184 && offset_of!(LatentArgs, q_latent_stride) == 224);
     assert!(offset_of!(LatentArgs, scale) == 264 && offset_of!(LatentArgs, scales) == 280);
     assert!(size_of::<LatentArgs>() == 296);

@@ -1,5 +1,5 @@
-//! The products of experts by the grouped kernels of gemm.h: routes get places in which each expert's rows follow each
-//! other.
+//! The products of experts by grouped kernels: those of gemm.h for bf16 and FP8 weights, those of int4.h. Routes get places in
+//! which each expert's rows follow each other.
 
 use super::super::arena::ArenaBlock;
 use super::super::args::{MoePlaceArgs, ScatterArgs};
@@ -9,20 +9,34 @@ use super::super::linear::Operand;
 use super::super::plan::LaunchPlan;
 use super::super::tensor::{DeviceTensor, Element};
 use super::gemm::Maps;
+use super::int4::{Int4Plans, Int4Tile};
 use super::plan::{Form, GemmPlan, Numbers, Product, Tile};
 
-/// The plans of an expert's matrices: gate and up, and down.
+/// Ends and starts of experts are there for a multiple of so many experts.
+const EXPERTS: usize = 64;
+
+/// The kernels of an expert's matrices: gate and up, and down.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct ExpertPlans([GemmPlan; 2]);
+pub(in super::super) enum ExpertPlans {
+    Gemm([GemmPlan; 2]),
+    Int4(Int4Plans),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Tiles {
+    Gemm([&'static Tile; 2]),
+    Int4([&'static Int4Tile; 2]),
+}
 
 /// A place for each route of an expert that is held.
 pub(in super::super) struct Placed {
     /// The route at each place, or none.
     pub routes: ArenaBlock,
+    pub(super) starts: ArenaBlock,
     ends: ArenaBlock,
     /// Places.
     pub room: usize,
-    tiles: [&'static Tile; 2],
+    tiles: Tiles,
 }
 
 /// Places that routes to at most `held` experts can need, each expert's from a multiple of `tile` on.
@@ -32,20 +46,24 @@ pub(super) fn room_for(routes: usize, held: usize, tile: usize) -> usize {
 }
 
 impl Cuda {
-    /// The plans of an expert's products on activations of an element, if fast kernels take all of them.
+    /// The kernels of an expert's products on activations of an element, if fast kernels take all of them.
     pub(in super::super) fn expert_plans(
         &self,
         shape: &ExpertShape,
         capacity: usize,
         x: Element,
     ) -> Option<ExpertPlans> {
+        if let Some(plans) = self.fast.as_ref().and_then(|_| Int4Plans::of(shape)) {
+            assert!(x == Element::Bf16, "int4 experts of fast kernels have activations in bf16");
+            return Some(ExpertPlans::Int4(plans));
+        }
         let plan = |which: usize| {
             let (n, k, form) = shape.matrix(which);
             let numbers = Numbers::of(form).filter(|_| x == Element::Bf16)?;
             self.fast_plan(Product { numbers, out: Element::Bf16, form: Form::Grouped, n, k, groups: capacity })
         };
         let same = shape.matrix(0).2 == shape.matrix(1).2;
-        Some(ExpertPlans([plan(0).filter(|_| same)?, plan(2)?]))
+        Some(ExpertPlans::Gemm([plan(0).filter(|_| same)?, plan(2)?]))
     }
 
     /// Finds the places of so many routes, which go to `known` experts of all ranks. `counts`, `starts` and `order` are those
@@ -58,24 +76,33 @@ impl Cuda {
         [counts, starts, order]: [u64; 3],
     ) -> Placed {
         // An expert has so many rows if all have equally many.
-        let tiles = plans.0.map(|plan| plan.tile(routes / known.max(1)));
-        let (held, tile, groups) = (experts.capacity, tiles[0].rows, tiles[0].groups.max(tiles[1].groups));
+        let rows = routes / known.max(1);
+        let (tiles, tile, groups) = match plans {
+            ExpertPlans::Gemm(plans) => {
+                let tiles = plans.map(|plan| plan.tile(rows));
+                (Tiles::Gemm(tiles), tiles[0].rows, tiles[0].groups.max(tiles[1].groups))
+            }
+            // Each expert's rows begin where those of the one before end.
+            ExpertPlans::Int4(plans) => (Tiles::Int4([0, 2].map(|which| plans.tile(which, rows))), 1, experts.capacity),
+        };
+        let (held, groups) = (experts.capacity, groups.next_multiple_of(EXPERTS));
         let room = room_for(routes, held, tile);
-        let (places, ends) = (self.take(4 * room), self.take(4 * groups));
+        let [places, ends, begins] = [room, groups, groups + 1].map(|count| self.take(4 * count));
         let args = MoePlaceArgs {
             counts,
             starts,
             order,
             routes: places.address,
             ends: ends.address,
+            begins: begins.address,
             held: int(held),
             groups: int(groups),
             tile: int(tile),
             room: int(room),
         };
-        // SAFETY: places and ends have as many words as moe.cu says; `room` is enough for any routes.
+        // SAFETY: places, ends and begins have as many words as moe.cu says; `room` is enough for any routes.
         unsafe { self.launch(&LaunchPlan::by_row("moe_place", held + 1), &args) };
-        Placed { routes: places, ends, room, tiles }
+        Placed { routes: places, starts: begins, ends, room, tiles }
     }
 
     /// The product of each place's row with matrix `which` of its expert.
@@ -87,7 +114,12 @@ impl Cuda {
         which: usize,
     ) -> DeviceTensor {
         let (n, k, _) = experts.shape.matrix(which);
-        let (tile, room) = (placed.tiles[usize::from(which == 2)], placed.room);
+        let of = usize::from(which == 2);
+        let tile = match placed.tiles {
+            Tiles::Gemm(tiles) => tiles[of],
+            Tiles::Int4(tiles) => return self.int4_product(tiles[of], placed, x, experts, which),
+        };
+        let room = placed.room;
         let out = self.tensor(room, n, Element::Bf16);
         let [weights, scales] = experts.matrices[which];
         let maps = Maps {

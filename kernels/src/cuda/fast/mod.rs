@@ -1,13 +1,15 @@
-//! The fast tier: kernels for Hopper (sm_90a) from headers of DeepGEMM and FlashInfer, beside the plain kernels, which run
-//! everywhere. What no fast kernel takes is computed by a plain one. This module does not know models.
+//! The fast tier: kernels for Hopper (sm_90a) from headers of DeepGEMM, FlashInfer and humming, beside the plain kernels,
+//! which run everywhere. What no fast kernel takes is computed by a plain one. This module does not know models.
 
 mod args;
 mod gemm;
 mod grouped;
+mod int4;
 mod latent;
 mod plan;
 
 pub(super) use grouped::ExpertPlans;
+pub(super) use int4::{Int4Plans, repack, tiled_scales};
 pub(super) use latent::{LatentWork, WorkOf};
 pub(super) use plan::{Numbers, scale_stride};
 
@@ -29,9 +31,10 @@ pub enum KernelTier {
 struct Aligned<T: ?Sized>(T);
 static DEEP_GEMM: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/deep_gemm.cubin")));
 static FLASHINFER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/flashinfer.cubin")));
+static HUMMING: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/humming.cubin")));
 
-pub(super) fn images() -> [&'static [u8]; 2] {
-    [&DEEP_GEMM.0, &FLASHINFER.0]
+pub(super) fn images() -> [&'static [u8]; 3] {
+    [&DEEP_GEMM.0, &FLASHINFER.0, &HUMMING.0]
 }
 
 /// Whether this binary has fast kernels.

@@ -124,7 +124,7 @@ impl Tile {
 
     /// The maps of `count` matrices of x or w [rows, k], whose rows and matrices are so far apart.
     fn operand(&self, [count, rows, k]: [usize; 3], strides: [usize; 2], tile: usize) -> TensorBoxes {
-        let boxes = [STAGE_BYTES / self.numbers.bytes(), tile];
+        let boxes = [STAGE_BYTES / self.numbers.bytes(), tile, 1];
         TensorBoxes { element: self.numbers.map(), dims: [k, rows, count], strides, boxes, swizzled: true }
     }
 
@@ -146,14 +146,14 @@ impl Tile {
             Element::Bf16 => (MapElement::Bf16, 64, true),
             Element::F32 => (MapElement::F32, self.cols, false),
         };
-        TensorBoxes { element, dims: [n, rows, count], strides, boxes: [columns, self.rows], swizzled }
+        TensorBoxes { element, dims: [n, rows, count], strides, boxes: [columns, self.rows, 1], swizzled }
     }
 
     /// The scales of x [rows, k], group by group.
     pub fn x_scales(&self, rows: usize, k: usize) -> TensorBoxes {
         let stride = scale_stride(rows);
         let dims = [stride, k.div_ceil(FP8_GROUP), 1];
-        TensorBoxes { element: MapElement::F32, dims, strides: [stride, 0], boxes: [self.rows, 1], swizzled: false }
+        TensorBoxes { element: MapElement::F32, dims, strides: [stride, 0], boxes: [self.rows, 1, 1], swizzled: false }
     }
 }
 

@@ -94,23 +94,23 @@ fn products_that_no_kernel_takes_have_no_plan() {
 fn maps_describe_what_a_tile_copies() {
     let tile = named("fp8_grouped_many_64");
     let x = tile.x([1, 300, 7168], [7168, 0]);
-    assert_eq!((x.element, x.dims, x.boxes, x.swizzled), (MapElement::Byte, [7168, 300, 1], [128, 128], true));
+    assert_eq!((x.element, x.dims, x.boxes, x.swizzled), (MapElement::Byte, [7168, 300, 1], [128, 128, 1], true));
     let w = tile.w([48, 2048, 7168]);
-    assert_eq!((w.dims, w.strides, w.boxes), ([7168, 48 * 2048, 1], [7168, 0], [128, 128]));
+    assert_eq!((w.dims, w.strides, w.boxes), ([7168, 48 * 2048, 1], [7168, 0], [128, 128, 1]));
     let out = tile.out([1, 300, 2048], [2048, 0]);
-    assert_eq!((out.element, out.boxes, out.swizzled), (MapElement::Bf16, [64, 128], true));
+    assert_eq!((out.element, out.boxes, out.swizzled), (MapElement::Bf16, [64, 128, 1], true));
     let scales = tile.x_scales(301, 7168);
-    assert_eq!((scales.dims, scales.strides, scales.boxes), ([304, 56, 1], [304, 0], [128, 1]));
+    assert_eq!((scales.dims, scales.strides, scales.boxes), ([304, 56, 1], [304, 0], [128, 1, 1]));
     assert_eq!(scales.bytes(), 4 * 304 * 56);
 
     let heads = named("bf16_batched_few_8");
     // Queries of 8 heads of 192 columns, of which 128 are multiplied.
     let x = heads.x([8, 5, 128], [8 * 192, 192]);
-    assert_eq!((x.dims, x.strides, x.boxes), ([128, 5, 8], [1536, 192], [64, 64]));
+    assert_eq!((x.dims, x.strides, x.boxes), ([128, 5, 8], [1536, 192], [64, 64, 1]));
     assert_eq!(x.bytes(), 2 * (4 * 1536 + 7 * 192 + 128));
     assert_eq!(heads.w([8, 512, 128]).strides, [128, 512 * 128]);
     let logits = named("bf16_dense_many_f32").out([1, 5, 1000], [1000, 0]);
-    assert_eq!((logits.element, logits.boxes, logits.swizzled), (MapElement::F32, [128, 128], false));
+    assert_eq!((logits.element, logits.boxes, logits.swizzled), (MapElement::F32, [128, 128, 1], false));
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn maps_that_the_driver_refuses_are_known() {
     let good = named("bf16_dense_few").x([1, 5, 128], [136, 0]);
     assert!(good.fits(4096) && !good.fits(4104));
     assert!(!TensorBoxes { strides: [132, 0], ..good }.fits(4096), "a stride of 264 bytes");
-    assert!(!TensorBoxes { boxes: [32, 64], ..good }.fits(4096), "a swizzled box of 64 bytes");
+    assert!(!TensorBoxes { boxes: [32, 64, 1], ..good }.fits(4096), "a swizzled box of 64 bytes");
     assert!(!TensorBoxes { dims: [128, 0, 1], ..good }.fits(4096), "no rows");
     assert!(!TensorBoxes { dims: [128, 5, 2], strides: [136, 4], ..good }.fits(4096), "matrices 8 bytes apart");
 }

@@ -60,11 +60,12 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
             Ok(())
         })]);
     }
-    let all: [(&str, TierCheck); 8] = [
+    let all: [(&str, TierCheck); 9] = [
         ("products with bf16 weights", |tiers| tiers.products(Weights::Bf16)),
         ("products with FP8 weights", |tiers| tiers.products(Weights::Fp8)),
         ("experts in bf16", |tiers| tiers.experts(Weights::Bf16)),
         ("experts in FP8", |tiers| tiers.experts(Weights::Fp8)),
+        ("experts in int4", |tiers| tiers.experts(Weights::Int4)),
         ("latent attention", Tiers::latent),
         ("bits of products over rows", Tiers::bits_of_products),
         ("bits of experts over rows", Tiers::bits_of_experts),
@@ -88,6 +89,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
 enum Weights {
     Bf16,
     Fp8,
+    Int4,
 }
 
 /// One sequence that a step continues: rows from `start` on.
@@ -121,6 +123,7 @@ impl Tiers {
         let Stored { weight, .. } = match weights {
             Weights::Bf16 => self.random.bf16(outs, ins)?,
             Weights::Fp8 => self.random.fp8(outs, ins)?,
+            Weights::Int4 => self.random.int4(outs, ins, 32, ScaleForm::Bf16)?,
         };
         Ok(weight)
     }
@@ -207,7 +210,7 @@ impl Tiers {
         let mut check = Differences::within(0.0);
         // Enough rows for the large tile.
         let (widths, most) = (self.widths, 65 * self.widths.experts / self.widths.top_k + 1);
-        for weights in [Weights::Bf16, Weights::Fp8] {
+        for weights in [Weights::Bf16, Weights::Fp8, Weights::Int4] {
             let case = self.moe(weights, most)?;
             let experts = case.load(&self.fast)?;
             let all = case.run(&mut self.fast, &experts, 0..most, widths)?;

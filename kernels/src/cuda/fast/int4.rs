@@ -1,0 +1,178 @@
+//! Experts with int4 weights, by humming's kernels: their layout, which a weight gets when it is loaded, and their products.
+//! There are kernels for the widths of Kimi K2; what they take and give is in kernels/cuda/fast/int4.h.
+
+use half::bf16;
+
+use super::super::args::{MapElement, TensorBoxes, TensorMap};
+use super::super::backend::{Cuda, int};
+use super::super::experts::{ExpertShape, ExpertSlots};
+use super::super::linear::Operand;
+use super::super::plan::LaunchPlan;
+use super::super::tensor::{DeviceTensor, Element};
+use super::super::weights::WeightForm;
+use super::super::{CudaDevice, DeviceBuffer, Result};
+use super::args::{FastMap, Int4Args, Int4RepackArgs};
+use super::grouped::Placed;
+use crate::backend::ScaleForm;
+
+/// Numbers that share a scale.
+const GROUP: usize = 32;
+/// Experts of one launch.
+const EXPERTS: usize = 64;
+/// Columns and numbers along k of a tile.
+const COLS: usize = 256;
+const DEPTH: usize = 64;
+const THREADS: u32 = 384;
+/// The blocks of `int4_repack` have this many columns and numbers along k.
+const REPACKED: usize = 64;
+const REPACK_THREADS: u32 = 32;
+/// Up to so many rows of an expert, the small tile is used.
+const FEW_ROWS: usize = 16;
+/// Both halves of a byte are interleaved, as the kernels unpack it.
+const INTERLEAVED: u32 = 3;
+
+/// A kernel of int4.h.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Int4Tile {
+    pub kernel: &'static str,
+    pub rows: usize,
+    pub stages: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+const fn tile(kernel: &'static str, rows: usize, stages: usize, [n, k]: [usize; 2], shared: usize) -> Int4Tile {
+    Int4Tile { kernel, rows, stages, n, k, shared }
+}
+
+/// As int4.h lists them.
+pub(super) const TILES: &[Int4Tile] = &[
+    tile("int4_few_2048x7168", 16, 8, [2048, 7168], FEW_SHARED),
+    tile("int4_many_2048x7168", 128, 4, [2048, 7168], MANY_SHARED),
+    tile("int4_few_7168x2048", 16, 8, [7168, 2048], FEW_SHARED),
+    tile("int4_many_7168x2048", 128, 4, [7168, 2048], MANY_SHARED),
+    tile("int4_few_256x256", 16, 8, [256, 256], FEW_SHARED),
+    tile("int4_many_256x256", 128, 4, [256, 256], MANY_SHARED),
+];
+const FEW_SHARED: usize = 91_136;
+const MANY_SHARED: usize = 103_424;
+
+/// The kernels of an expert's matrices: gate and up, and down. Both tiles of each sum in the same order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Int4Plans([[&'static Int4Tile; 2]; 2]);
+
+impl Int4Plans {
+    /// None: no kernel has these widths, or takes weights of this form.
+    pub fn of(shape: &ExpertShape) -> Option<Int4Plans> {
+        let taken = WeightForm::Int4 { group: GROUP, scales: ScaleForm::Bf16 };
+        if shape.forms != [taken; 3] {
+            return None;
+        }
+        let plan = |which: usize| {
+            let (n, k, _) = shape.matrix(which);
+            let tile = |few: bool| TILES.iter().find(|t| (t.n, t.k, t.rows <= FEW_ROWS) == (n, k, few));
+            Some([tile(true)?, tile(false)?])
+        };
+        Some(Int4Plans([plan(0)?, plan(2)?]))
+    }
+
+    /// The kernel for matrix `which` if an expert has so many rows.
+    pub(super) fn tile(&self, which: usize, rows: usize) -> &'static Int4Tile {
+        self.0[usize::from(which == 2)][usize::from(rows > FEW_ROWS)]
+    }
+}
+
+/// The scales [n, k / 32] of a weight as the kernels read them: [k / 32, n], in each 64 columns of which number 8 i + j is
+/// that of column 8 j + i.
+pub(in super::super) fn tiled_scales(scales: &[bf16], n: usize) -> Vec<bf16> {
+    let groups = scales.len() / n;
+    let column = |at: usize| at / 64 * 64 + at % 8 * 8 + at % 64 / 8;
+    (0..groups).flat_map(|group| (0..n).map(move |at| scales[column(at) * groups + group])).collect()
+}
+
+/// Gives the weight [n, k] at the start of `from` the kernels' layout, at an address. On the device's stream.
+pub(in super::super) fn repack(device: &CudaDevice, from: &DeviceBuffer, to: u64, [n, k]: [usize; 2]) -> Result<()> {
+    let bytes = WeightForm::Int4 { group: GROUP, scales: ScaleForm::Bf16 }.bytes(n, k);
+    assert!(from.bytes() >= bytes && n % REPACKED == 0 && k % REPACKED == 0, "a weight of [{n}, {k}]");
+    let (n, k, interleaved) = (int(n) as u32, int(k) as u32, INTERLEAVED);
+    let args = Int4RepackArgs { from: from.address(), to, zeros: 0, n, k, padded_n: n, padded_k: k, interleaved };
+    let grid = [n as usize / REPACKED, k as usize / REPACKED, 1];
+    // SAFETY: both have the words of such a weight, by the caller's promise for `to`.
+    unsafe { device.launch(&LaunchPlan::new("int4_repack", grid, REPACK_THREADS), &args) }
+}
+
+/// The maps of x, of the weights of `experts` experts, and of their scales.
+pub(super) fn maps(tile: &Int4Tile, rows: usize, experts: usize) -> [TensorBoxes; 3] {
+    let (n, k) = (tile.n, tile.k);
+    let x = TensorBoxes {
+        element: MapElement::Bf16,
+        dims: [k, rows, 1],
+        strides: [k, 0],
+        boxes: [DEPTH, tile.rows, 1],
+        swizzled: true,
+    };
+    let weights = TensorBoxes {
+        element: MapElement::Word,
+        dims: [16, n / 8, experts * k / 16],
+        strides: [16, 2 * n],
+        boxes: [16, COLS / 8, DEPTH / 16],
+        swizzled: false,
+    };
+    let scales = TensorBoxes {
+        element: MapElement::Bf16,
+        dims: [16, n / 16, experts * k / GROUP],
+        strides: [16, n],
+        boxes: [16, COLS / 16, DEPTH / GROUP],
+        swizzled: false,
+    };
+    [x, weights, scales]
+}
+
+impl Cuda {
+    /// The product of each place's row with matrix `which` of its expert.
+    pub(super) fn int4_product(
+        &self,
+        tile: &Int4Tile,
+        placed: &Placed,
+        x: &Operand,
+        experts: &ExpertSlots,
+        which: usize,
+    ) -> DeviceTensor {
+        let room = placed.room;
+        let out = self.tensor(room, tile.n, Element::Bf16);
+        if room == 0 || self.check().is_err() {
+            return out;
+        }
+        let [weights, scales] = experts.matrices[which];
+        let [weight_bytes, scale_bytes] = experts.shape.bytes(which).map(|bytes| bytes as u64);
+        let blocks = self.device.properties.multiprocessors as usize;
+        let plan = LaunchPlan { shared: tile.shared, ..LaunchPlan::new(tile.kernel, [blocks, 1, 1], THREADS) };
+        for first in (0..experts.capacity).step_by(EXPERTS) {
+            let held = EXPERTS.min(experts.capacity - first);
+            let boxes = maps(tile, room, held);
+            let at = |base: u64, bytes: u64| base + first as u64 * bytes;
+            let addresses = [x.address, at(weights, weight_bytes), at(scales, scale_bytes)];
+            let map = |i: usize| self.keep(TensorMap::new(addresses[i], &boxes[i])).map(FastMap);
+            let (Some(x), Some(w), Some(scales)) = (map(0), map(1), map(2)) else { return out };
+            let args = Int4Args {
+                x,
+                w,
+                out: out.address,
+                unused: [0; 2],
+                scales,
+                none: [0; 6],
+                starts: placed.starts.address + 4 * first as u64,
+                buffers: [0; 2],
+                rows: int(room) as u32,
+                top_k: 1,
+                long_starts: false,
+            };
+            // SAFETY: x and out have a row for each place; the slots from `first` on have weights of this shape, and starts
+            // an entry for each expert of a launch and for the end.
+            unsafe { self.launch(&plan, &args) };
+        }
+        out
+    }
+}
