@@ -2,6 +2,7 @@
 
 The kernels' own tests are one C++ binary. They are started from Python, so that a change of a kernel compiles no Rust.
 """
+import itertools
 import json
 import os
 import pathlib
@@ -134,6 +135,9 @@ def test_a_gpu_needs_the_cuda_engine(driver):
     done = subprocess.run([BIN, "serve", "--model", str(DEMO), "--devices", "0"], capture_output=True, text=True,
                           env=environment(driver), timeout=60)
     assert (done.returncode, done.stderr) == (1, "rein: --devices: device 0 is a GPU: add --engine cuda\n")
+    done = subprocess.run([BIN, "serve", "--model", str(DEMO), "--gpu-kernels", "fast"], capture_output=True, text=True,
+                          env=environment(driver), timeout=60)
+    assert (done.returncode, done.stderr) == (1, "rein: --gpu-kernels: add --engine cuda\n")
 
 
 @pytest.mark.parametrize("options, settings, message", [
@@ -152,10 +156,10 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(driver, options, s
     assert (code, out) == (1, "") and message in err and "loading" not in err, err
 
 
-def score(driver, **settings):
+def score(driver, *options, **settings):
     """Of a fixture's tokens: the output, and the log."""
     tokens = json.loads((FIXTURES / "qwen3/reference.json").read_text())["tokens"]
-    done = subprocess.run([BIN, "score", "--engine", "cuda", "--model", str(FIXTURES / "qwen3"), "--tokens", "-"],
+    done = subprocess.run([BIN, "score", "--engine", "cuda", "--model", str(FIXTURES / "qwen3"), "--tokens", "-", *options],
                           input=json.dumps(tokens), capture_output=True, text=True, env=environment(driver, **settings),
                           timeout=120)
     assert done.returncode == 0, done.stderr
@@ -211,10 +215,13 @@ WEATHER = {"type": "function", "function": {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 
 
-def test_the_demo_model_calls_a_tool_as_on_the_cpu(server, demo):
+@pytest.mark.parametrize("options, kernels", [([], "plain"), (["--gpu-kernels", "fast"], "fast, on GPUs of compute capability 9.0")])
+def test_the_demo_model_calls_a_tool_as_on_the_cpu(server, demo, options, kernels):
     question = {"model": "demo", "temperature": 0, "max_tokens": 40, "tools": [WEATHER],
                 "messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
-    cuda = server()
+    cuda = server(*options)
+    banner = itertools.takewhile(lambda line: not line.startswith("  gRPC"), cuda.process.stdout)
+    assert f"  kernels     {kernels}\n" in banner
     (status, found), (_, wanted) = (ask(one, "chat/completions", **question) for one in (cuda, demo))
     assert status == 200 and found["choices"] == wanted["choices"]
     # Not what the prefix cache held: the servers have answered different requests before.
@@ -378,6 +385,38 @@ def test_a_wrong_kernel_fails_the_ops_that_use_it(driver, tmp_path):
     assert [row["name"] for row in rows if not row["passed"]] == [
         "silu_mul f32", "moe_route, moe f32", "draw f32", "gqa_attention bf16", "mla_attention bf16", "draw bf16",
         "linear FP8", "moe FP8, rounded alike"]
+
+
+FAST = {f"products with {form} weights" for form in ("bf16", "FP8")} | {f"experts in {form}" for form in ("bf16", "FP8", "int4")} | {
+    "latent attention", *(f"bits of {what} over rows" for what in ("products", "experts", "latent attention"))}
+
+
+def test_fast_kernels_agree_with_the_plain_ones(driver, tmp_path):
+    """Stand-ins of the fast kernels compute what those say that they do, from what they would get."""
+    path = tmp_path / "report.json"
+    code, out, err = selftest("--sections", "fast", "--report", path, library_path=driver)
+    assert (code, err) == (0, ""), out
+    passed, failed = rows_of(path, "fast")
+    assert set(passed) == FAST and not failed
+
+
+def test_a_wrong_fast_kernel_fails_the_checks_that_use_it(driver, tmp_path):
+    path = tmp_path / "report.json"
+    code, _, err = selftest("--sections", "fast", "--report", path, library_path=driver,
+                            skip="fp8_dense_many,int4_many_256x256,latent_merge,bf16_grouped_few_64")
+    assert (code, err) == (1, "")
+    passed, failed = rows_of(path, "fast")
+    assert set(passed) == {"products with bf16 weights", "experts in FP8"} and set(failed) == FAST - set(passed)
+
+
+def test_other_devices_have_no_fast_kernels(driver, tmp_path):
+    path = tmp_path / "report.json"
+    assert selftest("--sections", "fast", "--report", path, library_path=driver, capability=80)[0] == 0
+    passed, failed = rows_of(path, "fast")
+    assert (passed, failed) == ({"fast kernels": "skipped: the device is not of compute capability 9.0"}, {})
+    found, log = score(driver, "--gpu-kernels", "fast", capability=80)
+    assert "device 0: has compute capability 8.0; the fast kernels need 9.0, so the plain ones run" in log
+    assert found == score(driver, capability=80)[0]
 
 
 def rows_of(path, section):

@@ -3,6 +3,7 @@
 #include "draw.h"
 #include "experts.h"
 #include "faults.h"
+#include "places.h"
 #include "products.h"
 #include "ptx.h"
 #include "quantized.h"
@@ -21,6 +22,7 @@ int main(int argc, char **argv) {
   quantized_tests::test();
   expert_tests::test();
   attention_tests::test();
+  place_tests::test();
   draw_tests::test();
   rank_tests::test();
   printf("%d checks failed\n", check::failures);

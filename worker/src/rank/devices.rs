@@ -56,6 +56,17 @@ pub struct DeviceDefaults {
     pub kv_share: f64,
 }
 
+impl GpuKernels {
+    /// `built`: this binary has the fast ones.
+    fn described(self, built: bool) -> &'static str {
+        match (self, built) {
+            (GpuKernels::Plain, true) => "plain",
+            (GpuKernels::Fast, true) => "fast, on GPUs of compute capability 9.0",
+            (_, false) => "plain; this binary was built without the fast ones for Hopper",
+        }
+    }
+}
+
 impl DeviceChoice {
     /// GPUs with the plain kernels.
     pub fn gpus(indices: Vec<usize>) -> DeviceChoice {
@@ -65,11 +76,7 @@ impl DeviceChoice {
     /// As the banner shows the kernels of GPUs.
     pub fn kernels(&self) -> Option<&'static str> {
         let DeviceChoice::Cuda(Gpus { kernels, .. }) = self else { return None };
-        Some(match kernels {
-            GpuKernels::Plain => "plain",
-            GpuKernels::Fast if has_fast_kernels() => "fast, on GPUs of compute capability 9.0",
-            GpuKernels::Fast => "plain: this binary was built without the headers of the fast ones",
-        })
+        Some(kernels.described(has_fast_kernels()))
     }
 
     pub fn defaults(&self) -> DeviceDefaults {

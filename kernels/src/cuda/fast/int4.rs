@@ -22,7 +22,7 @@ const EXPERTS: usize = 64;
 /// Columns and numbers along k of a tile.
 const COLS: usize = 256;
 const DEPTH: usize = 64;
-const THREADS: u32 = 384;
+pub(super) const THREADS: u32 = 384;
 /// The blocks of `int4_repack` have this many columns and numbers along k.
 const REPACKED: usize = 64;
 const REPACK_THREADS: u32 = 32;
@@ -176,3 +176,6 @@ impl Cuda {
         out
     }
 }
+
+#[cfg(test)]
+mod tests;

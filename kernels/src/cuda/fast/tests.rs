@@ -1,7 +1,8 @@
 use std::mem::offset_of;
 
-use super::args::{FastDivisor, FastMap, GemmBf16Args, GemmFp8Args, LatentArgs};
+use super::args::{FastDivisor, FastMap, GemmBf16Args, GemmFp8Args, Int4Args, Int4RepackArgs, LatentArgs};
 use super::grouped::room_for;
+use super::int4;
 use super::latent::{LatentWork, SHARED};
 use super::plan::TILES;
 
@@ -48,20 +49,51 @@ fn structs_have_the_layout_of_the_compiled_kernels_parameters() {
         let expected = if tile.kernel.starts_with("fp8") { &fp8[..] } else { &bf16[..] };
         assert_eq!(parameters(tile.kernel), expected, "{}", tile.kernel);
     }
+    let mut of_int4 = vec![
+        (offset_of!(Int4Args, x), map),
+        (offset_of!(Int4Args, w), map),
+        (offset_of!(Int4Args, out), 8),
+        (offset_of!(Int4Args, unused), 8),
+        (offset_of!(Int4Args, unused) + 8, 8),
+        (offset_of!(Int4Args, scales), map),
+    ];
+    of_int4.extend((0..6).map(|i| (offset_of!(Int4Args, none) + 8 * i, 8)));
+    of_int4.push((offset_of!(Int4Args, starts), 8));
+    of_int4.extend((0..2).map(|i| (offset_of!(Int4Args, buffers) + 8 * i, 8)));
+    of_int4.extend([(offset_of!(Int4Args, rows), 4), (offset_of!(Int4Args, top_k), 4)]);
+    of_int4.push((offset_of!(Int4Args, long_starts), 1));
+    for tile in int4::TILES {
+        assert_eq!(parameters(tile.kernel), of_int4, "{}", tile.kernel);
+    }
+    let repack = [
+        (offset_of!(Int4RepackArgs, from), 8),
+        (offset_of!(Int4RepackArgs, to), 8),
+        (offset_of!(Int4RepackArgs, zeros), 8),
+        (offset_of!(Int4RepackArgs, n), 4),
+        (offset_of!(Int4RepackArgs, k), 4),
+        (offset_of!(Int4RepackArgs, padded_n), 4),
+        (offset_of!(Int4RepackArgs, padded_k), 4),
+        (offset_of!(Int4RepackArgs, interleaved), 4),
+    ];
+    assert_eq!(parameters("int4_repack"), repack);
     assert_eq!(parameters("latent_attention"), [(0, size_of::<LatentArgs>())]);
 }
 
 #[test]
 fn no_compiled_kernel_spills_and_all_threads_have_their_registers() {
     let number = |text: &str| text.parse::<usize>().expect("a number");
-    for kernel in TILES.iter().map(|tile| (tile.kernel, tile.launch(7168).threads)).chain([("latent_attention", 256)]) {
-        let (name, threads) = kernel;
+    let of_gemm = TILES.iter().map(|tile| (tile.kernel, tile.launch(7168).threads));
+    let of_int4 = int4::TILES.iter().map(|tile| (tile.kernel, int4::THREADS));
+    for (name, threads) in of_gemm.chain(of_int4).chain([("latent_attention", 256)]) {
         let words = reported(name);
         let [registers, spills, stack, most] = [0, 1, 2, 4].map(|i| number(words[i]));
         assert_eq!((spills, stack), (0, 0), "{name}");
         assert!(registers * threads as usize <= 65_536 && most == threads as usize, "{name}: {words:?}");
     }
     assert_eq!(number(reported("latent_attention_shared")[0]), SHARED);
+    for tile in int4::TILES {
+        assert_eq!(number(reported(&format!("{}_shared", tile.kernel))[0]), tile.shared, "{}", tile.kernel);
+    }
 }
 
 #[test]

@@ -25,3 +25,19 @@ fn a_process_stands_in_for_the_other_half_of_its_group_on_gpus() {
     assert_eq!(most_on_gpus(3, 1, 3, true), 3);
     assert_eq!(most_on_gpus(2, 1, 3, true), 2);
 }
+
+#[test]
+fn the_banner_names_the_kernels_of_gpus() {
+    assert_eq!(DeviceChoice::Cpu.kernels(), None);
+    assert!(DeviceChoice::gpus(vec![0]).kernels().is_some_and(|kernels| kernels.starts_with("plain")));
+    let named = [(GpuKernels::Plain, true), (GpuKernels::Fast, true), (GpuKernels::Plain, false), (GpuKernels::Fast, false)];
+    assert_eq!(
+        named.map(|(kernels, built)| kernels.described(built)),
+        [
+            "plain",
+            "fast, on GPUs of compute capability 9.0",
+            "plain; this binary was built without the fast ones for Hopper",
+            "plain; this binary was built without the fast ones for Hopper",
+        ]
+    );
+}

@@ -1,0 +1,69 @@
+use super::*;
+
+const LIST: &str = include_str!("../../../../cuda/fast/int4.h");
+const INT4: WeightForm = WeightForm::Int4 { group: GROUP, scales: ScaleForm::Bf16 };
+
+fn shape(inter: usize, hidden: usize, form: WeightForm) -> ExpertShape {
+    ExpertShape { inter, hidden, forms: [form; 3] }
+}
+
+#[test]
+fn tiles_are_those_that_are_compiled() {
+    let lines = LIST.lines().filter_map(|line| line.strip_prefix("KERNEL(")?.strip_suffix(')'));
+    let known =
+        TILES.iter().map(|Int4Tile { kernel, rows, stages, n, k, .. }| format!("{kernel}, {rows}, {stages}, {n}, {k}"));
+    assert_eq!(known.collect::<Vec<_>>(), lines.collect::<Vec<_>>());
+    for tile in TILES {
+        assert!(tile.n % COLS == 0 && tile.k % DEPTH == 0 && DEPTH % GROUP == 0, "{}", tile.kernel);
+        assert!(tile.shared <= super::super::MOST_SHARED, "{}", tile.kernel);
+    }
+}
+
+#[test]
+fn experts_of_k2_have_kernels() {
+    let plans = Int4Plans::of(&shape(2048, 7168, INT4)).expect("kernels");
+    let kernels = [(0, 16), (1, 17), (2, 1), (2, 1000)].map(|(which, rows)| plans.tile(which, rows).kernel);
+    let expected = ["int4_few_2048x7168", "int4_many_2048x7168", "int4_few_7168x2048", "int4_many_7168x2048"];
+    assert_eq!(kernels, expected);
+}
+
+#[test]
+fn other_experts_have_none() {
+    assert_eq!(Int4Plans::of(&shape(2048, 4096, INT4)), None, "other widths");
+    for form in [
+        WeightForm::Bf16,
+        WeightForm::Int4 { group: 128, scales: ScaleForm::Bf16 },
+        WeightForm::Int4 { group: GROUP, scales: ScaleForm::F32 },
+    ] {
+        assert_eq!(Int4Plans::of(&shape(2048, 7168, form)), None, "{form:?}");
+    }
+    let mixed = ExpertShape { forms: [INT4, INT4, WeightForm::Bf16], ..shape(2048, 7168, INT4) };
+    assert_eq!(Int4Plans::of(&mixed), None, "mixed forms");
+}
+
+#[test]
+fn scales_change_their_places_within_64_columns() {
+    // Of 128 columns and 2 groups: the scale of column c and group g is 2 c + g.
+    let scales: Vec<bf16> = (0..256u16).map(|i| bf16::from_f32(i.into())).collect();
+    let tiled: Vec<f32> = tiled_scales(&scales, 128).into_iter().map(bf16::to_f32).collect();
+    assert_eq!(tiled.len(), 256);
+    assert_eq!(tiled[..10], [0.0, 16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 2.0, 18.0]);
+    assert_eq!(tiled[64], 128.0);
+    assert_eq!(tiled[128], 1.0);
+    for (at, scale) in tiled[..128].iter().enumerate() {
+        let (block, i, j) = (at / 64, at % 64 / 8, at % 8);
+        assert_eq!(*scale as usize, 2 * (64 * block + 8 * j + i));
+    }
+}
+
+#[test]
+fn maps_describe_weights_of_several_experts() {
+    let [x, weights, scales] = maps(&TILES[0], 300, 48);
+    assert_eq!((x.dims, x.strides, x.boxes, x.swizzled), ([7168, 300, 1], [7168, 0], [64, 16, 1], true));
+    assert_eq!((weights.dims, weights.strides), ([16, 256, 48 * 448], [16, 4096]));
+    assert_eq!((weights.element, weights.boxes), (MapElement::Word, [16, 32, 4]));
+    assert_eq!(weights.bytes(), 48 * INT4.bytes(2048, 7168));
+    assert_eq!((scales.dims, scales.strides, scales.boxes), ([16, 128, 48 * 224], [16, 2048], [16, 16, 2]));
+    assert_eq!(scales.bytes(), 48 * INT4.scale_bytes(2048, 7168));
+    assert!([x, weights, scales].iter().all(|map| map.fits(4096)));
+}
