@@ -10,6 +10,7 @@ mod models;
 mod play;
 mod ranks;
 mod report;
+mod slice;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -107,6 +108,7 @@ fn checks<'a>(
         SelftestSection::Models => models::checks(small(models::REDUCED)?, &devices, &DeviceChoice::Cpu, args.reduced),
         SelftestSection::Invariance => invariance::checks(small(invariance::REDUCED)?, &devices, args.reduced),
         SelftestSection::Engine => engine::checks(small(engine::REDUCED)?, &devices, args.reduced),
+        SelftestSection::Slice => slice::checks(&devices, args.reduced),
         SelftestSection::Bench => bench::checks(small(&[bench::TINY])?, &devices, args.reduced),
     })
 }

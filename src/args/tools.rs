@@ -110,12 +110,15 @@ pub enum SelftestSection {
     Engine,
     /// Times of loading, prefill, decoding, and enforced output
     Bench,
+    /// Times of one rank of Kimi K2 over eight GPUs, in FP8 and int4
+    Slice,
 }
 
 impl SelftestSection {
     /// The newest sections first: an interrupted run has then checked the newest code.
-    const ORDER: [SelftestSection; 9] = [
+    const ORDER: [SelftestSection; 10] = [
         Self::Fast,
+        Self::Slice,
         Self::Ranks,
         Self::Ops,
         Self::Models,
@@ -140,6 +143,7 @@ impl SelftestSection {
             SelftestSection::Invariance => "invariance",
             SelftestSection::Engine => "engine",
             SelftestSection::Bench => "bench",
+            SelftestSection::Slice => "slice",
         }
     }
 

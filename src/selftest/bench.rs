@@ -73,7 +73,7 @@ fn tiny_steps(tiny: &SmallModel, devices: DeviceChoice, rows: &mut ReportSink) -
 
 fn model_steps(shape: &BenchShape, devices: DeviceChoice, load: &Load, rows: &mut ReportSink) -> CheckResult {
     let begin = Instant::now();
-    let model = shape.write()?;
+    let model = shape.checkpoint().write()?;
     let value = format!("{} MiB written in {:.1} s", model.bytes >> 20, begin.elapsed().as_secs_f64());
     rows(figure("random weights", value));
     let most = load.batches.iter().copied().max().unwrap_or(1);
@@ -105,16 +105,16 @@ fn model_steps(shape: &BenchShape, devices: DeviceChoice, load: &Load, rows: &mu
     Ok(())
 }
 
-fn figure(name: impl Into<String>, value: String) -> ReportRow {
+pub(super) fn figure(name: impl Into<String>, value: String) -> ReportRow {
     ReportRow::new(name, value, true)
 }
 
-fn random_tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
+pub(super) fn random_tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
     (0..count as u64).map(|i| (mix(seed << 32 | i) % vocab as u64) as u32).collect()
 }
 
 /// Without logprobs.
-fn plain(mut row: Row) -> Row {
+pub(super) fn plain(mut row: Row) -> Row {
     if let Some(draw) = &mut row.draw {
         draw.logprobs = -1;
     }
@@ -122,7 +122,7 @@ fn plain(mut row: Row) -> Row {
 }
 
 /// Seconds of one run: the median, after one to warm up.
-fn median(runs: usize, mut run: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<f64, Box<dyn Error>> {
+pub(super) fn median(runs: usize, mut run: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<f64, Box<dyn Error>> {
     let mut times = Vec::new();
     for i in 0..=runs {
         let begin = Instant::now();
@@ -136,7 +136,13 @@ fn median(runs: usize, mut run: impl FnMut() -> Result<(), Box<dyn Error>>) -> R
 }
 
 /// Seconds of a step in which `batch` sequences draw a token each.
-fn decode(steps: &mut Steps, batch: usize, context: usize, vocab: usize, runs: usize) -> Result<f64, Box<dyn Error>> {
+pub(super) fn decode(
+    steps: &mut Steps,
+    batch: usize,
+    context: usize,
+    vocab: usize,
+    runs: usize,
+) -> Result<f64, Box<dyn Error>> {
     let of_one = (context + runs + 1).div_ceil(steps.block_size());
     let blocks = |steps: &Steps, i: usize| steps.blocks(i * of_one, context + runs + 1);
     let mut next = Vec::new();

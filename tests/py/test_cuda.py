@@ -397,7 +397,9 @@ def test_fast_kernels_agree_with_the_plain_ones(driver, tmp_path):
     code, out, err = selftest("--sections", "fast", "--report", path, library_path=driver)
     assert (code, err) == (0, ""), out
     passed, failed = rows_of(path, "fast")
-    assert set(passed) == FAST and not failed
+    figures = {name: value for name, value in passed.items() if name not in FAST}
+    assert FAST <= set(passed) and not failed
+    assert len(figures) == 9 and all(value.startswith("fast ") and "; plain " in value for value in figures.values())
 
 
 def test_a_wrong_fast_kernel_fails_the_checks_that_use_it(driver, tmp_path):
@@ -406,7 +408,16 @@ def test_a_wrong_fast_kernel_fails_the_checks_that_use_it(driver, tmp_path):
                             skip="fp8_dense_many,int4_many_256x256,latent_merge,bf16_grouped_few_64")
     assert (code, err) == (1, "")
     passed, failed = rows_of(path, "fast")
-    assert set(passed) == {"products with bf16 weights", "experts in FP8"} and set(failed) == FAST - set(passed)
+    right = {"products with bf16 weights", "experts in FP8"}
+    assert FAST & set(passed) == right and set(failed) == FAST - right
+
+
+def test_a_rank_of_k2_is_timed(driver, tmp_path):
+    path = tmp_path / "report.json"
+    code, out, err = selftest("--sections", "slice", "--reduced", "--gpu-kernels", "fast", "--report", path, library_path=driver)
+    assert (code, err) == (0, ""), out
+    passed, failed = rows_of(path, "slice")
+    assert not failed and all(f"{form}: decode, 3 rows after 20 tokens" in passed for form in ("FP8", "int4"))
 
 
 def test_other_devices_have_no_fast_kernels(driver, tmp_path):

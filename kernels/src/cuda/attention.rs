@@ -67,6 +67,11 @@ impl DeviceCache {
 }
 
 impl Cuda {
+    /// Stores latents and rotated keys of the batch, without attention.
+    pub(super) fn store_latent(&self, batch: &DeviceBatch, rows: [&DeviceTensor; 2], cache: &DeviceCache) {
+        self.write_cache(batch, rows, cache);
+    }
+
     /// Stores the rows of the batch.
     fn write_cache(&self, batch: &DeviceBatch, [k, v]: [&DeviceTensor; 2], cache: &DeviceCache) {
         assert_eq!([k.cols, v.cols], cache.widths, "cache widths");

@@ -128,9 +128,10 @@ fn properties(driver: &Driver, device: &CudaDevice, rows: &mut RowSink) -> Resul
     Ok(())
 }
 
-fn copies(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
+/// Bytes per second that a copy on the device reads and writes.
+fn copy_rate(device: &CudaDevice) -> Result<f64> {
     let bytes = COPY_BYTES.min(device.memory()?.0 / 8);
-    let (mut from, mut to) = (device.allocate(bytes)?, device.allocate(bytes)?);
+    let (mut from, to) = (device.allocate(bytes)?, device.allocate(bytes)?);
     from.fill(device, 0x5a)?;
     let time = milliseconds(device, || {
         // SAFETY: both buffers have that many bytes and outlive the wait of `milliseconds`.
@@ -138,8 +139,14 @@ fn copies(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
             sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, device.stream())
         })
     })?;
-    rows(Row::passed("copy on the device", format!("{}, reads and writes", gigabytes_per_second(2 * bytes, time))));
-    let pinned_bytes = bytes / 4;
+    Ok(2.0 * bytes as f64 / time * 1e3)
+}
+
+fn copies(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
+    let rate = copy_rate(device)?;
+    rows(Row::passed("copy on the device", format!("{:.1} GB/s, reads and writes", rate / 1e9)));
+    let pinned_bytes = COPY_BYTES.min(device.memory()?.0 / 8) / 4;
+    let mut to = device.allocate(pinned_bytes)?;
     let mut pinned = PinnedBuffer::new(device, pinned_bytes)?;
     let time = milliseconds(device, || pinned.send(device, &mut to))?;
     rows(Row::passed("copy to the device", gigabytes_per_second(pinned_bytes, time)));

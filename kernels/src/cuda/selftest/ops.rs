@@ -5,6 +5,7 @@ mod attention;
 mod draw;
 mod experts;
 mod fast;
+mod figures;
 mod products;
 
 use std::fmt::Display;

@@ -30,7 +30,8 @@ fn a_process_stands_in_for_the_other_half_of_its_group_on_gpus() {
 fn the_banner_names_the_kernels_of_gpus() {
     assert_eq!(DeviceChoice::Cpu.kernels(), None);
     assert!(DeviceChoice::gpus(vec![0]).kernels().is_some_and(|kernels| kernels.starts_with("plain")));
-    let named = [(GpuKernels::Plain, true), (GpuKernels::Fast, true), (GpuKernels::Plain, false), (GpuKernels::Fast, false)];
+    let named =
+        [(GpuKernels::Plain, true), (GpuKernels::Fast, true), (GpuKernels::Plain, false), (GpuKernels::Fast, false)];
     assert_eq!(
         named.map(|(kernels, built)| kernels.described(built)),
         [

@@ -40,10 +40,10 @@ const LATENT: usize = 512;
 const BLOCK_SIZE: usize = 64;
 
 /// A device with each kind of kernels, and what they are compared over.
-struct Tiers {
-    fast: Cuda,
-    plain: Cuda,
-    random: Random,
+pub(super) struct Tiers {
+    pub fast: Cuda,
+    pub plain: Cuda,
+    pub random: Random,
     widths: Widths,
 }
 
@@ -82,14 +82,33 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
             Ok(())
         })
     };
-    Ok(all.into_iter().map(check).collect())
+    let mut checks: Vec<_> = all.into_iter().map(check).collect();
+    let small = device.properties.multiprocessors < FEW_MULTIPROCESSORS;
+    checks.push(DeviceCheck::new("figures", move |rows| Tiers::new(&devices, widths)?.figures(small, rows)));
+    Ok(checks)
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Weights {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Weights {
     Bf16,
     Fp8,
     Int4,
+}
+
+impl Weights {
+    /// Of so many numbers, with int4 scales.
+    pub fn bytes(self, numbers: usize) -> usize {
+        match self {
+            Weights::Bf16 => 2 * numbers,
+            Weights::Fp8 => numbers,
+            Weights::Int4 => numbers / 2 + numbers / 16,
+        }
+    }
+}
+
+pub(super) fn latent_spec(heads: usize) -> MlaSpec {
+    let scale = ((NOPE + ROPE) as f32).powf(-0.5);
+    MlaSpec { heads, nope_dim: NOPE, rope_dim: ROPE, v_dim: NOPE, kv_rank: LATENT, scale }
 }
 
 /// One sequence that a step continues: rows from `start` on.
@@ -119,7 +138,7 @@ impl Tiers {
         Ok(Tiers { fast, plain, random, widths })
     }
 
-    fn weight(&mut self, outs: usize, ins: usize, weights: Weights) -> Result<HostMatrix> {
+    pub fn weight(&mut self, outs: usize, ins: usize, weights: Weights) -> Result<HostMatrix> {
         let Stored { weight, .. } = match weights {
             Weights::Bf16 => self.random.bf16(outs, ins)?,
             Weights::Fp8 => self.random.fp8(outs, ins)?,
@@ -129,7 +148,7 @@ impl Tiers {
     }
 
     /// Activations: what a norm of these numbers gives.
-    fn activation(backend: &Cuda, numbers: &[f32], cols: usize) -> Result<<Cuda as Backend>::Tensor> {
+    pub fn activation(backend: &Cuda, numbers: &[f32], cols: usize) -> Result<<Cuda as Backend>::Tensor> {
         let ones = backend.vector(vec![1.0; cols])?;
         let x = backend.to_device(numbers.len() / cols, cols, numbers.to_vec());
         Ok(backend.rms_norm(&x, &ones, 1e-6))
@@ -225,10 +244,8 @@ impl Tiers {
 
     fn latent_layer(&mut self) -> LatentLayer {
         let Widths { heads, length, .. } = self.widths;
-        let scale = ((NOPE + ROPE) as f32).powf(-0.5);
-        let spec = MlaSpec { heads, nope_dim: NOPE, rope_dim: ROPE, v_dim: NOPE, kv_rank: LATENT, scale };
         LatentLayer {
-            spec,
+            spec: latent_spec(heads),
             kv_b: self.random.weight(heads * 2 * NOPE, LATENT),
             queries: self.random.numbers(length * heads * (NOPE + ROPE), 1.0),
             latents: self.random.numbers(length * LATENT, 1.0),
