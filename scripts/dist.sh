@@ -20,7 +20,7 @@ share=$work/share
 mkdir -p "$share"
 strip -o "$share/rein" "$built"
 python3 scripts/licenses.py > "$share/THIRD-PARTY-LICENSES"
-cp LICENSE "$share/"
+cp LICENSE NOTICE "$share/"
 "$share/rein" man "$share/man"
 for shell in bash fish zsh; do "$share/rein" completions $shell > "$share/rein.$shell"; done
 

@@ -102,7 +102,7 @@ echo 'hosts: files dns' > "$stage/system/etc/nsswitch.conf"
 share=$stage/rein/usr/share/doc/rein
 mkdir -p "$stage/rein/usr/bin" "$stage/rein/models" "$share"
 strip -o "$stage/rein/usr/bin/rein" "$BIN"
-cp LICENSE Cargo.lock "$share/"
+cp LICENSE NOTICE Cargo.lock "$share/"
 python3 scripts/licenses.py > "$share/THIRD-PARTY-LICENSES"
 cp -r models/demo "$stage/rein/models/"
 find "$stage" -type d -exec chmod 755 {} +

@@ -33,6 +33,8 @@ def main():
         print(f"{crate['name']} {crate['version']}: {crate['license']}  {crate['repository'] or ''}".rstrip())
         for file in license_files(crate):
             texts.setdefault(file.read_text(errors="replace").strip(), []).append(f"{crate['name']} {crate['version']}")
+    # What CUDA kernels are compiled from: Apache-2.0, whose text is that of many crates, and BSD-3-Clause.
+    texts.setdefault((ROOT / "NOTICE").read_text().strip(), []).append("CUDA kernels")
     for text, users in texts.items():
         print(f"\n{'=' * 100}\n{', '.join(users)}\n{'-' * 100}\n{text}")
 

@@ -1,19 +1,21 @@
 // Work for the attention of fast/flashinfer.cu, and the sum of its parts.
 //
-// A tile is up to `tile` rows of one sequence that follow each other and whose positions are p, p + 1, ... up to the next
-// multiple of `tile`; a piece of work is a tile over positions from a multiple of `chunk` to the next, of which `tile` is a
-// divisor. So all rows of a tile have equally many pieces, and which pieces a row has depends on its position alone.
+// A tile is up to `tile` rows of one sequence that follow each other and whose positions are p, p + 1, ... up to the
+// next multiple of `tile`; a piece of work is a tile over positions from a multiple of `chunk` to the next, of which
+// `tile` is a divisor. So all rows of a tile have equally many pieces, and which pieces a row has depends on its
+// position alone.
 //
 // latent_work: the pieces of rows first up to first + rows. One block of 256 threads.
 //   sequences, positions [all rows], as attention.cu has them; rows whose sequence is NONE have no work.
-//   first_row, first_block, partial_at, row_count, kv_len, first_query, from, to [pieces]: as flashinfer.cu says. A tile's only
-//   piece goes to out, piece c of more goes to partial + ((row - first) * chunks + c * row_count) * heads.
+//   first_row, first_block, partial_at, row_count, kv_len, first_query, from, to [pieces]: as flashinfer.cu says.
+//   A tile's only piece goes to out, piece c of more goes to partial + ((row - first) * chunks + c * row_count) * heads.
 //   tile_first, tile_rows [rows]: the first row of each row's tile, and its rows.
 //   work [blocks + 1]: the pieces, in equal shares.
 //
-// latent_merge: out [all rows, heads, 512] bf16, rows out_stride apart: for rows with several pieces, the sum of their parts,
-//   weighted by 2 to the power of their scale, in ascending order of positions; zeros for rows without a sequence. Others are
-//   not written. partial [pieces, heads * row_count, 512] bf16, partial_scale f32. Grid: (rows, heads); 128 threads.
+// latent_merge: out [all rows, heads, 512] bf16, rows out_stride apart: for rows with several pieces, the sum of their
+//   parts, weighted by 2 to the power of their scale, in ascending order of positions; zeros for rows without a
+//   sequence. Others are not written. partial [pieces, heads * row_count, 512] bf16, partial_scale f32.
+//   Grid: (rows, heads); 128 threads.
 //   Error: f32 sums, exp2f, rounding.
 #pragma once
 #include "common.cuh"

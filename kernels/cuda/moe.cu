@@ -8,9 +8,9 @@
 //   Rows whose token (tokens [rows]; null: all have one) is NONE have no routes.
 // moe_place: places for the routes of moe_align, as grouped products of the fast tier (fast/gemm.h) need them: the
 //   experts' places begin at multiples of `tile`, in the order of their slots. routes [room] = the route at each place,
-//   NONE between; begins [groups + 1] = the first place of each expert, then the end of all; ends [groups] = the place after
-//   each expert's last one. The experts from held to groups have none. counts, starts and order as above. Grid: held + 1;
-//   block held writes what follows the last expert.
+//   NONE between; begins [groups + 1] = the first place of each expert, then the end of all; ends [groups] = the place
+//   after each expert's last one. The experts from held to groups have none. counts, starts and order as above.
+//   Grid: held + 1; block held writes what follows the last expert.
 // moe_combine: out [rows, n] f32 = the sum of weights[r] * parts[r] over the row's routes r, in ascending order of
 //   their expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T. Routes whose expert is not held are
 //   left out (held [experts] is 0; null: all are held). So the order of sums does not depend on which rank has which

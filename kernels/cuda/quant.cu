@@ -5,9 +5,9 @@
 // silu_mul_quant: the codes and scales of silu(gate [rows, k]) * up [rows, k], both T with rows `stride` apart. Grid as
 // above; the bits are those of silu_mul with a result of T, then quantize_fp8.
 //
-// Both: scale_stride > 0: scales are [ceil(k / 128), scale_stride] instead, one group after the other. routes [rows] (may
-// be null): codes and scales of row r are those of the row routes[r] / per_row of x, or of row r of gate and up; where
-// routes[r] is NONE nothing is written.
+// Both: scale_stride > 0: scales are [ceil(k / 128), scale_stride] instead, one group after the other. routes [rows]
+// (may be null): codes and scales of row r are those of the row routes[r] / per_row of x, or of row r of gate and up;
+// where routes[r] is NONE nothing is written.
 #include "quant.cuh"
 
 struct QuantizeArgs {

@@ -86,7 +86,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             expires: None,
         };
         if let Some(locality) = &record.locality {
-            terminal::out(gpus(&record.device, locality, std::env::vars()));
+            terminal::out(gpus(&record.device, devices.kernels().unwrap_or("none"), locality, std::env::vars()));
         }
         let http = MetricsSocket::new(args.network.http.as_ref()).await?;
         let (leave, leaving) = watch::channel(false);
@@ -280,8 +280,13 @@ fn write(samples: &mut Samples<'_>, workers: &[ReportedWorker]) -> std::fmt::Res
     samples.metric("rein_worker_step_seconds", help, MetricType::Histogram, times)
 }
 
-/// A line of the banner: where the GPUs are, and the variables that NCCL reads.
-fn gpus(devices: &str, locality: &Locality, variables: impl Iterator<Item = (String, String)>) -> String {
+/// A line of the banner: the kernels of the GPUs, where they are, and the variables that NCCL reads.
+fn gpus(
+    devices: &str,
+    kernels: &str,
+    locality: &Locality,
+    variables: impl Iterator<Item = (String, String)>,
+) -> String {
     let Locality { nvlink, adapters, .. } = locality;
     let nvlink = nvlink.as_ref().map_or("no NVLink".to_owned(), |domain| format!("NVLink domain {domain}"));
     let adapters = match adapters.is_empty() {
@@ -294,7 +299,7 @@ fn gpus(devices: &str, locality: &Locality, variables: impl Iterator<Item = (Str
         .collect();
     set.sort();
     let set = if set.is_empty() { "no NCCL variables".to_owned() } else { set.join(" ") };
-    format!("rein: GPUs {devices}: {nvlink}; {adapters}; {set}")
+    format!("rein: GPUs {devices}: kernels {kernels}; {nvlink}; {adapters}; {set}")
 }
 
 /// The executor, the model's shape, the number of ranks that fit, and the served name.

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import ssl
 import subprocess
 import threading
 import time
@@ -120,8 +121,11 @@ class Container:
 
     def _probe(self, probe):
         port = next(port["containerPort"] for port in self.spec["ports"] if port["name"] == probe["httpGet"]["port"])
+        url = f"{probe['httpGet'].get('scheme', 'HTTP').lower()}://{self.pod.address}:{port}{probe['httpGet']['path']}"
         try:
-            with urllib.request.urlopen(f"http://{self.pod.address}:{port}{probe['httpGet']['path']}", timeout=probe.get("timeoutSeconds", 1)) as answer:
+            # As kubelet, whatever the certificate is.
+            trust = ssl._create_unverified_context()
+            with urllib.request.urlopen(url, timeout=probe.get("timeoutSeconds", 1), context=trust) as answer:
                 return 200 <= answer.status < 400
         except OSError:
             return False
@@ -136,7 +140,8 @@ class Pod:
         self.path = f"/api/v1/namespaces/{self.namespace}/pods/{self.metadata['name']}"
         number = next(agent.numbers)
         self.netns = f"{agent.prefix}-{number}"
-        self.address = f"{NETWORK}.{number // 250 + 1}.{number % 250 + 2}"
+        # A pod keeps its address if its thread has to begin anew.
+        self.address = agent.addresses.setdefault(self.uid, f"{NETWORK}.{number // 250 + 1}.{number % 250 + 2}")
         self.directory = agent.directory / self.netns
         self.directory.mkdir()
         self.hosts = self.directory / "hosts"
@@ -206,8 +211,15 @@ class Pod:
                 container.poll()
             if pending and pending[0].exit == 0:
                 pending.pop(0)
-            self._report(bool(pending))
+            self._tell(bool(pending))
             time.sleep(0.05)
+
+    def _tell(self, initializing):
+        """Reports, or does so the next time."""
+        try:
+            self._report(initializing)
+        except (ApiError, OSError) as error:
+            self.agent.errors.append(f"{self.metadata['name']}: {error}")
 
     def _report(self, initializing):
         ready = not initializing and all(container.ready for container in self.containers)
@@ -235,17 +247,14 @@ class Pod:
         while time.monotonic() < min(wait, end) and not self.agent.stopping.is_set():
             for container in running:
                 container.poll()
-            self._report(False)
+            self._tell(False)
             time.sleep(0.05)
         for container in running:
             container.signal("TERM")
         while any(container.process.poll() is None for container in running) and time.monotonic() < end and not self.agent.stopping.is_set():
             for container in running:
                 container.poll()
-            try:
-                self._report(False)
-            except ApiError:
-                pass
+            self._tell(False)
             time.sleep(0.05)
         for container in running:
             if container.process.poll() is None:
@@ -262,7 +271,7 @@ class Agent:
         self.plane, self.directory, self.images = plane, pathlib.Path(directory), images
         self.prefix = f"rk{os.getpid() % 10000}"
         self.bridge, self.runc = f"{self.prefix}br", str(self.directory / "runc")
-        self.numbers, self.names, self.pods = itertools.count(), names, {}
+        self.numbers, self.names, self.pods, self.addresses = itertools.count(), names, {}, {}
         self.errors, self.killed_by_liveness, self.killed_by_grace = [], [], []
         self.stopping = threading.Event()
         command("ip", "link", "add", self.bridge, "type", "bridge")

@@ -1,5 +1,6 @@
-// The parameters of the fast kernels, as structs: each member lies where the kernel's parameter does. Their Rust twins are in
-// kernels/src/cuda/fast/args.rs; scripts/cuda.sh compares the compiled kernels' parameters with both (report.txt).
+// The parameters of the fast kernels, as structs: each member lies where the kernel's parameter does. Their Rust
+// twins are in kernels/src/cuda/fast/args.rs; scripts/cuda.sh compares the compiled kernels' parameters with both
+// (report.txt).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -50,8 +51,8 @@ struct Int4RepackArgs {
 };
 static_assert(offsetof(Int4RepackArgs, n) == 24 && sizeof(Int4RepackArgs) == 48);
 
-// A divisor with what a division by it needs, as FlashInfer's uint_fastdiv: quotient = (x + add) * multiplier >> 32 + shift,
-// or x >> shift for a power of two (multiplier 0).
+// A divisor with what a division by it needs, as FlashInfer's uint_fastdiv: quotient = (x + add) * multiplier >> 32 +
+// shift, or x >> shift for a power of two (multiplier 0).
 struct FastDivisor {
   uint32_t by, multiplier, add;
   int32_t shift;
@@ -66,9 +67,9 @@ struct LatentArgs {
   float *partial_scale;
   void *out;
   float *out_scale;  // Null.
-  // For each piece of work: the row its queries begin with, the place of its sequence's block table in `tables`, where its
-  // results go in `partial` (-1: to out), its rows, its positions from 0, the first of its queries (packed with heads), and the
-  // range of positions that it covers.
+  // For each piece of work: the row its queries begin with, the place of its sequence's block table in `tables`,
+  // where its results go in `partial` (-1: to out), its rows, its positions from 0, the first of its queries (packed
+  // with heads), and the range of positions that it covers.
   const int *first_row, *first_block, *partial_at;
   const int *merge[5];  // Nothing to merge: an array of zeros, one for each block.
   const int *tables, *row_count, *positions, *first_query, *from, *to;

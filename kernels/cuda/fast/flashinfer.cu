@@ -1,11 +1,12 @@
 // Attention over the paged latent cache: FlashInfer's kernel for Hopper (Apache-2.0,
 // https://github.com/flashinfer-ai/flashinfer), for queries and caches in bf16, 512 latent and 64 rotated columns.
 //
-// Queries of row r and head h: q_latent [rows, heads, 512] and q_rope [rows, heads, 64]; scores, their softmax and the sums
-// of latents as attention.cu says. A piece of work is up to 64 queries (rows times heads, packed) of one sequence over a range
-// of its positions, in tiles of 64 from the range's start: so a query's bits depend only on the ranges, which latent_work
-// puts at fixed positions. With partial_at >= 0 the results are normalized bf16 [query, 512] in `partial` and the base-2
-// logarithm of the sum of weights in partial_scale, which latent_merge adds up; with -1 they are rows of out.
+// Queries of row r and head h: q_latent [rows, heads, 512] and q_rope [rows, heads, 64]; scores, their softmax and
+// the sums of latents as attention.cu says. A piece of work is up to 64 queries (rows times heads, packed) of one
+// sequence over a range of its positions, in tiles of 64 from the range's start: so a query's bits depend only on the
+// ranges, which latent_work puts at fixed positions. With partial_at >= 0 the results are normalized bf16 [query,
+// 512] in `partial` and the base-2 logarithm of the sum of weights in partial_scale, which latent_merge adds up; with
+// -1 they are rows of out.
 // Grid: (1, blocks), all at once (a cooperative launch); 256 threads; shared memory: latent_attention_shared.
 // heads divides 64.
 #include <flashinfer/attention/mla_hopper.cuh>

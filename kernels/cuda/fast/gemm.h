@@ -1,26 +1,28 @@
-// The products of the fast tier: kernels of DeepGEMM (Apache-2.0, https://github.com/deepseek-ai/DeepGEMM), for sm_90a.
-// This list is read by deep_gemm.cu, which compiles them, by the driver of the tests, which stands in for them, and by the
-// tests of kernels/src/cuda/fast, which compare it with the plans.
+// The products of the fast tier: kernels of DeepGEMM (Apache-2.0, https://github.com/deepseek-ai/DeepGEMM), for
+// sm_90a. This list is read by deep_gemm.cu, which compiles them, by the driver of the tests, which stands in for
+// them, and by the tests of kernels/src/cuda/fast, which compare it with the plans.
 //
-// out [rows, n] = x [rows, k] times w [n, k] transposed. Each number is a sum over k in blocks of 128 (FP8) or in steps of
-// 16 (bf16), in ascending order, whatever the tile is: so its bits depend on neither the tile nor the other rows.
+// out [rows, n] = x [rows, k] times w [n, k] transposed. Each number is a sum over k in blocks of 128 (FP8) or in
+// steps of 16 (bf16), in ascending order, whatever the tile is: so its bits depend on neither the tile nor the other
+// rows.
 //
-// FP8: x and w are e4m3 codes. The sum of a block of 128 is multiplied by x_scales [k / 128, rows aligned to 4] and by
-// w_scales [ceil(n / 128), k / 128], as quantize_fp8 makes them with a scale_stride, and added in f32. out is bf16.
+// FP8: x and w are e4m3 codes. The sum of a block of 128 is multiplied by x_scales [k / 128, rows aligned to 4] and
+// by w_scales [ceil(n / 128), k / 128], as quantize_fp8 makes them with a scale_stride, and added in f32. out is
+// bf16.
 // BF16: out is bf16 or f32 (_f32).
 //
 // dense     one product.
-// batched   a product for each of `groups` matrices, or fewer: the maps have a third dimension, beyond whose end nothing is
-//           written.
-// grouped   a product for each of `groups` experts, whose weights follow each other. The rows of expert g begin at the first
-//           multiple of the tile's rows from ends[g - 1] on and end before ends[g] (moe_place); all `groups` ends are read.
-//           Rows in gaps of a tile are written too.
+// batched   a product for each of `groups` matrices, or fewer: the maps have a third dimension, beyond whose end
+//           nothing is written.
+// grouped   a product for each of `groups` experts, whose weights follow each other. The rows of expert g begin at
+//           the first multiple of the tile's rows from ends[g - 1] on and end before ends[g] (moe_place); all
+//           `groups` ends are read. Rows in gaps of a tile are written too.
 //
-// Grid: 132, in clusters of `cluster`; threads: 128, which copy, and those that multiply. The maps (cuTensorMapEncodeTiled)
-// have boxes of 128 bytes of k by the tile's rows or columns, 128-byte swizzle; out has boxes of 64 columns (bf16, the same
-// swizzle) or of the tile's columns (f32, none) by the tile's rows; x_scales boxes of the tile's rows by 1, no swizzle.
-// Addresses and strides of matrices are multiples of 16 bytes. Tiles are shared along n, so with clusters of 2 and groups, n
-// is a multiple of twice the tile's columns.
+// Grid: 132, in clusters of `cluster`; threads: 128, which copy, and those that multiply. The maps
+// (cuTensorMapEncodeTiled) have boxes of 128 bytes of k by the tile's rows or columns, 128-byte swizzle; out has
+// boxes of 64 columns (bf16, the same swizzle) or of the tile's columns (f32, none) by the tile's rows; x_scales
+// boxes of the tile's rows by 1, no swizzle. Addresses and strides of matrices are multiples of 16 bytes. Tiles are
+// shared along n, so with clusters of 2 and groups, n is a multiple of twice the tile's columns.
 //
 // KERNEL(name, type of x, type of out, form, rows, columns, stages, threads that multiply, cluster, groups)
 KERNEL(fp8_dense_few, fp8, bf16, dense, 64, 64, 10, 128, 1, 1)

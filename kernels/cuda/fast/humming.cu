@@ -1,5 +1,6 @@
-// The kernels of int4.h. humming's configurations are classes, which its Python code writes; these are the ones for experts
-// with int4 weights and activations in bf16, without split sums. What storage.cuh asks of the preprocessor is said twice.
+// The kernels of int4.h. humming's configurations are classes, which its Python code writes; these are the ones for
+// experts with int4 weights and activations in bf16, without split sums. What storage.cuh asks of the preprocessor is
+// said twice.
 #define HUMMING_WEIGHT_SCALE_GROUP_SIZE 32
 #define HUMMING_IS_GROUP_WEIGHT_SCALE 1
 #define HUMMING_IS_GROUPED_GEMM 1

@@ -1,17 +1,17 @@
-// The products of experts with int4 weights: kernels of humming (Apache-2.0, https://github.com/inclusionAI/humming), for
-// sm_90a. This list is read as gemm.h is.
+// The products of experts with int4 weights: kernels of humming (Apache-2.0,
+// https://github.com/vllm-project/humming), for sm_90a. This list is read as gemm.h is.
 //
-// out [rows, n] bf16 = x [rows, k] bf16 times w [n, k] transposed, for each of 64 experts: the rows of expert g are those from
-// starts[g] to starts[g + 1] (moe_place with tiles of 1), its weight is the g-th. Each number is a sum in f32 over k in steps of
-// 16, in ascending order, whatever the tile is. w is int4 in groups of 32 with bf16 scales; a value times its scale is rounded
-// to bf16.
+// out [rows, n] bf16 = x [rows, k] bf16 times w [n, k] transposed, for each of 64 experts: the rows of expert g are
+// those from starts[g] to starts[g + 1] (moe_place with tiles of 1), its weight is the g-th. Each number is a sum in
+// f32 over k in steps of 16, in ascending order, whatever the tile is. w is int4 in groups of 32 with bf16 scales; a
+// value times its scale is rounded to bf16.
 //
-// Layout: int4_repack gives a weight [n, k / 8] of words (as linear.cu has them) the layout [k / 16, 2 n] that the products take.
-// Scales are [k / 32, n], in each 64 columns of which number 8 i + j is that of column 8 j + i.
+// Layout: int4_repack gives a weight [n, k / 8] of words (as linear.cu has them) the layout [k / 16, 2 n] that the
+// products take. Scales are [k / 32, n], in each 64 columns of which number 8 i + j is that of column 8 j + i.
 //
-// Products. Grid: as many blocks as there are multiprocessors; 384 threads; shared memory: NAME_shared. Maps: x has boxes of 64
-// columns by the tile's rows, 128-byte swizzle; w as words [64 k / 16, n / 8, 16] has boxes of 4 by 32 by 16; the scales
-// [64 k / 32, n / 16, 16] boxes of 2 by 16 by 16.
+// Products. Grid: as many blocks as there are multiprocessors; 384 threads; shared memory: NAME_shared. Maps: x has
+// boxes of 64 columns by the tile's rows, 128-byte swizzle; w as words [64 k / 16, n / 8, 16] has boxes of 4 by 32 by
+// 16; the scales [64 k / 32, n / 16, 16] boxes of 2 by 16 by 16.
 // int4_repack. Grid: (n / 64, k / 64); 32 threads.
 //
 // KERNEL(name, rows of a tile, stages, n, k)

@@ -1,6 +1,7 @@
-// Stand-ins for the kernels of ../fast on the CPU. Those kernels come from libraries that only run on a GPU; these compute what
-// gemm.h, int4.h and flashinfer.cu say of them, from the same parameters and tensor maps, and abort where a launch or a map is not as
-// they say. So plans, maps, places and parts are tested here, the kernels themselves by `rein selftest` on a device.
+// Stand-ins for the kernels of ../fast on the CPU. Those kernels come from libraries that only run on a GPU; these
+// compute what gemm.h, int4.h and flashinfer.cu say of them, from the same parameters and tensor maps, and abort
+// where a launch or a map is not as they say. So plans, maps, places and parts are tested here, the kernels
+// themselves by `rein selftest` on a device.
 #pragma once
 // After kernels.cu.
 #include "../fast/args.h"

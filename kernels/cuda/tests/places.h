@@ -1,5 +1,5 @@
-// What the fast kernels are given and what is made of their results: moe_place, rows by place, latent_work and latent_merge,
-// against plain loops.
+// What the fast kernels are given and what is made of their results: moe_place, rows by place, latent_work and
+// latent_merge, against plain loops.
 #include "check.h"
 
 namespace place_tests {

@@ -45,6 +45,11 @@ impl CudaDevices {
         CudaDevices { hang_time: hang_time(step_deadline), ..self }
     }
 
+    /// The kernels that a device runs.
+    pub fn kernels_of(&self, device: &CudaDevice) -> KernelTier {
+        if device.takes_fast() { self.kernels } else { KernelTier::Plain }
+    }
+
     pub fn devices(&self) -> &[CudaDevice] {
         &self.devices
     }

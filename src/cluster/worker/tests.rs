@@ -39,10 +39,11 @@ fn the_banner_says_where_gpus_are_and_what_nccl_reads() {
     let variables = || variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter();
     let mut locality = Locality { host: "h".into(), nvlink: Some("h".into()), adapters: vec!["mlx5_0".into()] };
     assert_eq!(
-        gpus("cuda:0,cuda:1", &locality, variables()),
-        "rein: GPUs cuda:0,cuda:1: NVLink domain h; adapters beside them: mlx5_0; NCCL_ALGO=Ring NCCL_DEBUG=WARN"
+        gpus("cuda:0,cuda:1", "plain", &locality, variables()),
+        "rein: GPUs cuda:0,cuda:1: kernels plain; NVLink domain h; adapters beside them: mlx5_0; \
+         NCCL_ALGO=Ring NCCL_DEBUG=WARN"
     );
     (locality.nvlink, locality.adapters) = (None, Vec::new());
-    let line = gpus("cuda:0", &locality, std::iter::empty());
-    assert_eq!(line, "rein: GPUs cuda:0: no NVLink; no RDMA adapter beside them; no NCCL variables");
+    let line = gpus("cuda:0", "fast", &locality, std::iter::empty());
+    assert_eq!(line, "rein: GPUs cuda:0: kernels fast; no NVLink; no RDMA adapter beside them; no NCCL variables");
 }

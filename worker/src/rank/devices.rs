@@ -8,7 +8,9 @@ use rein_control_plane::records::Locality;
 use rein_kernels::Backend;
 use rein_kernels::cpu::{CpuDevices, Isa};
 #[cfg(feature = "cuda")]
-use rein_kernels::cuda::{CudaDevices, CudaError, GpuPlaces, KernelTier, Properties, has_fast_kernels, machine_code};
+use rein_kernels::cuda::{
+    CudaDevice, CudaDevices, CudaError, GpuPlaces, KernelTier, Properties, has_fast_kernels, machine_code,
+};
 use rein_kernels::lockstep::{LockstepDevices, LockstepReport};
 
 use super::{ModelOptions, Quantize};
@@ -130,8 +132,11 @@ impl AnyDevices {
             AnyDevices::Cpu(_) => format!("{:?}", Isa::detect()),
             #[cfg(feature = "cuda")]
             AnyDevices::Cuda(devices) => {
-                let names = devices.devices().iter().map(|device| device.properties.name.as_str());
-                names.collect::<Vec<_>>().join(",")
+                let named = |device: &CudaDevice| match devices.kernels_of(device) {
+                    KernelTier::Plain => device.properties.name.clone(),
+                    KernelTier::Fast => format!("{} fast", device.properties.name),
+                };
+                devices.devices().iter().map(named).collect::<Vec<_>>().join(",")
             }
         }
     }
@@ -174,7 +179,7 @@ fn open_cuda(gpus: &Gpus, options: &ModelOptions) -> Result<AnyDevices, LoadErro
         if total - free > OWN_MEMORY {
             tracing::warn!("device {index}: {used} of its memory are in use by other processes");
         }
-        if kernels == KernelTier::Fast && has_fast_kernels() && !device.takes_fast() {
+        if kernels == KernelTier::Fast && has_fast_kernels() && devices.kernels_of(device) == KernelTier::Plain {
             tracing::warn!(
                 "device {index}: has compute capability {capability}; the fast kernels need 9.0, so the plain ones run"
             );
