@@ -224,22 +224,28 @@ fn experts_into(
 }
 
 #[inline(always)]
+unsafe fn silu_times<S: Simd>(gate: S::V, up: S::V) -> S::V {
+    // SAFETY: no need beyond the type's own.
+    unsafe {
+        let below = S::add(S::splat(1.0), S::exp(S::sub(S::splat(0.0), gate)));
+        S::mul(S::div(gate, below), up)
+    }
+}
+
+#[inline(always)]
 unsafe fn silu_mul_generic<S: Simd>(gate: &mut [f32], up: &[f32]) {
     let len = gate.len().min(up.len());
     // SAFETY: whole vectors stay below len; the rest goes through a padded copy.
     unsafe {
-        let one = S::splat(1.0);
-        let zero = S::splat(0.0);
-        let silu = |g, u| S::mul(S::div(g, S::add(one, S::exp(S::sub(zero, g)))), u);
         let whole = len / 16 * 16;
         for i in (0..whole).step_by(16) {
             let p = gate.as_mut_ptr().add(i);
-            S::store(p, silu(S::load(p), S::load(up.as_ptr().add(i))));
+            S::store(p, silu_times::<S>(S::load(p), S::load(up.as_ptr().add(i))));
         }
         if whole < len {
             let mut last = [0.0; 16];
             let g = S::load_n(gate.as_ptr().add(whole), len - whole);
-            S::store(last.as_mut_ptr(), silu(g, S::load_n(up.as_ptr().add(whole), len - whole)));
+            S::store(last.as_mut_ptr(), silu_times::<S>(g, S::load_n(up.as_ptr().add(whole), len - whole)));
             gate[whole..len].copy_from_slice(&last[..len - whole]);
         }
     }

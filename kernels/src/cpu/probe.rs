@@ -21,7 +21,11 @@ unsafe fn read_generic<S: Simd>(words: &[f32]) -> f32 {
                 *sum = S::add(*sum, S::load(chunk.as_ptr().add(16 * i)));
             }
         }
-        sums.into_iter().map(|v| S::sum(v)).sum()
+        let mut total = 0.0;
+        for sum in sums {
+            total += S::sum(sum);
+        }
+        total
     }
 }
 

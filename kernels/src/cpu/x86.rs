@@ -204,6 +204,73 @@ unsafe impl Simd for Avx512 {
     }
 }
 
+// Functions, not closures: a closure is compiled without the instruction set of the kernel that it ends up in, and
+// then calls each intrinsic (30 times slower).
+
+/// The low halves of 32-bit lanes, as f32.
+#[inline(always)]
+unsafe fn even_halves(words: __m256i) -> __m256 {
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) }
+}
+
+/// The high halves of 32-bit lanes, as f32.
+#[inline(always)]
+unsafe fn odd_halves(words: __m256i) -> __m256 {
+    unsafe { _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32 as i32))) }
+}
+
+#[inline(always)]
+unsafe fn dot_pair_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
+    unsafe {
+        let (a, b) = (_mm256_castps_si256(a), _mm256_castps_si256(b));
+        let acc = _mm256_fmadd_ps(even_halves(a), even_halves(b), acc);
+        _mm256_fmadd_ps(odd_halves(a), odd_halves(b), acc)
+    }
+}
+
+#[inline(always)]
+unsafe fn exp_256(x: __m256) -> __m256 {
+    unsafe {
+        let x = _mm256_min_ps(_mm256_set1_ps(EXP_MAX), _mm256_max_ps(_mm256_set1_ps(EXP_MIN), x));
+        let n = _mm256_round_ps::<0x08>(_mm256_mul_ps(x, _mm256_set1_ps(LOG2_E)));
+        let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_HIGH), x);
+        let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_LOW), r);
+        let mut p = _mm256_set1_ps(POLY[0]);
+        for &c in &POLY[1..] {
+            p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
+        }
+        let y = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r);
+        let y = _mm256_add_ps(y, _mm256_set1_ps(1.0));
+        // 2^n as two factors, because n exceeds the exponents of normal numbers.
+        let n = _mm256_cvtps_epi32(n);
+        let half = _mm256_srai_epi32::<1>(n);
+        _mm256_mul_ps(_mm256_mul_ps(y, power_of_two(half)), power_of_two(_mm256_sub_epi32(n, half)))
+    }
+}
+
+#[inline(always)]
+unsafe fn power_of_two(n: __m256i) -> __m256 {
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127)))) }
+}
+
+/// Eight words of two bytes, at `from` and 16 bytes later: (low byte, high byte) become the bf16 pair of a column.
+#[inline(always)]
+unsafe fn widen_words(from: *const u8) -> __m256 {
+    unsafe {
+        let bytes = _mm_unpacklo_epi64(_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(16).cast()));
+        let word = _mm256_cvtepu16_epi32(bytes);
+        let seven = _mm256_set1_epi32(0x7f);
+        let low = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_and_si256(word, seven)));
+        let low = _mm256_srli_epi32::<16>(low);
+        let high = _mm256_and_si256(_mm256_srli_epi32::<8>(word), seven);
+        let high = _mm256_castps_si256(_mm256_cvtepi32_ps(high));
+        let low_sign = _mm256_slli_epi32::<8>(_mm256_and_si256(word, _mm256_set1_epi32(0x80)));
+        let high_sign = _mm256_slli_epi32::<16>(_mm256_and_si256(word, _mm256_set1_epi32(0x8000)));
+        let all = _mm256_or_si256(_mm256_or_si256(low, low_sign), _mm256_or_si256(high, high_sign));
+        _mm256_castsi256_ps(all)
+    }
+}
+
 #[derive(Clone, Copy)]
 pub struct Avx2;
 
@@ -253,11 +320,9 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Pair {
         unsafe {
-            let half = |p: *const bf16| {
-                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-            };
-            [half(p), half(p.add(8))]
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
+            [even_halves(low), even_halves(high)]
         }
     }
     #[inline(always)]
@@ -298,37 +363,13 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn dot_pair(acc: Pair, a: Pair, b: Pair) -> Pair {
         unsafe {
-            let low = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(x)));
-            let mask = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32));
-            let high = |x| _mm256_and_ps(x, mask);
-            let one = |acc, a, b| _mm256_fmadd_ps(high(a), high(b), _mm256_fmadd_ps(low(a), low(b), acc));
-            [one(acc[0], a[0], b[0]), one(acc[1], a[1], b[1])]
+            [dot_pair_256(acc[0], a[0], b[0]), dot_pair_256(acc[1], a[1], b[1])]
         }
     }
     #[inline(always)]
     unsafe fn exp(x: Pair) -> Pair {
         unsafe {
-            let one = |x: __m256| {
-                let x = _mm256_min_ps(_mm256_set1_ps(EXP_MAX), _mm256_max_ps(_mm256_set1_ps(EXP_MIN), x));
-                let n = _mm256_round_ps::<0x08>(_mm256_mul_ps(x, _mm256_set1_ps(LOG2_E)));
-                let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_HIGH), x);
-                let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_LOW), r);
-                let mut p = _mm256_set1_ps(POLY[0]);
-                for &c in &POLY[1..] {
-                    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
-                }
-                let y = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r);
-                let y = _mm256_add_ps(y, _mm256_set1_ps(1.0));
-                // 2^n as two factors, because n exceeds the exponents of normal numbers.
-                let n = _mm256_cvtps_epi32(n);
-                let half = _mm256_srai_epi32::<1>(n);
-                let power = |n| {
-                    let biased = _mm256_add_epi32(n, _mm256_set1_epi32(127));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-                };
-                _mm256_mul_ps(_mm256_mul_ps(y, power(half)), power(_mm256_sub_epi32(n, half)))
-            };
-            [one(x[0]), one(x[1])]
+            [exp_256(x[0]), exp_256(x[1])]
         }
     }
     #[inline(always)]
@@ -368,32 +409,14 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn widen_int8(src: *const u8) -> [Pair; 2] {
         unsafe {
-            // Eight words of two bytes each: (low byte, high byte) become the bf16 pair of a column.
-            let words = |from: *const u8| {
-                let bytes = _mm_unpacklo_epi64(_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(16).cast()));
-                let word = _mm256_cvtepu16_epi32(bytes);
-                let seven = _mm256_set1_epi32(0x7f);
-                let bits = |magnitude| _mm256_castps_si256(_mm256_cvtepi32_ps(magnitude));
-                let low = _mm256_srli_epi32::<16>(bits(_mm256_and_si256(word, seven)));
-                let high = bits(_mm256_and_si256(_mm256_srli_epi32::<8>(word), seven));
-                let low_sign = _mm256_slli_epi32::<8>(_mm256_and_si256(word, _mm256_set1_epi32(0x80)));
-                let high_sign = _mm256_slli_epi32::<16>(_mm256_and_si256(word, _mm256_set1_epi32(0x8000)));
-                let all = _mm256_or_si256(_mm256_or_si256(low, low_sign), _mm256_or_si256(high, high_sign));
-                _mm256_castsi256_ps(all)
-            };
-            [[words(src), words(src.add(32))], [words(src.add(8)), words(src.add(40))]]
+            [[widen_words(src), widen_words(src.add(32))], [widen_words(src.add(8)), widen_words(src.add(40))]]
         }
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [Pair; 2] {
         unsafe {
-            let half = |p: *const bf16| {
-                let words = _mm256_loadu_si256(p.cast());
-                let odd = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32 as i32));
-                (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(odd))
-            };
-            let (a, b) = (half(p), half(p.add(16)));
-            [[a.0, b.0], [a.1, b.1]]
+            let (a, b) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(16).cast()));
+            [[even_halves(a), even_halves(b)], [odd_halves(a), odd_halves(b)]]
         }
     }
 }
