@@ -9,18 +9,21 @@ use half::bf16;
 use super::buffer::Buffer;
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
-use super::weights::{GROUP_BYTES, GROUP_STEPS, PANEL, Panels, steps_of};
+use super::weights::{GROUP, GROUP_BYTES, GROUP_STEPS, PANEL, Panels};
 use crate::backend::Precision;
 
-/// Steps computed for all row tiles before continuing: 32 KiB of weights, which stay in the first-level cache.
+/// Words of a column computed for all row tiles before continuing: 32 KiB of weights, which stay in the first-level
+/// cache.
 const CHUNK_STEPS: usize = 256;
+/// With more tiles than this, weights are widened once for all of them.
+const WIDEN_TILES: usize = 2;
 /// From this tile height on, arithmetic takes so long that weights must be prefetched; below it, the hardware
 /// prefetcher alone is faster (measured).
 const FETCH_ROWS: usize = 5;
 /// Bytes of activations per row block: they stay in the second-level cache while panels stream by.
 const ROW_BLOCK_BYTES: usize = 384 << 10;
 
-/// Rows of one kernel call: `rows` rows, packed from row `first` on, at `words[first * steps]`, as `[step][row]`.
+/// Rows of one kernel call: `rows` rows, packed from row `first` on, at `words[first * row_words]`, as `[word][row]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile {
     pub first: usize,
@@ -28,11 +31,58 @@ pub struct Tile {
 }
 
 /// Activations in the order in which the kernel reads them.
+///
+/// A product in bf16 takes them rounded to bf16: in pairs where the instruction set multiplies pairs, else as f32. A
+/// product with int8 weights takes 16-bit integers in pairs, with a scale for each group of a row's inputs, so that the
+/// sum over a group is exact.
 pub struct Packed {
-    /// 32-bit words, which are f32 or pairs of bf16.
-    pub words: Buffer,
-    pub steps: usize,
+    /// 32-bit words.
+    words: Buffer,
+    /// Int8 only: at `[first * groups]` those of a tile, as `[group][row]`.
+    scales: Buffer,
+    pub row_words: usize,
+    groups: usize,
+    precision: Precision,
     pub tiles: Vec<Tile>,
+}
+
+/// The words of a row of `ins` inputs.
+fn row_words(isa: Isa, ins: usize, precision: Precision) -> usize {
+    let padded = ins.next_multiple_of(GROUP);
+    match precision {
+        Precision::F32 => padded,
+        Precision::Bf16 if !isa.multiplies_pairs() => padded,
+        Precision::Bf16 | Precision::Int8 => padded / 2,
+    }
+}
+
+/// Writes rows of `Packed` from several threads.
+#[derive(Clone, Copy)]
+pub struct RowWriter {
+    isa: Isa,
+    words: SharedPtr<u32>,
+    scales: SharedPtr<f32>,
+    row_words: usize,
+    groups: usize,
+    precision: Precision,
+}
+
+impl RowWriter {
+    /// Packs inputs of row r of a tile, from a group on.
+    ///
+    /// # Safety
+    /// The tile must be one of those of `Packed`, which must be alive. No other thread may write these groups of the
+    /// row, or read them.
+    pub unsafe fn write(self, tile: Tile, r: usize, group: usize, inputs: &[f32]) {
+        debug_assert!(r < tile.rows && group * GROUP + inputs.len() <= self.groups * GROUP);
+        let group_words = self.row_words / self.groups.max(1);
+        // SAFETY: the tile has rows * row_words words and rows * groups scales (where there are any).
+        unsafe {
+            let words = self.words.get().add(tile.first * self.row_words + group * group_words * tile.rows + r);
+            let scales = self.scales.get().wrapping_add(tile.first * self.groups + group * tile.rows + r);
+            pack_row(self.isa, inputs, words, scales, tile.rows, self.precision);
+        }
+    }
 }
 
 /// Splits `rows` into tiles of nearly equal height.
@@ -57,11 +107,19 @@ pub fn cut_groups(isa: Isa, groups: impl Iterator<Item = usize>) -> (Vec<Tile>, 
 }
 
 impl Packed {
-    /// Memory for the rows of the tiles, to be written by `pack_row`.
-    pub fn room(tiles: Vec<Tile>, ins: usize, precision: Precision) -> Packed {
+    /// Memory for the rows of the tiles, to be written by a `RowWriter`.
+    pub fn room(isa: Isa, tiles: Vec<Tile>, ins: usize, precision: Precision) -> Packed {
         let rows = tiles.last().map_or(0, |t| t.first + t.rows);
-        let steps = steps_of(ins, precision);
-        Packed { words: Buffer::stale(rows * steps), steps, tiles }
+        let (row_words, groups) = (row_words(isa, ins, precision), ins.div_ceil(GROUP));
+        let scales = if precision == Precision::Int8 { rows * groups } else { 0 };
+        let (words, scales) = (Buffer::stale(rows * row_words), Buffer::stale(scales));
+        Packed { words, scales, row_words, groups, precision, tiles }
+    }
+
+    pub fn writer(&mut self, isa: Isa) -> RowWriter {
+        let Packed { row_words, groups, precision, .. } = *self;
+        let (words, scales) = (SharedPtr(self.words.as_mut_ptr().cast()), SharedPtr(self.scales.as_mut_ptr()));
+        RowWriter { isa, words, scales, row_words, groups, precision }
     }
 
     /// Packs rows of `ins` numbers; packed row i starts at `x[source(i)]`.
@@ -74,18 +132,13 @@ impl Packed {
         precision: Precision,
         source: &(dyn Fn(usize) -> usize + Sync),
     ) -> Packed {
-        let mut packed = Packed::room(tiles, ins, precision);
-        let (steps, base) = (packed.steps, SharedPtr(packed.words.as_mut_ptr().cast::<u32>()));
+        let mut packed = Packed::room(isa, tiles, ins, precision);
+        let writer = packed.writer(isa);
         let pack = |t: usize| {
             let tile = packed.tiles[t];
             for r in 0..tile.rows {
-                let row = &x[source(tile.first + r)..][..ins];
-                // SAFETY: tile t owns words [first * steps, (first + rows) * steps); row r writes every rows-th of
-                // them from r on, steps of them.
-                unsafe {
-                    let dst = base.get().add(tile.first * steps + r);
-                    pack_row(isa, row, dst, tile.rows, precision);
-                }
+                // SAFETY: this call alone writes tile t, and reading begins after all have ended.
+                unsafe { writer.write(tile, r, 0, &x[source(tile.first + r)..][..ins]) };
             }
         };
         if packed.words.len() < 32 << 10 {
@@ -98,33 +151,84 @@ impl Packed {
 }
 
 #[inline(always)]
-unsafe fn pack_row_generic<S: Simd>(row: &[f32], dst: *mut u32, stride: usize, precision: Precision) {
-    let mut words = [0.0f32; 32];
-    let mut tail = [0.0f32; 32];
-    for (group, chunk) in row.chunks(32).enumerate() {
-        let chunk = if chunk.len() == 32 {
-            chunk
-        } else {
-            tail[..chunk.len()].copy_from_slice(chunk);
-            &tail
+unsafe fn pack_row_generic<S: Simd>(
+    row: &[f32],
+    words: *mut u32,
+    scales: *mut f32,
+    stride: usize,
+    precision: Precision,
+) {
+    for (group, chunk) in row.chunks(GROUP).enumerate() {
+        let mut inputs = [0.0f32; GROUP];
+        inputs[..chunk.len()].copy_from_slice(chunk);
+        let mut out = [0u32; GROUP];
+        let count = match precision {
+            Precision::F32 => {
+                out = inputs.map(f32::to_bits);
+                GROUP
+            }
+            Precision::Bf16 => {
+                // SAFETY: inputs has 32 numbers, out 16 words and more.
+                let pairs = unsafe {
+                    let mut pairs = [0.0f32; 16];
+                    S::store(pairs.as_mut_ptr(), S::load_pairs(inputs.as_ptr()));
+                    pairs.map(f32::to_bits)
+                };
+                for (i, pair) in pairs.into_iter().enumerate() {
+                    if S::MULTIPLIES_PAIRS {
+                        out[i] = pair;
+                    } else {
+                        (out[2 * i], out[2 * i + 1]) = (pair << 16, pair & 0xffff_0000);
+                    }
+                }
+                if S::MULTIPLIES_PAIRS { GROUP / 2 } else { GROUP }
+            }
+            Precision::Int8 => {
+                let (numbers, scale) = to_integers(&inputs);
+                for (word, pair) in out.iter_mut().zip(numbers.as_chunks::<2>().0) {
+                    *word = pair[0] as u32 & 0xffff | (pair[1] as u32) << 16;
+                }
+                // SAFETY: the caller has a scale at `stride` for each group.
+                unsafe { *scales.add(group * stride) = scale };
+                GROUP / 2
+            }
         };
-        let (per_group, words) = if precision == Precision::F32 {
-            (32, chunk)
-        } else {
-            // SAFETY: the chunk has 32 elements, words has 16 and more.
-            unsafe { S::store(words.as_mut_ptr(), S::load_pairs(chunk.as_ptr())) };
-            (16, &words[..16])
-        };
-        for (i, word) in words.iter().enumerate() {
-            // SAFETY: the caller has steps_of(row.len()) words at `stride`, which are per_group for each group.
-            unsafe { *dst.add((group * per_group + i) * stride) = word.to_bits() };
+        for (i, word) in out[..count].iter().enumerate() {
+            // SAFETY: the caller has `count` words at `stride` for each group.
+            unsafe { *words.add((group * count + i) * stride) = *word };
         }
     }
 }
 
+/// A group of inputs as 16-bit integers, and what they are multiplied by. The largest magnitude becomes 32767. With a
+/// number that is not finite, the scale is NaN.
+#[inline(always)]
+fn to_integers(inputs: &[f32; GROUP]) -> ([i32; GROUP], f32) {
+    const LARGEST: f32 = 32767.0;
+    /// Smaller magnitudes become zero: their reciprocal overflows.
+    const SMALLEST: f32 = 1e-30;
+    /// Adding and subtracting it rounds a small number to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    let (mut tops, mut not_finite) = ([0.0f32; 8], [0.0f32; 8]);
+    for part in inputs.as_chunks::<8>().0 {
+        for i in 0..8 {
+            tops[i] = if part[i].abs() > tops[i] { part[i].abs() } else { tops[i] };
+            // Zero, or NaN.
+            not_finite[i] += part[i] * 0.0;
+        }
+    }
+    let top = tops.into_iter().fold(0.0, f32::max);
+    let not_finite: f32 = not_finite.into_iter().sum();
+    if top < SMALLEST || not_finite.is_nan() {
+        return ([0; GROUP], not_finite);
+    }
+    let inverse = LARGEST / top;
+    (inputs.map(|x| (x * inverse + ROUND - ROUND) as i32), top / LARGEST)
+}
+
 simd_fn!(
-    /// Writes the steps of one row at dst, dst + stride, ...
-    pub fn pack_row(row: &[f32], dst: *mut u32, stride: usize, precision: Precision) = pack_row_generic
+    /// Writes the words of one row at words, words + stride, ..., and the scales of its groups likewise.
+    fn pack_row(row: &[f32], words: *mut u32, scales: *mut f32, stride: usize, precision: Precision) = pack_row_generic
 );
 
 /// `rows` rows times one panel over `steps` steps: acc [rows][32] is overwritten if `first`, otherwise added to.
@@ -138,7 +242,9 @@ unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
     acc: *mut f32,
     first: bool,
 ) {
-    // SAFETY: the caller gives steps * ROWS words at a, steps * 32 at w and ROWS * 32 at acc.
+    let split = PAIRS && !S::MULTIPLIES_PAIRS;
+    // SAFETY: the caller gives steps * ROWS words at a (twice as many with `split`), steps * 32 at w and ROWS * 32 at
+    // acc.
     unsafe {
         let mut c = [[S::splat(0.0); 2]; ROWS];
         if !first {
@@ -148,6 +254,18 @@ unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
         }
         let (mut a, mut w) = (a.cast::<f32>(), w);
         for _ in 0..steps {
+            if split {
+                for half in 0..2 {
+                    let [even, odd] = S::halves(S::load(w.add(16 * half)));
+                    for (r, c) in c.iter_mut().enumerate() {
+                        c[half] = S::fma(S::splat(*a.add(r)), even, c[half]);
+                        c[half] = S::fma(S::splat(*a.add(ROWS + r)), odd, c[half]);
+                    }
+                }
+                a = a.add(2 * ROWS);
+                w = w.add(PANEL);
+                continue;
+            }
             let w0 = S::load(w);
             let w1 = S::load(w.add(16));
             if ROWS >= FETCH_ROWS {
@@ -174,18 +292,19 @@ unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
     }
 }
 
-/// As `tile_kernel`, for int8 groups: each group's sum is scaled, then added. With `WIDENED`, the steps come from w as
-/// bf16 pairs, otherwise from the panel itself.
+/// As `tile_kernel`, for int8 groups: each group's sum is exact, then scaled and added. With `WIDENED`, the weights come
+/// from w as pairs of 16-bit integers, otherwise from the panel itself. scales are those of a, [groups][ROWS].
 #[inline(always)]
 unsafe fn group_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
-    a: *const u32,
+    (a, scales): (*const u32, *const f32),
     w: *const f32,
     panel: *const u8,
     groups: usize,
     acc: *mut f32,
     first: bool,
 ) {
-    // SAFETY: the caller gives groups * 16 steps at a (and at w) as for tile_kernel, and groups * GROUP_BYTES at panel.
+    // SAFETY: the caller gives groups * 16 steps at a (and at w) as for tile_kernel, groups * GROUP_BYTES at panel and
+    // groups * ROWS scales.
     unsafe {
         if first {
             for i in 0..2 * ROWS {
@@ -195,6 +314,7 @@ unsafe fn group_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
         let (mut a, mut w) = (a.cast::<f32>(), w);
         for g in 0..groups {
             let group = panel.add(g * GROUP_BYTES);
+            // Integers: the bits of 0.0 are those of 0.
             let mut c = [[S::splat(0.0); 2]; ROWS];
             for s in 0..GROUP_STEPS {
                 let [w0, w1] = if WIDENED {
@@ -204,21 +324,21 @@ unsafe fn group_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
                 };
                 for (r, c) in c.iter_mut().enumerate() {
                     let x = S::splat(*a.add(r));
-                    c[0] = S::dot_pair(c[0], x, w0);
-                    c[1] = S::dot_pair(c[1], x, w1);
+                    c[0] = S::dot_integers(c[0], x, w0);
+                    c[1] = S::dot_integers(c[1], x, w1);
                 }
                 a = a.add(ROWS);
                 if WIDENED {
                     w = w.add(PANEL);
                 }
             }
-            let scales = group.cast::<bf16>();
-            let s0 = S::load_bf16(scales);
-            let s1 = S::load_bf16(scales.add(16));
+            let scale = group.cast::<bf16>();
+            let (s0, s1) = (S::load_bf16(scale), S::load_bf16(scale.add(16)));
             for (r, c) in c.iter().enumerate() {
+                let x = S::splat(*scales.add(g * ROWS + r));
                 let (p0, p1) = (acc.add(r * PANEL), acc.add(r * PANEL + 16));
-                S::store(p0, S::fma(c[0], s0, S::load(p0)));
-                S::store(p1, S::fma(c[1], s1, S::load(p1)));
+                S::store(p0, S::fma(S::from_integers(c[0]), S::mul(s0, x), S::load(p0)));
+                S::store(p1, S::fma(S::from_integers(c[1]), S::mul(s1, x), S::load(p1)));
             }
         }
     }
@@ -247,25 +367,34 @@ struct Widened {
 
 #[inline(always)]
 unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) {
-    debug_assert_eq!(a.steps, w.steps());
+    debug_assert_eq!(w.precision, a.precision);
     let tiles = &a.tiles[tiles];
     let Some(first_row) = tiles.first().map(|t| t.first) else { return };
     let last = tiles[tiles.len() - 1];
+    let rows = last.first + last.rows;
+    // Words of activations for each step of the weight.
+    let split = if w.precision == Precision::Bf16 && !S::MULTIPLIES_PAIRS { 2 } else { 1 };
     assert!(
-        acc.len() >= (last.first + last.rows - first_row) * PANEL
-            && a.words.len() >= (last.first + last.rows) * a.steps
+        acc.len() >= (rows - first_row) * PANEL
+            && a.row_words == w.steps() * split
+            && a.words.len() >= rows * a.row_words
+            && (w.precision != Precision::Int8 || a.scales.len() >= rows * a.groups)
     );
     let panel = w.panel(p);
+    let chunk = CHUNK_STEPS / split;
     let mut from = 0;
     let mut widened = std::mem::MaybeUninit::<Widened>::uninit();
     // SAFETY: only the address of a field is taken.
     let widened = unsafe { (&raw mut (*widened.as_mut_ptr()).words).cast::<f32>() };
+    let widen = tiles.len() > WIDEN_TILES;
     while from < w.steps() {
-        let steps = CHUNK_STEPS.min(w.steps() - from);
+        let steps = chunk.min(w.steps() - from);
         let group = from / GROUP_STEPS;
-        // Widened once for all tiles, unless there are few.
-        let widen = w.precision == Precision::Int8 && tiles.len() > 2;
-        if widen {
+        if widen && split == 2 {
+            // SAFETY: the panel has steps * 32 words from step `from` on, the scratch room for twice as many.
+            unsafe { halves_into::<S>(panel.cast::<f32>().add(from * PANEL), steps, widened) };
+        }
+        if widen && w.precision == Precision::Int8 {
             for g in 0..steps / GROUP_STEPS {
                 for s in 0..GROUP_STEPS {
                     // SAFETY: the panel has steps / GROUP_STEPS groups of GROUP_BYTES; the scratch has CHUNK_STEPS.
@@ -278,36 +407,54 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
                 }
             }
         }
+        let widened = widened.cast_const();
         for (t, tile) in tiles.iter().enumerate() {
             // The next chunk is needed after the last tile.
             let ahead = if t + 1 == tiles.len() { CHUNK_STEPS * PANEL } else { 0 };
-            // SAFETY: a tile's words are rows * steps from first * steps on, in [step][row] order; the panel has
-            // w.steps() steps; acc has PANEL numbers for each row of the tiles (asserted above).
+            // SAFETY: a tile's words are rows * row_words from first * row_words on, in [word][row] order, its scales
+            // likewise; the panel has w.steps() steps; acc has PANEL numbers for each row of the tiles (asserted above).
             unsafe {
-                let x = a.words.as_ptr().add(tile.first * a.steps + from * tile.rows).cast::<u32>();
+                let x = a.words.as_ptr().add(tile.first * a.row_words + from * split * tile.rows).cast::<u32>();
                 let acc = acc.as_mut_ptr().add((tile.first - first_row) * PANEL);
+                let w_steps = panel.cast::<f32>().wrapping_add(from * PANEL);
                 match w.precision {
                     Precision::F32 => {
-                        let w = panel.cast::<f32>().add(from * PANEL);
-                        by_rows!(S, tile.rows, false, tile_kernel(x, w, steps, ahead, acc, from == 0))
+                        by_rows!(S, tile.rows, false, tile_kernel(x, w_steps, steps, ahead, acc, from == 0))
+                    }
+                    Precision::Bf16 if widen && split == 2 => {
+                        by_rows!(S, tile.rows, false, tile_kernel(x, widened, 2 * steps, 0, acc, from == 0))
                     }
                     Precision::Bf16 => {
-                        let w = panel.cast::<f32>().add(from * PANEL);
-                        by_rows!(S, tile.rows, true, tile_kernel(x, w, steps, ahead, acc, from == 0))
+                        by_rows!(S, tile.rows, true, tile_kernel(x, w_steps, steps, ahead, acc, from == 0))
                     }
                     Precision::Int8 => {
-                        let groups = panel.add(group * GROUP_BYTES);
-                        let (w, n) = (widened.cast_const(), steps / GROUP_STEPS);
+                        let scales = a.scales.as_ptr().add(tile.first * a.groups + group * tile.rows);
+                        let (groups, n) = (panel.add(group * GROUP_BYTES), steps / GROUP_STEPS);
                         if widen {
-                            by_rows!(S, tile.rows, true, group_kernel(x, w, groups, n, acc, from == 0))
+                            by_rows!(S, tile.rows, true, group_kernel((x, scales), widened, groups, n, acc, from == 0))
                         } else {
-                            by_rows!(S, tile.rows, false, group_kernel(x, w, groups, n, acc, from == 0))
+                            by_rows!(S, tile.rows, false, group_kernel((x, scales), widened, groups, n, acc, from == 0))
                         }
                     }
                 }
             }
         }
         from += steps;
+    }
+}
+
+/// Steps of bf16 pairs as twice as many steps of f32.
+#[inline(always)]
+unsafe fn halves_into<S: Simd>(from: *const f32, steps: usize, to: *mut f32) {
+    for s in 0..steps {
+        for half in 0..2 {
+            // SAFETY: the caller gives steps * 32 words at `from`, and twice as many at `to`.
+            unsafe {
+                let [even, odd] = S::halves(S::load(from.add(s * PANEL + 16 * half)));
+                S::store(to.add(2 * s * PANEL + 16 * half), even);
+                S::store(to.add((2 * s + 1) * PANEL + 16 * half), odd);
+            }
+        }
     }
 }
 
@@ -331,8 +478,8 @@ pub fn with_acc<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
 }
 
 /// Cuts a range of tiles into blocks whose activations fit the second-level cache.
-pub fn row_blocks(steps: usize, tile_rows: usize, tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let per_block = (ROW_BLOCK_BYTES / (steps * tile_rows * 4).max(1)).max(1);
+pub fn row_blocks(row_words: usize, tile_rows: usize, tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let per_block = (ROW_BLOCK_BYTES / (row_words * tile_rows * 4).max(1)).max(1);
     tiles.clone().step_by(per_block).map(move |from| from..tiles.end.min(from + per_block))
 }
 
@@ -353,7 +500,7 @@ pub unsafe fn multiply(pool: &ThreadPool, isa: Isa, a: &Packed, jobs: &[GemmJob]
     let mut items = Vec::new();
     for (j, job) in jobs.iter().enumerate() {
         let per_item = job.weight.panels_per_item(pool.threads());
-        for block in row_blocks(a.steps, isa.tile_rows(), job.tiles.clone()) {
+        for block in row_blocks(a.row_words, isa.tile_rows(), job.tiles.clone()) {
             for p in (0..job.weight.panels()).step_by(per_item) {
                 items.push((j, block.clone(), p..job.weight.panels().min(p + per_item)));
             }

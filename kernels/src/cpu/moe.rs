@@ -5,7 +5,7 @@ use super::gemm::{self, Packed};
 use super::pool::{SharedPtr, ThreadPool};
 use super::route::Routes;
 use super::simd::{Isa, Simd, simd_fn};
-use super::weights::{PANEL, Panels, steps_of};
+use super::weights::{GROUP, PANEL, Panels};
 use super::{Cpu, Tensor, zeros};
 use crate::backend::{ExpertTable, Precision};
 use crate::error::{KernelError, Result};
@@ -148,21 +148,22 @@ fn experts_into(
     let source: Vec<usize> = groups.iter().flat_map(|g| g.rows.iter().map(|pick| pick.from * hidden)).collect();
     let (tiles, ranges) = gemm::cut_groups(isa, groups.iter().map(|g| g.rows.len()));
     let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, precision, &|i| source[i]);
-    let mut middle = Packed::room(tiles, inter, precision);
+    let mut middle = Packed::room(isa, tiles, inter, precision);
 
     // silu(gate) * up, packed as input of the second product.
     let mut items = Vec::new();
     for (g, group) in groups.iter().enumerate() {
         let gate = &group.expert.gate;
         let per_item = gate.panels_per_item(1);
-        for block in gemm::row_blocks(input.steps, isa.tile_rows(), ranges[g].clone()) {
+        for block in gemm::row_blocks(input.row_words, isa.tile_rows(), ranges[g].clone()) {
             for p in (0..gate.panels()).step_by(per_item) {
                 items.push((group.expert, block.clone(), p..gate.panels().min(p + per_item)));
             }
         }
     }
-    let (steps, words) = (middle.steps, SharedPtr(middle.words.as_mut_ptr().cast::<u32>()));
-    let per_panel = steps_of(PANEL, precision);
+    let writer = middle.writer(isa);
+    // Panel p makes inputs p * PANEL.. of the second product.
+    const GROUPS_OF_PANEL: usize = PANEL / GROUP;
     pool.run(items.len(), &|i| {
         let (expert, block, panels) = &items[i];
         let first = input.tiles[block.start].first;
@@ -180,13 +181,9 @@ fn experts_into(
                 for tile in &input.tiles[block.clone()] {
                     for r in 0..tile.rows {
                         let row = &gate[(tile.first - first + r) * PANEL..][..PANEL];
-                        // SAFETY: the tile's words are rows * steps from first * steps on; panel p is steps
-                        // p * per_panel.. of them, and inputs are padded to whole panels. This item alone writes
-                        // panel p of these rows.
-                        unsafe {
-                            let dst = words.get().add(tile.first * steps + p * per_panel * tile.rows + r);
-                            gemm::pack_row(isa, row, dst, tile.rows, precision);
-                        }
+                        // SAFETY: the tiles are those of `middle`, whose inputs are padded to whole panels. This item
+                        // alone writes panel p of these rows.
+                        unsafe { writer.write(*tile, r, p * GROUPS_OF_PANEL, row) };
                     }
                 }
             }
@@ -200,7 +197,7 @@ fn experts_into(
     pool.run(panels.div_ceil(per_item), &|item| {
         for (group, range) in groups.iter().zip(&ranges) {
             let down = &group.expert.down;
-            for block in gemm::row_blocks(steps, isa.tile_rows(), range.clone()) {
+            for block in gemm::row_blocks(middle.row_words, isa.tile_rows(), range.clone()) {
                 let at = middle.tiles[block.start].first - middle.tiles[range.start].first;
                 let last = middle.tiles[block.end - 1];
                 let rows = last.first + last.rows - middle.tiles[block.start].first;

@@ -6,7 +6,7 @@ use half::bf16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
-    /// AVX-512 F, BW, DQ, VL, BF16 and VBMI.
+    /// AVX-512 F, BW, DQ, VL, BF16 and VNNI.
     Avx512,
     /// AVX2 and FMA.
     Avx2,
@@ -24,7 +24,7 @@ impl Isa {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512bf16")
-                && is_x86_feature_detected!("avx512vbmi")
+                && is_x86_feature_detected!("avx512vnni")
             {
                 return Isa::Avx512;
             }
@@ -46,6 +46,17 @@ impl Isa {
         }
     }
 
+    /// `Simd::MULTIPLIES_PAIRS` of the set.
+    pub fn multiplies_pairs(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::MULTIPLIES_PAIRS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::MULTIPLIES_PAIRS,
+            _ => Portable::MULTIPLIES_PAIRS,
+        }
+    }
+
     /// The instruction sets of this machine, best first.
     pub fn available() -> Vec<Isa> {
         match Isa::detect() {
@@ -63,6 +74,8 @@ pub unsafe trait Simd: Copy + 'static {
     type V: Copy;
     /// Rows of activations that a product kernel holds in registers at once.
     const TILE_ROWS: usize;
+    /// Whether `dot_pair` is one instruction. Elsewhere products take f32, which are the `halves` of weights.
+    const MULTIPLIES_PAIRS: bool;
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
@@ -84,6 +97,12 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Each 32-bit lane of a and b is a pair of bf16; acc + a.low * b.low + a.high * b.high.
     unsafe fn dot_pair(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    /// The low and the high numbers of 32-bit lanes that are pairs of bf16.
+    unsafe fn halves(pairs: Self::V) -> [Self::V; 2];
+    /// Each 32-bit lane of a and b is a pair of 16-bit integers, and acc is 32-bit integers; as `dot_pair`.
+    unsafe fn dot_integers(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    /// 32-bit integers as f32.
+    unsafe fn from_integers(v: Self::V) -> Self::V;
     /// e^x within 2 ulp; 0 below -104, and for -inf.
     unsafe fn exp(x: Self::V) -> Self::V;
     /// Sum of the lanes, in an order that depends on the instruction set.
@@ -92,7 +111,7 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn sums(v: [Self::V; 16]) -> Self::V;
     /// Lane j of result i is lane i of v[j].
     unsafe fn transpose(v: [Self::V; 16]) -> [Self::V; 16];
-    /// 64 sign-magnitude bytes to 32 pairs of bf16, for columns 0..16 and 16..32 (see `int8_slot`).
+    /// 64 bytes, which are integers, as 32 pairs of 16-bit integers.
     unsafe fn widen_int8(src: *const u8) -> [Self::V; 2];
     /// 32 numbers: the even ones and the odd ones.
     unsafe fn load_bf16_split(p: *const bf16) -> [Self::V; 2];
@@ -106,40 +125,6 @@ pub fn round_bits(x: f32) -> u32 {
     if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }
 }
 
-const fn magnitude_table(high: bool) -> [u8; 128] {
-    let mut table = [0u8; 128];
-    let mut i = 1usize;
-    while i < 128 {
-        let exponent = (i as u32).ilog2();
-        let bits = ((127 + exponent) << 7) as u16 | ((i as u16) << (7 - exponent) & 0x7f);
-        table[i] = if high { (bits >> 8) as u8 } else { bits as u8 };
-        i += 1;
-    }
-    table
-}
-
-pub static HIGH: [u8; 128] = magnitude_table(true);
-pub static LOW: [u8; 128] = magnitude_table(false);
-
-/// Byte of a 64-byte int8 step that unpacks to element `half` of output `column`: the order in which
-/// `vpunpckl/hbw` of the low and high result bytes yields columns 0..16 and 16..32.
-#[inline(always)]
-pub fn int8_slot(column: usize, half: usize) -> usize {
-    let (hi, column) = (column / 16, column % 16);
-    16 * (column / 4) + 8 * hi + 2 * (column % 4) + half
-}
-
-#[inline(always)]
-fn widen_int8_by_table(src: &[u8; 64]) -> [[f32; 16]; 2] {
-    let at = |column, half| {
-        let byte = src[int8_slot(column, half)];
-        let bits = u32::from(HIGH[usize::from(byte & 0x7f)] | byte & 0x80) << 8;
-        bits | u32::from(LOW[usize::from(byte & 0x7f)])
-    };
-    let word = |column| f32::from_bits(at(column, 0) | at(column, 1) << 16);
-    [std::array::from_fn(word), std::array::from_fn(|column| word(16 + column))]
-}
-
 #[derive(Clone, Copy)]
 pub struct Portable;
 
@@ -147,6 +132,7 @@ pub struct Portable;
 unsafe impl Simd for Portable {
     type V = [f32; 16];
     const TILE_ROWS: usize = 4;
+    const MULTIPLIES_PAIRS: bool = false;
     #[inline(always)]
     unsafe fn load_n(p: *const f32, n: usize) -> [f32; 16] {
         let mut all = [0.0f32; 16];
@@ -226,9 +212,26 @@ unsafe impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn dot_pair(acc: [f32; 16], a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
-        let low = |x: f32| f32::from_bits(x.to_bits() << 16);
-        let high = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
-        std::array::from_fn(|i| acc[i] + low(a[i]) * low(b[i]) + high(a[i]) * high(b[i]))
+        // SAFETY: no need beyond the type's own.
+        let ([a, odd_a], [b, odd_b]) = unsafe { (Self::halves(a), Self::halves(b)) };
+        std::array::from_fn(|i| acc[i] + a[i] * b[i] + odd_a[i] * odd_b[i])
+    }
+    #[inline(always)]
+    unsafe fn halves(pairs: [f32; 16]) -> [[f32; 16]; 2] {
+        [pairs.map(|x| f32::from_bits(x.to_bits() << 16)), pairs.map(|x| f32::from_bits(x.to_bits() & 0xffff_0000))]
+    }
+    #[inline(always)]
+    unsafe fn dot_integers(acc: [f32; 16], a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        let low = |x: f32| i32::from(x.to_bits() as i16);
+        let high = |x: f32| (x.to_bits() as i32) >> 16;
+        std::array::from_fn(|i| {
+            let sum = (acc[i].to_bits() as i32).wrapping_add(low(a[i]) * low(b[i]));
+            f32::from_bits(sum.wrapping_add(high(a[i]) * high(b[i])) as u32)
+        })
+    }
+    #[inline(always)]
+    unsafe fn from_integers(v: [f32; 16]) -> [f32; 16] {
+        v.map(|x| x.to_bits() as i32 as f32)
     }
     #[inline(always)]
     unsafe fn exp(x: [f32; 16]) -> [f32; 16] {
@@ -256,14 +259,14 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn widen_int8(src: *const u8) -> [[f32; 16]; 2] {
         // SAFETY: valid for 64 bytes by the trait's contract.
-        widen_int8_by_table(unsafe { &*src.cast() })
+        let bytes = unsafe { src.cast::<[i8; 64]>().read() };
+        let word = |i: usize| f32::from_bits(bytes[2 * i] as u32 & 0xffff | (bytes[2 * i + 1] as u32) << 16);
+        [std::array::from_fn(word), std::array::from_fn(|i| word(16 + i))]
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [[f32; 16]; 2] {
-        // SAFETY: valid for 32 elements by the trait's contract.
-        let bits = unsafe { p.cast::<[u16; 32]>().read_unaligned() };
-        let widen = |i: usize| f32::from_bits(u32::from(bits[i]) << 16);
-        [std::array::from_fn(|i| widen(2 * i)), std::array::from_fn(|i| widen(2 * i + 1))]
+        // SAFETY: valid for 32 elements, which are 16 pairs, by the trait's contract.
+        unsafe { Self::halves(Self::load(p.cast())) }
     }
 }
 
@@ -277,7 +280,7 @@ macro_rules! simd_fn {
         #[allow(clippy::too_many_arguments)]
         $vis unsafe fn $name(isa: $crate::cpu::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma")]
             unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: the features are enabled here; the rest is the caller's promise.
                 unsafe { $kernel::<$crate::cpu::simd::Avx512>($($arg),*) }

@@ -2,13 +2,13 @@
 //! of steps over the inputs.
 //!
 //! A step is 32 words of 32 bits, one per output: one f32 input, or a pair of bf16 inputs. Per group of 32 inputs, an
-//! int8 panel has 32 bf16 scales and 16 steps of 64 bytes; it is widened to bf16 steps for the kernel.
+//! int8 panel has 32 bf16 scales and 16 steps of 64 bytes: a pair of inputs per output.
 
 use half::bf16;
 
 use super::memory::{Arena, Block};
 use super::pool::{SharedPtr, ThreadPool};
-use super::simd::{Isa, Simd, int8_slot, simd_fn};
+use super::simd::{Isa, Simd, simd_fn};
 use crate::backend::{HostData, HostMatrix, Precision};
 use crate::error::{KernelError, Result};
 
@@ -21,7 +21,7 @@ pub const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
 /// Least weight bytes per work item.
 const ITEM_BYTES: usize = 64 << 10;
 
-pub fn steps_of(ins: usize, precision: Precision) -> usize {
+fn steps_of(ins: usize, precision: Precision) -> usize {
     let padded = ins.next_multiple_of(GROUP);
     if precision == Precision::F32 { padded } else { padded / 2 }
 }
@@ -289,7 +289,7 @@ unsafe fn pack_bf16_generic<S: Simd>(
 simd_fn!(fn pack_f32(source: &PackSource, data: &[f32], p: usize, precision: Precision, panel: &mut [u8]) = pack_f32_generic);
 simd_fn!(fn pack_bf16(source: &PackSource, data: &[bf16], p: usize, precision: Precision, panel: &mut [u8]) = pack_bf16_generic);
 
-/// One column of a group: its scale and its sign-magnitude bytes.
+/// One column of a group: its scale and its bytes.
 #[inline(always)]
 fn pack_int8<T: Number>(values: &[T; GROUP], c: usize, group: &mut [u8]) {
     // Adding and subtracting it rounds a small number to the nearest integer.
@@ -308,20 +308,9 @@ fn pack_int8<T: Number>(values: &[T; GROUP], c: usize, group: &mut [u8]) {
     }
     scales[c * 2..][..2].copy_from_slice(&scale.to_ne_bytes());
     let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
-    let bytes = values.map(|v| {
-        let q = v * inverse + ROUND - ROUND;
-        // NaN becomes 0.
-        let magnitude = (if q.abs() <= 127.0 {
-            q.abs()
-        } else if q.is_nan() {
-            0.0
-        } else {
-            127.0
-        }) as i32 as u8;
-        magnitude | if q < 0.0 { 0x80 } else { 0 }
-    });
-    let slot = int8_slot(c, 0);
+    // NaN becomes 0.
+    let bytes = values.map(|v| (v * inverse + ROUND - ROUND).clamp(-127.0, 127.0) as i8 as u8);
     for (step, pair) in bytes.as_chunks::<2>().0.iter().enumerate() {
-        steps[step * 64 + slot..][..2].copy_from_slice(pair);
+        steps[step * 64 + 2 * c..][..2].copy_from_slice(pair);
     }
 }

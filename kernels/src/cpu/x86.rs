@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::simd::{HIGH, LOW, Simd, round_bits};
+use super::simd::{Simd, round_bits};
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 // ln 2 in two parts, so that n * LN2_HIGH is exact for the n that occur.
@@ -25,6 +25,7 @@ pub struct Avx512;
 unsafe impl Simd for Avx512 {
     type V = __m512;
     const TILE_ROWS: usize = 12;
+    const MULTIPLIES_PAIRS: bool = true;
     #[inline(always)]
     unsafe fn load_n(p: *const f32, n: usize) -> __m512 {
         unsafe { _mm512_maskz_loadu_ps((1u16 << n) - 1, p) }
@@ -97,6 +98,25 @@ unsafe impl Simd for Avx512 {
             let (a, b) = (std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b));
             _mm512_dpbf16_ps(acc, a, b)
         }
+    }
+    #[inline(always)]
+    unsafe fn halves(pairs: __m512) -> [__m512; 2] {
+        unsafe {
+            let words = _mm512_castps_si512(pairs);
+            let odd = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(odd)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_integers(acc: __m512, a: __m512, b: __m512) -> __m512 {
+        unsafe {
+            let (a, b) = (_mm512_castps_si512(a), _mm512_castps_si512(b));
+            _mm512_castsi512_ps(_mm512_dpwssd_epi32(_mm512_castps_si512(acc), a, b))
+        }
+    }
+    #[inline(always)]
+    unsafe fn from_integers(v: __m512) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_castps_si512(v)) }
     }
     #[inline(always)]
     unsafe fn exp(x: __m512) -> __m512 {
@@ -179,27 +199,15 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn widen_int8(src: *const u8) -> [__m512; 2] {
         unsafe {
-            let table =
-                |t: &[u8; 128]| (_mm512_loadu_si512(t.as_ptr().cast()), _mm512_loadu_si512(t.as_ptr().add(64).cast()));
-            let (high, low) = (table(&HIGH), table(&LOW));
-            let bytes = _mm512_loadu_si512(src.cast());
-            // vpermi2b uses seven bits of the index, so the sign bit is ignored.
-            let low_byte = _mm512_permutex2var_epi8(low.0, bytes, low.1);
-            let high_byte = _mm512_permutex2var_epi8(high.0, bytes, high.1);
-            // high | (bytes & 0x80)
-            let high_byte = _mm512_ternarylogic_epi32::<0xf8>(high_byte, bytes, _mm512_set1_epi8(-128));
-            [
-                _mm512_castsi512_ps(_mm512_unpacklo_epi8(low_byte, high_byte)),
-                _mm512_castsi512_ps(_mm512_unpackhi_epi8(low_byte, high_byte)),
-            ]
+            let low = _mm512_cvtepi8_epi16(_mm256_loadu_si256(src.cast()));
+            let high = _mm512_cvtepi8_epi16(_mm256_loadu_si256(src.add(32).cast()));
+            [_mm512_castsi512_ps(low), _mm512_castsi512_ps(high)]
         }
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [__m512; 2] {
         unsafe {
-            let words = _mm512_loadu_si512(p.cast());
-            let odd = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
-            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(odd)]
+            Self::halves(_mm512_castsi512_ps(_mm512_loadu_si512(p.cast())))
         }
     }
 }
@@ -217,15 +225,6 @@ unsafe fn even_halves(words: __m256i) -> __m256 {
 #[inline(always)]
 unsafe fn odd_halves(words: __m256i) -> __m256 {
     unsafe { _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32 as i32))) }
-}
-
-#[inline(always)]
-unsafe fn dot_pair_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
-    unsafe {
-        let (a, b) = (_mm256_castps_si256(a), _mm256_castps_si256(b));
-        let acc = _mm256_fmadd_ps(even_halves(a), even_halves(b), acc);
-        _mm256_fmadd_ps(odd_halves(a), odd_halves(b), acc)
-    }
 }
 
 #[inline(always)]
@@ -253,22 +252,61 @@ unsafe fn power_of_two(n: __m256i) -> __m256 {
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127)))) }
 }
 
-/// Eight words of two bytes, at `from` and 16 bytes later: (low byte, high byte) become the bf16 pair of a column.
 #[inline(always)]
-unsafe fn widen_words(from: *const u8) -> __m256 {
+unsafe fn dot_integers_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
     unsafe {
-        let bytes = _mm_unpacklo_epi64(_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(16).cast()));
-        let word = _mm256_cvtepu16_epi32(bytes);
-        let seven = _mm256_set1_epi32(0x7f);
-        let low = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_and_si256(word, seven)));
-        let low = _mm256_srli_epi32::<16>(low);
-        let high = _mm256_and_si256(_mm256_srli_epi32::<8>(word), seven);
-        let high = _mm256_castps_si256(_mm256_cvtepi32_ps(high));
-        let low_sign = _mm256_slli_epi32::<8>(_mm256_and_si256(word, _mm256_set1_epi32(0x80)));
-        let high_sign = _mm256_slli_epi32::<16>(_mm256_and_si256(word, _mm256_set1_epi32(0x8000)));
-        let all = _mm256_or_si256(_mm256_or_si256(low, low_sign), _mm256_or_si256(high, high_sign));
-        _mm256_castsi256_ps(all)
+        let product = _mm256_madd_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b));
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(acc), product))
     }
+}
+
+/// 16 bytes as 8 pairs of 16-bit integers.
+#[inline(always)]
+unsafe fn widen_256(src: *const u8) -> __m256 {
+    unsafe { _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm_loadu_si128(src.cast()))) }
+}
+
+/// Lane i of the result is the sum of the lanes of v[i].
+#[inline(always)]
+unsafe fn sums_256(v: [__m256; 8]) -> __m256 {
+    unsafe {
+        let low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+        let high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+        _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high))
+    }
+}
+
+#[inline(always)]
+unsafe fn transpose_256(v: [__m256; 8]) -> [__m256; 8] {
+    unsafe {
+        // Within 128-bit lanes: t[4 * q + i] holds columns i and 4 + i of rows 4q..4q + 4.
+        let mut t = v;
+        for q in 0..2 {
+            let [a, b, c, d] = [v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]];
+            let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            t[4 * q] = _mm256_shuffle_ps::<0x44>(ab_low, cd_low);
+            t[4 * q + 1] = _mm256_shuffle_ps::<0xee>(ab_low, cd_low);
+            t[4 * q + 2] = _mm256_shuffle_ps::<0x44>(ab_high, cd_high);
+            t[4 * q + 3] = _mm256_shuffle_ps::<0xee>(ab_high, cd_high);
+        }
+        let mut out = t;
+        for i in 0..4 {
+            out[i] = _mm256_permute2f128_ps::<0x20>(t[i], t[4 + i]);
+            out[4 + i] = _mm256_permute2f128_ps::<0x31>(t[i], t[4 + i]);
+        }
+        out
+    }
+}
+
+/// Part `half` of eight of the vectors, from `first` on.
+#[inline(always)]
+unsafe fn eight(v: &[Pair; 16], first: usize, half: usize) -> [__m256; 8] {
+    let mut out = [v[first][half]; 8];
+    for i in 0..8 {
+        out[i] = v[first + i][half];
+    }
+    out
 }
 
 #[derive(Clone, Copy)]
@@ -280,6 +318,7 @@ type Pair = [__m256; 2];
 unsafe impl Simd for Avx2 {
     type V = Pair;
     const TILE_ROWS: usize = 3;
+    const MULTIPLIES_PAIRS: bool = false;
     #[inline(always)]
     unsafe fn load_n(p: *const f32, n: usize) -> Pair {
         let mut all = [0.0f32; 16];
@@ -363,7 +402,25 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn dot_pair(acc: Pair, a: Pair, b: Pair) -> Pair {
         unsafe {
-            [dot_pair_256(acc[0], a[0], b[0]), dot_pair_256(acc[1], a[1], b[1])]
+            let ([a, odd_a], [b, odd_b]) = (Self::halves(a), Self::halves(b));
+            Self::fma(odd_a, odd_b, Self::fma(a, b, acc))
+        }
+    }
+    #[inline(always)]
+    unsafe fn halves(pairs: Pair) -> [Pair; 2] {
+        unsafe {
+            let (a, b) = (_mm256_castps_si256(pairs[0]), _mm256_castps_si256(pairs[1]));
+            [[even_halves(a), even_halves(b)], [odd_halves(a), odd_halves(b)]]
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_integers(acc: Pair, a: Pair, b: Pair) -> Pair {
+        unsafe { [dot_integers_256(acc[0], a[0], b[0]), dot_integers_256(acc[1], a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn from_integers(v: Pair) -> Pair {
+        unsafe {
+            [_mm256_cvtepi32_ps(_mm256_castps_si256(v[0])), _mm256_cvtepi32_ps(_mm256_castps_si256(v[1]))]
         }
     }
     #[inline(always)]
@@ -384,24 +441,23 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn sums(v: [Pair; 16]) -> Pair {
         unsafe {
-            let mut out = [0.0f32; 16];
+            let mut folded = v;
             for i in 0..16 {
-                out[i] = Self::sum(v[i]);
+                folded[i][0] = _mm256_add_ps(v[i][0], v[i][1]);
             }
-            Self::load(out.as_ptr())
+            [sums_256(eight(&folded, 0, 0)), sums_256(eight(&folded, 8, 0))]
         }
     }
     #[inline(always)]
     unsafe fn transpose(v: [Pair; 16]) -> [Pair; 16] {
         unsafe {
-            let mut rows = [[0.0f32; 16]; 16];
-            for i in 0..16 {
-                Self::store(rows[i].as_mut_ptr(), v[i]);
-            }
             let mut out = v;
-            for i in 0..16 {
-                let column: [f32; 16] = std::array::from_fn(|j| rows[j][i]);
-                out[i] = Self::load(column.as_ptr());
+            for half in 0..2 {
+                let top = transpose_256(eight(&v, 0, half));
+                let bottom = transpose_256(eight(&v, 8, half));
+                for i in 0..8 {
+                    out[8 * half + i] = [top[i], bottom[i]];
+                }
             }
             out
         }
@@ -409,14 +465,13 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn widen_int8(src: *const u8) -> [Pair; 2] {
         unsafe {
-            [[widen_words(src), widen_words(src.add(32))], [widen_words(src.add(8)), widen_words(src.add(40))]]
+            [[widen_256(src), widen_256(src.add(16))], [widen_256(src.add(32)), widen_256(src.add(48))]]
         }
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [Pair; 2] {
         unsafe {
-            let (a, b) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(16).cast()));
-            [[even_halves(a), even_halves(b)], [odd_halves(a), odd_halves(b)]]
+            Self::halves(Self::load(p.cast()))
         }
     }
 }

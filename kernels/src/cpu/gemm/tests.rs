@@ -35,7 +35,7 @@ fn uneven_sizes_match_a_naive_product() {
             for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
                 let w = HostMatrix { rows: outs, cols: ins, data: HostData::F32(data.clone()) };
                 let got = product(isa, 2, &x, rows, &w, precision);
-                let round = |v: f32| if precision == Precision::F32 { v } else { bf16::from_f32(v).to_f32() };
+                let round = |v: f32| if precision == Precision::Bf16 { bf16::from_f32(v).to_f32() } else { v };
                 for r in 0..rows {
                     for o in 0..outs {
                         let (mut want, mut size) = (0.0f64, 0.0f64);

@@ -110,14 +110,43 @@ fn int8_expands_to_its_value() {
             let mut dst = [0u32; 32];
             // SAFETY: the set is available.
             unsafe { expand(isa, &src, &mut dst) };
-            for column in 0..32 {
-                for half in 0..2 {
-                    let byte = src[int8_slot(column, half)];
-                    let value = f32::from(byte & 0x7f) * if byte & 0x80 == 0 { 1.0 } else { -1.0 };
-                    let got = bf16::from_bits((dst[column] >> (16 * half)) as u16);
-                    assert_eq!(got.to_f32(), value, "{isa:?}");
-                }
+            for (i, byte) in src.iter().enumerate() {
+                let got = (dst[i / 2] >> (16 * (i % 2))) as i16;
+                assert_eq!(got, i16::from(*byte as i8), "{isa:?}");
             }
         }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_all<S: Simd>(a: &[u32; 16], b: &[u32; 16], acc: &mut [i32; 16], out: &mut [f32; 16]) {
+    // SAFETY: the arrays have the sizes asked for.
+    unsafe {
+        let (a, b) = (S::load(a.as_ptr().cast()), S::load(b.as_ptr().cast()));
+        let sum = S::dot_integers(S::load(acc.as_ptr().cast()), a, b);
+        S::store(acc.as_mut_ptr().cast(), sum);
+        S::store(out.as_mut_ptr(), S::from_integers(sum));
+    }
+}
+simd_fn!(fn dot_of(a: &[u32; 16], b: &[u32; 16], acc: &mut [i32; 16], out: &mut [f32; 16]) = dot_all);
+
+#[test]
+fn products_of_integers_are_exact() {
+    let numbers = |i: usize| [-32767i16, 32767, -1, 0, 12345, -20000, 1, 255][(i * 5 + i / 8) % 8];
+    let weights = |i: usize| [127i16, -127, 0, 1, -1, 64, 33, -128][(i * 3 + i / 7) % 8];
+    let pair = |low: i16, high: i16| low as u16 as u32 | (high as u16 as u32) << 16;
+    let a: [u32; 16] = std::array::from_fn(|i| pair(numbers(2 * i), numbers(2 * i + 1)));
+    let b: [u32; 16] = std::array::from_fn(|i| pair(weights(2 * i), weights(2 * i + 1)));
+    let before: [i32; 16] = std::array::from_fn(|i| i as i32 * 7_000_000 - 50_000_000);
+    let want: [i32; 16] = std::array::from_fn(|i| {
+        let product = |i: usize| i32::from(numbers(i)) * i32::from(weights(i));
+        before[i] + product(2 * i) + product(2 * i + 1)
+    });
+    for isa in Isa::available() {
+        let (mut acc, mut out) = (before, [0.0; 16]);
+        // SAFETY: the set is available.
+        unsafe { dot_of(isa, &a, &b, &mut acc, &mut out) };
+        assert_eq!(acc, want, "{isa:?}");
+        assert_eq!(out, want.map(|x| x as f32), "{isa:?}");
     }
 }
