@@ -331,6 +331,9 @@ unsafe fn item_generic<S: Simd, T: Number>(
         unsafe {
             match padded {
                 1 => value_tile::<S, T, 1, 4>(cache, value, &places[..count], scores, decay, acc, out_width),
+                _ if !S::MANY_REGISTERS => {
+                    value_tile::<S, T, 2, 2>(cache, value, &places[..count], scores, decay, acc, out_width)
+                }
                 2 => value_tile::<S, T, 2, 4>(cache, value, &places[..count], scores, decay, acc, out_width),
                 4 => value_tile::<S, T, 4, 4>(cache, value, &places[..count], scores, decay, acc, out_width),
                 _ => value_tile::<S, T, 8, 2>(cache, value, &places[..count], scores, decay, acc, out_width),
@@ -369,53 +372,105 @@ unsafe fn score_tile<S: Simd, T: Number, const Q: usize, const K: usize>(
             // SAFETY: fields lie within an entry of the cache and places within the cache; a query has q_width
             // numbers, each part of it padded to 16; scores has TILE for each query.
             unsafe {
-                let mut acc = [S::splat(0.0); 16];
-                let mut at = q.as_ptr().add(i * q_width);
-                for field in keys {
-                    let (base, width) =
-                        if field.in_v { (cache.v.ptr(), cache.width_v) } else { (cache.k.ptr(), cache.width_k) };
-                    let base = base.cast::<T>().add(field.offset);
-                    let mut key = [base.cast_const(); K];
-                    for (k, key) in key.iter_mut().enumerate() {
-                        *key = key.add(places[j + k] * width);
+                let mut acc = [[S::splat(0.0); K]; Q];
+                let q = q.as_ptr().add(i * q_width);
+                if S::MANY_REGISTERS {
+                    acc = score_part::<S, T, Q, K>(cache, keys, &places[j..], q, q_width);
+                } else {
+                    // As many accumulators as there are registers for.
+                    match Q {
+                        1 => score_parts::<S, T, Q, K, 1, 4>(cache, keys, &places[j..], q, q_width, &mut acc),
+                        2 => score_parts::<S, T, Q, K, 2, 2>(cache, keys, &places[j..], q, q_width, &mut acc),
+                        _ => score_parts::<S, T, Q, K, 4, 1>(cache, keys, &places[j..], q, q_width, &mut acc),
                     }
-                    let whole = field.width / 32 * 32;
-                    let mut d = 0;
-                    while d < whole {
-                        let mut y = [[S::splat(0.0); 2]; K];
-                        for k in 0..K {
-                            y[k] = T::load_32::<S>(key[k].add(d));
-                        }
-                        for half in 0..2 {
-                            for r in 0..Q {
-                                let x = S::load(at.add(r * q_width + d + 16 * half));
-                                for k in 0..K {
-                                    acc[r * K + k] = S::fma(x, y[k][half], acc[r * K + k]);
-                                }
-                            }
-                        }
-                        d += 32;
-                    }
-                    while d < field.width {
-                        let n = (field.width - d).min(16);
-                        for k in 0..K {
-                            let y = T::load_n::<S>(key[k].add(d), n);
-                            for r in 0..Q {
-                                let x = S::load(at.add(r * q_width + d));
-                                acc[r * K + k] = S::fma(x, y, acc[r * K + k]);
-                            }
-                        }
-                        d += 16;
-                    }
-                    at = at.add(field.width.next_multiple_of(16));
+                }
+                let mut flat = [S::splat(0.0); 16];
+                for r in 0..Q {
+                    flat[r * K..][..K].copy_from_slice(&acc[r]);
                 }
                 let mut sums = [0.0f32; 16];
-                S::store(sums.as_mut_ptr(), S::sums(acc));
+                S::store(sums.as_mut_ptr(), S::sums(flat));
                 for r in 0..Q {
                     scores[(i + r) * TILE + j..][..K].copy_from_slice(&sums[r * K..][..K]);
                 }
             }
         }
+    }
+}
+
+/// `score_part` for parts of QS x KS of the products.
+#[inline(always)]
+unsafe fn score_parts<S: Simd, T: Number, const Q: usize, const K: usize, const QS: usize, const KS: usize>(
+    cache: &KvCache,
+    keys: &[EntryField],
+    places: &[usize],
+    q: *const f32,
+    q_width: usize,
+    acc: &mut [[S::V; K]; Q],
+) {
+    for r in (0..Q).step_by(QS) {
+        for k in (0..K).step_by(KS) {
+            // SAFETY: as for the whole.
+            let part = unsafe { score_part::<S, T, QS, KS>(cache, keys, &places[k..], q.add(r * q_width), q_width) };
+            for (row, part) in acc[r..].iter_mut().zip(part) {
+                row[k..k + KS].copy_from_slice(&part);
+            }
+        }
+    }
+}
+
+/// The products of Q queries, at `q`, and the keys at K places, before their lanes are added up.
+#[inline(always)]
+unsafe fn score_part<S: Simd, T: Number, const Q: usize, const K: usize>(
+    cache: &KvCache,
+    keys: &[EntryField],
+    places: &[usize],
+    q: *const f32,
+    q_width: usize,
+) -> [[S::V; K]; Q] {
+    // SAFETY: as for `score_tile`, whose queries and places these are.
+    unsafe {
+        let mut acc = [[S::splat(0.0); K]; Q];
+        let mut at = q;
+        for field in keys {
+            let (base, width) =
+                if field.in_v { (cache.v.ptr(), cache.width_v) } else { (cache.k.ptr(), cache.width_k) };
+            let base = base.cast::<T>().add(field.offset);
+            let mut key = [base.cast_const(); K];
+            for (k, key) in key.iter_mut().enumerate() {
+                *key = key.add(places[k] * width);
+            }
+            let whole = field.width / 32 * 32;
+            let mut d = 0;
+            while d < whole {
+                let mut y = [[S::splat(0.0); 2]; K];
+                for k in 0..K {
+                    y[k] = T::load_32::<S>(key[k].add(d));
+                }
+                for half in 0..2 {
+                    for r in 0..Q {
+                        let x = S::load(at.add(r * q_width + d + 16 * half));
+                        for k in 0..K {
+                            acc[r][k] = S::fma(x, y[k][half], acc[r][k]);
+                        }
+                    }
+                }
+                d += 32;
+            }
+            while d < field.width {
+                let n = (field.width - d).min(16);
+                for k in 0..K {
+                    let y = T::load_n::<S>(key[k].add(d), n);
+                    for r in 0..Q {
+                        let x = S::load(at.add(r * q_width + d));
+                        acc[r][k] = S::fma(x, y, acc[r][k]);
+                    }
+                }
+                d += 16;
+            }
+            at = at.add(field.width.next_multiple_of(16));
+        }
+        acc
     }
 }
 

@@ -76,6 +76,8 @@ pub unsafe trait Simd: Copy + 'static {
     const TILE_ROWS: usize;
     /// Whether `dot_pair` is one instruction. Elsewhere products take f32, which are the `halves` of weights.
     const MULTIPLIES_PAIRS: bool;
+    /// Whether 16 accumulators and their operands fit in registers; otherwise 4 do.
+    const MANY_REGISTERS: bool;
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
@@ -133,6 +135,7 @@ unsafe impl Simd for Portable {
     type V = [f32; 16];
     const TILE_ROWS: usize = 4;
     const MULTIPLIES_PAIRS: bool = false;
+    const MANY_REGISTERS: bool = false;
     #[inline(always)]
     unsafe fn load_n(p: *const f32, n: usize) -> [f32; 16] {
         let mut all = [0.0f32; 16];

@@ -26,6 +26,7 @@ unsafe impl Simd for Avx512 {
     type V = __m512;
     const TILE_ROWS: usize = 12;
     const MULTIPLIES_PAIRS: bool = true;
+    const MANY_REGISTERS: bool = true;
     #[inline(always)]
     unsafe fn load_n(p: *const f32, n: usize) -> __m512 {
         unsafe { _mm512_maskz_loadu_ps((1u16 << n) - 1, p) }
@@ -206,9 +207,7 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [__m512; 2] {
-        unsafe {
-            Self::halves(_mm512_castsi512_ps(_mm512_loadu_si512(p.cast())))
-        }
+        unsafe { Self::halves(_mm512_castsi512_ps(_mm512_loadu_si512(p.cast()))) }
     }
 }
 
@@ -319,6 +318,7 @@ unsafe impl Simd for Avx2 {
     type V = Pair;
     const TILE_ROWS: usize = 3;
     const MULTIPLIES_PAIRS: bool = false;
+    const MANY_REGISTERS: bool = false;
     #[inline(always)]
     unsafe fn load_n(p: *const f32, n: usize) -> Pair {
         let mut all = [0.0f32; 16];
@@ -419,15 +419,11 @@ unsafe impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn from_integers(v: Pair) -> Pair {
-        unsafe {
-            [_mm256_cvtepi32_ps(_mm256_castps_si256(v[0])), _mm256_cvtepi32_ps(_mm256_castps_si256(v[1]))]
-        }
+        unsafe { [_mm256_cvtepi32_ps(_mm256_castps_si256(v[0])), _mm256_cvtepi32_ps(_mm256_castps_si256(v[1]))] }
     }
     #[inline(always)]
     unsafe fn exp(x: Pair) -> Pair {
-        unsafe {
-            [exp_256(x[0]), exp_256(x[1])]
-        }
+        unsafe { [exp_256(x[0]), exp_256(x[1])] }
     }
     #[inline(always)]
     unsafe fn sum(v: Pair) -> f32 {
@@ -464,14 +460,10 @@ unsafe impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn widen_int8(src: *const u8) -> [Pair; 2] {
-        unsafe {
-            [[widen_256(src), widen_256(src.add(16))], [widen_256(src.add(32)), widen_256(src.add(48))]]
-        }
+        unsafe { [[widen_256(src), widen_256(src.add(16))], [widen_256(src.add(32)), widen_256(src.add(48))]] }
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [Pair; 2] {
-        unsafe {
-            Self::halves(Self::load(p.cast()))
-        }
+        unsafe { Self::halves(Self::load(p.cast())) }
     }
 }
