@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Compiles the CUDA kernels, without a GPU.
-#   scripts/cuda.sh build    compiles kernels/cuda for every architecture into target/cuda/rein.fatbin, and the fast kernels
+#   scripts/cuda.sh build    compiles kernels/cuda for every architecture into target/cuda/rein.fatbin, the fast kernels
 #                            into cubins beside it; fails if registers, spills or shared memory of a kernel differ from
 #                            kernels/cuda/report.txt and kernels/cuda/fast/report.txt
 #   scripts/cuda.sh report   the same, and writes the reports
 #   scripts/cuda.sh test     compiles the kernels with g++ and tests them on the CPU
 #   scripts/cuda.sh driver   makes target/cuda/driver/libcuda.so.1, a driver that runs the kernels on the CPU, and
 #                            target/cuda/nccl/libnccl.so.2 and target/cuda/nvml/libnvidia-ml.so.1 for it
-# NVCC names another compiler than the one that `scripts/setup.sh cuda` installs, REIN_CUDA_HEADERS another directory with
-# the headers of the fast kernels.
+# NVCC names another compiler than the one that `scripts/setup.sh cuda` installs, REIN_CUDA_HEADERS another directory
+# with the headers of the fast kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?expected build, report, test or driver}

@@ -74,7 +74,8 @@ pip_install() {
     echo "$sum" > "$stamp"
 }
 
-# The headers of the fast kernels and their licences, out of wheels whose hashes are known. Nothing of the wheels is run.
+# The headers of the fast kernels and their licences, out of wheels whose hashes are known. Nothing of the wheels is
+# run.
 cuda_headers() {
     local file=kernels/cuda/fast/requirements.txt to=.tools/cuda-headers sum unpacked=.tools/cuda-wheels
     sum=$(cksum < "$file")

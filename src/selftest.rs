@@ -82,8 +82,9 @@ fn arguments(section: SelftestSection, args: &SelftestArgs) -> Vec<OsString> {
     let mut all: Vec<OsString> = ["selftest", "--sections", section.name(), "--device"].map(Into::into).into();
     all.push(args.device.to_string().into());
     all.extend(["--fixtures".into(), args.fixtures.clone().into_os_string()]);
-    let kernels = args.gpu_kernels.to_possible_value().expect("a value of the option");
-    all.extend(["--gpu-kernels".into(), kernels.get_name().into()]);
+    if let Some(kernels) = args.gpu_kernels.to_possible_value() {
+        all.extend(["--gpu-kernels".into(), kernels.get_name().into()]);
+    }
     if args.reduced {
         all.push("--reduced".into());
     }

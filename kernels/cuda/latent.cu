@@ -8,7 +8,7 @@
 // latent_work: the pieces of rows first up to first + rows. One block of 256 threads.
 //   sequences, positions [all rows], as attention.cu has them; rows whose sequence is NONE have no work.
 //   first_row, first_block, partial_at, row_count, kv_len, first_query, from, to [pieces]: as flashinfer.cu says.
-//   A tile's only piece goes to out, piece c of more goes to partial + ((row - first) * chunks + c * row_count) * heads.
+//   A tile's only piece goes to out, piece c of more to partial + ((row - first) * chunks + c * row_count) * heads.
 //   tile_first, tile_rows [rows]: the first row of each row's tile, and its rows.
 //   work [blocks + 1]: the pieces, in equal shares.
 //

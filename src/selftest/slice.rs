@@ -1,5 +1,5 @@
-//! Section `slice`: times of one rank of Kimi K2 over eight GPUs, beside the bytes that its steps must read. The other ranks'
-//! exchanges are not part of it.
+//! Section `slice`: times of one rank of Kimi K2 over eight GPUs, beside the bytes that its steps must read. The other
+//! ranks' exchanges are not part of it.
 
 use rein_worker::rank::{DeviceChoice, ModelOptions};
 

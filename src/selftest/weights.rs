@@ -1,5 +1,5 @@
-//! Checkpoints with random weights, for benches: real widths, few layers. Their numbers are seeded blocks that repeat, so
-//! writing one is as fast as the file system. It does not know what is measured.
+//! Checkpoints with random weights, for benches: real widths, few layers. Their numbers are seeded blocks that repeat,
+//! so writing one is as fast as the file system. It does not know what is measured.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -185,8 +185,8 @@ impl BenchShape {
     }
 }
 
-/// One rank of Kimi K2 over eight GPUs, as a model of its own: its heads, its experts, of which each row chooses one, and its
-/// part of the vocabulary. Its shared expert is whole.
+/// One rank of Kimi K2 over eight GPUs, as a model of its own: its heads, its experts, of which each row chooses one,
+/// and its part of the vocabulary. Its shared expert is whole.
 #[derive(Debug, Clone, Copy)]
 pub struct K2Slice {
     pub layers: usize,
@@ -283,8 +283,8 @@ impl K2Slice {
         BenchCheckpoint { config: self.config(), tensors: all.0 }
     }
 
-    /// Bytes that a layer reads once when so many sequences of a length draw a token: weights, the experts that are chosen if
-    /// all are equally likely, and the cache.
+    /// Bytes that a layer reads once when so many sequences of a length draw a token: weights, the experts that are
+    /// chosen if all are equally likely, and the cache.
     pub fn layer_bytes(&self, batch: usize, context: usize) -> f64 {
         let of = |prefix: &str| -> usize {
             let checkpoint = K2Slice { layers: 1, ..*self }.checkpoint();

@@ -90,7 +90,8 @@ def write_hf(folder, trained, tensors):
         "model_max_length": CONTEXT, "chat_template": TEMPLATE, "clean_up_tokenization_spaces": False}))
 
 
-def write_gguf(file, trained, tensors):
+def write_gguf(file, trained, tensors, form=gguf.GGMLQuantizationType.F32):
+    """`form` is that of the matrices. llama.cpp takes norms in f32."""
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
@@ -120,17 +121,24 @@ def write_gguf(file, trained, tensors):
         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
         "post_attention_layernorm": "ffn_norm"}
     whole = {"model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
+
+    def add(name, tensor):
+        if tensor.ndim == 1 or form == gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(name, numpy.ascontiguousarray(tensor))
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(tensor, form), raw_dtype=form)
+
     for name, tensor in tensors.items():
         name = name.removesuffix(".weight")
         if name in whole:
-            writer.add_tensor(f"{whole[name]}.weight", tensor)
+            add(f"{whole[name]}.weight", tensor)
             continue
         layer, part = name.removeprefix("model.layers.").split(".", 1)
         if part in ("self_attn.q_proj", "self_attn.k_proj"):
             # Hugging Face rotates halves of a head, llama.cpp neighbours.
             heads = tensor.shape[0] // HEAD
             tensor = tensor.reshape(heads, 2, HEAD // 2, HIDDEN).swapaxes(1, 2).reshape(tensor.shape)
-        writer.add_tensor(f"blk.{layer}.{parts[part]}.weight", numpy.ascontiguousarray(tensor))
+        add(f"blk.{layer}.{parts[part]}.weight", tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -140,7 +140,7 @@ class Pod:
         self.path = f"/api/v1/namespaces/{self.namespace}/pods/{self.metadata['name']}"
         number = next(agent.numbers)
         self.netns = f"{agent.prefix}-{number}"
-        # A pod keeps its address if its thread has to begin anew.
+        # A pod keeps its address if its thread restarts.
         self.address = agent.addresses.setdefault(self.uid, f"{NETWORK}.{number // 250 + 1}.{number % 250 + 2}")
         self.directory = agent.directory / self.netns
         self.directory.mkdir()

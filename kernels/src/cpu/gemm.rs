@@ -292,8 +292,8 @@ unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
     }
 }
 
-/// As `tile_kernel`, for int8 groups: each group's sum is exact, then scaled and added. With `WIDENED`, the weights come
-/// from w as pairs of 16-bit integers, otherwise from the panel itself. scales are those of a, [groups][ROWS].
+/// As `tile_kernel`, for int8 groups: each group's sum is exact, then scaled and added. With `WIDENED`, the weights
+/// come from w as pairs of 16-bit integers, otherwise from the panel itself. scales are those of a, [groups][ROWS].
 #[inline(always)]
 unsafe fn group_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
     (a, scales): (*const u32, *const f32),
@@ -412,7 +412,8 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
             // The next chunk is needed after the last tile.
             let ahead = if t + 1 == tiles.len() { CHUNK_STEPS * PANEL } else { 0 };
             // SAFETY: a tile's words are rows * row_words from first * row_words on, in [word][row] order, its scales
-            // likewise; the panel has w.steps() steps; acc has PANEL numbers for each row of the tiles (asserted above).
+            // likewise; the panel has w.steps() steps; acc has PANEL numbers for each row of the tiles (asserted
+            // above).
             unsafe {
                 let x = a.words.as_ptr().add(tile.first * a.row_words + from * split * tile.rows).cast::<u32>();
                 let acc = acc.as_mut_ptr().add((tile.first - first_row) * PANEL);

@@ -1,8 +1,9 @@
 //! Multi-head latent attention with the expansions of keys and values absorbed into queries and results. The cache is
 //! read as it is stored.
 
-use super::attention::{self, AttentionPlan, EntryField, KvCache, QueryPart};
+use super::attention::{self, AttentionPlan, EntryField, QueryPart};
 use super::gemm::{self, GemmJob, Packed};
+use super::kv_cache::KvCache;
 use super::pool::SharedPtr;
 use super::weights::{Numbers, PackSource, Panels};
 use super::{Batch, Cpu, Linear, Tensor, Weight, shape, stale, zeros};

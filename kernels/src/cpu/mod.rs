@@ -9,6 +9,7 @@ mod devices;
 mod dispatch;
 mod draw;
 mod gemm;
+mod kv_cache;
 mod memory;
 mod mla;
 mod moe;
@@ -107,8 +108,8 @@ enum Table {
     Bf16(Vec<bf16>),
 }
 
-pub use attention::KvCache;
 pub use devices::CpuDevices;
+pub use kv_cache::KvCache;
 pub use moe::Experts;
 pub use route::Routes;
 

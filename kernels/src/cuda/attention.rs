@@ -195,7 +195,8 @@ impl Cuda {
         let to_heads = Batched { heads, outs: v_dim, ins: kv_rank, x_head: kv_rank };
         let positions = batch.shape.table_stride * cache.block_size;
         let work = LatentWork::new(batch.shape.rows, heads, [kv_rank, rope_dim], positions);
-        let plain_rows = cache.element == Element::Bf16 && q.stride % 8 == 0 && q_dim % 8 == 0 && nope_dim % 8 == 0;
+        let plain_rows =
+            cache.element == Element::Bf16 && [q.stride, q_dim, nope_dim].iter().all(|width| width.is_multiple_of(8));
         if let Some(work) = work.filter(|_| self.fast.is_some() && plain_rows) {
             let of = WorkOf {
                 heads,

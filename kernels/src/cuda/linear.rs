@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::arena::ArenaBlock;
 use super::args::{LinearArgs, QuantizeArgs, SiluMulQuantArgs};
 use super::backend::{Cuda, int};
-use super::fast::{Numbers, scale_stride};
+use super::fast::{OperandType, scale_stride};
 use super::plan::{FP8_GROUP, LaunchPlan};
 use super::tensor::{DeviceTensor, Element};
 use super::weights::{DeviceVector, Matrix, WeightForm};
@@ -109,8 +109,8 @@ impl Cuda {
         })
     }
 
-    /// Room for FP8 codes [rows, cols] and scales, which `fill` launches the kernel for: it gets their addresses, and how
-    /// far the scales of two groups are apart (0: they lie row by row).
+    /// Room for FP8 codes [rows, cols] and scales, which `fill` launches the kernel for: it gets their addresses, and
+    /// how far the scales of two groups are apart (0: they lie row by row).
     fn codes(
         &self,
         [rows, cols]: [usize; 2],
@@ -172,7 +172,7 @@ impl Cuda {
         assert!(bias.is_none_or(|b| b.len == outs), "linear: the bias needs {outs} numbers");
         let result = self.tensor(x.rows, outs, result_of(out, form));
         if let Some(plan) = self.dense_plan(x, weight, result.element).filter(|_| bias.is_none()) {
-            let fp8 = Numbers::of(form) == Some(Numbers::Fp8);
+            let fp8 = OperandType::of(form) == Some(OperandType::Fp8);
             let operand = if fp8 { self.quantized(x, CodeRows::ByGroup) } else { Operand::plain(x) };
             self.fast_dense(plan, &operand, weight, &result);
             return result;

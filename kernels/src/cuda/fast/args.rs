@@ -68,8 +68,8 @@ pub struct Int4RepackArgs {
     pub interleaved: u32,
 }
 
-/// A divisor with what a division by it needs: the quotient is `(x + add) * multiplier >> (32 + shift)`, or `x >> shift`
-/// for a power of two.
+/// A divisor with what a division by it needs: the quotient is `(x + add) * multiplier >> (32 + shift)`, or `x >>
+/// shift` for a power of two.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct FastDivisor {

@@ -6,7 +6,7 @@ use super::super::linear::{Batched, Operand};
 use super::super::tensor::{DeviceTensor, Element};
 use super::super::weights::{Matrix, WeightForm};
 use super::args::{FastMap, GemmBf16Args, GemmFp8Args};
-use super::plan::{Form, GemmPlan, Numbers, Product, Tile};
+use super::plan::{Form, GemmPlan, OperandType, Product, TileKernel};
 
 /// Matrices of a product, as its tile's maps describe them.
 pub(super) struct Maps {
@@ -17,11 +17,11 @@ pub(super) struct Maps {
     pub scales: Option<((u64, TensorBoxes), u64)>,
 }
 
-impl Numbers {
-    pub fn of(form: WeightForm) -> Option<Numbers> {
+impl OperandType {
+    pub fn of(form: WeightForm) -> Option<OperandType> {
         match form {
-            WeightForm::Fp8 => Some(Numbers::Fp8),
-            WeightForm::Bf16 => Some(Numbers::Bf16),
+            WeightForm::Fp8 => Some(OperandType::Fp8),
+            WeightForm::Bf16 => Some(OperandType::Bf16),
             WeightForm::F32 | WeightForm::Int4 { .. } => None,
         }
     }
@@ -36,27 +36,34 @@ impl Cuda {
     /// Of x [any, ins] with a weight.
     pub(in super::super) fn dense_plan(&self, x: &DeviceTensor, weight: &Matrix, out: Element) -> Option<GemmPlan> {
         let Matrix { outs: n, ins: k, form, .. } = *weight;
-        let numbers = Numbers::of(form)?;
+        let numbers = OperandType::of(form)?;
         let product = Product { numbers, out, form: Form::Dense, n, k, groups: 1 };
         // FP8 codes are made from any x.
-        let taken = numbers == Numbers::Fp8 || reads_bf16(x);
+        let taken = numbers == OperandType::Fp8 || reads_bf16(x);
         self.fast_plan(product).filter(|_| taken)
     }
 
     /// Of each head's columns with its own weight.
     pub(in super::super) fn batched_plan(&self, x: &DeviceTensor, form: WeightForm, spec: Batched) -> Option<GemmPlan> {
         let Batched { heads, outs: n, ins: k, x_head } = spec;
-        if Numbers::of(form)? != Numbers::Bf16 || !reads_bf16(x) || x_head % 8 != 0 {
+        if OperandType::of(form)? != OperandType::Bf16 || !reads_bf16(x) || x_head % 8 != 0 {
             return None;
         }
-        self.fast_plan(Product { numbers: Numbers::Bf16, out: Element::Bf16, form: Form::Batched, n, k, groups: heads })
+        self.fast_plan(Product {
+            numbers: OperandType::Bf16,
+            out: Element::Bf16,
+            form: Form::Batched,
+            n,
+            k,
+            groups: heads,
+        })
     }
 
     /// x times the weight transposed. x has scales by group if the weight is FP8.
     pub(in super::super) fn fast_dense(&self, plan: GemmPlan, x: &Operand, weight: &Matrix, out: &DeviceTensor) {
         let Matrix { outs: n, ins: k, .. } = *weight;
         let (rows, tile) = (out.rows, plan.tile(out.rows));
-        let scales = (tile.numbers == Numbers::Fp8).then(|| ((x.scales, tile.x_scales(rows, k)), weight.scales()));
+        let scales = (tile.numbers == OperandType::Fp8).then(|| ((x.scales, tile.x_scales(rows, k)), weight.scales()));
         let maps = Maps {
             x: (x.address, tile.x([1, rows, k], [x.stride, 0])),
             w: (weight.data.address(), tile.w([1, n, k])),
@@ -91,7 +98,7 @@ impl Cuda {
     ///
     /// # Safety
     /// The maps describe memory that outlives the kernel, in which all that `ends` says is there.
-    pub(super) unsafe fn fast_gemm(&self, tile: &Tile, maps: &Maps, ends: u64, [rows, n, k]: [usize; 3]) {
+    pub(super) unsafe fn fast_gemm(&self, tile: &TileKernel, maps: &Maps, ends: u64, [rows, n, k]: [usize; 3]) {
         if rows == 0 || self.check().is_err() {
             return;
         }
@@ -117,5 +124,5 @@ impl Cuda {
 
 /// Whether rows can be copied as they are.
 fn reads_bf16(x: &DeviceTensor) -> bool {
-    x.element == Element::Bf16 && x.stride % 8 == 0 && x.address % 16 == 0
+    x.element == Element::Bf16 && x.stride.is_multiple_of(8) && x.address.is_multiple_of(16)
 }

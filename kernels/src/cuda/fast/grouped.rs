@@ -1,5 +1,5 @@
-//! The products of experts by grouped kernels: those of gemm.h for bf16 and FP8 weights, those of int4.h. Routes get places in
-//! which each expert's rows follow each other.
+//! The products of experts by grouped kernels: those of gemm.h for bf16 and FP8 weights, those of int4.h. Routes get
+//! places in which each expert's rows follow each other.
 
 use super::super::arena::ArenaBlock;
 use super::super::args::{MoePlaceArgs, ScatterArgs};
@@ -10,7 +10,7 @@ use super::super::plan::LaunchPlan;
 use super::super::tensor::{DeviceTensor, Element};
 use super::gemm::Maps;
 use super::int4::{Int4Plans, Int4Tile};
-use super::plan::{Form, GemmPlan, Numbers, Product, Tile};
+use super::plan::{Form, GemmPlan, OperandType, Product, TileKernel};
 
 /// Ends and starts of experts are there for a multiple of so many experts.
 const EXPERTS: usize = 64;
@@ -24,7 +24,7 @@ pub(in super::super) enum ExpertPlans {
 
 #[derive(Debug, Clone, Copy)]
 enum Tiles {
-    Gemm([&'static Tile; 2]),
+    Gemm([&'static TileKernel; 2]),
     Int4([&'static Int4Tile; 2]),
 }
 
@@ -59,15 +59,15 @@ impl Cuda {
         }
         let plan = |which: usize| {
             let (n, k, form) = shape.matrix(which);
-            let numbers = Numbers::of(form).filter(|_| x == Element::Bf16)?;
+            let numbers = OperandType::of(form).filter(|_| x == Element::Bf16)?;
             self.fast_plan(Product { numbers, out: Element::Bf16, form: Form::Grouped, n, k, groups: capacity })
         };
         let same = shape.matrix(0).2 == shape.matrix(1).2;
         Some(ExpertPlans::Gemm([plan(0).filter(|_| same)?, plan(2)?]))
     }
 
-    /// Finds the places of so many routes, which go to `known` experts of all ranks. `counts`, `starts` and `order` are those
-    /// of `moe_align`.
+    /// Finds the places of so many routes, which go to `known` experts of all ranks. `counts`, `starts` and `order` are
+    /// those of `moe_align`.
     pub(in super::super) fn place(
         &self,
         plans: ExpertPlans,
@@ -126,7 +126,7 @@ impl Cuda {
             x: (x.address, tile.x([1, room, k], [x.stride, 0])),
             w: (weights, tile.w([experts.capacity, n, k])),
             out: (out.address, tile.out([1, room, n], [n, 0])),
-            scales: (tile.numbers == Numbers::Fp8).then(|| ((x.scales, tile.x_scales(room, k)), scales)),
+            scales: (tile.numbers == OperandType::Fp8).then(|| ((x.scales, tile.x_scales(room, k)), scales)),
         };
         // SAFETY: x and out have a row for each place, and all slots have weights of this shape.
         unsafe { self.fast_gemm(tile, &maps, placed.ends.address, [room, n, k]) };

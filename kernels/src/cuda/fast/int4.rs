@@ -1,5 +1,5 @@
-//! Experts with int4 weights, by humming's kernels: their layout, which a weight gets when it is loaded, and their products.
-//! There are kernels for the widths of Kimi K2; what they take and give is in kernels/cuda/fast/int4.h.
+//! Experts with int4 weights, by humming's kernels: their layout, which a weight gets when it is loaded, and their
+//! products. There are kernels for the widths of Kimi K2; what they take and give is in kernels/cuda/fast/int4.h.
 
 use half::bf16;
 
@@ -84,8 +84,8 @@ impl Int4Plans {
     }
 }
 
-/// The scales [n, k / 32] of a weight as the kernels read them: [k / 32, n], in each 64 columns of which number 8 i + j is
-/// that of column 8 j + i.
+/// The scales [n, k / 32] of a weight as the kernels read them: [k / 32, n], in each 64 columns of which number 8 i + j
+/// is that of column 8 j + i.
 pub(in super::super) fn tiled_scales(scales: &[bf16], n: usize) -> Vec<bf16> {
     let groups = scales.len() / n;
     let column = |at: usize| at / 64 * 64 + at % 8 * 8 + at % 64 / 8;
@@ -169,8 +169,8 @@ impl Cuda {
                 top_k: 1,
                 long_starts: false,
             };
-            // SAFETY: x and out have a row for each place; the slots from `first` on have weights of this shape, and starts
-            // an entry for each expert of a launch and for the end.
+            // SAFETY: x and out have a row for each place; the slots from `first` on have weights of this shape, and
+            // starts an entry for each expert of a launch and for the end.
             unsafe { self.launch(&plan, &args) };
         }
         out

@@ -1,5 +1,5 @@
-//! Attention over the latent cache by FlashInfer's kernel. Which positions a piece of work covers depends on the row alone,
-//! so that its bits do not depend on other rows.
+//! Attention over the latent cache by FlashInfer's kernel. Which positions a piece of work covers depends on the row
+//! alone, so that its bits do not depend on other rows.
 
 use super::super::DeviceBuffer;
 use super::super::arena::ArenaBlock;
@@ -85,7 +85,7 @@ pub(in super::super) struct LatentWork {
 impl LatentWork {
     /// Of a step with block tables of `positions` positions. None: the kernel takes no such heads or widths.
     pub fn new(rows: usize, heads: usize, widths: [usize; 2], positions: usize) -> Option<LatentWork> {
-        if widths != [LATENT, ROPE] || heads == 0 || QUERIES % heads != 0 {
+        if widths != [LATENT, ROPE] || heads == 0 || !QUERIES.is_multiple_of(heads) {
             return None;
         }
         let (tile, chunks) = (QUERIES / heads, positions.div_ceil(CHUNK).max(1));
@@ -197,8 +197,8 @@ impl Cuda {
             together: true,
             ..LaunchPlan::new("latent_attention", [1, blocks, 1], THREADS)
         };
-        // SAFETY: queries, cache and out are those of the batch, which `begin` has compared with each other; partial has
-        // room for all pieces.
+        // SAFETY: queries, cache and out are those of the batch, which `begin` has compared with each other; partial
+        // has room for all pieces.
         unsafe { self.launch(&plan, &args) };
         let args = LatentMergeArgs {
             sequences: parts.sequences,

@@ -1,5 +1,6 @@
-//! The fast tier: kernels for Hopper (sm_90a) from headers of DeepGEMM, FlashInfer and humming, beside the plain kernels,
-//! which run everywhere. What no fast kernel takes is computed by a plain one. This module does not know models.
+//! The fast tier: kernels for Hopper (sm_90a) from headers of DeepGEMM, FlashInfer and humming, beside the plain
+//! kernels, which run everywhere. What no fast kernel takes is computed by a plain one. This module does not know
+//! models.
 
 mod args;
 mod gemm;
@@ -11,7 +12,7 @@ mod plan;
 pub(super) use grouped::ExpertPlans;
 pub(super) use int4::{Int4Plans, repack, tiled_scales};
 pub(super) use latent::{LatentWork, WorkOf};
-pub(super) use plan::{Numbers, scale_stride};
+pub(super) use plan::{OperandType, scale_stride};
 
 /// Bytes of shared memory that a block can have on sm_90.
 const MOST_SHARED: usize = 227 << 10;

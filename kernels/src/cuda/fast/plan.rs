@@ -1,7 +1,7 @@
 //! Which fast kernel multiplies what. Pure: what the kernels take and give is in kernels/cuda/fast/gemm.h.
 //!
-//! A plan depends on the product and on the sizes of its weight. It has two tiles, one for few rows and one for many, whose
-//! sums have the same order: so a row's bits do not depend on the number of rows.
+//! A plan depends on the product and on the sizes of its weight. It has two tiles, one for few rows and one for many,
+//! whose sums have the same order: so a row's bits do not depend on the number of rows.
 
 use super::super::args::{MapElement, TensorBoxes};
 use super::super::plan::{FP8_GROUP, LaunchPlan};
@@ -17,7 +17,7 @@ const FEW_ROWS: usize = 64;
 const STAGE_BYTES: usize = 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Numbers {
+pub(in super::super) enum OperandType {
     Fp8,
     Bf16,
 }
@@ -32,9 +32,9 @@ pub(in super::super) enum Form {
 
 /// A kernel of gemm.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Tile {
+pub(in super::super) struct TileKernel {
     pub kernel: &'static str,
-    pub numbers: Numbers,
+    pub numbers: OperandType,
     pub out: Element,
     pub form: Form,
     pub rows: usize,
@@ -50,9 +50,9 @@ macro_rules! tiles {
     ($($kernel:ident, $numbers:ident, $out:ident, $form:ident,
         $rows:literal, $cols:literal, $stages:literal, $threads:literal, $cluster:literal, $groups:literal;)*) => {
         /// As gemm.h lists them.
-        pub(super) const TILES: &[Tile] = &[$(Tile {
+        pub(super) const TILES: &[TileKernel] = &[$(TileKernel {
             kernel: stringify!($kernel),
-            numbers: Numbers::$numbers,
+            numbers: OperandType::$numbers,
             out: Element::$out,
             form: Form::$form,
             rows: $rows,
@@ -88,28 +88,28 @@ tiles! {
     bf16_grouped_many_256, Bf16, Bf16, Grouped, 128, 128, 5, 256, 2, 256;
 }
 
-impl Numbers {
+impl OperandType {
     pub fn bytes(self) -> usize {
         match self {
-            Numbers::Fp8 => 1,
-            Numbers::Bf16 => 2,
+            OperandType::Fp8 => 1,
+            OperandType::Bf16 => 2,
         }
     }
 
     fn map(self) -> MapElement {
         match self {
-            Numbers::Fp8 => MapElement::Byte,
-            Numbers::Bf16 => MapElement::Bf16,
+            OperandType::Fp8 => MapElement::Byte,
+            OperandType::Bf16 => MapElement::Bf16,
         }
     }
 }
 
-impl Tile {
-    /// Bytes of shared memory: the tile of out, the stages, the weight's scales of a row of blocks, and two barriers for
-    /// each stage.
+impl TileKernel {
+    /// Bytes of shared memory: the tile of out, the stages, the weight's scales of a row of blocks, and two barriers
+    /// for each stage.
     fn shared(&self, k: usize) -> usize {
         let out = (self.rows * self.cols * self.out.bytes()).next_multiple_of(1024);
-        let scales = |bytes| if self.numbers == Numbers::Fp8 { bytes } else { 0 };
+        let scales = |bytes| if self.numbers == OperandType::Fp8 { bytes } else { 0 };
         let stage = (self.rows + self.cols) * STAGE_BYTES + scales((4 * self.rows).next_multiple_of(128));
         out + self.stages * (stage + 16) + scales((4 * k.div_ceil(FP8_GROUP)).next_multiple_of(8))
     }
@@ -165,7 +165,7 @@ pub(in super::super) fn scale_stride(rows: usize) -> usize {
 /// What is multiplied: x [rows, k] and weights [n, k].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Product {
-    pub numbers: Numbers,
+    pub numbers: OperandType,
     pub out: Element,
     pub form: Form,
     pub n: usize,
@@ -177,8 +177,8 @@ pub(in super::super) struct Product {
 /// The kernels of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct GemmPlan {
-    few: &'static Tile,
-    many: &'static Tile,
+    few: &'static TileKernel,
+    many: &'static TileKernel,
 }
 
 impl Product {
@@ -187,14 +187,15 @@ impl Product {
         let Product { numbers, out, form, n, k, groups } = *self;
         // Rows of x, w and out begin at multiples of 16 bytes. Scales are those of whole blocks.
         let aligned = (k * numbers.bytes()).is_multiple_of(16) && (n * out.bytes()).is_multiple_of(16);
-        let blocks = numbers == Numbers::Bf16 || k.is_multiple_of(FP8_GROUP);
-        let whole = numbers == Numbers::Bf16 || form == Form::Dense || n.is_multiple_of(FP8_GROUP);
+        let blocks = numbers == OperandType::Bf16 || k.is_multiple_of(FP8_GROUP);
+        let whole = numbers == OperandType::Bf16 || form == Form::Dense || n.is_multiple_of(FP8_GROUP);
         if !aligned || !blocks || !whole || n == 0 || k == 0 {
             return None;
         }
         let fitting = |rows: usize| {
-            let same = |tile: &&Tile| (tile.numbers, tile.out, tile.form, tile.rows) == (numbers, out, form, rows);
-            let takes = |tile: &&Tile| match form {
+            let same =
+                |tile: &&TileKernel| (tile.numbers, tile.out, tile.form, tile.rows) == (numbers, out, form, rows);
+            let takes = |tile: &&TileKernel| match form {
                 Form::Dense => true,
                 Form::Batched => groups <= tile.groups,
                 // Tiles of one expert are shared in a cluster.
@@ -203,14 +204,14 @@ impl Product {
             TILES.iter().filter(same).filter(takes).min_by_key(|tile| tile.groups)
         };
         let (few, many) = (fitting(64)?, fitting(128)?);
-        let room = |tile: &Tile| tile.launch(k).shared <= super::MOST_SHARED;
+        let room = |tile: &TileKernel| tile.launch(k).shared <= super::MOST_SHARED;
         (room(few) && room(many)).then_some(GemmPlan { few, many })
     }
 }
 
 impl GemmPlan {
     /// `rows`: of x, or of all rows that are routed.
-    pub fn tile(&self, rows: usize) -> &'static Tile {
+    pub fn tile(&self, rows: usize) -> &'static TileKernel {
         if rows <= FEW_ROWS { self.few } else { self.many }
     }
 }

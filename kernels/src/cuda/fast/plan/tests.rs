@@ -2,7 +2,7 @@ use super::*;
 
 const LIST: &str = include_str!("../../../../cuda/fast/gemm.h");
 
-fn named(kernel: &str) -> &'static Tile {
+fn named(kernel: &str) -> &'static TileKernel {
     TILES.iter().find(|tile| tile.kernel == kernel).unwrap_or_else(|| panic!("no kernel {kernel}"))
 }
 
@@ -14,7 +14,7 @@ fn tiles_are_those_that_are_compiled() {
         let (x, out) = (format!("{:?}", tile.numbers), format!("{:?}", tile.out));
         let form = format!("{:?}", tile.form);
         let names = [x, out, form].map(|name| name.to_lowercase()).join(" ");
-        let Tile { kernel, rows, cols, stages, threads, cluster, groups, .. } = tile;
+        let TileKernel { kernel, rows, cols, stages, threads, cluster, groups, .. } = tile;
         format!("{kernel} {names} {rows} {cols} {stages} {threads} {cluster} {groups}")
     });
     assert_eq!(known.collect::<Vec<_>>(), listed);
@@ -38,12 +38,12 @@ fn both_tiles_of_a_plan_sum_in_the_same_order() {
     let pairs = TILES.iter().filter(|tile| tile.kernel.contains("_few"));
     for few in pairs {
         let many = named(&few.kernel.replace("_few", "_many"));
-        let order = |tile: &Tile| (tile.numbers, tile.out, tile.form, tile.groups);
+        let order = |tile: &TileKernel| (tile.numbers, tile.out, tile.form, tile.groups);
         assert_eq!((order(few), few.rows, many.rows), (order(many), 64, 128));
     }
 }
 
-fn plan(numbers: Numbers, out: Element, form: Form, [n, k, groups]: [usize; 3]) -> Option<GemmPlan> {
+fn plan(numbers: OperandType, out: Element, form: Form, [n, k, groups]: [usize; 3]) -> Option<GemmPlan> {
     Product { numbers, out, form, n, k, groups }.plan()
 }
 
@@ -53,7 +53,7 @@ fn the_products_of_a_rank_of_k2_have_plans() {
         let plan = plan(numbers, out, form, sizes).unwrap_or_else(|| panic!("{numbers:?} {form:?} {sizes:?}"));
         [plan.tile(64).kernel, plan.tile(65).kernel]
     };
-    let (bf16, fp8) = (Numbers::Bf16, Numbers::Fp8);
+    let (bf16, fp8) = (OperandType::Bf16, OperandType::Fp8);
     // Query and latent projections, the output, dense layers; all of eight ranks.
     for sizes in [[1536, 7168, 1], [1536, 1536, 1], [576, 7168, 1], [7168, 1024, 1], [2304, 7168, 1], [7168, 2304, 1]] {
         assert_eq!(kernels(fp8, Element::Bf16, Form::Dense, sizes), ["fp8_dense_few", "fp8_dense_many"]);
@@ -73,7 +73,7 @@ fn the_products_of_a_rank_of_k2_have_plans() {
 
 #[test]
 fn products_that_no_kernel_takes_have_no_plan() {
-    let (bf16, fp8) = (Numbers::Bf16, Numbers::Fp8);
+    let (bf16, fp8) = (OperandType::Bf16, OperandType::Fp8);
     for (numbers, out, form, sizes, why) in [
         (fp8, Element::F32, Form::Dense, [512, 512, 1], "FP8 results are bf16"),
         (fp8, Element::Bf16, Form::Dense, [512, 500, 1], "part of a block of scales along k"),

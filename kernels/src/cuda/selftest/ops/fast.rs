@@ -1,5 +1,5 @@
-//! The fast kernels against the plain ones on the same device, at the widths of a rank of Kimi K2 (eight ranks): numbers, and
-//! bits over the number of rows. On an emulated device the widths are small.
+//! The fast kernels against the plain ones on the same device, at the widths of a rank of Kimi K2 (eight ranks):
+//! numbers, and bits over the number of rows. On an emulated device the widths are small.
 
 use super::super::super::fast::has_fast_kernels;
 use super::super::super::{Cuda, CudaDevice, CudaDevices, KernelTier};
@@ -61,11 +61,11 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
         })]);
     }
     let all: [(&str, TierCheck); 9] = [
-        ("products with bf16 weights", |tiers| tiers.products(Weights::Bf16)),
-        ("products with FP8 weights", |tiers| tiers.products(Weights::Fp8)),
-        ("experts in bf16", |tiers| tiers.experts(Weights::Bf16)),
-        ("experts in FP8", |tiers| tiers.experts(Weights::Fp8)),
-        ("experts in int4", |tiers| tiers.experts(Weights::Int4)),
+        ("products with bf16 weights", |tiers| tiers.products(TestWeights::Bf16)),
+        ("products with FP8 weights", |tiers| tiers.products(TestWeights::Fp8)),
+        ("experts in bf16", |tiers| tiers.experts(TestWeights::Bf16)),
+        ("experts in FP8", |tiers| tiers.experts(TestWeights::Fp8)),
+        ("experts in int4", |tiers| tiers.experts(TestWeights::Int4)),
         ("latent attention", Tiers::latent),
         ("bits of products over rows", Tiers::bits_of_products),
         ("bits of experts over rows", Tiers::bits_of_experts),
@@ -89,19 +89,19 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Weights {
+pub(super) enum TestWeights {
     Bf16,
     Fp8,
     Int4,
 }
 
-impl Weights {
+impl TestWeights {
     /// Of so many numbers, with int4 scales.
     pub fn bytes(self, numbers: usize) -> usize {
         match self {
-            Weights::Bf16 => 2 * numbers,
-            Weights::Fp8 => numbers,
-            Weights::Int4 => numbers / 2 + numbers / 16,
+            TestWeights::Bf16 => 2 * numbers,
+            TestWeights::Fp8 => numbers,
+            TestWeights::Int4 => numbers / 2 + numbers / 16,
         }
     }
 }
@@ -138,11 +138,11 @@ impl Tiers {
         Ok(Tiers { fast, plain, random, widths })
     }
 
-    pub fn weight(&mut self, outs: usize, ins: usize, weights: Weights) -> Result<HostMatrix> {
+    pub fn weight(&mut self, outs: usize, ins: usize, weights: TestWeights) -> Result<HostMatrix> {
         let Stored { weight, .. } = match weights {
-            Weights::Bf16 => self.random.bf16(outs, ins)?,
-            Weights::Fp8 => self.random.fp8(outs, ins)?,
-            Weights::Int4 => self.random.int4(outs, ins, 32, ScaleForm::Bf16)?,
+            TestWeights::Bf16 => self.random.bf16(outs, ins)?,
+            TestWeights::Fp8 => self.random.fp8(outs, ins)?,
+            TestWeights::Int4 => self.random.int4(outs, ins, 32, ScaleForm::Bf16)?,
         };
         Ok(weight)
     }
@@ -154,7 +154,7 @@ impl Tiers {
         Ok(backend.rms_norm(&x, &ones, 1e-6))
     }
 
-    fn products(&mut self, weights: Weights) -> Result<Row> {
+    fn products(&mut self, weights: TestWeights) -> Result<Row> {
         let mut check = Differences::within(BF16);
         let Widths { hidden, inter, vocab, rows, .. } = self.widths;
         for (ins, outs) in [(hidden, inter), (inter, hidden), (hidden, vocab), (128, 72)] {
@@ -178,7 +178,7 @@ impl Tiers {
     fn bits_of_products(&mut self) -> Result<Row> {
         let mut check = Differences::within(0.0);
         let Widths { hidden: ins, inter: outs, rows, .. } = self.widths;
-        for weights in [Weights::Bf16, Weights::Fp8] {
+        for weights in [TestWeights::Bf16, TestWeights::Fp8] {
             let weight = self.weight(outs, ins, weights)?;
             let weight = self.fast.linear_weight(weight, Precision::Bf16)?;
             let most = rows[rows.len() - 1];
@@ -197,7 +197,7 @@ impl Tiers {
     }
 
     /// Experts, a router's scores for rows, and the rows. The first expert gets no row, the second one of each.
-    fn moe(&mut self, weights: Weights, rows: usize) -> Result<MoeCase> {
+    fn moe(&mut self, weights: TestWeights, rows: usize) -> Result<MoeCase> {
         let Widths { hidden, inter, experts, .. } = self.widths;
         let matrices = (0..experts)
             .map(|_| {
@@ -212,7 +212,7 @@ impl Tiers {
         Ok(MoeCase { matrices, scores, numbers: self.random.numbers(rows * hidden, 1.0) })
     }
 
-    fn experts(&mut self, weights: Weights) -> Result<Row> {
+    fn experts(&mut self, weights: TestWeights) -> Result<Row> {
         let mut check = Differences::within(BF16_WITHIN);
         let (widths, most) = (self.widths, *self.widths.rows.last().expect("some rows"));
         let case = self.moe(weights, most)?;
@@ -229,7 +229,7 @@ impl Tiers {
         let mut check = Differences::within(0.0);
         // Enough rows for the large tile.
         let (widths, most) = (self.widths, 65 * self.widths.experts / self.widths.top_k + 1);
-        for weights in [Weights::Bf16, Weights::Fp8, Weights::Int4] {
+        for weights in [TestWeights::Bf16, TestWeights::Fp8, TestWeights::Int4] {
             let case = self.moe(weights, most)?;
             let experts = case.load(&self.fast)?;
             let all = case.run(&mut self.fast, &experts, 0..most, widths)?;

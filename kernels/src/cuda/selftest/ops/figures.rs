@@ -1,10 +1,11 @@
-//! Times of ops at the widths of a rank of Kimi K2 over eight GPUs, with the fast kernels and the plain ones: as a share of the
-//! rate at which a copy reads and writes, or as a rate of arithmetic. Times on an emulated device say nothing.
+//! Times of ops at the widths of a rank of Kimi K2 over eight GPUs, with the fast kernels and the plain ones: as a
+//! share of the rate at which a copy reads and writes, or as a rate of arithmetic. Times on an emulated device say
+//! nothing.
 
 use super::super::super::Cuda;
 use super::super::{RowSink, copy_rate, milliseconds};
 use super::Row;
-use super::fast::{Tiers, Weights, latent_spec};
+use super::fast::{TestWeights, Tiers, latent_spec};
 use crate::backend::*;
 use crate::error::Result;
 
@@ -90,7 +91,7 @@ impl Tiers {
             rows(Row::passed(name, format!("fast {fast}; plain {plain}")));
         };
         let Sizes { hidden, inter, experts, heads, context, .. } = sizes;
-        for weights in [Weights::Fp8, Weights::Bf16] {
+        for weights in [TestWeights::Fp8, TestWeights::Bf16] {
             let times = self.dense(weights, [sizes.rows, sizes.wide, hidden])?;
             let work = Work::Bytes(weights.bytes(sizes.wide * hidden));
             row(format!("{weights:?}: [{}, {hidden}] to {}", sizes.rows, sizes.wide), work, times);
@@ -98,7 +99,7 @@ impl Tiers {
             let work = Work::Operations(2 * sizes.many * sizes.narrow * hidden);
             row(format!("{weights:?}: [{}, {hidden}] to {}", sizes.many, sizes.narrow), work, times);
         }
-        for weights in [Weights::Fp8, Weights::Int4] {
+        for weights in [TestWeights::Fp8, TestWeights::Int4] {
             let (few, many) = (sizes.rows, experts * sizes.of_expert);
             let times = self.moe_times(weights, few, sizes)?;
             let work = Work::Bytes(experts.min(few) * weights.bytes(3 * hidden * inter));
@@ -114,7 +115,7 @@ impl Tiers {
         Ok(())
     }
 
-    fn dense(&mut self, weights: Weights, [rows, outs, ins]: [usize; 3]) -> Result<[f64; 2]> {
+    fn dense(&mut self, weights: TestWeights, [rows, outs, ins]: [usize; 3]) -> Result<[f64; 2]> {
         let (weight, numbers) = (self.weight(outs, ins, weights)?, self.random.numbers(rows * ins, 1.0));
         let time = |backend: &Cuda| {
             let held = backend.linear_weight(weight.clone(), Precision::Bf16)?;
@@ -128,7 +129,7 @@ impl Tiers {
     }
 
     /// Each row goes to one expert, one after the other.
-    fn moe_times(&mut self, weights: Weights, rows: usize, sizes: Sizes) -> Result<[f64; 2]> {
+    fn moe_times(&mut self, weights: TestWeights, rows: usize, sizes: Sizes) -> Result<[f64; 2]> {
         let Sizes { hidden, inter, experts, .. } = sizes;
         let gate = self.weight(inter, hidden, weights)?;
         let (up, down) = (self.weight(inter, hidden, weights)?, self.weight(hidden, inter, weights)?);

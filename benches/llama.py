@@ -1,0 +1,93 @@
+"""Rein's CPU backend and llama.cpp's, in turn, with the same weights on 2 threads.
+
+    make engines                                      # installs llama-server
+    REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python benches/llama.py
+
+Prints a table (docs/benchmarks/kernels.md)."""
+import pathlib
+import statistics
+import sys
+import tempfile
+
+TESTS = pathlib.Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "engines"), str(TESTS / "py")]
+
+import checkpoint  # noqa: E402
+from engines import streamed  # noqa: E402
+from fleet import BIN, free_ports  # noqa: E402
+from gguf import GGMLQuantizationType  # noqa: E402
+from processes import Concurrent, Process, start_llama  # noqa: E402
+
+# 1.1 GB in bf16, of which a step reads all but the embedding. Three heads for each of keys and values.
+SIZE = {"HIDDEN": 1536, "HEADS": 12, "HEAD": 128, "KV_HEADS": 4, "LAYERS": 22, "FEED_FORWARD": 4096}
+TOKENS, ROUNDS, STREAMS, LONG = 33, 2, 8, 2048
+FORMS = {"bf16": GGMLQuantizationType.BF16, "int8": GGMLQuantizationType.Q8_0}
+
+
+def start_rein(directory, model, form):
+    (port,) = free_ports(1)
+    quantize = ["--quantize", "int8"] if form == "int8" else []
+    command = [
+        BIN, "serve", "--model", model, "--served-name", "m", "--format", "hermes", "--dtype", "bf16", "--threads", 2, *quantize,
+        "--http", f"127.0.0.1:{port}", "--grpc", "127.0.0.1:0"]
+    return Process("rein", command, directory, port, "/ready")
+
+
+class Subject:
+    """An engine that runs, and prompts that it has not seen."""
+
+    def __init__(self, name, process):
+        self.name, self.process, self.prompts = name, process, 0
+
+    def prompt(self, length):
+        self.prompts += 1
+        return [100 + (self.prompts * 7919 + i * i) % 3900 for i in range(length)]
+
+    def body(self, length, tokens):
+        if self.name == "llama.cpp":
+            return "/completion", {"prompt": self.prompt(length), "n_predict": tokens, "ignore_eos": True}
+        return "/v1/completions", {"model": "m", "prompt": self.prompt(length), "max_tokens": tokens, "ignore_eos": True}
+
+    def stream(self, streams, length):
+        """Tokens per second of a prefill, and of the decoding of all streams."""
+        bodies = [self.body(length, TOKENS) for _ in range(streams)]
+        times = Concurrent([lambda body=body: streamed(self.process.url, *body) for body in bodies]).results()
+        first, rest = (statistics.mean(column) for column in zip(*times))
+        return length / first, streams * (TOKENS - 1) / rest
+
+
+def measure(subject):
+    subject.stream(1, 16)
+    rounds = []
+    for _ in range(ROUNDS):
+        (_, one), (_, several), (prefill, after) = subject.stream(1, 16), subject.stream(STREAMS, 16), subject.stream(1, LONG)
+        rounds.append((one, several, after, prefill))
+    return [max(column) for column in zip(*rounds)]
+
+
+def main(directory):
+    vars(checkpoint).update(SIZE)
+    trained, tensors = checkpoint.tokenizer(), checkpoint.weights(1)
+    checkpoint.write_hf(directory / "model", trained, tensors)
+    for form, quantized in FORMS.items():
+        checkpoint.write_gguf(directory / f"{form}.gguf", trained, tensors, quantized)
+    del tensors
+    print(f"output tokens/s, best of {ROUNDS}\n")
+    print(f"| weights | engine | decode, 1 stream | {STREAMS} streams | 1 stream after {LONG} tokens | prefill of {LONG} tokens |")
+    print("|---|---|---|---|---|---|")
+    for form in FORMS:
+        for name, start in (
+            ("llama.cpp", lambda: start_llama(directory, directory / f"{form}.gguf", "--no-warmup")),
+            ("Rein", lambda: start_rein(directory, directory / "model", form))):
+            process = start()
+            try:
+                process.wait()
+                figures = measure(Subject(name, process))
+            finally:
+                process.stop()
+            print(f"| {form} | {name} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        main(pathlib.Path(made))
