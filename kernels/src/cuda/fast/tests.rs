@@ -127,7 +127,7 @@ fn places_have_room_for_any_routes() {
                 assert!(used(&counts) <= room, "{routes} routes, {held} experts, tiles of {tile}: {room}");
                 assert!(used(&vec![routes / busy; busy]) <= room);
             }
-            assert!(room % tile == 0 && room <= routes + held * tile);
+            assert!(room.is_multiple_of(tile) && room <= routes + held * tile);
         }
     }
 }

@@ -27,9 +27,9 @@ fn every_tile_fits_a_multiprocessor_and_the_rules_of_its_kernel() {
         assert!(plan.shared <= super::super::MOST_SHARED, "{plan}");
         // A warpgroup multiplies 64 rows, and the registers of all threads are reassigned in warpgroups.
         assert_eq!(tile.rows, tile.threads as usize / 2, "{}", tile.kernel);
-        assert!(plan.threads % 128 == 0 && BLOCKS % tile.cluster == 0, "{plan}");
+        assert!(plan.threads % 128 == 0 && BLOCKS.is_multiple_of(tile.cluster), "{plan}");
         // The scales of one row of blocks are enough only if a tile is not wider than a block.
-        assert!(FP8_GROUP % tile.cols == 0, "{}", tile.kernel);
+        assert!(FP8_GROUP.is_multiple_of(tile.cols), "{}", tile.kernel);
     }
 }
 
