@@ -20,7 +20,7 @@ from processes import Concurrent, Process, start_llama  # noqa: E402
 
 # 1.1 GB in bf16, of which a step reads all but the embedding. Three heads for each of keys and values.
 SIZE = {"HIDDEN": 1536, "HEADS": 12, "HEAD": 128, "KV_HEADS": 4, "LAYERS": 22, "FEED_FORWARD": 4096}
-TOKENS, ROUNDS, STREAMS, LONG = 33, 2, 8, 2048
+TOKENS, ROUNDS, STREAMS, LONG = 33, 3, 8, 2048
 FORMS = {"bf16": GGMLQuantizationType.BF16, "int8": GGMLQuantizationType.Q8_0}
 
 
@@ -57,12 +57,8 @@ class Subject:
 
 
 def measure(subject):
-    subject.stream(1, 16)
-    rounds = []
-    for _ in range(ROUNDS):
-        (_, one), (_, several), (prefill, after) = subject.stream(1, 16), subject.stream(STREAMS, 16), subject.stream(1, LONG)
-        rounds.append((one, several, after, prefill))
-    return [max(column) for column in zip(*rounds)]
+    (_, one), (_, several), (prefill, after) = subject.stream(1, 16), subject.stream(STREAMS, 16), subject.stream(1, LONG)
+    return one, several, after, prefill
 
 
 def main(directory):
@@ -76,16 +72,22 @@ def main(directory):
     print(f"| weights | engine | decode, 1 stream | {STREAMS} streams | 1 stream after {LONG} tokens | prefill of {LONG} tokens |")
     print("|---|---|---|---|---|---|")
     for form in FORMS:
-        for name, start in (
-            ("llama.cpp", lambda: start_llama(directory, directory / f"{form}.gguf", "--no-warmup")),
-            ("Rein", lambda: start_rein(directory, directory / "model", form))):
-            process = start()
-            try:
-                process.wait()
-                figures = measure(Subject(name, process))
-            finally:
+        processes = {
+            "llama.cpp": start_llama(directory, directory / f"{form}.gguf", "--no-warmup"),
+            "Rein": start_rein(directory, directory / "model", form)}
+        try:
+            subjects = [Subject(name, process) for name, process in processes.items()]
+            for subject in subjects:
+                subject.process.wait()
+                subject.stream(1, 16)
+            # In turn, so that what others do to the machine's memory meets both.
+            rounds = [[measure(subject) for subject in subjects] for _ in range(ROUNDS)]
+        finally:
+            for process in processes.values():
                 process.stop()
-            print(f"| {form} | {name} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |", flush=True)
+        for subject, measured in zip(subjects, zip(*rounds)):
+            best = [max(column) for column in zip(*measured)]
+            print(f"| {form} | {subject.name} | " + " | ".join(f"{figure:.1f}" for figure in best) + " |", flush=True)
 
 
 if __name__ == "__main__":

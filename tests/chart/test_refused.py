@@ -15,9 +15,10 @@ def one(**model):
 
 
 def capacity(name, **changes):
-    """A profile whose first model has other figures."""
+    """A profile whose first model has other figures, or lacks those that are None."""
     values = profile(name)
-    values["models"][0]["capacity"].update(changes)
+    capacity = {**values["models"][0]["capacity"], **changes}
+    values["models"][0]["capacity"] = {key: value for key, value in capacity.items() if value is not None}
     return values
 
 
@@ -130,6 +131,7 @@ WRONG = {
     "a context without a length": (changed("k2-int4-8-gpus", options={}), "models[0].options.max-context", "must be set"),
     "K2 int4 on GPUs of 80 GB": (capacity("k2-int4-8-gpus", deviceMemory="74.5Gi"), "models[0].capacity", "does not fit"),
     "K2 in FP8 with a long context on 8 GPUs": (capacity("k2-fp8-16-gpus", weights="121.20Gi"), "models[0].capacity", "does not fit"),
+    "K2 on GPUs of an unknown size": (capacity("k2-int4-8-gpus", deviceMemory=None), "models[0].capacity.deviceMemory", "must be set"),
     "a CPU model in too little memory": (one(options={"max-context": 4096}, capacity={"weights": "11Mi", "tokenBytes": 800}, resources={"limits": {"memory": "12Mi"}}), "models[0].resources.limits.memory", "does not fit"),
     "shared memory that leaves nothing": (one(podsPerGroup=1, **{**GPU, "resources": {"limits": {"memory": "9Gi"}}}, shm="9Gi"), "models[0].shm", "must be less"),
 }

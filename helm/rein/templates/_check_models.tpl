@@ -144,6 +144,9 @@
 {{- end -}}
 {{- $cache := int64 (ceil (divf (mulf (float64 $context) (float64 .tokenBytes)) 1048576.0)) -}}
 {{- if eq $model.engine "cuda" -}}
+{{- if not .deviceMemory -}}
+{{- fail (printf "%s.capacity.deviceMemory: must be set with engine cuda: the memory of one GPU" $path) -}}
+{{- end -}}
 {{- $device := int64 (include "rein.mebibytes" .deviceMemory) -}}
 {{/* The KV cache gets nine tenths of what the weights leave; the rest is for activations. */}}
 {{- $free := int64 (floor (mulf (float64 (sub $device (add $weights $moves))) 0.9)) -}}

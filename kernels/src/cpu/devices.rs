@@ -1,13 +1,10 @@
 //! The CPU as a device: its threads and memory, which the ranks of a process share.
 
-use super::Cpu;
+use super::{Cpu, free};
 use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
 use crate::collective::{Collective, threads};
 use crate::error::Result;
 use crate::storage::DeviceStorage;
-
-/// Assumed free memory where the system does not report it.
-const UNKNOWN_FREE: usize = 2 << 30;
 
 /// Every index names the same CPU.
 #[derive(Debug, Clone)]
@@ -28,12 +25,9 @@ impl Devices for CpuDevices {
         Ok(Cpu::new(1, Box::new(threads::alone())))
     }
 
-    /// MemAvailable of Linux.
+    /// MemAvailable of Linux, or what the limit of a container leaves.
     fn free_memory(&self) -> Result<usize> {
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-        let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
-        Ok(kib.map_or(UNKNOWN_FREE, |kib| kib << 10))
+        Ok(free::bytes())
     }
 }
 

@@ -8,6 +8,7 @@ mod combine;
 mod devices;
 mod dispatch;
 mod draw;
+mod free;
 mod gemm;
 mod kv_cache;
 mod memory;
