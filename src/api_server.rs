@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rein_grammar::Enforcement;
 use rein_router::admission::keys::ApiKeys;
-use rein_router::hot_reload::FileError;
 use rein_router::{ModelPolicy, ProcessMetrics, ResponsesStoreMode, Router, RouterConfig};
+use rein_text::template::Sources;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -23,6 +23,9 @@ use crate::tls::{self, Certificate, ServerTls};
 const LOST_TIME: Duration = Duration::from_secs(2);
 
 pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
+    if let Some(path) = &args.chat_template {
+        Sources::from_file(path).map_err(|error| format!("--chat-template: {error}"))?;
+    }
     Ok(ModelPolicy {
         format: args.format.as_deref().map(crate::tools::formats::named).transpose()?,
         enforcement: match args.enforcement {
@@ -37,7 +40,9 @@ pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
 }
 
 /// `store` is where responses are kept if the options do not say.
-pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig, FileError> {
+pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig, Box<dyn Error>> {
+    let responses_store = args.responses.responses_store.clone().unwrap_or(store);
+    responses_store.check().map_err(|error| format!("--responses-store: {responses_store}: {error}"))?;
     let AdmissionArgs { api_keys, max_in_flight, max_queued, client_stall_timeout } = &args.admission;
     Ok(RouterConfig {
         max_in_flight: *max_in_flight,
@@ -45,7 +50,7 @@ pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig,
         cors_origins: args.network.cors_origin.clone(),
         client_stall: Duration::from_secs(*client_stall_timeout),
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
-        responses_store: args.responses.responses_store.clone().unwrap_or(store),
+        responses_store,
         ..RouterConfig::default()
     })
 }

@@ -43,6 +43,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listeners = Listeners::bind(&args.api).await?;
+        let config = api_server::config(&args.api, ResponsesStoreMode::Memory)?;
         let format = text.settle_format(policy.format).name;
         let banner = Banner::new(&format!("serves {}", text.name))
             .row("model", format_args!("{} ({})", weights.model.display(), text.architecture))
@@ -89,7 +90,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         let engine = rein_worker::start(executor, engine_options(&args.engine, &devices));
         let process_metrics = api_server::process_metrics(listeners.certificate().into_iter().collect());
         let router = Router::new(
-            RouterConfig { process_metrics, ..api_server::config(&args.api, ResponsesStoreMode::Memory)? },
+            RouterConfig { process_metrics, ..config },
             vec![ModelEntry {
                 text,
                 engine: rein_router::transport(engine.clone().into_server()),

@@ -6,8 +6,7 @@ mod shares;
 
 use std::{
     collections::HashMap,
-    convert::Infallible,
-    fmt,
+    fmt, io,
     path::PathBuf,
     str::FromStr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,14 +28,26 @@ pub enum ResponsesStoreMode {
 }
 
 impl FromStr for ResponsesStoreMode {
-    type Err = Infallible;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, Infallible> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
+            "" => return Err("must be memory, off or a directory"),
             "off" => ResponsesStoreMode::Off,
             "memory" => ResponsesStoreMode::Memory,
             directory => ResponsesStoreMode::Directory(directory.into()),
         })
+    }
+}
+
+impl ResponsesStoreMode {
+    /// Makes the directory, and shows that files can be written into it.
+    pub fn check(&self) -> io::Result<()> {
+        let ResponsesStoreMode::Directory(path) = self else { return Ok(()) };
+        std::fs::create_dir_all(path)?;
+        let probe = path.join(format!(".probe-{}", std::process::id()));
+        std::fs::write(&probe, [])?;
+        std::fs::remove_file(&probe)
     }
 }
 

@@ -161,10 +161,10 @@ pub struct SelftestArgs {
     /// Index of the device, among those that CUDA_VISIBLE_DEVICES leaves
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub device: usize,
-    /// Kernels of models, ranks, invariance, engine and bench
+    /// Kernels of models, ranks, invariance, engine, bench and slice
     #[arg(long, value_enum, default_value_t = GpuKernelsArg::Plain, value_name = "KERNELS")]
     pub gpu_kernels: GpuKernelsArg,
-    /// Sections to run, in this order
+    /// Sections to run, in the order given
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = SelftestSection::ORDER)]
     pub sections: Vec<SelftestSection>,
     /// Directory with the small model directories of models, ranks, invariance, engine and bench

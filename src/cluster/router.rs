@@ -12,7 +12,6 @@ use rein_router::fleet::membership::Dial;
 use rein_router::seal::Seal;
 use rein_router::{ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::ModelOverrides;
-use rein_text::template::Sources;
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 
@@ -60,9 +59,6 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let links = WorkerLinks::new(peers.clone())?;
     let tool_calls = &args.api.tool_calls;
     let policy = api_server::policy(tool_calls)?;
-    if let Some(path) = &tool_calls.chat_template {
-        Sources::from_file(path).map_err(|e| format!("--chat-template: {e}"))?;
-    }
     let overrides = ModelOverrides { template: tool_calls.chat_template.clone(), ..ModelOverrides::from_env()? };
     let mut texts = HashMap::new();
     for dir in &args.model {

@@ -47,6 +47,18 @@ async fn a_response_is_found_under_its_id_and_key_until_it_is_deleted() {
     }
 }
 
+#[test]
+fn a_place_that_cannot_be_written_is_found_before_any_response() {
+    let directory = TemporaryDirectory::new("check");
+    let mode = |path: PathBuf| ResponsesStoreMode::Directory(path);
+    mode(directory.0.join("made/below")).check().unwrap();
+    let file = directory.0.join("file");
+    std::fs::write(&file, []).unwrap();
+    assert!(mode(file.clone()).check().is_err() && mode(file.join("below")).check().is_err());
+    assert_eq!(std::fs::read_dir(directory.0.join("made/below")).unwrap().count(), 0);
+    assert!("".parse::<ResponsesStoreMode>().is_err());
+}
+
 #[tokio::test]
 async fn a_store_that_is_off_keeps_nothing() {
     let store = ResponseStore::new(&ResponsesStoreMode::Off, ResponseLimits::default());

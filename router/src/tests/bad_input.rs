@@ -229,7 +229,9 @@ fn chat_rows() -> Vec<Row> {
         ("structured_outputs", json!({"choice": []}), "structured_outputs.choice", "at least one"),
         ("structured_outputs", json!({"choice": [1]}), "structured_outputs.choice[0]", "a string"),
         ("structured_outputs", json!({"json": "{"}), "structured_outputs.json", "not valid JSON"),
-        ("structured_outputs", json!({"regex": "a", "json_object": true}), "structured_outputs", "one of"),
+        ("structured_outputs", json!({"regex": "a", "json_object": true}), "structured_outputs", "may set only one of"),
+        ("structured_outputs", json!({}), "structured_outputs", "must set one of"),
+        ("structured_outputs", json!({"regexp": "a"}), "structured_outputs", "must set one of"),
         (
             "structured_outputs",
             json!({"json": {}, "disable_any_whitespace": true}),

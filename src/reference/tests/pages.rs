@@ -86,7 +86,11 @@ fn meaning(option: &CommandOption) -> String {
     text
 }
 
+/// With a small first letter, unless the first word is a name.
 fn lowercase(text: &str) -> String {
+    if text.split(' ').next().is_some_and(|word| word.ends_with("'s")) {
+        return text.to_owned();
+    }
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_lowercase().chain(chars).collect())
 }

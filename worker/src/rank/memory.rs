@@ -173,6 +173,10 @@ impl KvPlan {
             );
             return Err(LoadError::Option { option: "kv_memory", what });
         }
+        if cache > free.saturating_sub(weights) {
+            let [cache, weights, free] = [cache, weights, free].map(bytes);
+            tracing::warn!(%cache, %weights, %free, "the KV cache may not fit into memory beside the weights");
+        }
         Self { blocks, block_size, bytes_per_token, max_context: context, full_context: context }.limited(options)
     }
 

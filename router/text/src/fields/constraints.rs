@@ -261,10 +261,14 @@ fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, InvalidRe
     let why = "set 'additionalProperties' to false in the schema";
     object.require("disable_additional_properties", |value| *value == Value::Bool(false), why)?;
     fields.add_ignored(object);
-    if found.len() > 1 {
-        let message =
-            "'structured_outputs' may set only one of json, json_object, regex, choice, grammar and structural_tag";
-        return Err(InvalidRequest::invalid("structured_outputs", message));
+    match found.pop() {
+        Some(response) if found.is_empty() => Ok(Some(response)),
+        only => {
+            let set = if only.is_none() { "must set" } else { "may set only" };
+            let message = format!(
+                "'structured_outputs' {set} one of json, json_object, regex, choice, grammar and structural_tag"
+            );
+            Err(InvalidRequest::invalid("structured_outputs", message))
+        }
     }
-    Ok(found.pop())
 }

@@ -10,6 +10,10 @@ use serde_json::{Map, Number, Value};
 
 use crate::{InvalidRequest, limits};
 
+/// How deep serde_json reads.
+const MAX_DEPTH: usize = 127;
+const TOO_DEEP: &str = "recursion limit exceeded";
+
 /// Budget for the memory of a request's values.
 #[derive(Debug)]
 pub struct ValueMemoryBudget {
@@ -87,7 +91,16 @@ pub fn check(text: &str) -> Result<(), InvalidRequest> {
 }
 
 fn broken(error: &serde_json::Error) -> InvalidRequest {
-    InvalidRequest::new("invalid_json", format!("the body is not valid JSON: {error}"))
+    InvalidRequest::new("invalid_json", format!("the body {}", why(error)))
+}
+
+/// What is wrong with a text that serde_json does not read.
+fn why(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.strip_prefix(TOO_DEEP) {
+        Some(place) => format!("may have arrays and objects in each other up to a depth of {MAX_DEPTH}{place}"),
+        None => format!("is not valid JSON: {text}"),
+    }
 }
 
 /// The fields of an object. `more`: it has more than a body may have.
@@ -162,7 +175,7 @@ pub fn document(at: &str, text: &str) -> Result<Value, InvalidRequest> {
         true => build_error(at, &budget, &error),
         false => InvalidRequest {
             code: Some("invalid_json"),
-            ..InvalidRequest::invalid(at, format!("'{at}' is not valid JSON: {error}"))
+            ..InvalidRequest::invalid(at, format!("'{at}' {}", why(&error)))
         },
     })
 }
@@ -188,10 +201,7 @@ fn build_error(at: &str, budget: &ValueMemoryBudget, error: &serde_json::Error) 
         );
         return InvalidRequest { code: Some("too_many_values"), ..InvalidRequest::invalid(at, message) };
     }
-    InvalidRequest {
-        code: Some("invalid_json"),
-        ..InvalidRequest::invalid(at, format!("'{at}' is not valid JSON: {error}"))
-    }
+    InvalidRequest { code: Some("invalid_json"), ..InvalidRequest::invalid(at, format!("'{at}' {}", why(error))) }
 }
 
 /// A JSON value that is validated and dropped.

@@ -130,7 +130,8 @@ fn find(config: &Map<String, Value>) -> Result<&'static Architecture, LoadError>
     };
     let Some(row) = row else {
         let found = stated.or(model_type).map_or("(none given)".into(), |name| format!("{name:?}"));
-        let supported = architectures().collect::<Vec<_>>().join(", ");
+        let wrappers = WRAPPERS.iter().map(|wrapper| wrapper.name);
+        let supported = architectures().chain(wrappers).collect::<Vec<_>>().join(", ");
         return Err(LoadError::Architecture { found, supported });
     };
     match model_type {

@@ -76,7 +76,20 @@ fn invalid_json_is_found_in_every_field_whether_it_is_read_or_not() {
             });
             let error = read.map(|read| read.value).unwrap_err();
             assert_eq!(error.code, Some("invalid_json"), "{text}: {error:?}");
-            assert_eq!(error.message, format!("the body is not valid JSON: {expected}"), "{text}");
+            let what = match wrong == deep {
+                true => expected
+                    .to_string()
+                    .replace(TOO_DEEP, "may have arrays and objects in each other up to a depth of 127"),
+                false => format!("is not valid JSON: {expected}"),
+            };
+            assert_eq!(error.message, format!("the body {what}"), "{text}");
         }
     }
+}
+
+#[test]
+fn the_deepest_value_has_the_depth_that_the_error_names() {
+    let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    assert_eq!(document("at", &nested(MAX_DEPTH)).unwrap().to_string(), nested(MAX_DEPTH));
+    assert!(document("at", &nested(MAX_DEPTH + 1)).unwrap_err().message.contains("depth of 127"));
 }
