@@ -171,7 +171,7 @@ def first_cells(page, heading=None, until=None):
 
 def test_the_page_lists_exactly_the_error_codes():
     code = "\n".join(re.sub(r"\n#\[cfg\(test\)\]\nmod \w+ \{.*", "", text, flags=re.S) for text in sources("router/src", "router/text/src"))
-    written = set(re.findall(r'(?:code: Some\(|InvalidRequest::new\()\s*"([a-z_]+)"', code)) | set(re.findall(r'=> "(grammar_[a-z_]+)"', code))
+    written = set(re.findall(r'(?:code: Some\(|InvalidRequest::new\()\s*"([a-z0-9_]+)"', code)) | set(re.findall(r'=> "(grammar_[a-z_]+)"', code))
     assert len(written) > 30, written
     assert set(first_cells(DOCS / "reference/errors.md", "## Codes")) == written
 
@@ -245,7 +245,7 @@ FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "-
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture",
            "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output",
            "--conversations", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
-           "--namespace", "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching"}
+           "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused", "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching"}
 
 
 def test_options_in_the_docs_exist():
