@@ -245,7 +245,8 @@ FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "-
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture",
            "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output",
            "--conversations", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
-           "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused", "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching"}
+           "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused",
+           "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching"}
 
 
 def test_options_in_the_docs_exist():
