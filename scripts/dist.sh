@@ -3,7 +3,7 @@
 # PROFILE=dev packages the debug build; OUT names another directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-profile=${PROFILE:-release} out=${OUT:-target/dist}
+profile=${PROFILE:-packaged} out=${OUT:-target/dist}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 work=$out/work

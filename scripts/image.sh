@@ -9,7 +9,7 @@
 # debug build; BIN names another binary, OUT another directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-engine=${ENGINE:-cpu} profile=${PROFILE:-release} out=${OUT:-target/image}
+engine=${ENGINE:-cpu} profile=${PROFILE:-packaged} out=${OUT:-target/image}
 arch=$(dpkg --print-architecture)
 packages=packaging/image/debian-$arch.txt
 fail() { echo "image: $*" >&2; exit 1; }
