@@ -22,6 +22,7 @@ use crate::tls::{self, Certificate, ServerTls};
 /// Time in which the router answers the requests of a lost engine.
 const LOST_TIME: Duration = Duration::from_secs(2);
 
+/// Reads --chat-template as well, so that an error names the option.
 pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
     if let Some(path) = &args.chat_template {
         Sources::from_file(path).map_err(|error| format!("--chat-template: {error}"))?;

@@ -13,6 +13,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use uuid::Uuid;
+
 use crate::{fair::CallerName, limits};
 use directory::ResponseDirectory;
 use shares::Shares;
@@ -45,7 +47,8 @@ impl ResponsesStoreMode {
     pub fn check(&self) -> io::Result<()> {
         let ResponsesStoreMode::Directory(path) = self else { return Ok(()) };
         std::fs::create_dir_all(path)?;
-        let probe = path.join(format!(".probe-{}", std::process::id()));
+        // Routers in containers have the same process id, and may share the directory.
+        let probe = path.join(format!(".probe-{}", Uuid::new_v4().simple()));
         std::fs::write(&probe, [])?;
         std::fs::remove_file(&probe)
     }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Fields of a body.
 pub const BODY_FIELDS: usize = 256;
+/// Arrays and objects in each other, in a request and in a text that has to be JSON. It is serde_json's.
+pub const JSON_DEPTH: usize = 127;
 /// Bytes of memory that the values of a body may take once they are built, in addition to the size of the body.
 pub const VALUE_BYTES: usize = 32 << 20;
 /// Messages of a conversation.

@@ -164,16 +164,17 @@ impl KvPlan {
             }
         };
         let cache = blocks * block_size * bytes_per_token;
-        // On a CPU, an explicit size may count on memory that others will free.
-        if on_gpus && cache > free - weights {
-            let [cache, rest] = [cache, free - weights].map(bytes);
+        let rest = free.saturating_sub(weights);
+        if on_gpus && cache > rest {
+            let [cache, rest] = [cache, rest].map(bytes);
             let what = format!(
                 "a KV cache of {cache} exceeds the device memory that the weights leave free, {rest}: make it smaller, \
                  or lower --max-context and --max-sequences"
             );
             return Err(LoadError::Option { option: "kv_memory", what });
         }
-        if cache > free.saturating_sub(weights) {
+        // On a CPU, an explicit size may count on memory that others will free.
+        if cache > rest {
             let [cache, weights, free] = [cache, weights, free].map(bytes);
             tracing::warn!(%cache, %weights, %free, "the KV cache may not fit into memory beside the weights");
         }

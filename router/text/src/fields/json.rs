@@ -10,8 +10,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::{InvalidRequest, limits};
 
-/// How deep serde_json reads.
-const MAX_DEPTH: usize = 127;
+/// How serde_json's error begins.
 const TOO_DEEP: &str = "recursion limit exceeded";
 
 /// Budget for the memory of a request's values.
@@ -98,7 +97,9 @@ fn broken(error: &serde_json::Error) -> InvalidRequest {
 fn why(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.strip_prefix(TOO_DEEP) {
-        Some(place) => format!("may have arrays and objects in each other up to a depth of {MAX_DEPTH}{place}"),
+        Some(place) => {
+            format!("may have arrays and objects in each other up to a depth of {}{place}", limits::JSON_DEPTH)
+        }
         None => format!("is not valid JSON: {text}"),
     }
 }

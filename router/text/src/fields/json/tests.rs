@@ -90,6 +90,6 @@ fn invalid_json_is_found_in_every_field_whether_it_is_read_or_not() {
 #[test]
 fn the_deepest_value_has_the_depth_that_the_error_names() {
     let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
-    assert_eq!(document("at", &nested(MAX_DEPTH)).unwrap().to_string(), nested(MAX_DEPTH));
-    assert!(document("at", &nested(MAX_DEPTH + 1)).unwrap_err().message.contains("depth of 127"));
+    assert_eq!(document("at", &nested(limits::JSON_DEPTH)).unwrap().to_string(), nested(limits::JSON_DEPTH));
+    assert!(document("at", &nested(limits::JSON_DEPTH + 1)).unwrap_err().message.contains("depth of 127"));
 }
