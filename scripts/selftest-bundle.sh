@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Packs what `rein selftest` needs on a machine with a GPU and without Rust: the stripped binary, which contains the
-# CUDA kernels, and the small models. Prints the command to run there.
+# CUDA kernels, the small models, and the yardstick in torch. Prints the commands to run there.
 # PROFILE=dev packs the debug build; OUT names another archive than target/selftest.tar.gz.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,6 +20,7 @@ cp -r tests/fixtures/models/. "$dir/models/"
 mkdir "$dir/models/demo"
 # The demo model also answers requests there.
 cp models/demo/*.json models/demo/*.jinja models/demo/*.safetensors "$dir/models/demo/"
+cp benches/k2_slice.py "$dir/"
 mkdir -p "$(dirname "$out")"
 tar -C "$work" --owner=0 --group=0 --sort=name -czf "$out" rein-selftest
 
@@ -33,7 +34,13 @@ $out: $((size >> 20)) MiB. On the machine with the GPU, which needs ${glibc/_/ }
   tar xzf $(basename "$out") && cd rein-selftest
   ./rein selftest --engine cuda --fixtures models --report report.json
 
-A run that is cut off continues with --resume report.json in place of --report. To serve the demo model:
+A run that is cut off continues with --resume report.json in place of --report. The fast kernels beside torch, for
+scripts/gpu_figures.py:
+
+  ./rein selftest --engine cuda --fixtures models --sections device,fast,slice --gpu-kernels fast --report fast.json
+  python3 k2_slice.py --out torch.json
+
+To serve the demo model:
 
   ./rein serve --engine cuda --model models/demo
 END

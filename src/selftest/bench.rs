@@ -65,7 +65,7 @@ fn tiny_steps(tiny: &SmallModel, devices: DeviceChoice, rows: &mut ReportSink) -
     let mut steps = tiny.load_with(&options)?;
     let vocab = steps.group.shape().vocab_size;
     for &batch in BATCHES_OF_TINY {
-        let time = decode(&mut steps, batch, TINY_CONTEXT, vocab, RUNS_OF_TINY)?;
+        let time = DecodeSteps::new(&mut steps, TINY_CONTEXT, vocab, RUNS_OF_TINY).step(batch)?;
         rows(figure(format!("step of {} ({batch} rows)", tiny.name), format!("{:.0} us", time * 1e6)));
     }
     Ok(())
@@ -96,8 +96,9 @@ fn model_steps(shape: &BenchShape, devices: DeviceChoice, load: &Load, rows: &mu
     })?;
     let rate = prompt.len() as f64 / time;
     rows(figure(format!("prefill of {} tokens", prompt.len()), format!("{:.1} ms, {rate:.0} tokens/s", time * 1e3)));
+    let mut decoding = DecodeSteps::new(&mut steps, load.context, shape.vocab, load.runs);
     for &batch in load.batches {
-        let time = decode(&mut steps, batch, load.context, shape.vocab, load.runs)?;
+        let time = decoding.step(batch)?;
         let value = format!("{:.3} ms per step, {:.0} tokens/s", time * 1e3, batch as f64 / time);
         rows(figure(format!("decode, {batch} rows after {} tokens", load.context), value));
     }
@@ -135,34 +136,53 @@ pub(super) fn median(runs: usize, mut run: impl FnMut() -> Result<(), Box<dyn Er
     Ok(times[times.len() / 2])
 }
 
-/// Seconds of a step in which `batch` sequences draw a token each.
-pub(super) fn decode(
-    steps: &mut Steps,
-    batch: usize,
-    context: usize,
-    vocab: usize,
-    runs: usize,
-) -> Result<f64, Box<dyn Error>> {
-    let of_one = (context + runs + 1).div_ceil(steps.block_size());
-    let blocks = |steps: &Steps, i: usize| steps.blocks(i * of_one, context + runs + 1);
-    let mut next = Vec::new();
-    for i in 0..batch {
-        let prompt = random_tokens(i as u64, context, vocab);
-        let results = steps.run(vec![plain(drawing(i as u64, &prompt, 0, &blocks(steps, i)))])?;
-        next.push(results.first().and_then(|result| result.token).ok_or("a step drew no token")?);
+/// Sequences that have prompts of `context` tokens in the cache and draw a token in each step.
+pub(super) struct DecodeSteps<'a> {
+    pub steps: &'a mut Steps,
+    pub context: usize,
+    pub vocab: usize,
+    /// A figure is the median of this many steps, after one to warm up.
+    pub runs: usize,
+    /// What each sequence drew last.
+    drawn: Vec<u32>,
+}
+
+impl<'a> DecodeSteps<'a> {
+    pub fn new(steps: &'a mut Steps, context: usize, vocab: usize, runs: usize) -> Self {
+        DecodeSteps { steps, context, vocab, runs, drawn: Vec::new() }
     }
-    let mut at = context;
-    median(runs, || {
-        let row = |i: usize| plain(drawing(i as u64, &[next[i]], at, &blocks(steps, i)));
-        let rows = (0..batch).map(row).collect();
-        let results = steps.run(rows)?;
-        next = results.iter().filter_map(|result| result.token).collect();
-        at += 1;
-        match next.len() == batch {
-            true => Ok(()),
-            false => Err("a step drew no token".into()),
+
+    /// Blocks that each sequence takes.
+    pub fn blocks_of_one(context: usize, runs: usize, block_size: usize) -> usize {
+        (context + runs + 1).div_ceil(block_size)
+    }
+
+    fn blocks(&self, sequence: usize) -> Vec<u32> {
+        let tokens = self.context + self.runs + 1;
+        let of_one = Self::blocks_of_one(self.context, self.runs, self.steps.block_size());
+        self.steps.blocks(sequence * of_one, tokens)
+    }
+
+    /// Seconds of a step of the first `batch` sequences. Prompts that are not in the cache are prefilled before.
+    pub fn step(&mut self, batch: usize) -> Result<f64, Box<dyn Error>> {
+        for i in self.drawn.len()..batch {
+            let prompt = random_tokens(i as u64, self.context, self.vocab);
+            let results = self.steps.run(vec![plain(drawing(i as u64, &prompt, 0, &self.blocks(i)))])?;
+            self.drawn.push(results.first().and_then(|result| result.token).ok_or("a step drew no token")?);
         }
-    })
+        let mut at = self.context;
+        median(self.runs, || {
+            let row = |i: usize| plain(drawing(i as u64, &[self.drawn[i]], at, &self.blocks(i)));
+            let rows = (0..batch).map(row).collect();
+            let tokens: Vec<u32> = self.steps.run(rows)?.iter().filter_map(|result| result.token).collect();
+            if tokens.len() < batch {
+                return Err("a step drew no token".into());
+            }
+            self.drawn[..batch].copy_from_slice(&tokens);
+            at += 1;
+            Ok(())
+        })
+    }
 }
 
 /// Tokens per second of `count` sequences after short prompts: plain, with every token masked while the engine goes on,

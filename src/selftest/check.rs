@@ -27,7 +27,7 @@ impl<'a> SectionCheck<'a> {
         let name = name.into();
         Self::new(name.clone(), move |rows| {
             let (value, passed) = find()?;
-            rows(ReportRow { name, value, passed });
+            rows(ReportRow::new(name, value, passed));
             Ok(())
         })
     }

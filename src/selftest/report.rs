@@ -34,17 +34,25 @@ pub struct ReportRow {
     pub name: String,
     pub value: String,
     pub passed: bool,
+    /// What the value says, for programs. Names end with the unit.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub numbers: BTreeMap<String, f64>,
 }
 
 impl ReportRow {
     pub fn new(name: impl Into<String>, value: impl Into<String>, passed: bool) -> Self {
-        ReportRow { name: name.into(), value: value.into(), passed }
+        ReportRow { name: name.into(), value: value.into(), passed, numbers: BTreeMap::new() }
+    }
+
+    pub fn with<'a>(mut self, numbers: impl IntoIterator<Item = (&'a str, f64)>) -> Self {
+        self.numbers.extend(numbers.into_iter().map(|(name, number)| (name.to_owned(), number)));
+        self
     }
 }
 
 impl From<Row> for ReportRow {
-    fn from(Row { name, value, passed }: Row) -> Self {
-        ReportRow { name, value, passed }
+    fn from(Row { name, value, passed, numbers }: Row) -> Self {
+        ReportRow::new(name, value, passed).with(numbers)
     }
 }
 

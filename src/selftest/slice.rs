@@ -3,7 +3,7 @@
 
 use rein_worker::rank::{DeviceChoice, ModelOptions};
 
-use super::bench::{decode, figure, median, plain, random_tokens};
+use super::bench::{DecodeSteps, figure, median, plain, random_tokens};
 use super::check::{CheckResult, ReportSink, SectionCheck};
 use super::fixtures::{SmallModel, drawing};
 use super::weights::{self, BenchForm, K2Slice};
@@ -15,17 +15,21 @@ const COPY_RATE: f64 = 4.3e12;
 #[derive(Clone, Copy)]
 struct Load {
     slice: K2Slice,
-    batches: &'static [usize],
-    /// Tokens of each sequence before it decodes.
-    context: usize,
+    /// Tokens of each sequence before it decodes, and how many decode at once, in ascending order.
+    decodes: &'static [(usize, &'static [usize])],
     /// Tokens of one prefill.
     prefill: usize,
     /// A figure is the median of this many steps, after one to warm up.
     runs: usize,
 }
 
-const FULL: Load = Load { slice: weights::K2, batches: &[1, 64, 256], context: 4096, prefill: 8192, runs: 20 };
-const REDUCED: Load = Load { slice: weights::K2_REDUCED, batches: &[1, 3], context: 20, prefill: 24, runs: 1 };
+const FULL: Load = Load {
+    slice: weights::K2,
+    decodes: &[(4096, &[1, 8, 64, 256]), (1024, &[1, 8, 64, 256]), (16_384, &[1, 8, 64])],
+    prefill: 8192,
+    runs: 20,
+};
+const REDUCED: Load = Load { slice: weights::K2_REDUCED, decodes: &[(20, &[1, 3]), (8, &[2])], prefill: 24, runs: 1 };
 
 pub fn checks(devices: &DeviceChoice, reduced: bool) -> Vec<SectionCheck<'static>> {
     let forms = [("FP8", BenchForm::Fp8), ("int4", BenchForm::Int4)];
@@ -38,12 +42,14 @@ pub fn checks(devices: &DeviceChoice, reduced: bool) -> Vec<SectionCheck<'static
 }
 
 fn steps_of(name: &str, load: &Load, devices: DeviceChoice, rows: &mut ReportSink) -> CheckResult {
-    let Load { slice, batches, context, prefill, runs } = *load;
+    let Load { slice, decodes, prefill, runs } = *load;
     let model = slice.checkpoint().write()?;
     rows(figure(format!("{name}: random weights"), format!("{} MiB", model.bytes >> 20)));
     let block_size = devices.defaults().block_size;
-    let most = batches.iter().copied().max().unwrap_or(1);
-    let blocks = (most * (context + runs + 1).div_ceil(block_size)).max(prefill.div_ceil(block_size));
+    let of_decode = |(context, batches): &(usize, &[usize])| {
+        batches.iter().max().unwrap_or(&1) * DecodeSteps::blocks_of_one(*context, runs, block_size)
+    };
+    let blocks = decodes.iter().map(of_decode).max().unwrap_or(0).max(prefill.div_ceil(block_size));
     let options = ModelOptions { devices, kv_blocks: Some(blocks), block_size, ..ModelOptions::default() };
     let files = SmallModel { name: name.into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None };
     let mut steps = files.load_with(&options)?;
@@ -53,18 +59,30 @@ fn steps_of(name: &str, load: &Load, devices: DeviceChoice, rows: &mut ReportSin
         steps.run(row.clone())?;
         Ok(())
     })?;
-    let value = format!("{:.1} ms, {:.0} us per layer", time * 1e3, time * 1e6 / slice.layers as f64);
-    rows(figure(format!("{name}: prefill of {prefill} tokens"), value));
-    for &batch in batches {
-        let time = decode(&mut steps, batch, context, slice.vocab, runs)?;
-        let of_layer = time * 1e6 / slice.layers as f64;
-        let least = slice.layer_bytes(batch, context + runs / 2) / COPY_RATE * 1e6;
-        let value = format!(
-            "{:.3} ms per step, {of_layer:.0} us per layer, {:.2} of the {least:.0} us in which its bytes are read",
-            time * 1e3,
-            of_layer / least
-        );
-        rows(figure(format!("{name}: decode, {batch} rows after {context} tokens"), value));
+    let (of_layer, operations) = (time / slice.layers as f64, slice.layer_operations(prefill));
+    let value = format!(
+        "{:.1} ms, {:.0} us per layer, {:.1} TFLOP/s",
+        time * 1e3,
+        of_layer * 1e6,
+        operations / of_layer / 1e12
+    );
+    let numbers = [("rows", prefill as f64), ("layer_us", of_layer * 1e6), ("layer_operations", operations)];
+    rows(figure(format!("{name}: prefill of {prefill} tokens"), value).with(numbers));
+    for &(context, batches) in decodes {
+        let mut decoding = DecodeSteps::new(&mut steps, context, slice.vocab, runs);
+        for &batch in batches {
+            let time = decoding.step(batch)?;
+            let (of_layer, bytes) = (time * 1e6 / slice.layers as f64, slice.layer_bytes(batch, context + runs / 2));
+            let least = bytes / COPY_RATE * 1e6;
+            let value = format!(
+                "{:.3} ms per step, {of_layer:.0} us per layer, {:.2} of the {least:.0} us in which its bytes are read",
+                time * 1e3,
+                of_layer / least
+            );
+            let numbers =
+                [("rows", batch as f64), ("context", context as f64), ("layer_us", of_layer), ("layer_bytes", bytes)];
+            rows(figure(format!("{name}: decode, {batch} rows after {context} tokens"), value).with(numbers));
+        }
     }
     Ok(())
 }

@@ -246,7 +246,7 @@ impl K2Slice {
             "moe_intermediate_size": self.expert_width, "moe_layer_freq": 1, "first_k_dense_replace": 0,
             "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": true,
             "routed_scaling_factor": 2.827, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 50000.0,
-            "max_position_embeddings": 8192, "attention_bias": false, "tie_word_embeddings": false,
+            "max_position_embeddings": 32768, "attention_bias": false, "tie_word_embeddings": false,
             "quantization_config": quantization,
         })
     }
@@ -294,6 +294,20 @@ impl K2Slice {
         let others = of("model.layers.0.") - experts;
         let chosen = 1.0 - (1.0 - 1.0 / self.experts as f64).powi(batch as i32);
         others as f64 + experts as f64 * chosen + (batch * context * 2 * (LATENT + ROPE)) as f64
+    }
+
+    /// Multiplications and additions of a layer when a prompt of so many tokens is prefilled: of its weights, without
+    /// the router's, and of causal attention over the latent cache.
+    pub fn layer_operations(&self, tokens: usize) -> f64 {
+        let Self { hidden, heads, q_rank, expert_width, .. } = *self;
+        let attention = hidden * (q_rank + LATENT + ROPE)
+            + q_rank * heads * (NOPE + ROPE)
+            + heads * (NOPE + VALUE) * LATENT
+            + heads * VALUE * hidden;
+        // The chosen expert and the shared one.
+        let experts = 2 * 3 * hidden * expert_width;
+        let pairs = tokens as f64 * (tokens + 1) as f64 / 2.0;
+        2.0 * (tokens * (attention + experts)) as f64 + 2.0 * pairs * (heads * (2 * LATENT + ROPE)) as f64
     }
 }
 

@@ -387,49 +387,6 @@ def test_a_wrong_kernel_fails_the_ops_that_use_it(driver, tmp_path):
         "linear FP8", "moe FP8, rounded alike"]
 
 
-FAST = {f"products with {form} weights" for form in ("bf16", "FP8")} | {f"experts in {form}" for form in ("bf16", "FP8", "int4")} | {
-    "latent attention", *(f"bits of {what} over rows" for what in ("products", "experts", "latent attention"))}
-
-
-def test_fast_kernels_agree_with_the_plain_ones(driver, tmp_path):
-    """Stand-ins of the fast kernels compute what those say that they do, from what they would get."""
-    path = tmp_path / "report.json"
-    code, out, err = selftest("--sections", "fast", "--report", path, library_path=driver)
-    assert (code, err) == (0, ""), out
-    passed, failed = rows_of(path, "fast")
-    figures = {name: value for name, value in passed.items() if name not in FAST}
-    assert FAST <= set(passed) and not failed
-    assert len(figures) == 9 and all(value.startswith("fast ") and "; plain " in value for value in figures.values())
-
-
-def test_a_wrong_fast_kernel_fails_the_checks_that_use_it(driver, tmp_path):
-    path = tmp_path / "report.json"
-    code, _, err = selftest("--sections", "fast", "--report", path, library_path=driver,
-                            skip="fp8_dense_many,int4_many_256x256,latent_merge,bf16_grouped_few_64")
-    assert (code, err) == (1, "")
-    passed, failed = rows_of(path, "fast")
-    right = {"products with bf16 weights", "experts in FP8"}
-    assert FAST & set(passed) == right and set(failed) == FAST - right
-
-
-def test_a_rank_of_k2_is_timed(driver, tmp_path):
-    path = tmp_path / "report.json"
-    code, out, err = selftest("--sections", "slice", "--reduced", "--gpu-kernels", "fast", "--report", path, library_path=driver)
-    assert (code, err) == (0, ""), out
-    passed, failed = rows_of(path, "slice")
-    assert not failed and all(f"{form}: decode, 3 rows after 20 tokens" in passed for form in ("FP8", "int4"))
-
-
-def test_other_devices_have_no_fast_kernels(driver, tmp_path):
-    path = tmp_path / "report.json"
-    assert selftest("--sections", "fast", "--report", path, library_path=driver, capability=80)[0] == 0
-    passed, failed = rows_of(path, "fast")
-    assert (passed, failed) == ({"fast kernels": "skipped: the device is not of compute capability 9.0"}, {})
-    found, log = score(driver, "--gpu-kernels", "fast", capability=80)
-    assert "device 0: has compute capability 8.0; the fast kernels need 9.0, so the plain ones run" in log
-    assert found == score(driver, capability=80)[0]
-
-
 def rows_of(path, section):
     """What a section's rows say, by their names: those that passed, and the others."""
     found = json.loads(path.read_text())["sections"][section]["rows"]
@@ -542,11 +499,11 @@ def test_the_bundle_has_all_that_a_run_needs(driver, tmp_path):
     if not IS_DEBUG_BUILD:
         pytest.skip("the binary under test is not the debug build")
     archive = tmp_path / "bundle.tar.gz"
-    done = subprocess.run([REPOSITORY / "scripts/selftest-bundle.sh"], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "PROFILE": "dev", "OUT": str(archive)})
-    assert done.returncode == 0, done.stderr
+    packed = subprocess.run([REPOSITORY / "scripts/selftest-bundle.sh"], capture_output=True, text=True, timeout=600,
+                            env={**os.environ, "PROFILE": "dev", "OUT": str(archive)})
+    assert packed.returncode == 0, packed.stderr
     subprocess.run(["tar", "xzf", archive, "-C", tmp_path], check=True)
-    command = next(line.split() for line in done.stdout.splitlines() if line.startswith("  ./rein selftest"))
+    command = next(line.split() for line in packed.stdout.splitlines() if line.startswith("  ./rein selftest"))
     there = tmp_path / "rein-selftest"
     # The sections are shown by other tests; here one model runs from the archive.
     for model in (there / "models").iterdir():
@@ -556,6 +513,9 @@ def test_the_bundle_has_all_that_a_run_needs(driver, tmp_path):
                           env=environment(driver), timeout=300)
     assert done.returncode == 0 and "mistral, bf16" in done.stdout, done.stdout + done.stderr
     assert json.loads((there / "report.json").read_text())["sections"]["models"]["passed"]
+    # The yardstick is there; it needs torch.
+    [yardstick] = [line.split() for line in packed.stdout.splitlines() if "--out torch.json" in line]
+    assert subprocess.run([*yardstick, "--help"], cwd=there, capture_output=True).returncode == 0
 
 
 def test_a_run_is_resumed(driver, tmp_path):

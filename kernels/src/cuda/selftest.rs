@@ -27,11 +27,13 @@ pub struct Row {
     pub name: String,
     pub value: String,
     pub passed: bool,
+    /// What the value says, for programs. Names end with the unit.
+    pub numbers: Vec<(&'static str, f64)>,
 }
 
 impl Row {
     fn passed(name: impl Into<String>, value: impl Into<String>) -> Row {
-        Row { name: name.into(), value: value.into(), passed: true }
+        Row { name: name.into(), value: value.into(), passed: true, numbers: Vec::new() }
     }
     fn failed(name: impl Into<String>, value: impl Into<String>) -> Row {
         Row { passed: false, ..Row::passed(name, value) }
@@ -144,7 +146,8 @@ fn copy_rate(device: &CudaDevice) -> Result<f64> {
 
 fn copies(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
     let rate = copy_rate(device)?;
-    rows(Row::passed("copy on the device", format!("{:.1} GB/s, reads and writes", rate / 1e9)));
+    let value = format!("{:.1} GB/s, reads and writes", rate / 1e9);
+    rows(Row { numbers: vec![("bytes_per_s", rate)], ..Row::passed("copy on the device", value) });
     let pinned_bytes = COPY_BYTES.min(device.memory()?.0 / 8) / 4;
     let mut to = device.allocate(pinned_bytes)?;
     let mut pinned = PinnedBuffer::new(device, pinned_bytes)?;

@@ -75,7 +75,7 @@ impl Differences {
             let described = wrong.iter().take(DESCRIBED).map(String::as_str).collect::<Vec<_>>().join("; ");
             value += &format!("; wrong in {} of them: {described}", wrong.len());
         }
-        Row { name: String::new(), value, passed: wrong.is_empty() }
+        Row { passed: wrong.is_empty(), ..Row::passed(String::new(), value) }
     }
 }
 

@@ -135,7 +135,7 @@ impl Comparison {
             Some(first) => (format!("{wrong} of {} draws and scores differ; {first}", draws + scores), false),
             None => (format!("{draws} draws and {scores} scores agree; {logprobs}"), largest <= LOGPROBS),
         };
-        Row { name: String::new(), value, passed }
+        Row { passed, ..Row::passed(String::new(), value) }
     }
 }
 

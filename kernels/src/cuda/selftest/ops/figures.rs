@@ -68,6 +68,13 @@ impl Work {
             Work::Operations(count) => format!("{time}, {:.1} TFLOP/s", count as f64 / seconds / 1e12),
         }
     }
+
+    fn number(&self) -> (&'static str, f64) {
+        match *self {
+            Work::Bytes(bytes) => ("bytes", bytes as f64),
+            Work::Operations(count) => ("operations", count as f64),
+        }
+    }
 }
 
 /// Seconds of an op.
@@ -87,8 +94,9 @@ impl Tiers {
     pub(super) fn figures(&mut self, small: bool, rows: &mut RowSink) -> Result<()> {
         let (sizes, copied) = (if small { SMALL } else { K2 }, copy_rate(&self.fast.device)?);
         let mut row = |name: String, work: Work, [fast, plain]: [f64; 2]| {
+            let numbers = vec![("fast_us", fast * 1e6), ("plain_us", plain * 1e6), work.number()];
             let [fast, plain] = [fast, plain].map(|seconds| work.figure(seconds, copied));
-            rows(Row::passed(name, format!("fast {fast}; plain {plain}")));
+            rows(Row { numbers, ..Row::passed(name, format!("fast {fast}; plain {plain}")) });
         };
         let Sizes { hidden, inter, experts, heads, context, .. } = sizes;
         for weights in [TestWeights::Fp8, TestWeights::Bf16] {
