@@ -6,7 +6,6 @@
 Prints one table per engine (docs/benchmarks/engines.md)."""
 import http.client
 import json
-import os
 import pathlib
 import random
 import statistics
@@ -25,7 +24,8 @@ TOKENS, ROUNDS, STREAMS = 128, 3, (1, 8)
 # 190 MB of weights: a step takes 10 ms and more, so that the time of a request is not all that there is.
 SIZE = {"HIDDEN": 1024, "HEADS": 16, "HEAD": 64, "KV_HEADS": 4, "LAYERS": 4, "FEED_FORWARD": 2816}
 PROMPT = list(range(300, 500))
-TICKS = os.sysconf("SC_CLK_TCK")
+# Tokens that the adapter asks llama-server for at once.
+CHUNK = 8
 
 
 def prompt(stream):
@@ -72,6 +72,55 @@ def refused(adapter, stream, positions, want):
     return time.perf_counter() - first
 
 
+def refused_by_hand(kind, engine, stream, positions, want):
+    """The same without Rein: a client that knows the tokens closes its stream, asks for one token under the mask, and
+    for the rest. What it takes is the least that a refusal costs with this engine."""
+    left, done, first = list(positions), 0, None
+    while done < TOKENS:
+        stop = left[0] if left else TOKENS
+        for count in drawn_by_hand(kind, engine, prompt(stream) + want[:done], TOKENS - done):
+            first = first or time.perf_counter()
+            if done + count > stop:
+                break
+        done += count
+        if left and done > stop:
+            left.pop(0)
+            masked_by_hand(kind, engine, prompt(stream) + want[:stop], [want[stop], want[stop] ^ 1])
+            done = stop + 1
+    return time.perf_counter() - first
+
+
+def drawn_by_hand(kind, engine, tokens, most):
+    """How many tokens have been drawn so far, after each event or answer. vLLM streams, llama-server answers in chunks."""
+    if kind == "llama-server":
+        for before in range(0, most, CHUNK):
+            count = min(CHUNK, most - before)
+            body = {"prompt": tokens, "n_predict": count, "temperature": 0, "ignore_eos": True, "cache_prompt": True, "return_tokens": True}
+            tokens = tokens + post(f"{engine.url}/completion", body)["tokens"]
+            yield before + count
+        return
+    connection = http.client.HTTPConnection(engine.url.removeprefix("http://"), timeout=300)
+    body = {"model": "m", "prompt": tokens, "max_tokens": most, "temperature": 0, "stream": True, "ignore_eos": True, "return_token_ids": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    count = 0
+    try:
+        for line in connection.getresponse():
+            if line.startswith(b"data: {"):
+                choices = json.loads(line[6:])["choices"]
+                count += len((choices[0].get("token_ids") or []) if choices else [])
+                yield count
+    finally:
+        connection.close()
+
+
+def masked_by_hand(kind, engine, tokens, allowed):
+    if kind == "llama-server":
+        body = {"prompt": tokens, "n_predict": 1, "temperature": 0, "cache_prompt": True, "logit_bias": [[id, 100] for id in allowed]}
+        post(f"{engine.url}/completion", body)
+    else:
+        post(f"{engine.url}/v1/completions", {"model": "m", "prompt": tokens, "max_tokens": 1, "temperature": 0, "allowed_token_ids": allowed})
+
+
 def held(adapter, stream):
     """A sequence whose tokens are all confirmed one by one."""
     count = 64
@@ -91,8 +140,8 @@ def held(adapter, stream):
 
 
 def cpu_seconds(process):
-    fields = pathlib.Path(f"/proc/{process.child.pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Processor time of all threads, in nanoseconds' resolution."""
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in pathlib.Path(f"/proc/{process.child.pid}/task").iterdir()) / 1e9
 
 
 def at_once(streams, call):
@@ -102,8 +151,8 @@ def at_once(streams, call):
 
 def measure(kind, engine, adapter, router):
     print(f"\n{kind}, {TOKENS} tokens after a prompt of {len(prompt(0))}, median of {ROUNDS} rounds in turn\n")
-    print("| streams | step | no refusal, adapter | no refusal, router | a refusal | 1 % refused | a held token | CPU of the router |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| streams | step | no refusal, adapter | no refusal, router | a refusal | by hand | 1 % refused | a held token | CPU of the router |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for streams in STREAMS:
         want = {stream: adapter.sequence(prompt(stream), max_tokens=TOKENS, finish_is_proposal=True).tokens() for stream in range(streams)}
         rows = []
@@ -114,6 +163,8 @@ def measure(kind, engine, adapter, router):
             calm = at_once(streams, lambda stream: refused(adapter, stream, [], want[stream]))
             few = sorted(rng.sample(range(8, TOKENS), 8))
             some = at_once(streams, lambda stream: refused(adapter, stream, few, want[stream]))
+            plain = at_once(streams, lambda stream: refused_by_hand(kind, engine, stream, [], want[stream]))
+            bare = at_once(streams, lambda stream: refused_by_hand(kind, engine, stream, few, want[stream]))
             seldom = {stream: sorted(at for at in range(8, TOKENS) if random.Random(number * 99 + stream * 7 + at).random() < 0.01) for stream in range(streams)}
             percent = at_once(streams, lambda stream: refused(adapter, stream, seldom[stream], want[stream]))
             holding = at_once(streams, lambda stream: held(adapter, stream))
@@ -121,9 +172,9 @@ def measure(kind, engine, adapter, router):
             routed = at_once(streams, lambda stream: through_router(router, stream))
             cpu = (cpu_seconds(router.process) - before) / (streams * TOKENS)
             step = alone / steps
-            rows.append((step, alone / calm, alone / routed, (some - calm) / len(few) / step, calm / percent, holding / step, cpu))
-        step, calm, routed, refusal, percent, holding, cpu = (statistics.median(column) for column in zip(*rows))
-        print(f"| {streams} | {step * 1e3:.2f} ms | {calm:.3f} of the direct rate | {routed:.3f} | {refusal:.1f} steps | {percent:.3f} of the rate without | {holding:.1f} steps | {cpu * 1e6:.0f} us a token |", flush=True)
+            rows.append((step, alone / calm, alone / routed, (some - calm) / len(few) / step, (bare - plain) / len(few) / step, calm / percent, holding / step, cpu))
+        step, calm, routed, refusal, bare, percent, holding, cpu = (statistics.median(column) for column in zip(*rows))
+        print(f"| {streams} | {step * 1e3:.2f} ms | {calm:.3f} of the direct rate | {routed:.3f} | {refusal:.1f} steps | {bare:.1f} steps | {percent:.3f} of the rate without | {holding:.1f} steps | {cpu * 1e6:.0f} us a token |", flush=True)
 
 
 def main(directory):

@@ -172,7 +172,7 @@ def dashboard():
 CLUSTER = {"config", "cluster", "id", *(f"etcd{part}" for part in ("", "-ca", "-cert", "-key", "-name", "-user", "-password-file"))}
 PEER = {f"peer-{part}" for part in ("ca", "cert", "key", "name")}
 OWN = {
-    "router": CLUSTER | PEER | {"http", "host", "port", "grpc", "drain-seconds", "expect", "api-keys", "tls-cert", "tls-key", "otlp-endpoint", "engine", "served-name"},
+    "router": CLUSTER | PEER | {"http", "host", "port", "grpc", "drain-seconds", "expect", "api-keys", "tls-cert", "tls-key", "otlp-endpoint", "engine", "served-name", "engine-ca"},
     "worker": CLUSTER | PEER | {"model", "served-name", "engine", "devices", "group-size", "domain", "listen", "mesh", "advertise", "http", "otlp-endpoint"},
     "controller": CLUSTER | {"http", "spares"},
 }

@@ -15,7 +15,8 @@ use clap::{Args, Parser, Subcommand};
 pub use self::api::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, NetworkArgs, TelemetryArgs, ToolCallArgs};
 pub use self::capacity::{CapacityArgs, GpuKind};
 pub use self::cluster::{
-    AdapterArgs, ClusterArgs, ControllerArgs, DrainArgs, EngineAddress, RouterArgs, StatusArgs, WorkerArgs,
+    AdapterArgs, ClusterArgs, ControllerArgs, DrainArgs, EngineAddress, EngineTrustArgs, RouterArgs, StatusArgs,
+    WorkerArgs,
 };
 pub use self::model::{
     Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, ModelArgs, QuantizeArg, WeightArgs,

@@ -1,15 +1,19 @@
 //! Connections to one engine. It does not know what is asked.
 
+use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
+use tokio_rustls::rustls::ClientConfig;
 
 use crate::limits;
 
@@ -26,40 +30,61 @@ pub struct InvalidUrl {
     pub problem: String,
 }
 
-/// A client of one engine, which reuses its connections.
-#[derive(Debug, Clone)]
-pub struct EngineHttp {
-    client: Client<HttpConnector, Full<Bytes>>,
+/// An engine's address: `http://` or `https://`, a host, and perhaps a port and a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineUrl {
     /// Without a slash at the end.
     base: String,
     host: String,
-    key: Option<HeaderValue>,
 }
 
-impl EngineHttp {
-    /// `key`: an API key, sent as a bearer token.
-    pub fn new(url: &str, key: Option<&str>) -> Result<Self, InvalidUrl> {
+impl EngineUrl {
+    /// The host; an IPv6 address is in brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.base
+    }
+}
+
+impl FromStr for EngineUrl {
+    type Err = InvalidUrl;
+
+    fn from_str(url: &str) -> Result<Self, InvalidUrl> {
         let invalid = |problem: &str| InvalidUrl { url: url.to_owned(), problem: problem.to_owned() };
         if url.contains('@') {
             let problem = "must not contain a user name or password; set REIN_ENGINE_KEY".to_owned();
             return Err(InvalidUrl { url: "the engine's URL".to_owned(), problem });
         }
         let uri: Uri = url.parse().map_err(|_| invalid("expected a URL such as http://10.0.0.5:8000"))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(invalid(
-                    "https is not supported: use http within a private network, or a TLS proxy beside Rein",
-                ));
-            }
-            _ => return Err(invalid("expected a URL such as http://10.0.0.5:8000")),
+        if !matches!(uri.scheme_str(), Some("http" | "https")) {
+            return Err(invalid("expected a URL such as http://10.0.0.5:8000"));
         }
         let host = uri.host().filter(|host| !host.is_empty() && uri.query().is_none());
         let host =
             host.ok_or_else(|| invalid("expected a host and no query, such as http://10.0.0.5:8000"))?.to_owned();
+        Ok(EngineUrl { base: url.trim_end_matches('/').to_owned(), host })
+    }
+}
+
+/// A client of one engine, which reuses its connections.
+#[derive(Debug, Clone)]
+pub struct EngineHttp {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    url: EngineUrl,
+    key: Option<HeaderValue>,
+}
+
+impl EngineHttp {
+    /// `key`: an API key, sent as a bearer token. `tls`: for an engine at `https://`.
+    pub fn new(url: EngineUrl, key: Option<&str>, tls: Arc<ClientConfig>) -> Result<Self, InvalidUrl> {
         let key = key.map(|key| {
-            let value = HeaderValue::try_from(format!("Bearer {key}"));
-            value.map_err(|_| invalid("REIN_ENGINE_KEY has characters that are not allowed in a header"))
+            HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| InvalidUrl {
+                url: url.base.clone(),
+                problem: "REIN_ENGINE_KEY has characters that are not allowed in a header".to_owned(),
+            })
         });
         let mut key = key.transpose()?;
         if let Some(key) = &mut key {
@@ -68,36 +93,35 @@ impl EngineHttp {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(limits::CONNECT_TIME));
+        connector.enforce_http(false);
+        let tls = ClientConfig::clone(&tls);
+        let connector =
+            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(connector);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(limits::IDLE_TIME)
             .pool_max_idle_per_host(limits::IDLE_CONNECTIONS)
             .build(connector);
-        Ok(EngineHttp { client, base: url.trim_end_matches('/').to_owned(), host, key })
-    }
-
-    /// The host of the URL; an IPv6 address is in brackets.
-    pub fn host(&self) -> &str {
-        &self.host
+        Ok(EngineHttp { client, url, key })
     }
 
     pub fn url(&self) -> &str {
-        &self.base
+        &self.url.base
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Unanswered> {
         let mut request = Request::builder()
             .method(method)
-            .uri(format!("{}{path}", self.base))
+            .uri(format!("{}{path}", self.url()))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::USER_AGENT, concat!("rein/", env!("CARGO_PKG_VERSION")))
             .body(Full::new(body))
-            .map_err(|error| Unanswered(format!("{}{path}: {error}", self.base)))?;
+            .map_err(|error| Unanswered(format!("{}{path}: {error}", self.url())))?;
         if let Some(key) = &self.key {
             request.headers_mut().insert(header::AUTHORIZATION, key.clone());
         }
         self.client.request(request).await.map_err(|error| {
-            let mut text = format!("{}{path}: {error}", self.base);
+            let mut text = format!("{}{path}: {error}", self.url());
             let first = std::error::Error::source(&error);
             for source in std::iter::successors(first, |source| source.source()) {
                 text = format!("{text}: {source}");
@@ -122,7 +146,7 @@ impl EngineHttp {
             let status = response.status();
             Ok((status, collect(response, limits::ANSWER_BYTES).await?))
         };
-        let late = || Unanswered(format!("{}{path}: no answer within {} s", self.base, limits::CALL_TIME.as_secs()));
+        let late = || Unanswered(format!("{}{path}: no answer within {} s", self.url(), limits::CALL_TIME.as_secs()));
         timeout(limits::CALL_TIME, call).await.unwrap_or_else(|_| Err(late()))
     }
 

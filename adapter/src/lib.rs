@@ -25,7 +25,7 @@ mod sequence;
 pub mod service;
 pub mod sse;
 
-pub use connection::EngineHttp;
+pub use connection::{EngineHttp, EngineUrl, InvalidUrl};
 pub use dialect::EngineDialect;
 pub use join::{Deployment, EngineJoinError, Joined, join};
 pub use service::AdapterService;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, builder::NonEmptyStringValueParser};
-use rein_adapter::{EngineDialect, EngineHttp};
+use rein_adapter::{EngineDialect, EngineUrl, InvalidUrl};
 use rein_router::RoutePolicy;
 
 use super::address::ListenAddr;
@@ -76,7 +76,7 @@ pub struct RouterArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineAddress {
     pub dialect: EngineDialect,
-    pub url: String,
+    pub url: EngineUrl,
     /// Where it publishes its block events, HOST:PORT.
     pub events: Option<String>,
 }
@@ -88,7 +88,7 @@ impl FromStr for EngineAddress {
         let example = "expected KIND=URL such as vllm=http://10.0.0.5:8000";
         let (kind, url) = text.split_once('=').ok_or_else(|| format!("{example}, got {text:?}"))?;
         let (url, fragment) = url.split_once('#').map_or((url, None), |(url, fragment)| (url, Some(fragment)));
-        let engine = EngineHttp::new(url, None).map_err(|error| error.to_string())?;
+        let url: EngineUrl = url.parse().map_err(|error: InvalidUrl| error.to_string())?;
         let dialect: EngineDialect = kind.parse()?;
         let events = match fragment {
             None => None,
@@ -100,10 +100,10 @@ impl FromStr for EngineAddress {
                 if !dialect.publishes_blocks() {
                     return Err(format!("{} publishes no block events, got #{fragment}", dialect.name()));
                 }
-                Some(format!("{}:{port}", engine.host()))
+                Some(format!("{}:{port}", url.host()))
             }
         };
-        Ok(EngineAddress { dialect, url: url.trim_end_matches('/').to_owned(), events })
+        Ok(EngineAddress { dialect, url, events })
     }
 }
 
@@ -119,6 +119,16 @@ pub struct FrontArgs {
     /// Name of the model in the API, with --engine [default: the name of the model directory]
     #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", requires = "engine", value_parser = NonEmptyStringValueParser::new())]
     pub served_name: Option<String>,
+    #[command(flatten)]
+    pub trust: EngineTrustArgs,
+}
+
+/// Engines at https://.
+#[derive(Debug, Clone, Args)]
+pub struct EngineTrustArgs {
+    /// File with certificates (PEM) to trust for engines at https:// in addition to the public authorities
+    #[arg(long, env = "REIN_ENGINE_CA", value_name = "FILE", requires = "engine")]
+    pub engine_ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -144,6 +154,8 @@ pub struct FrontedEngineArgs {
     /// there; REIN_ENGINE_KEY has its API key
     #[arg(long, env = "REIN_ENGINES", value_name = "ENGINE")]
     pub engine: EngineAddress,
+    #[command(flatten)]
+    pub trust: EngineTrustArgs,
     /// Directory with the text files (config.json, tokenizer, template) of the engine's model; weights are not read
     #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
     pub model: PathBuf,

@@ -26,11 +26,10 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
 
+use crate::tls;
 use received::{Counting, ReceivedBytes};
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
@@ -200,7 +199,7 @@ impl Endpoint {
                 Ok(ip) => ServerName::IpAddress(ip.into()),
                 Err(_) => ServerName::try_from(name.to_owned()).map_err(|_| bad("the host is not valid"))?,
             };
-            Some(Tls { config: tls_config(ca_file)?, server })
+            Some(Tls { config: tls::client_config(ca_file).map_err(ClientError::CaFile)?, server })
         } else {
             None
         };
@@ -288,20 +287,6 @@ impl Endpoint {
         let first = models.data.into_iter().next();
         first.map(|m| m.id).ok_or_else(|| failed(Failure::BadResponse("the list of models is empty".into())))
     }
-}
-
-fn tls_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, ClientError> {
-    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    if let Some(path) = ca_file {
-        let bad = |e: &dyn std::fmt::Display| ClientError::CaFile(format!("{}: {e}", path.display()));
-        for certificate in CertificateDer::pem_file_iter(path).map_err(|e| bad(&e))? {
-            roots.add(certificate.map_err(|e| bad(&e))?).map_err(|e| bad(&e))?;
-        }
-    }
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|e| ClientError::Url(e.to_string()))?;
-    Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
 }
 
 /// A connection that is reused for several requests, and reopened when it is closed.

@@ -38,7 +38,7 @@ pub fn run(args: AdapterArgs) -> Result<(), Box<dyn Error>> {
     let model =
         FrontedModel::load(&engine.model, engine.served_name.clone(), engine.max_context, ModelOverrides::from_env()?)?;
     let files = TextFiles::read(&engine.model, READ_TIMEOUT).map_err(|error| format!("--model: {error}"))?;
-    let http = engines::client(&engine.engine)?;
+    let http = engines::client(&engine.engine, &engine.trust)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let page = MetricsSocket::new(args.network.http.as_ref()).await?;
@@ -53,7 +53,7 @@ pub fn run(args: AdapterArgs) -> Result<(), Box<dyn Error>> {
             joined = engines::wait_for_engine(&http, &engine.engine, &model.deployment) => joined?,
             _ = stop.next() => return Ok(()),
         };
-        engines::warn_without_cache(&joined, &engine.engine.url);
+        engines::warn_without_cache(&joined, engine.engine.url.as_str());
         let kind = joined.kind(engine.engine.dialect);
         let service = AdapterService::start(http.clone(), engine.engine.dialect, joined, engine.engine.events.clone());
         let identity = EngineIdentity {

@@ -17,8 +17,8 @@ use rein_text::tokenize::Encode;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::args::EngineAddress;
-use crate::model_dir;
+use crate::args::{EngineAddress, EngineTrustArgs};
+use crate::{model_dir, tls};
 
 /// Time between two attempts to join an engine.
 const RETRY: Duration = Duration::from_secs(2);
@@ -79,9 +79,10 @@ impl FrontedModel {
 }
 
 /// The client of an engine, with the API key of the environment.
-pub fn client(address: &EngineAddress) -> Result<EngineHttp, Box<dyn Error>> {
+pub fn client(address: &EngineAddress, trust: &EngineTrustArgs) -> Result<EngineHttp, Box<dyn Error>> {
     let key = std::env::var("REIN_ENGINE_KEY").ok().filter(|key| !key.is_empty());
-    Ok(EngineHttp::new(&address.url, key.as_deref()).map_err(|error| format!("--engine: {error}"))?)
+    let tls = tls::client_config(trust.engine_ca.as_deref()).map_err(|error| format!("--engine-ca: {error}"))?;
+    Ok(EngineHttp::new(address.url.clone(), key.as_deref(), tls).map_err(|error| format!("--engine: {error}"))?)
 }
 
 /// Waits until the engine answers. Err: it does not fit.
@@ -95,7 +96,11 @@ pub async fn wait_for_engine(
         match join(http, address.dialect, deployment).await {
             Err(EngineJoinError::Unanswered(error)) => {
                 if !std::mem::replace(&mut logged, true) {
-                    tracing::warn!(engine = address.url, error, "the engine does not answer yet; waiting for it");
+                    tracing::warn!(
+                        engine = address.url.as_str(),
+                        error,
+                        "the engine does not answer yet; waiting for it"
+                    );
                 }
             }
             joined => return joined,

@@ -65,9 +65,9 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let mut clients = Vec::new();
     for address in &args.front.engine {
         if clients.iter().any(|(known, _): &(EngineAddress, EngineHttp)| known.url == address.url) {
-            return Err(format!("--engine: {} is given twice", address.url).into());
+            return Err(format!("--engine: {} is given twice", address.url.as_str()).into());
         }
-        clients.push((address.clone(), engines::client(address)?));
+        clients.push((address.clone(), engines::client(address, &args.front.trust)?));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -122,7 +122,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             }
         };
         let drain = Duration::from_secs(args.api.network.drain_seconds);
-        let urls: Vec<String> = args.front.engine.iter().map(|engine| engine.url.clone()).collect();
+        let urls: Vec<String> = args.front.engine.iter().map(|engine| engine.url.as_str().to_owned()).collect();
         let banner = Banner::new(&format!("serves {name}"))
             .row("model", format_args!("{} ({})", dir.display(), model.text.architecture))
             .row("engines", urls.join(", "));
@@ -150,9 +150,9 @@ impl Engine {
             Ok(joined) => joined,
             Err(error) => return format!("--engine: {error}"),
         };
-        engines::warn_without_cache(&joined, &self.address.url);
+        engines::warn_without_cache(&joined, self.address.url.as_str());
         let kind = joined.kind(self.address.dialect);
-        tracing::info!(engine = self.address.url, kind, context = joined.context, "an engine joined");
+        tracing::info!(engine = self.address.url.as_str(), kind, context = joined.context, "an engine joined");
         let service =
             AdapterService::start(self.http.clone(), self.address.dialect, joined, self.address.events.clone());
         adapters.insert(&self.id, service.clone());

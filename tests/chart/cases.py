@@ -82,6 +82,14 @@ VARIANTS = {
             demo(name="asleep", servedName="asleep-model", autoscaling={"type": "keda", "minReplicas": 0, "maxReplicas": 2, "prometheus": "https://thanos.example/api", "metricLabels": {"cluster": "a"}}),
         ],
     },
+    "engines-with-certificates": {
+        "front": {
+            "engines": ["vllm=https://vllm:8443#events=5557", "llama-server=https://llama:8443"],
+            "model": {"hostPath": {"path": "/models/m"}},
+            "apiKey": {"secretName": "engine-key"},
+            "ca": {"secretName": "engine-ca", "secretKey": "root.pem"},
+        },
+    },
     "copies": {**TRIAL, "models": [demo(source=copied(claimTemplate={"size": "10Gi"}))]},
     "blue-green": {
         **TRIAL,

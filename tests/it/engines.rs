@@ -16,12 +16,22 @@ use rein_worker::EngineOptions;
 use rein_worker::sim::{Sim, SimOptions};
 use serde_json::{Value, json};
 use stub::{FaultPlan, StubEngine, StubFault};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tower::ServiceExt;
 
 use super::failover::{answer, assert_same, request, text};
 use super::hedging::{COUNTED, metric};
 
 const PROBES: [&str; 4] = ["Hello, world!", " naïve 日本語 \u{1F600}", "x = {\"a\": [1, 2]}\n\n", "<|im_end|>"];
+
+/// It trusts nobody: the stubs speak http.
+fn client(url: &str) -> EngineHttp {
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let tls = builder.with_safe_default_protocol_versions().expect("versions");
+    let tls = tls.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    EngineHttp::new(url.parse().expect("an address"), None, Arc::new(tls)).expect("a client")
+}
 
 fn no_fault() -> FaultPlan {
     Arc::new(|_| None)
@@ -48,7 +58,7 @@ fn deployment() -> Deployment {
 }
 
 async fn adapter(stub: &StubEngine) -> AdapterService {
-    let http = EngineHttp::new(&stub.url, None).expect("a client");
+    let http = client(&stub.url);
     let joined = join(&http, stub.dialect, &deployment()).await.expect("the stub fits");
     AdapterService::start(http, stub.dialect, joined, None)
 }
@@ -298,17 +308,16 @@ async fn an_engine_with_another_tokenizer_or_of_another_kind_does_not_join() {
     let tokenize = |probe: &str| probe.bytes().map(u32::from).chain([1]).collect();
     for dialect in EngineDialect::ALL {
         let other = StubEngine::start(dialect, text().vocab_size, &[], tokenize, no_fault()).await;
-        let http = EngineHttp::new(&other.url, None).expect("a client");
+        let http = client(&other.url);
         let error = join(&http, dialect, &deployment()).await.expect_err("another tokenizer");
         assert!(error.to_string().contains("its tokenizer differs: for \"Hello, world!\""), "{error}");
         assert!(matches!(error, EngineJoinError::Refused { .. }));
     }
     let gone = stub(EngineDialect::Vllm, no_fault()).await;
-    let http = EngineHttp::new(&gone.url, None).expect("a client");
+    let http = client(&gone.url);
     drop(gone);
     let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let nothing =
-        EngineHttp::new(&format!("http://{}", plain.local_addr().expect("an address")), None).expect("a client");
+    let nothing = client(&format!("http://{}", plain.local_addr().expect("an address")));
     drop(plain);
     let error = join(&nothing, EngineDialect::Vllm, &deployment()).await.expect_err("nothing listens");
     assert!(matches!(error, EngineJoinError::Unanswered(_)), "{error}");

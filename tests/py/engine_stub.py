@@ -3,6 +3,7 @@ before: every stub gives the same answers, whatever was lost on the way, and to 
 import hashlib
 import http.server
 import json
+import ssl
 import threading
 import time
 
@@ -17,7 +18,8 @@ EXCLUDED, RAISED = -100, 100
 class EngineStub(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, model, kind="vllm", step=0.002):
+    def __init__(self, model, kind="vllm", step=0.002, certificate=None):
+        """`certificate`: files with a certificate and its key, for https."""
         super().__init__(("127.0.0.1", 0), Handler)
         self.kind, self.step, self.asked = kind, step, []
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -25,6 +27,11 @@ class EngineStub(http.server.ThreadingHTTPServer):
         ends = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
         self.ends = ends if isinstance(ends, list) else [ends]
         self.url = f"http://127.0.0.1:{self.server_port}"
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+            self.url = f"https://localhost:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def close(self):

@@ -1,5 +1,6 @@
 """`rein adapter` as processes of a cluster: routers find the engines behind adapters in etcd, and streams survive both. The
 engines are stubs (`engine_stub.py`); tests/engines has real ones."""
+import contextlib
 import json
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import urllib.request
 import pytest
 from tokenizers import Tokenizer
 
+from certificates import authority, needs_openssl, signed
 from engine_stub import PATHS, EngineStub
 from fleet import BIN, DEMO, REPOSITORY, Fleet, Load, assert_unnoticed, free_ports, request, targets, undisturbed_answers, until
 
@@ -101,6 +103,40 @@ def test_an_engine_with_another_tokenizer_does_not_join(fleet, engines, tmp_path
         assert len(known(fleet)) == 2 and other.asked == []
     finally:
         other.close()
+
+
+@needs_openssl
+def test_an_engine_at_https_is_reached_if_its_authority_is_trusted(tmp_path):
+    authority(tmp_path)
+    signed(tmp_path, "engine", "localhost")
+    engine = EngineStub(DEMO, certificate=(tmp_path / "engine.pem", tmp_path / "engine.key"))
+    (port,) = free_ports(1)
+    command = [
+        BIN, "router", "--engine", f"vllm={engine.url}", "--model", DEMO, "--served-name", "demo", "--http", f"127.0.0.1:{port}",
+        "--grpc", "127.0.0.1:0"]
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with open(tmp_path / "log", "w") as log, subprocess.Popen(command, stderr=log) as router:
+            until("the router warns", lambda: "the engine does not answer yet" in (tmp_path / "log").read_text(), timeout=30)
+            assert "invalid peer certificate: UnknownIssuer" in (tmp_path / "log").read_text()
+            router.terminate()
+        assert engine.asked == []
+        with open(tmp_path / "log", "w") as log, subprocess.Popen([*command, "--engine-ca", tmp_path / "ca.pem"], stderr=log) as router:
+            until("the router is ready", lambda: ready(url), timeout=30)
+            body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}).encode()
+            answer = urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"}), timeout=60)
+            assert json.load(answer)["usage"]["completion_tokens"] > 0 and engine.asked
+            router.terminate()
+        done = subprocess.run([*command, "--engine-ca", tmp_path / "engine.key"], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 1 and f"--engine-ca: {tmp_path}/engine.key: holds no certificate (PEM)" in done.stderr
+    finally:
+        engine.close()
+
+
+def ready(url):
+    with contextlib.suppress(OSError):
+        return urllib.request.urlopen(f"{url}/ready", timeout=5).status == 200
+    return False
 
 
 def members(answer):

@@ -246,7 +246,8 @@ FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "-
            "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output",
            "--conversations", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
            "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused",
-           "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching"}
+           "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching",
+           "--ssl-certfile", "--ssl-keyfile", "--sum-us", "--link-gbs", "--data"}
 
 
 def test_options_in_the_docs_exist():

@@ -28,8 +28,8 @@
 {{- if and $front.model.image (semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "front.model.image: image volumes need Kubernetes 1.35, got %s; use pvc or hostPath" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
-{{- else if or $front.servedName $front.apiKey.secretName $front.model -}}
-{{- fail "front.engines: must list an engine for front.model, front.servedName or front.apiKey to have an effect" -}}
+{{- else if or $front.servedName $front.apiKey.secretName $front.ca.secretName $front.model -}}
+{{- fail "front.engines: must list an engine for front.model, front.servedName, front.apiKey or front.ca to have an effect" -}}
 {{- end -}}
 {{- end -}}
 

@@ -24,6 +24,9 @@
 {{- with .Values.front.servedName }}
 - {{ printf "--served-name=%s" . | quote }}
 {{- end }}
+{{- if .Values.front.ca.secretName }}
+- --engine-ca=/etc/rein/engine-ca/ca.crt
+{{- end }}
 {{- else }}
 {{ include "rein.clusterFlags" . }}
 {{ include "rein.peerFlags" . }}
@@ -54,6 +57,11 @@
   mountPath: /weights
   readOnly: true
 {{- end }}
+{{- if and .Values.front.engines .Values.front.ca.secretName }}
+- name: engine-ca
+  mountPath: /etc/rein/engine-ca
+  readOnly: true
+{{- end }}
 {{- if .Values.publicTls.enabled }}
 - name: public
   mountPath: /etc/rein/public
@@ -71,6 +79,15 @@
 {{ include "rein.peerVolumes" . }}
 {{- if .Values.front.engines }}
 {{ include "rein.sourceVolume" .Values.front.model }}
+{{- with .Values.front.ca.secretName }}
+- name: engine-ca
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+      - key: {{ $.Values.front.ca.secretKey }}
+        path: ca.crt
+{{- end }}
 {{- end }}
 # Templates and tokenizers, which routers fetch from workers.
 - name: tmp

@@ -1,7 +1,7 @@
 //! Compiles and caches the grammars of requests. It does not know prompts or engines.
 
-use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
+use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 
@@ -234,17 +234,20 @@ impl Grammars {
 
     fn key(&self, rules: &Rules) -> Key {
         let Rules { tools, choice, parallel, response, start, calls_before: _, enforcement } = rules;
-        let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?}");
+        let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?}").into_bytes();
+        // Writing to memory does not fail, and neither does JSON with text as keys.
         for Tool { name, parameters, strict } in tools {
             let _ = write!(text, " {name:?} {strict} ");
             if let Some(parameters) = parameters {
-                let _ = write!(text, "{parameters}");
+                let _ = serde_json::to_writer(&mut text, parameters);
             }
         }
-        let _ = match response {
-            Some(Response::JsonSchema { schema, strict }) => write!(text, " schema {strict} {schema}"),
-            other => write!(text, " {other:?}"),
-        };
+        if let Some(Response::JsonSchema { schema, strict }) = response {
+            let _ = write!(text, " schema {strict} ");
+            let _ = serde_json::to_writer(&mut text, schema);
+        } else {
+            let _ = write!(text, " {response:?}");
+        }
         self.hashers.each_ref().map(|state| state.hash_one(&text))
     }
 }

@@ -38,7 +38,8 @@ async fn the_reference_lists_the_metrics() {
         lacks_cache: true,
     };
     // Nothing listens there, and nothing is asked of it.
-    let http = EngineHttp::new("http://127.0.0.1:9", None).expect("a client");
+    let tls = tls::client_config(None).expect("the public authorities");
+    let http = EngineHttp::new("http://127.0.0.1:9".parse().expect("an address"), None, tls).expect("a client");
     let service = AdapterService::start(http, EngineDialect::Vllm, joined, Some("127.0.0.1:9".into()));
     let observed = [ObservedEngine { service, name: "engines/a0".into() }];
     let mut registry = Registry::default();

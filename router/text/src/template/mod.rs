@@ -12,6 +12,7 @@ mod error;
 mod expression;
 mod filters;
 mod generators;
+mod lazy;
 pub mod lossless;
 mod methods;
 mod normalize;
@@ -45,6 +46,7 @@ use normalize::TemplateCapabilities;
 use crate::limits::TEMPLATE_CPU_TIME;
 use crate::tokenize::NAMED_SPECIAL_TOKENS;
 use continuation::Continuation;
+use lazy::LazyJson;
 use system_turns::KeptSystem;
 
 /// Largest template source, bytes.
@@ -451,7 +453,7 @@ impl PreparedInput<'_> {
         context.push(("add_generation_prompt", Value::from(generation_prompt)));
         context.extend(self.kwargs.iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
         context.push(("messages", list(messages)));
-        context.push(("tools", optional(self.tools.as_ref())));
+        context.push(("tools", self.tools.as_ref().map_or_else(|| Value::from(()), |tools| LazyJson::list(tools))));
         context.push(("documents", optional(self.documents.as_ref())));
         self.engine.render(self.name, self.source, Value::from_pairs(context))
     }

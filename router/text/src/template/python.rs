@@ -8,6 +8,7 @@ use minijinja::value::{DynObject, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
+use super::lazy::LazyJson;
 use super::lossless::{self, run_length};
 use super::views::is_view;
 
@@ -248,6 +249,9 @@ impl JsonDumpsOptions {
     }
 
     fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+        if let Some(json) = LazyJson::of(value) {
+            return self.write_json(out, json, depth);
+        }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -280,6 +284,32 @@ impl JsonDumpsOptions {
                     format!("Object of type {what} is not JSON serializable"),
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// What `write` writes for the value that `from_json` makes.
+    fn write_json(&self, out: &mut String, json: &Json, depth: usize) -> Result<(), Error> {
+        match json {
+            Json::String(text) if lossless::literal(text).is_none() => self.write_string(out, text),
+            Json::Array(items) => {
+                self.write_block(out, depth, ('[', ']'), items.len(), |out, i| {
+                    self.write_json(out, &items[i], depth + 1)
+                })?;
+            }
+            Json::Object(map) => {
+                let mut entries: Vec<(&String, &Json)> = map.iter().collect();
+                if self.sort_keys {
+                    entries.sort_by_key(|(key, _)| *key);
+                }
+                self.write_block(out, depth, ('{', '}'), entries.len(), |out, i| {
+                    let (key, value) = entries[i];
+                    self.write_string(out, key);
+                    out.push_str(&self.key_separator);
+                    self.write_json(out, value, depth + 1)
+                })?;
+            }
+            scalar => self.write(out, &from_json(scalar), depth)?,
         }
         Ok(())
     }
