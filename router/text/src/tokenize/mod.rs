@@ -10,6 +10,7 @@ mod prefix_cache;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -18,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizer};
-use tokenizers::{AddedVocabulary, PreTokenizedString};
+use tokenizers::{AddedVocabulary, OffsetReferential, PreTokenizedString};
 
 pub use encode_limit::EncodeLimit;
 pub use load::read_json;
@@ -28,6 +29,7 @@ pub use stream::{Detokenizer, TokenPiece};
 
 use bytes::{ByteJoiner, Decoding, LeadingStrip, TokenTable};
 use cuts::{Cuts, MIN_PART_BYTES};
+use words::WordSplitter;
 
 /// Largest text of one call, bytes. Encoding costs at most about a microsecond per character.
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
@@ -202,11 +204,15 @@ impl Tokenizer {
             Err(other) => TokenizeError::Encode(other.to_string()),
         };
         let tokenizer = &self.0.tokenizer;
-        if how.parse_special && bound.is_none() {
+        let splitter = WordSplitter::of(tokenizer.get_pre_tokenizer()).filter(|_| !how.add_special_tokens);
+        if splitter.is_none() && how.parse_special && bound.is_none() {
             return Ok(tokenizer.encode_fast(text, how.add_special_tokens).map_err(fail)?.get_ids().to_vec());
         }
         let added = if how.parse_special { tokenizer.get_added_vocabulary() } else { &self.0.no_added };
         let mut pieces: PreTokenizedString = added.extract_and_normalize(tokenizer.get_normalizer(), text);
+        if let Some(splitter) = splitter {
+            return self.encode_words(&pieces, splitter, bound);
+        }
         if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces).map_err(fail)?;
         }
@@ -223,6 +229,30 @@ impl Tokenizer {
         // `tokenize` is not called for added tokens, so count again.
         bound.check(encoding.get_ids().len())?;
         Ok(tokenizer.post_process(encoding, None, how.add_special_tokens).map_err(fail)?.get_ids().to_vec())
+    }
+
+    /// The ids of added tokens and of the words between them.
+    fn encode_words(
+        &self,
+        pieces: &PreTokenizedString,
+        splitter: WordSplitter<'_>,
+        bound: EncodeLimit,
+    ) -> Result<Vec<u32>, TokenizeError> {
+        let model = self.0.tokenizer.get_model();
+        let mut ids = Vec::new();
+        for (text, _, tokens) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
+            if let Some(tokens) = tokens {
+                ids.extend(tokens.iter().map(|token| token.id));
+                bound.check(ids.len())?;
+                continue;
+            }
+            splitter.words(text, &mut |word| {
+                let tokens = model.tokenize(word).map_err(|error| TokenizeError::Encode(error.to_string()))?;
+                ids.extend(tokens.into_iter().map(|token| token.id));
+                bound.check(ids.len())
+            })?;
+        }
+        Ok(ids)
     }
 
     /// The highest id plus one. Some ids may be unused.

@@ -12,7 +12,7 @@ fn dir(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tokenize/fixtures").join(name)
 }
 
-fn load(name: &str) -> Tokenizer {
+pub fn load(name: &str) -> Tokenizer {
     Tokenizer::load(&dir(name)).unwrap()
 }
 
