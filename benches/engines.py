@@ -3,7 +3,7 @@
     make engines                                      # installs the engines
     REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python benches/engines.py
 
-Prints one table per engine (docs/benchmarks/engines.md)."""
+Prints one table per engine (docs/benchmarks/engines.md), or only those of the kinds that are named."""
 import http.client
 import json
 import pathlib
@@ -183,6 +183,8 @@ def main(directory):
     fleet, started = Fleet(directory, workers=0, group_size=1, routers=0), []
     try:
         for kind, start, source in (("llama-server", start_llama, file), ("vllm", start_vllm, folder)):
+            if sys.argv[1:] and kind not in sys.argv[1:]:
+                continue
             engine = start(directory, source)
             started.append(engine)
             engine.wait()

@@ -35,6 +35,14 @@ pub const IDLE_BYTES: usize = 1 << 20;
 /// Events of an engine's stream in a row without a token, after which its sequence ends.
 pub const IDLE_EVENTS: u32 = 1024;
 
+/// The part of a chunk's time for which the next chunk waits. In it, a router that refuses a token of the chunk steers,
+/// and nothing is abandoned: llama-server computes an abandoned chunk for up to a second, and its slot, which has the
+/// cached prompt, stays taken.
+pub const CHUNK_PAUSE: u32 = 50;
+/// The same for the chunks after a refused token: more of them are likely, and the router may be slow.
+pub const REFUSED_PAUSE: u32 = 8;
+/// Chunks after a refused token that wait so long.
+pub const REFUSED_CHUNKS: u32 = 8;
 /// Time in which a connection to an engine is opened.
 pub const CONNECT_TIME: Duration = Duration::from_secs(2);
 /// Silence of an engine's stream after which the engine's health is checked.

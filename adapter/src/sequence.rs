@@ -41,12 +41,19 @@ struct Open {
     /// Prompt tokens, for metrics.
     prompt: usize,
     first: bool,
+    began: Instant,
+    /// It has a part of an answer: the next request continues it.
+    is_chunk: bool,
 }
 
 pub struct Sequence {
     course: Course,
     link: Arc<EngineLink>,
     open: Option<Open>,
+    /// A request for the next chunk, and when it is sent.
+    next_chunk: Option<(DrawRequest, Instant)>,
+    /// Chunks that still wait longer, because a token was refused.
+    cautious: u32,
     /// Messages for the router that do not fit into its queue.
     backlog: VecDeque<FromEngine>,
     counted: CourseStats,
@@ -64,6 +71,8 @@ impl Sequence {
             course: Course::new(start, shape),
             link,
             open: None,
+            next_chunk: None,
+            cautious: 0,
             backlog: VecDeque::new(),
             counted: CourseStats::default(),
             lost,
@@ -105,6 +114,8 @@ impl Sequence {
                 _ => Either::Right(pending()),
             };
             let due = deadline.map_or(Either::Right(pending()), |at| Either::Left(sleep_until(at)));
+            let pause =
+                self.next_chunk.as_ref().map_or(Either::Right(pending()), |(_, at)| Either::Left(sleep_until(*at)));
             tokio::select! {
                 biased;
                 () = due => {
@@ -130,12 +141,20 @@ impl Sequence {
                     }
                 }
                 event = event => self.receive(event),
+                () = pause => {
+                    if let Some((request, _)) = self.next_chunk.take() {
+                        self.request(request, true);
+                    }
+                }
             }
         }
     }
 
     fn steer(&mut self, steer: Steer) {
         self.refused = (steer.mask.is_some() && !steer.hold).then(Instant::now);
+        if self.refused.is_some() {
+            self.cautious = limits::REFUSED_CHUNKS;
+        }
         self.course.steer(steer);
     }
 
@@ -172,11 +191,21 @@ impl Sequence {
 
     /// Carries out the course's actions.
     fn act(&mut self, waits: bool) {
+        let mut chunk_took = None;
         while let Some(action) = self.course.next_action() {
             match action {
-                CourseAction::Open(request) => self.request(request, waits),
+                CourseAction::Open(request) => match chunk_took.take() {
+                    Some(took) => {
+                        let part = if self.cautious > 0 { limits::REFUSED_PAUSE } else { limits::CHUNK_PAUSE };
+                        self.cautious = self.cautious.saturating_sub(1);
+                        self.next_chunk = Some((request, Instant::now() + took / part));
+                    }
+                    None => self.request(request, waits),
+                },
                 CourseAction::Close { complete, .. } => {
+                    self.next_chunk = None;
                     if let Some(open) = self.open.take() {
+                        chunk_took = (complete && open.is_chunk).then(|| open.began.elapsed());
                         close(open, complete, &self.link.counters);
                     }
                 }
@@ -209,9 +238,10 @@ impl Sequence {
             streams: link.dialect.streams(&request),
             waits,
         };
+        let is_chunk = link.dialect.traits().chunk.is_some() && request.max_tokens > 1;
         let (to, events) = mpsc::channel(limits::FRAME_QUEUE);
         let task = tokio::spawn(exchange.run(to));
-        self.open = Some(Open { number: request.number, events, task, prompt, first });
+        self.open = Some(Open { number: request.number, events, task, prompt, first, began: Instant::now(), is_chunk });
     }
 }
 

@@ -46,7 +46,8 @@ proptest! {
             prop_assert_eq!(a.kind(), b.kind());
             prop_assert_eq!(a.is_true(), b.is_true());
         }
-        prop_assert!(lazy == converted && converted == lazy);
+        prop_assert_eq!(&lazy, &converted);
+        prop_assert_eq!(&converted, &lazy);
     }
 }
 
