@@ -21,8 +21,6 @@ LAYERS, HEADS, EXPERTS, TOP_K, HIDDEN, VOCAB = 61, 64, 384, 8, 7168, 163_840
 Q_RANK, LATENT, NOPE, ROPE, VALUE, WIDTH = 1536, 512, 128, 64, 128, 2048
 # Bytes of a number, with its part of the scales: in experts, and in other products.
 SIZES = {"FP8": (1 + 4 / 128**2, 1 + 4 / 128**2), "int4": (0.5 + 2 / 32, 2)}
-# The slice has the shared expert whole and the share of experts of one of eight ranks.
-SLICE_RANKS = 8
 SUMS_OF_LAYER = 2
 
 # Published, for the last columns. Not measured here, and not with the same prompts.
@@ -44,7 +42,7 @@ def table(head, rows):
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 
 
-def layer_bytes(form, ranks, rows, context, shared_ranks=None):
+def layer_bytes(form, ranks, rows, context):
     """What a layer of one of `ranks` ranks reads once in a step that draws a token for each of `rows` sequences."""
     of_expert, of_other = SIZES[form]
     heads = HEADS // ranks
@@ -53,7 +51,7 @@ def layer_bytes(form, ranks, rows, context, shared_ranks=None):
     expert = 3 * HIDDEN * WIDTH
     chosen = EXPERTS / ranks * (1 - (1 - TOP_K / EXPERTS) ** rows)
     gate = HIDDEN * EXPERTS * 2
-    return ((attention + expert / (shared_ranks or ranks)) * of_other + gate + expert * chosen * of_expert
+    return ((attention + expert / ranks) * of_other + gate + expert * chosen * of_expert
             + rows * context * 2 * (LATENT + ROPE))
 
 
@@ -66,17 +64,22 @@ def sum_us(ranks, rows, options):
     return latency + sent / (rate * 1e3)
 
 
+def share(numbers, copied):
+    """A layer's time over the time in which its bytes are read."""
+    return numbers["layer_us"] * copied / numbers["layer_bytes"] / 1e6
+
+
 def step_ms(numbers, form, ranks, copied, options):
-    """A step of the whole model: the slice's share of its bytes' time holds for the rank's bytes, and the sums come on top."""
-    rows, context = int(numbers["rows"]), int(numbers["context"])
-    share = numbers["layer_us"] / (layer_bytes(form, SLICE_RANKS, rows, context, shared_ranks=1) / copied * 1e6)
-    layer = share * layer_bytes(form, ranks, rows, context) / copied * 1e6
-    head = share * VOCAB / ranks * HIDDEN * 2 / copied * 1e6
+    """A step of the whole model: the slice, which has the shared expert whole, gives the share for the rank's bytes, and the sums come
+    on top."""
+    rows, us_of_byte = int(numbers["rows"]), share(numbers, copied) / copied * 1e6
+    layer = layer_bytes(form, ranks, rows, int(numbers["context"])) * us_of_byte
+    head = VOCAB / ranks * HIDDEN * 2 * us_of_byte
     return (LAYERS * (layer + SUMS_OF_LAYER * sum_us(ranks, rows, options)) + head) / 1e3
 
 
-def cell(number, form="{:.0f}"):
-    return "-" if number is None else form.format(number)
+def cell(number, form="{:.0f}", missing="-"):
+    return missing if number is None else form.format(number)
 
 
 def decodes(report, torch):
@@ -98,7 +101,7 @@ def tables(report, torch, options):
         line = [label]
         for numbers in (fp8, int4):
             line.append(cell(numbers and numbers["layer_us"]))
-            line.append(cell(numbers and numbers["layer_us"] * copied / numbers["layer_bytes"] / 1e6, "{:.2f}"))
+            line.append(cell(numbers and share(numbers, copied), "{:.2f}"))
         line += [cell(numbers and numbers["layer_us"]) for numbers in (eager, compiled)]
         line.append(cell(fp8 and compiled and compiled["layer_us"] / fp8["layer_us"], "{:.2f}"))
         lines.append(line)
@@ -159,13 +162,12 @@ def write_data(report, torch):
     """Two plots over batch and context: times, and how near they are to their floor."""
     copied = rows_of(report, "device")["copy on the device"]["bytes_per_s"]
     found = decodes(report, torch)
-    us = [[label, *(cell(numbers and numbers["layer_us"], "{:.0f}").replace("-", "") for numbers in all_)] for label, *all_ in found]
-    share = [[label, *(cell(numbers and numbers["layer_us"] * copied / numbers["layer_bytes"] / 1e6, "{:.2f}").replace("-", "")
-                       for numbers in all_)] for label, *all_ in found]
+    us = [[label, *(cell(numbers and numbers["layer_us"], missing="") for numbers in all_)] for label, *all_ in found]
+    shares = [[label, *(cell(numbers and share(numbers, copied), "{:.2f}", "") for numbers in all_)] for label, *all_ in found]
     head = ["decode", "FP8", "int4", "torch bf16, eager", "torch bf16, compiled"]
     for name, title, unit, scale, rows in (
             ("cuda_decode", "A layer of a rank of Kimi K2", "us", "log", us),
-            ("cuda_share", "A layer's time over the time in which its bytes are read", "times", None, share)):
+            ("cuda_share", "A layer's time over the time in which its bytes are read", "times", None, shares)):
         with (DATA / f"{name}.csv").open("w", newline="") as file:
             file.write(f"# title: {title}, {report['device']}\n# unit: {unit}\n# command: {COMMANDS}\n")
             file.write("# scale: log\n" if scale else "")

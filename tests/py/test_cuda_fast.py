@@ -10,6 +10,7 @@ from test_cuda import driver, rows_of, score, selftest  # noqa: F401
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 import gpu_figures  # noqa: E402
+import plot_benchmarks  # noqa: E402
 
 FAST = {f"products with {form} weights" for form in ("bf16", "FP8")} | {f"experts in {form}" for form in ("bf16", "FP8", "int4")} | {
     "latent attention", *(f"bits of {what} over rows" for what in ("products", "experts", "latent attention"))}
@@ -49,7 +50,7 @@ def test_a_rank_of_k2_is_timed(rank_report):
     assert not failed and all(f"{form}: decode, 3 rows after 20 tokens" in passed for form in ("FP8", "int4"))
 
 
-def test_the_figures_of_a_gpu_become_tables_and_plots(rank_report, tmp_path):
+def test_the_figures_of_a_gpu_become_tables_and_plots(rank_report, tmp_path, monkeypatch):
     """With times written here: a layer in FP8 takes twice, in int4 three times the time in which its bytes are read."""
     copied = 4.3e12
     report = json.loads(rank_report.read_text())
@@ -59,13 +60,13 @@ def test_the_figures_of_a_gpu_become_tables_and_plots(rank_report, tmp_path):
     # The slice of the page, whose widths are not those of the emulation.
     report["sections"]["slice"]["rows"] = [
         {"name": f"{form}: decode, {rows} rows after {context} tokens", "passed": True, "value": "", "numbers": {
-            "rows": rows, "context": context, "layer_bytes": (size := gpu_figures.layer_bytes(form, 8, rows, context, shared_ranks=1)),
+            "rows": rows, "context": context, "layer_bytes": (size := gpu_figures.layer_bytes(form, 8, rows, context) * 1.1),
             "layer_us": times * size / copied * 1e6}}
         for form, times in (("FP8", 2), ("int4", 3)) for context, rows in decodes]
     report["sections"]["fast"] = {"rows": [
         {"name": "Fp8: [8192, 7168] to 4096", "passed": True, "numbers": {"operations": 1e12, "fast_us": 1000.0, "plain_us": 8000.0}}]}
     torch = {"version": "2", "device": report["device"], "sections": {"torch": {"rows": [
-        *({"name": f"decode, {rows} rows after 4096 tokens, {form}", "passed": True, "numbers": {"layer_us": 1e4}}
+        *({"name": f"decode, {rows} rows after 4096 tokens, {form}", "passed": True, "numbers": {"layer_us": 1e4, "layer_bytes": 4.3e9}}
           for _, rows in decodes for form in ("eager", "compiled")),
         {"name": "Fp8: [8192, 7168] to 4096", "passed": True, "numbers": {"us": 900.0}}]}}}
     paths = [tmp_path / "report.json", tmp_path / "torch.json"]
@@ -81,6 +82,11 @@ def test_the_figures_of_a_gpu_become_tables_and_plots(rank_report, tmp_path):
     layers = 61 * (3 * gpu_figures.layer_bytes("int4", 8, 64, 4096) / copied * 1e3 + 2 * 0.015)
     assert layers < between < layers * 1.06
     assert float(cells["16 GPUs, int4, 64 sequences"][0].split()[0]) > between / 2
+    monkeypatch.setattr(gpu_figures, "DATA", tmp_path)
+    gpu_figures.write_data(report, torch)
+    assert "1 rows after 4096 tokens,2.00,3.00,10.00,10.00" in (tmp_path / "cuda_share.csv").read_text()
+    for name in ("cuda_decode", "cuda_share"):
+        assert plot_benchmarks.draw(*plot_benchmarks.read(tmp_path / f"{name}.csv")).startswith("<svg")
 
 
 def test_the_bytes_of_a_rank_are_those_of_the_report():
