@@ -43,6 +43,8 @@ use args::Command;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
+    #[cfg(feature = "cuda")]
+    rein_kernels::cuda::separate_streams();
     let cli = match config::parse(std::env::args_os().collect()) {
         Ok(cli) => cli,
         Err(error) => return fail(error),

@@ -106,10 +106,14 @@ fn checks<'a>(
         SelftestSection::Ops => selftest::ops(device)?.into_iter().map(Into::into).collect(),
         SelftestSection::Fast => selftest::fast(device)?.into_iter().map(Into::into).collect(),
         SelftestSection::Ranks => ranks::checks(small(ranks::REDUCED)?, args.device, kernels),
-        SelftestSection::Models => models::checks(small(models::REDUCED)?, &devices, &DeviceChoice::Cpu, args.reduced),
+        SelftestSection::Models => {
+            let mut all = models::checks(small(models::REDUCED)?, &devices, &DeviceChoice::Cpu, args.reduced);
+            all.extend(models::embeddings(fixtures::embedding_models(&args.fixtures)?, &devices));
+            all
+        }
         SelftestSection::Invariance => invariance::checks(small(invariance::REDUCED)?, &devices, args.reduced),
         SelftestSection::Engine => engine::checks(small(engine::REDUCED)?, &devices, args.reduced),
-        SelftestSection::Slice => slice::checks(&devices, args.reduced),
+        SelftestSection::Slice => slice::checks(&devices, || selftest::copy_rate(device), args.reduced),
         SelftestSection::Bench => bench::checks(small(&[bench::TINY])?, &devices, args.reduced),
     })
 }

@@ -82,7 +82,8 @@ fn model_steps(shape: &BenchShape, devices: DeviceChoice, load: &Load, rows: &mu
     let blocks = (most * of_one).max(load.prefill.div_ceil(block_size));
     let options = ModelOptions { devices, kv_blocks: Some(blocks), block_size, ..ModelOptions::default() };
     let begin = Instant::now();
-    let bench = SmallModel { name: "bench".into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None };
+    let bench =
+        SmallModel { name: "bench".into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None, embeds: false };
     let mut steps = bench.load_with(&options)?;
     let seconds = begin.elapsed().as_secs_f64();
     let rate = model.bytes as f64 / seconds / 1e9;

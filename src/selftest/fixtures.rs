@@ -26,6 +26,8 @@ pub struct SmallModel {
     pub tokens: Vec<u32>,
     /// "fp8" or "int4".
     pub quantized: Option<&'static str>,
+    /// It has no head: it makes embeddings.
+    pub embeds: bool,
 }
 
 /// The tokens of reference.json: for them no router and no token is a close decision.
@@ -34,22 +36,35 @@ struct ReferenceTokens {
     tokens: Vec<u32>,
 }
 
-/// The models in the directories below `dir`, by name: all, or those in `only`.
+/// The models in the directories below `dir` that generate, by name: all, or those in `only`.
 pub fn models(dir: &Path, only: Option<&[&str]>) -> Result<Vec<SmallModel>, Box<dyn Error>> {
+    let mut found = all(dir)?;
+    found.retain(|model| !model.embeds && only.is_none_or(|only| only.contains(&&*model.name)));
+    match found.is_empty() {
+        true => Err(format!("--fixtures: {} has no model directories", dir.display()).into()),
+        false => Ok(found),
+    }
+}
+
+/// Those that make embeddings.
+pub fn embedding_models(dir: &Path) -> Result<Vec<SmallModel>, Box<dyn Error>> {
+    let mut found = all(dir)?;
+    found.retain(|model| model.embeds);
+    Ok(found)
+}
+
+fn all(dir: &Path) -> Result<Vec<SmallModel>, Box<dyn Error>> {
     let failed = |error: std::io::Error| format!("--fixtures: cannot read {}: {error}", dir.display());
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.join("config.json").exists() && only.is_none_or(|only| only.contains(&&*name)) {
+        if path.join("config.json").exists() {
             found.push(open(name, path)?);
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
-    match found.is_empty() {
-        true => Err(format!("--fixtures: {} has no model directories", dir.display()).into()),
-        false => Ok(found),
-    }
+    Ok(found)
 }
 
 fn open(name: String, dir: PathBuf) -> Result<SmallModel, Box<dyn Error>> {
@@ -65,12 +80,14 @@ fn open(name: String, dir: PathBuf) -> Result<SmallModel, Box<dyn Error>> {
             (0..TOKENS).map(|i| (mix(i) % vocab) as u32).collect()
         }
     };
-    Ok(SmallModel { name, dir, tokens, quantized })
+    // The layout of sentence-transformers.
+    let embeds = dir.join("modules.json").exists();
+    Ok(SmallModel { name, dir, tokens, quantized, embeds })
 }
 
 impl SmallModel {
     pub fn load(&self, devices: &DeviceChoice, dtype: Dtype) -> Result<Steps, Box<dyn Error>> {
-        self.load_with(&ModelOptions { devices: devices.clone(), dtype, ..options() })
+        self.load_with(&ModelOptions { devices: devices.clone(), dtype, embeds: self.embeds, ..options() })
     }
 
     /// Over this many ranks.
@@ -91,7 +108,7 @@ impl SmallModel {
 
     /// On the CPU, with the rounding of a GPU.
     pub fn load_rounding(&self, dtype: Dtype) -> Result<Steps, Box<dyn Error>> {
-        let options = ModelOptions { dtype, ..options() };
+        let options = ModelOptions { dtype, embeds: self.embeds, ..options() };
         Ok(Steps { group: RankGroup::load_rounding(&self.dir, &options)?, id: 0 })
     }
 
@@ -159,4 +176,9 @@ pub fn drawing(seq: u64, tokens: &[u32], start: usize, blocks: &[u32]) -> Row {
         score: -1,
         next: None,
     }
+}
+
+/// Computes tokens, and returns the hidden state of the last one.
+pub fn embedding(seq: u64, tokens: &[u32], blocks: &[u32]) -> Row {
+    Row { after: After::Embed.into(), draw: None, ..drawing(seq, tokens, 0, blocks) }
 }

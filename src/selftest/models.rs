@@ -8,7 +8,7 @@ use rein_proto::internal::{RowResult, TokenLogprob};
 use rein_worker::rank::{DeviceChoice, Dtype};
 
 use super::check::SectionCheck;
-use super::fixtures::{SmallModel, Steps, drawing, scoring};
+use super::fixtures::{SmallModel, Steps, drawing, embedding, scoring};
 
 /// Models that show each kind of layer and weight.
 pub const REDUCED: &[&str] = &["qwen3", "mistral", "qwen3_moe", "deepseek_v3", "deepseek_v3_fp8", "kimi_k2_int4"];
@@ -56,6 +56,35 @@ pub fn checks(
         }
     }
     checks
+}
+
+/// One of each embedding model and form.
+pub fn embeddings(models: Vec<SmallModel>, devices: &DeviceChoice) -> Vec<SectionCheck<'static>> {
+    let forms = [("f32", Dtype::F32), ("bf16", Dtype::Bf16)];
+    let check = |(model, (form, dtype)): (SmallModel, (&str, Dtype))| {
+        let devices = devices.clone();
+        SectionCheck::of_row(format!("{}, {form}", model.name), move || compare_states(&model, dtype, &devices))
+    };
+    models.into_iter().flat_map(|model| forms.map(|form| (model.clone(), form))).map(check).collect()
+}
+
+/// The hidden state of the last token against that of the CPU that rounds alike, relative to its root mean square.
+fn compare_states(model: &SmallModel, dtype: Dtype, devices: &DeviceChoice) -> Result<(String, bool), Box<dyn Error>> {
+    let (mut device, mut rounding) = (model.load(devices, dtype)?, model.load_rounding(dtype)?);
+    let tokens = &*model.tokens;
+    let blocks = device.blocks(0, tokens.len());
+    let row = || vec![embedding(1, tokens, &blocks)];
+    let (found, wanted) = (device.run(row())?, rounding.run(row())?);
+    let [found, wanted] = [&found, &wanted].map(|rows| rows.first().map_or(&[][..], |row| &row.state));
+    if wanted.is_empty() || found.len() != wanted.len() {
+        return Err(format!("a hidden state of {} numbers, the oracle has {}", found.len(), wanted.len()).into());
+    }
+    let size = (wanted.iter().map(|x| x * x).sum::<f32>() / wanted.len() as f32).sqrt();
+    let far = found.iter().zip(wanted).map(|(a, b)| (a - b).abs() / size);
+    let far = far.fold(0.0, |worst, d| if d <= worst { worst } else { d });
+    let allowed = if dtype == Dtype::F32 { F32 } else { ROUNDED };
+    let value = format!("{} numbers within {far:.1e} of their root mean square (at most {allowed:.0e})", wanted.len());
+    Ok((value, far <= allowed))
 }
 
 /// Logprobs are compared with those of the CPU that rounds activations as a device does; in f32 it rounds none. How far

@@ -1,15 +1,13 @@
 //! Section `slice`: times of one rank of Kimi K2 over eight GPUs, beside the bytes that its steps must read. The other
 //! ranks' exchanges are not part of it.
 
+use rein_kernels::cuda::CudaError;
 use rein_worker::rank::{DeviceChoice, ModelOptions};
 
 use super::bench::{DecodeSteps, figure, median, plain, random_tokens};
 use super::check::{CheckResult, ReportSink, SectionCheck};
 use super::fixtures::{SmallModel, drawing};
 use super::weights::{self, BenchForm, K2Slice};
-
-/// What the bytes of a step are divided by: bytes per second that a copy on an H200 reads and writes.
-const COPY_RATE: f64 = 4.3e12;
 
 /// How much is run.
 #[derive(Clone, Copy)]
@@ -31,17 +29,22 @@ const FULL: Load = Load {
 };
 const REDUCED: Load = Load { slice: weights::K2_REDUCED, decodes: &[(20, &[1, 3]), (8, &[2])], prefill: 24, runs: 1 };
 
-pub fn checks(devices: &DeviceChoice, reduced: bool) -> Vec<SectionCheck<'static>> {
+/// `copy_rate` measures how many bytes per second a copy on the device reads and writes.
+pub fn checks<'a>(
+    devices: &DeviceChoice,
+    copy_rate: impl Fn() -> Result<f64, CudaError> + Copy + 'a,
+    reduced: bool,
+) -> Vec<SectionCheck<'a>> {
     let forms = [("FP8", BenchForm::Fp8), ("int4", BenchForm::Int4)];
     let check = |(name, form): (&'static str, BenchForm)| {
         let (load, devices) = (if reduced { REDUCED } else { FULL }, devices.clone());
         let load = Load { slice: K2Slice { form, ..load.slice }, ..load };
-        SectionCheck::new(name, move |rows| steps_of(name, &load, devices, rows))
+        SectionCheck::new(name, move |rows| steps_of(name, &load, devices, copy_rate()?, rows))
     };
     forms.map(check).into()
 }
 
-fn steps_of(name: &str, load: &Load, devices: DeviceChoice, rows: &mut ReportSink) -> CheckResult {
+fn steps_of(name: &str, load: &Load, devices: DeviceChoice, copy_rate: f64, rows: &mut ReportSink) -> CheckResult {
     let Load { slice, decodes, prefill, runs } = *load;
     let model = slice.checkpoint().write()?;
     rows(figure(format!("{name}: random weights"), format!("{} MiB", model.bytes >> 20)));
@@ -51,7 +54,8 @@ fn steps_of(name: &str, load: &Load, devices: DeviceChoice, rows: &mut ReportSin
     };
     let blocks = decodes.iter().map(of_decode).max().unwrap_or(0).max(prefill.div_ceil(block_size));
     let options = ModelOptions { devices, kv_blocks: Some(blocks), block_size, ..ModelOptions::default() };
-    let files = SmallModel { name: name.into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None };
+    let files =
+        SmallModel { name: name.into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None, embeds: false };
     let mut steps = files.load_with(&options)?;
     let prompt = random_tokens(0, prefill, slice.vocab);
     let row = vec![plain(drawing(1, &prompt, 0, &steps.blocks(0, prompt.len())))];
@@ -73,7 +77,7 @@ fn steps_of(name: &str, load: &Load, devices: DeviceChoice, rows: &mut ReportSin
         for &batch in batches {
             let time = decoding.step(batch)?;
             let (of_layer, bytes) = (time * 1e6 / slice.layers as f64, slice.layer_bytes(batch, context + runs / 2));
-            let least = bytes / COPY_RATE * 1e6;
+            let least = bytes / copy_rate * 1e6;
             let value = format!(
                 "{:.3} ms per step, {of_layer:.0} us per layer, {:.2} of the {least:.0} us in which its bytes are read",
                 time * 1e3,

@@ -31,7 +31,7 @@ fn the_cpu_passes_every_section() {
     passes(invariance::checks(small(models::REDUCED), &cpu, true), 6);
     passes(engine::checks(small(models::REDUCED), &cpu, true), 2 * 6);
     passes(bench::checks(small(&[bench::TINY]), &cpu, true), 2 + 3 + 2 + 3);
-    passes(slice::checks(&cpu, true), 2 * (2 + 3));
+    passes(slice::checks(&cpu, || Ok(1e9), true), 2 * (2 + 3));
 }
 
 #[test]

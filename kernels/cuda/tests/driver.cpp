@@ -59,9 +59,9 @@ enum Code {
   CAPTURE_UNSUPPORTED = 900,
 };
 
-// Where a parameter begins in the struct of all, and its bytes.
+// Where a parameter begins in the struct of all, and its bytes. Alone it has the alignment of its type, else that of its size.
 struct Parameter {
-  size_t offset, bytes;
+  size_t offset, bytes, alignment = bytes;
 };
 
 struct Kernel {
@@ -76,7 +76,7 @@ struct Kernel {
 
 template <class A>
 Kernel kernel(const char *name, void (*function)(A), int least = 80) {
-  return {name, {{0, sizeof(A)}}, least, [=](const void *argument) -> Work {
+  return {name, {{0, sizeof(A), alignof(A)}}, least, [=](const void *argument) -> Work {
             // Copies of over-aligned arguments, on the heap, keep their alignment.
             auto copy = std::make_shared<A>();
             memcpy(static_cast<void *>(copy.get()), argument, sizeof(A));
@@ -166,7 +166,7 @@ std::vector<Kernel> fast_kernels() {
   std::vector<Parameter> of_repack = {{0, 8}, {8, 8}, {16, 8}};
   for (size_t offset = 24; offset <= 40; offset += 4) of_repack.push_back({offset, 4});
   all.push_back(stand_in<Int4RepackArgs>("int4_repack", of_repack, fast::int4_repack));
-  all.push_back(stand_in<LatentArgs>("latent_attention", {{0, sizeof(LatentArgs)}}, fast::latent_attention));
+  all.push_back(stand_in<LatentArgs>("latent_attention", {{0, sizeof(LatentArgs), alignof(LatentArgs)}}, fast::latent_attention));
   return all;
 }
 std::vector<Kernel> FAST_KERNELS = fast_kernels();
@@ -453,10 +453,22 @@ FUNCTION(cuModuleEnumerateFunctions, Kernel **functions, unsigned count, void *m
   for (unsigned i = 0; i < count; i++) functions[i] = module == &FAST_KERNELS ? &FAST_KERNELS[i] : &KERNELS[i];
   return SUCCESS;
 }
-FUNCTION(cuFuncLoad, Kernel *) { return SUCCESS; }
+FUNCTION(cuFuncLoad, Kernel *) {
+  WORK;
+  drain_all();
+  return lost;
+}
 FUNCTION(cuFuncGetParamInfo, Kernel *kernel, size_t index, size_t *offset, size_t *size) {
   if (index >= kernel->parameters.size()) return INVALID_VALUE;
-  *offset = kernel->parameters[index].offset;
+  // As on compute capability 9.0: parameters begin at 528 of the constant bank, and are aligned there.
+  constexpr size_t BANK = 528;
+  size_t end = BANK, start = BANK;
+  for (size_t i = 0; i <= index; i++) {
+    const Parameter &parameter = kernel->parameters[i];
+    start = (end + parameter.alignment - 1) / parameter.alignment * parameter.alignment;
+    end = start + parameter.bytes;
+  }
+  *offset = start - BANK;
   *size = kernel->parameters[index].bytes;
   return SUCCESS;
 }
@@ -613,8 +625,8 @@ FUNCTION(cuEventElapsedTime_v2, float *milliseconds, Event *begin, Event *end) {
 
 // Copies the parameters into the struct of all.
 std::shared_ptr<void> gather(const Kernel &kernel, void **arguments) {
-  auto [offset, bytes] = kernel.parameters.back();
-  void *all = aligned_alloc(alignof(FastMap), (offset + bytes + alignof(FastMap) - 1) / alignof(FastMap) * alignof(FastMap));
+  const Parameter &last = kernel.parameters.back();
+  void *all = aligned_alloc(alignof(FastMap), (last.offset + last.bytes + alignof(FastMap) - 1) / alignof(FastMap) * alignof(FastMap));
   for (size_t i = 0; i < kernel.parameters.size(); i++)
     memcpy(static_cast<char *>(all) + kernel.parameters[i].offset, arguments[i], kernel.parameters[i].bytes);
   return {all, free};

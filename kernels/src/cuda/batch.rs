@@ -34,15 +34,27 @@ impl StepBuffers {
     /// Whether `fit` would move the buffers.
     pub fn wants_room(&self, shape: &StepShape, draws: &DrawPlan) -> bool {
         let words = shape.parts().end + draws.words.len();
+        self.lacks_results(draws) || self.lacks_words(words)
+    }
+
+    fn lacks_results(&self, draws: &DrawPlan) -> bool {
+        self.results.as_ref().is_none_or(|results| results.bytes() < 4 * draws.out_words)
+    }
+
+    fn lacks_words(&self, words: usize) -> bool {
         self.device.as_ref().is_none_or(|buffer| buffer.bytes() < 4 * words)
     }
 
-    /// Whether the buffers had to move for a step.
+    /// Whether the buffers that kernels use had to move for a step.
     pub fn fit(&mut self, device: &CudaDevice, shape: &StepShape, draws: &DrawPlan) -> Result<bool> {
-        if !self.wants_room(shape, draws) {
-            return Ok(false);
+        if self.lacks_results(draws) {
+            let words = draws.out_words.next_power_of_two().max(FIRST_RESULTS);
+            self.results = Some(PinnedBuffer::new(device, 4 * words)?);
         }
         let words = shape.parts().end + draws.words.len();
+        if !self.lacks_words(words) {
+            return Ok(false);
+        }
         let bytes = 4 * words.next_power_of_two().max(FIRST);
         self.device = Some(device.allocate(bytes)?);
         self.host = Some(PinnedBuffer::new(device, bytes)?);
@@ -61,7 +73,6 @@ impl StepBuffers {
         if self.in_flight {
             device.wait()?;
         }
-        self.fit_results(device, draws.out_words)?;
         self.serial += 1;
         let (end, words) = (shape.parts().end, shape.parts().end + draws.words.len());
         if let (Some(host), Some(to)) = (&mut self.host, &mut self.device) {
@@ -75,19 +86,11 @@ impl StepBuffers {
         Ok(DeviceBatch { rows, shape, draws, serial: self.serial })
     }
 
-    fn fit_results(&mut self, device: &CudaDevice, words: usize) -> Result<()> {
-        if self.results.as_ref().is_none_or(|results| results.bytes() < 4 * words) {
-            self.results = Some(PinnedBuffer::new(device, 4 * words.next_power_of_two().max(FIRST_RESULTS))?);
-        }
-        Ok(())
-    }
-
     /// The results of a batch, after all work of the stream.
     ///
     /// # Safety
     /// The device has as many words at `address` as the batch draws.
     pub unsafe fn receive(&mut self, device: &CudaDevice, batch: &DeviceBatch, address: u64) -> Result<&[u32]> {
-        self.fit_results(device, batch.draws.out_words)?;
         let Some(results) = &mut self.results else { return Ok(&[]) };
         // SAFETY: the caller's promise.
         unsafe { results.receive_first(device, 4 * batch.draws.out_words, address) }?;

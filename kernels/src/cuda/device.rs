@@ -53,6 +53,22 @@ pub fn machine_code(capability: Version) -> Option<&'static str> {
     }
 }
 
+/// Where the parameters of a kernel begin in the struct that is passed, and its bytes. A struct of several has numbers,
+/// addresses and tensor maps, which are aligned to their size, and ends with padding.
+fn struct_layout(bytes_of: &[usize]) -> (Arc<[usize]>, usize) {
+    if let [bytes] = bytes_of {
+        return (Arc::new([0]), *bytes);
+    }
+    let mut end = 0;
+    let begins = |&bytes: &usize| {
+        let start = usize::next_multiple_of(end, bytes);
+        end = start + bytes;
+        start
+    };
+    let parameters = bytes_of.iter().map(begins).collect();
+    (parameters, end.next_multiple_of(bytes_of.iter().copied().max().unwrap_or(1)))
+}
+
 /// The primary context of a device, released with the last user.
 #[derive(Debug)]
 pub struct Context {
@@ -332,24 +348,21 @@ impl CudaDevice {
                 break;
             }
         }
-        let (mut parameters, mut argument_bytes, mut alignment) = (Vec::new(), 0, 1);
+        let mut bytes_of = Vec::new();
         loop {
-            let (mut offset, mut bytes) = (0, 0);
+            // Where the device has a parameter is not where a struct has it: the driver aligns its address there.
+            let (mut _offset, mut bytes) = (0, 0);
             // SAFETY: writes two numbers.
-            let code = unsafe { sys::cuFuncGetParamInfo(function, parameters.len(), &mut offset, &mut bytes) };
+            let code = unsafe { sys::cuFuncGetParamInfo(function, bytes_of.len(), &mut _offset, &mut bytes) };
             // There is no parameter after the last one.
-            if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE && !parameters.is_empty() {
+            if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE && !bytes_of.is_empty() {
                 break;
             }
             check("cuFuncGetParamInfo", code)?;
-            parameters.push(offset);
-            (argument_bytes, alignment) = (offset + bytes, alignment.max(bytes));
+            bytes_of.push(bytes);
         }
-        if parameters.len() > 1 {
-            // A struct of several numbers, addresses and tensor maps ends with padding.
-            argument_bytes = argument_bytes.next_multiple_of(alignment);
-        }
-        Ok(Kernel { function, parameters: parameters.into(), argument_bytes })
+        let (parameters, argument_bytes) = struct_layout(&bytes_of);
+        Ok(Kernel { function, parameters, argument_bytes })
     }
 
     /// Puts a kernel into the stream.

@@ -13,6 +13,22 @@ pub const MINIMUM_CUDA: Version = Version { major: 13, minor: 0 };
 /// The first driver that supports [`MINIMUM_CUDA`].
 pub const MINIMUM_DRIVER: u32 = 580;
 
+/// How many queues the driver makes for a device, of which each stream gets one: from 1 to 32, and 8 if it is not set
+/// (CUDA programming guide, "Environment Variables").
+const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+const MOST_QUEUES: &str = "32";
+
+/// Gives each stream of a device a queue of its own. Of two streams in one queue, the second waits while the next kernel of
+/// the first does; ranks that share a device would wait for each other for ever. Call it before the process has a second
+/// thread; later it does nothing.
+pub fn separate_streams() {
+    let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
+    if alone && std::env::var_os(QUEUES).is_none() {
+        // SAFETY: there is no other thread that could read the environment meanwhile.
+        unsafe { std::env::set_var(QUEUES, MOST_QUEUES) };
+    }
+}
+
 /// A version of CUDA, or a compute capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {

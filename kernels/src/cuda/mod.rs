@@ -36,7 +36,7 @@ pub use batch::DeviceBatch;
 pub use blocking::LAST_KERNEL;
 pub use device::{CudaDevice, Properties, machine_code};
 pub use devices::CudaDevices;
-pub use driver::{Driver, Version};
+pub use driver::{Driver, Version, separate_streams};
 pub use error::CudaError;
 pub use experts::DeviceExperts;
 pub use fast::{KernelTier, has_fast_kernels};

@@ -131,7 +131,7 @@ fn properties(driver: &Driver, device: &CudaDevice, rows: &mut RowSink) -> Resul
 }
 
 /// Bytes per second that a copy on the device reads and writes.
-fn copy_rate(device: &CudaDevice) -> Result<f64> {
+pub fn copy_rate(device: &CudaDevice) -> Result<f64> {
     let bytes = COPY_BYTES.min(device.memory()?.0 / 8);
     let (mut from, to) = (device.allocate(bytes)?, device.allocate(bytes)?);
     from.fill(device, 0x5a)?;
