@@ -20,7 +20,7 @@ DECODES = [(4096, (1, 8, 64, 256)), (1024, (1, 8, 64, 256)), (16384, (1, 8, 64))
 PREFILL = 8192
 WIDTHS = {"hidden": 7168, "heads": 8, "q_rank": 1536, "experts": 48, "expert_width": 2048}
 REDUCED = {"hidden": 256, "heads": 2, "q_rank": 128, "experts": 4, "expert_width": 256}
-REDUCED_DECODES, REDUCED_PREFILL = [(20, (1, 3)), (8, (2,))], 24
+REDUCED_DECODES, REDUCED_PREFILL = [(64, (1, 3)), (8, (2,))], 24
 NOPE, ROPE, VALUE, LATENT = 128, 64, 128, 512
 SCALING, THETA = 2.827, 50_000.0
 # [rows, columns of x] times [columns of x, columns of the result], as in the section `fast`.

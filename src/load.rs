@@ -42,7 +42,7 @@ pub fn devices(args: &DeviceArgs, tp: u16) -> Result<DeviceChoice, String> {
         return Err(format!("--devices: must name one device for each of the {ranks} ranks of --tp, got {given}"));
     }
     let gpus: Vec<usize> = args.devices.iter().filter_map(Device::gpu).collect();
-    let kernels = args.gpu_kernels.map_or(GpuKernels::Plain, GpuKernels::from);
+    let kernels = args.gpu_kernels.map_or(GpuKernels::Fast, GpuKernels::from);
     if args.gpu_kernels.is_some() && args.engine != EngineKind::Cuda {
         return Err("--gpu-kernels: add --engine cuda".into());
     }

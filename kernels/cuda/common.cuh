@@ -22,6 +22,18 @@ DEVICE bf16 from_float<bf16>(float x) {
   return to_bf16(x);
 }
 
+// Several numbers that are read and written at once.
+template <class T, int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Several {
+  T of[N];
+};
+
+// Whether rows that begin `stride` numbers apart can be read so.
+template <int N, class T>
+DEVICE bool takes_several(const T *start, size_t stride) {
+  return uintptr_t(start) % alignof(Several<T, N>) == 0 && stride % N == 0;
+}
+
 DEVICE uint32_t float_bits(float x) {
   union {
     float value;

@@ -3,6 +3,7 @@
 #include "draw.cu"
 #include "elementwise.cu"
 #include "embed.cu"
+#include "flash.cu"
 #include "latent.cu"
 #include "linear.cu"
 #include "linear_sm90.cu"

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_count(const MoeAlignArgs a
 extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a) {
   SHARED(uint32_t, warps, 8);
   SHARED(uint32_t, before, 1);
-  int expert = blockIdx.x;
+  int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) *before = 0;
   __syncthreads();
   uint32_t own = 0;
@@ -83,15 +83,22 @@ extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a
   __syncthreads();
   uint32_t at = *before;
   if (threadIdx.x == 0) a.starts[expert] = at;
-  if (expert == a.held) return;
-  // 256 routes at a time; each keeps its place among those of the expert.
+  if (expert == a.held || a.counts[expert] == 0) return;
+  // Each warp has a part of the routes, 32 at a time: first it counts those of the expert, then it places them.
   uint32_t id = a.held_ids[expert];
-  for (int from = 0; from < a.routes; from += 256) {
-    int route = from + threadIdx.x;
-    bool mine = route < a.routes && moe::goes_to(a, route, id);
-    uint32_t place = place_in_block(mine, warps, at);
-    if (mine) a.order[place] = route;
-    __syncthreads();
+  int part = ceil_div(a.routes, 8 * 32) * 32, from = warp * part, to = from + part < a.routes ? from + part : a.routes;
+  uint32_t count = 0;
+  for (int route = from + lane; route < to; route += 32) count += moe::goes_to(a, route, id);
+  count = warp_sum(count);
+  if (lane == 0) warps[warp] = count;
+  __syncthreads();
+  for (int w = 0; w < warp; w++) at += warps[w];
+  for (int first = from; first < to; first += 32) {
+    int route = first + lane;
+    bool mine = route < to && moe::goes_to(a, route, id);
+    uint32_t lanes = warp_ballot(mine);
+    if (mine) a.order[at + count_bits(lanes & ((1u << lane) - 1))] = route;
+    at += count_bits(lanes);
   }
 }
 

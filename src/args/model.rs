@@ -110,7 +110,7 @@ pub struct DeviceArgs {
     /// among those that CUDA_VISIBLE_DEVICES leaves [default: cpu; with --engine cuda: 0]
     #[arg(long, env = "REIN_DEVICES", value_delimiter = ',', value_name = "DEVICES")]
     pub devices: Vec<Device>,
-    /// Kernels of GPUs: those that run on every GPU, or faster ones where Hopper has them [default: plain]
+    /// Kernels of GPUs: those that run on every GPU, or faster ones where Hopper has them [default: fast]
     #[arg(long, env = "REIN_GPU_KERNELS", value_enum, value_name = "KERNELS")]
     pub gpu_kernels: Option<GpuKernelsArg>,
 }

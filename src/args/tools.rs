@@ -162,7 +162,7 @@ pub struct SelftestArgs {
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     pub device: usize,
     /// Kernels of models, ranks, invariance, engine, bench and slice
-    #[arg(long, value_enum, default_value_t = GpuKernelsArg::Plain, value_name = "KERNELS")]
+    #[arg(long, value_enum, default_value_t = GpuKernelsArg::Fast, value_name = "KERNELS")]
     pub gpu_kernels: GpuKernelsArg,
     /// Sections to run, in the order given
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = SelftestSection::ORDER)]

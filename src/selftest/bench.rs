@@ -27,6 +27,8 @@ const BATCHES_REDUCED: &[usize] = &[1, 4];
 /// The same for the small model in any run.
 const BATCHES_OF_TINY: &[usize] = &[1, 64];
 const RUNS_OF_TINY: usize = 10;
+/// Blocks by which a sequence's order of another's blocks is turned.
+const ROTATION: usize = 23;
 /// Tokens of a short prompt, and of each sequence before the small model decodes.
 const SHORT: usize = 16;
 const TINY_CONTEXT: usize = 4;
@@ -139,18 +141,27 @@ pub(super) fn median(runs: usize, mut run: impl FnMut() -> Result<(), Box<dyn Er
 
 /// Sequences that have prompts of `context` tokens in the cache and draw a token in each step.
 pub(super) struct DecodeSteps<'a> {
-    pub steps: &'a mut Steps,
-    pub context: usize,
-    pub vocab: usize,
+    steps: &'a mut Steps,
+    context: usize,
+    vocab: usize,
     /// A figure is the median of this many steps, after one to warm up.
-    pub runs: usize,
+    runs: usize,
+    /// So many sequences have prompts of their own. Each other one has the blocks of one of these, in another order; with
+    /// prompts that end within a block, none has.
+    prompts: usize,
     /// What each sequence drew last.
     drawn: Vec<u32>,
 }
 
 impl<'a> DecodeSteps<'a> {
     pub fn new(steps: &'a mut Steps, context: usize, vocab: usize, runs: usize) -> Self {
-        DecodeSteps { steps, context, vocab, runs, drawn: Vec::new() }
+        Self::with_prompts(steps, context, vocab, runs, usize::MAX)
+    }
+
+    pub fn with_prompts(steps: &'a mut Steps, context: usize, vocab: usize, runs: usize, prompts: usize) -> Self {
+        let whole = context.is_multiple_of(steps.block_size());
+        let prompts = if whole { prompts.max(1) } else { usize::MAX };
+        DecodeSteps { steps, context, vocab, runs, prompts, drawn: Vec::new() }
     }
 
     /// Blocks that each sequence takes.
@@ -158,15 +169,27 @@ impl<'a> DecodeSteps<'a> {
         (context + runs + 1).div_ceil(block_size)
     }
 
+    /// The last ones are the sequence's own.
     fn blocks(&self, sequence: usize) -> Vec<u32> {
-        let tokens = self.context + self.runs + 1;
-        let of_one = Self::blocks_of_one(self.context, self.runs, self.steps.block_size());
-        self.steps.blocks(sequence * of_one, tokens)
+        let block_size = self.steps.block_size();
+        let of_one = Self::blocks_of_one(self.context, self.runs, block_size);
+        let all = |sequence: usize| self.steps.blocks(sequence * of_one, of_one * block_size);
+        let (mut blocks, shared) = (all(sequence), self.context / block_size);
+        if sequence >= self.prompts {
+            let (owner, turn) = (sequence % self.prompts, sequence / self.prompts);
+            blocks[..shared].copy_from_slice(&all(owner)[..shared]);
+            blocks[..shared].rotate_left(turn * ROTATION % shared.max(1));
+        }
+        blocks
     }
 
     /// Seconds of a step of the first `batch` sequences. Prompts that are not in the cache are prefilled before.
     pub fn step(&mut self, batch: usize) -> Result<f64, Box<dyn Error>> {
         for i in self.drawn.len()..batch {
+            if i >= self.prompts {
+                self.drawn.push(self.drawn[i % self.prompts]);
+                continue;
+            }
             let prompt = random_tokens(i as u64, self.context, self.vocab);
             let results = self.steps.run(vec![plain(drawing(i as u64, &prompt, 0, &self.blocks(i)))])?;
             self.drawn.push(results.first().and_then(|result| result.token).ok_or("a step drew no token")?);

@@ -17,6 +17,9 @@ struct Load {
     decodes: &'static [(usize, &'static [usize])],
     /// Tokens of one prefill.
     prefill: usize,
+    /// So many tokens of different prompts are in the cache when sequences decode, more than fit into the device's
+    /// cache of 50 MB. Others have their blocks in another order: a million tokens would take minutes.
+    prompts: usize,
     /// A figure is the median of this many steps, after one to warm up.
     runs: usize,
 }
@@ -25,9 +28,11 @@ const FULL: Load = Load {
     slice: weights::K2,
     decodes: &[(4096, &[1, 8, 64, 256]), (1024, &[1, 8, 64, 256]), (16_384, &[1, 8, 64])],
     prefill: 8192,
+    prompts: 65_536,
     runs: 20,
 };
-const REDUCED: Load = Load { slice: weights::K2_REDUCED, decodes: &[(20, &[1, 3]), (8, &[2])], prefill: 24, runs: 1 };
+const REDUCED: Load =
+    Load { slice: weights::K2_REDUCED, decodes: &[(64, &[1, 3]), (8, &[2])], prefill: 24, prompts: 128, runs: 1 };
 
 /// `copy_rate` measures how many bytes per second a copy on the device reads and writes.
 pub fn checks<'a>(
@@ -45,7 +50,7 @@ pub fn checks<'a>(
 }
 
 fn steps_of(name: &str, load: &Load, devices: DeviceChoice, copy_rate: f64, rows: &mut ReportSink) -> CheckResult {
-    let Load { slice, decodes, prefill, runs } = *load;
+    let Load { slice, decodes, prefill, prompts, runs } = *load;
     let model = slice.checkpoint().write()?;
     rows(figure(format!("{name}: random weights"), format!("{} MiB", model.bytes >> 20)));
     let block_size = devices.defaults().block_size;
@@ -73,7 +78,7 @@ fn steps_of(name: &str, load: &Load, devices: DeviceChoice, copy_rate: f64, rows
     let numbers = [("rows", prefill as f64), ("layer_us", of_layer * 1e6), ("layer_operations", operations)];
     rows(figure(format!("{name}: prefill of {prefill} tokens"), value).with(numbers));
     for &(context, batches) in decodes {
-        let mut decoding = DecodeSteps::new(&mut steps, context, slice.vocab, runs);
+        let mut decoding = DecodeSteps::with_prompts(&mut steps, context, slice.vocab, runs, prompts / context);
         for &batch in batches {
             let time = decoding.step(batch)?;
             let (of_layer, bytes) = (time * 1e6 / slice.layers as f64, slice.layer_bytes(batch, context + runs / 2));

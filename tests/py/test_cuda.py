@@ -215,7 +215,7 @@ WEATHER = {"type": "function", "function": {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 
 
-@pytest.mark.parametrize("options, kernels", [([], "plain"), (["--gpu-kernels", "fast"], "fast, on GPUs of compute capability 9.0")])
+@pytest.mark.parametrize("options, kernels", [(["--gpu-kernels", "plain"], "plain"), ([], "fast, on GPUs of compute capability 9.0")])
 def test_the_demo_model_calls_a_tool_as_on_the_cpu(server, demo, options, kernels):
     question = {"model": "demo", "temperature": 0, "max_tokens": 40, "tools": [WEATHER],
                 "messages": [{"role": "user", "content": "What is the weather in Paris?"}]}

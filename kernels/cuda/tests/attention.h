@@ -1,4 +1,5 @@
 // attention, as GQA and as MLA, against plain loops; and that a row depends on neither blocks nor other rows.
+#pragma once
 #include "check.h"
 
 namespace attention_tests {
@@ -8,9 +9,10 @@ using check::Random;
 using check::value;
 
 struct Shape {
-  std::vector<int> lengths;  // Of the sequences. Each has its last two positions as rows.
+  std::vector<int> lengths;  // Of the sequences.
   int heads, group, width_a, width_b, value_width, block_size, window;
   bool mla;
+  int last = 2;  // So many last positions of each sequence are rows.
 };
 
 // The sequences of a shape, in a paged cache.
@@ -31,7 +33,7 @@ struct Case {
     tables.assign(s.lengths.size() * table_stride, NONE);
     for (size_t i = 0; i < s.lengths.size(); i++) {
       for (int b = 0; b * s.block_size < s.lengths[i]; b++) tables[i * table_stride + b] = order[i * table_stride + b];
-      for (int p = std::max(0, s.lengths[i] - 2); p < s.lengths[i]; p++) {
+      for (int p = std::max(0, s.lengths[i] - s.last); p < s.lengths[i]; p++) {
         sequences.push_back(i);
         positions.push_back(p);
       }
@@ -46,7 +48,7 @@ struct Case {
     cache_b.assign(places * s.width_b, from_float<T>(NAN));
     cache_value.assign(places * value_entry, from_float<T>(NAN));
     for (size_t i = 0; i < s.lengths.size(); i++)
-      for (int p = first(s.lengths[i] - 2); p < s.lengths[i]; p++)
+      for (int p = first(std::max(0, s.lengths[i] - s.last)); p < s.lengths[i]; p++)
         for (auto [cache, entry] : {std::pair(&cache_a, a_entry), {&cache_b, s.width_b}, {&cache_value, value_entry}})
           for (int c = 0; c < entry; c++) (*cache)[place(i, p) * entry + c] = from_float<T>(random.number());
     if (s.mla) cache_value = cache_a;

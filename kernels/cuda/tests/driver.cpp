@@ -124,6 +124,8 @@ Kernel KERNELS[] = {
     KERNEL(moe_combine_ranks_f32), KERNEL(moe_combine_ranks_bf16),
     KERNEL(moe_place),         KERNEL(scatter_bf16),
     KERNEL(latent_work),       KERNEL(latent_merge),
+    KERNEL(flash_bf16_64),     KERNEL(flash_bf16_128),
+    KERNEL(flash_split_bf16_64), KERNEL(flash_split_bf16_128), KERNEL(flash_merge),
     KERNEL(moe_slots),         KERNEL(moe_pack_f32),      KERNEL(moe_pack_bf16),
 };
 

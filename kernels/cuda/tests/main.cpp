@@ -1,5 +1,6 @@
 // Tests of the kernels on the CPU. With `--expected FILE`: writes what ptx_test.cu must give on a device.
 #include "attention.h"
+#include "flash.h"
 #include "draw.h"
 #include "experts.h"
 #include "faults.h"
@@ -22,6 +23,7 @@ int main(int argc, char **argv) {
   quantized_tests::test();
   expert_tests::test();
   attention_tests::test();
+  flash_tests::test();
   place_tests::test();
   draw_tests::test();
   rank_tests::test();

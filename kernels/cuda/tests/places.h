@@ -46,24 +46,25 @@ inline void rows_by_place(int rows, int per_row, int n) {
     auto order = random.distinct(routes, places);  // The place of each route.
     std::vector<uint32_t> at(places, NONE);
     for (int r = 0; r < routes; r++) at[order[r]] = r;
-    auto x = random.numbers<bf16>(size_t(rows) * (n + 3), 4), up = random.numbers<bf16>(size_t(places) * n);
+    int stride = n % 8 ? n + 3 : n + 8;  // Of whole copies, or not.
+    auto x = random.numbers<bf16>(size_t(rows) * stride, 4), up = random.numbers<bf16>(size_t(places) * n);
     Buffer<bf16> xs(x), ups(up), gathered(size_t(places) * n), product(gathered.size), back(size_t(routes) * n);
     Buffer<uint32_t> index(at);
     Buffer<uint8_t> codes(gathered.size), product_codes(gathered.size), whole_codes(size_t(rows) * n);
     Buffer<float> scales(size_t(groups) * scale_stride), product_scales(scales.size), whole_scales(size_t(rows) * groups);
-    dim3 by_column(places, (n + 255) / 256), by_group(places, groups);
-    GatherArgs gather_args = {xs.data, index.data, gathered.data, n, n + 3, per_row};
-    LAUNCH(gather_bf16, by_column, 256, 0, gather_args);
-    QuantizeArgs quantize_args = {xs.data, codes.data, scales.data, index.data, n, n + 3, per_row, scale_stride};
-    LAUNCH(quantize_fp8_bf16, by_group, 128, 0, quantize_args);
-    QuantizeArgs whole_args = {xs.data, whole_codes.data, whole_scales.data, nullptr, n, n + 3, 1, 0};
-    LAUNCH(quantize_fp8_bf16, dim3(rows, groups), 128, 0, whole_args);
+    dim3 by_columns(places, (n + 2047) / 2048), by_group(places, (groups + 7) / 8);
+    GatherArgs gather_args = {xs.data, index.data, gathered.data, n, stride, per_row};
+    LAUNCH(gather_bf16, by_columns, 256, 0, gather_args);
+    QuantizeArgs quantize_args = {xs.data, codes.data, scales.data, index.data, n, stride, per_row, scale_stride};
+    LAUNCH(quantize_fp8_bf16, by_group, 256, 0, quantize_args);
+    QuantizeArgs whole_args = {xs.data, whole_codes.data, whole_scales.data, nullptr, n, stride, 1, 0};
+    LAUNCH(quantize_fp8_bf16, dim3(rows, (groups + 7) / 8), 256, 0, whole_args);
     SiluMulArgs silu_args = {gathered.data, ups.data, product.data, index.data, n, n};
-    LAUNCH(silu_mul_bf16, by_column, 256, 0, silu_args);
+    LAUNCH(silu_mul_bf16, by_columns, 256, 0, silu_args);
     SiluMulQuantArgs both_args = {gathered.data, ups.data, product_codes.data, product_scales.data, index.data, n, n, scale_stride};
-    LAUNCH(silu_mul_quant_bf16, by_group, 128, 0, both_args);
+    LAUNCH(silu_mul_quant_bf16, by_group, 256, 0, both_args);
     ScatterArgs scatter_args = {gathered.data, index.data, back.data, n};
-    LAUNCH(scatter_bf16, by_column, 256, 0, scatter_args);
+    LAUNCH(scatter_bf16, by_columns, 256, 0, scatter_args);
     auto untouched = [](auto value) {
       unsigned char bytes[sizeof value];
       memcpy(bytes, &value, sizeof value);
@@ -81,7 +82,7 @@ inline void rows_by_place(int rows, int per_row, int n) {
           continue;
         }
         size_t row = at[p] / per_row;
-        check::equal(gathered[i].bits, x[row * (n + 3) + c].bits, "a row");
+        check::equal(gathered[i].bits, x[row * stride + c].bits, "a row");
         check::equal(codes[i], whole_codes[row * n + c], "a code");
         check::equal(float_bits(scales[scale]), float_bits(whole_scales[row * groups + c / 128]), "a scale");
         check::equal(back[size_t(at[p]) * n + c].bits, gathered[i].bits, "a row by route");
@@ -197,6 +198,7 @@ inline void test() {
   rows_by_place(3, 2, 300);
   rows_by_place(1, 8, 128);
   rows_by_place(5, 1, 17);
+  rows_by_place(2, 3, 2056);
   // A prompt, decoding sequences, chunks that begin within a tile and within a chunk, rows without a sequence.
   latent({{0, 0, 70}}, 8, 64, 0, 5);
   latent({{3, 63, 1}, {1, 64, 1}, {0, 200, 1}, {NONE, 0, 2}, {2, 0, 1}}, 8, 64, 0, 132);

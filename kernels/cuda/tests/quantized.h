@@ -47,7 +47,7 @@ void quantize(int rows, int k, int stride) {
     Buffer<float> scales(size_t(rows) * groups);
     QuantizeArgs args = {xs.data, out.data, scales.data, nullptr, k, stride, 1, 0};
     auto kernel = sizeof(T) == 4 ? quantize_fp8_f32 : quantize_fp8_bf16;
-    LAUNCH(kernel, dim3(rows, groups), 128, 0, args);
+    LAUNCH(kernel, dim3(rows, (groups + 7) / 8), 256, 0, args);
     for (int r = 0; r < rows; r++)
       for (int g = 0; g < groups; g++) {
         double largest = 0;
@@ -69,7 +69,7 @@ template <class T>
 void silu_mul_quantize(int rows, int k) {
   check::every_order("silu_mul_quant", [&] {
     Random random(rows + k);
-    int groups = (k + 127) / 128, stride = 2 * k + 1;
+    int groups = (k + 127) / 128, stride = 2 * k + k % 2;
     auto x = random.numbers<T>(size_t(rows) * stride, 20);
     for (int i = 0; i < std::min(k, 128); i++) x[k + i] = from_float<T>(0);  // A group of zeros.
     Buffer<T> xs(x), product(size_t(rows) * k);
@@ -77,13 +77,13 @@ void silu_mul_quantize(int rows, int k) {
     Buffer<float> scales(size_t(rows) * groups), want_scales(scales.size);
     SiluMulQuantArgs args = {xs.data, xs.data + k, codes.data, scales.data, nullptr, k, stride, 0};
     auto kernel = sizeof(T) == 4 ? silu_mul_quant_f32 : silu_mul_quant_bf16;
-    LAUNCH(kernel, dim3(rows, groups), 128, 0, args);
+    LAUNCH(kernel, dim3(rows, (groups + 7) / 8), 256, 0, args);
     SiluMulArgs silu_args = {xs.data, xs.data + k, product.data, nullptr, k, stride};
     auto silu_mul = sizeof(T) == 4 ? silu_mul_f32 : silu_mul_bf16;
-    LAUNCH(silu_mul, dim3(rows, (k + 255) / 256), 256, 0, silu_args);
+    LAUNCH(silu_mul, dim3(rows, (k + 2047) / 2048), 256, 0, silu_args);
     QuantizeArgs quantize_args = {product.data, want_codes.data, want_scales.data, nullptr, k, k, 1, 0};
     auto quantize = sizeof(T) == 4 ? quantize_fp8_f32 : quantize_fp8_bf16;
-    LAUNCH(quantize, dim3(rows, groups), 128, 0, quantize_args);
+    LAUNCH(quantize, dim3(rows, (groups + 7) / 8), 256, 0, quantize_args);
     std::string bytes = check::bytes(codes) + check::bytes(scales);
     if (bytes != check::bytes(want_codes) + check::bytes(want_scales)) check::fail("other bits than in two steps");
     return bytes;
@@ -181,6 +181,8 @@ inline void test() {
   silu_mul_quantize<float>(2, 300);
   silu_mul_quantize<bf16>(3, 257);
   silu_mul_quantize<bf16>(1, 5);
+  silu_mul_quantize<float>(2, 1284);  // Numbers are read four at a time.
+  silu_mul_quantize<bf16>(2, 2056);
   fp8<float>(3, 70, 300, 0);
   fp8<bf16>(1, 200, 128, 0);
   fp8<float>(2, 5, 7, 0);

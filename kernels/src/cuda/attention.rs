@@ -4,6 +4,7 @@ use super::args::{AttentionArgs, RopeWriteArgs};
 use super::backend::{Cuda, int, shape};
 use super::batch::DeviceBatch;
 use super::fast::{LatentWork, WorkOf};
+use super::flash::{CachedHeads, FlashPlan};
 use super::linear::Batched;
 use super::plan::LaunchPlan;
 use super::tensor::{DeviceTensor, Element};
@@ -157,6 +158,10 @@ impl Cuda {
         assert_eq!(cache.widths, [kv_heads * head_dim; 2], "gqa_attention: k and v");
         assert_eq!((batch.shape.rows, q.element), (q.rows, cache.element), "gqa_attention: rows");
         self.write_cache(batch, kv, cache);
+        if let Some(plan) = FlashPlan::new(spec, cache.element, q.stride) {
+            let heads = CachedHeads { k: cache.k.address(), v: cache.v.address(), block_size: cache.block_size };
+            return self.flash(batch, q, heads, spec, plan);
+        }
         let entry = kv_heads * head_dim;
         let key = Part {
             address: q.address,

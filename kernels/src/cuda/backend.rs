@@ -192,7 +192,7 @@ impl Cuda {
         let out = self.tensor(rows, x.cols, x.element);
         let (n, stride) = (int(x.cols), int(x.stride));
         let args = GatherArgs { x: x.address, index, out: out.address, n, stride, per_row: int(per_row) };
-        let plan = LaunchPlan::by_column(x.element.of("gather_f32", "gather_bf16"), rows, x.cols);
+        let plan = LaunchPlan::by_columns(x.element.of("gather_f32", "gather_bf16"), rows, x.cols);
         // SAFETY: the caller's indices, divided by per_row, are rows of x; out has a row for each.
         unsafe { self.launch(&plan, &args) };
         out
@@ -209,7 +209,7 @@ impl Cuda {
         let out = self.tensor(gate.rows, gate.cols, gate.element);
         let (n, stride) = (int(gate.cols), int(gate.stride));
         let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, routes, n, stride };
-        let plan = LaunchPlan::by_column(gate.element.of("silu_mul_f32", "silu_mul_bf16"), gate.rows, gate.cols);
+        let plan = LaunchPlan::by_columns(gate.element.of("silu_mul_f32", "silu_mul_bf16"), gate.rows, gate.cols);
         // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
         unsafe { self.launch(&plan, &args) };
         out

@@ -15,6 +15,7 @@ mod driver;
 mod error;
 mod experts;
 mod fast;
+mod flash;
 mod graphs;
 mod linear;
 mod memory;

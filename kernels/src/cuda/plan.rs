@@ -62,14 +62,20 @@ impl LaunchPlan {
         LaunchPlan::new(kernel, [rows, groups, 1], ROW_THREADS)
     }
 
+    /// A thread for each 8 numbers of each row.
+    pub(super) fn by_columns(kernel: &'static str, rows: usize, cols: usize) -> LaunchPlan {
+        LaunchPlan::new(kernel, [rows, cols.div_ceil(8 * ROW_THREADS as usize), 1], ROW_THREADS)
+    }
+
     /// A thread for each of some numbers.
     pub(super) fn by_number(kernel: &'static str, numbers: usize) -> LaunchPlan {
         LaunchPlan::new(kernel, [numbers.div_ceil(ROW_THREADS as usize), 1, 1], ROW_THREADS)
     }
 
-    /// A block for each group of numbers of a row that share a scale in FP8.
+    /// A warp for each group of numbers of a row that share a scale in FP8.
     pub(super) fn by_fp8_group(kernel: &'static str, rows: usize, cols: usize) -> LaunchPlan {
-        LaunchPlan::new(kernel, [rows, cols.div_ceil(FP8_GROUP), 1], FP8_GROUP as u32)
+        let warps = ROW_THREADS as usize / 32;
+        LaunchPlan::new(kernel, [rows, cols.div_ceil(warps * FP8_GROUP), 1], ROW_THREADS)
     }
 
     /// `count` products of rows of numbers `x` with weights [outs, any] of a form.

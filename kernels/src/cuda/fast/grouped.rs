@@ -138,7 +138,7 @@ impl Cuda {
         let out = self.tensor(routes, x.cols, x.element);
         let args = ScatterArgs { x: x.address, index: placed.routes.address, out: out.address, n: int(x.cols) };
         // SAFETY: x has a row for each place; the places' routes are rows of out.
-        unsafe { self.launch(&LaunchPlan::by_column("scatter_bf16", placed.room, x.cols), &args) };
+        unsafe { self.launch(&LaunchPlan::by_columns("scatter_bf16", placed.room, x.cols), &args) };
         out
     }
 }

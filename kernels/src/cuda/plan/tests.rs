@@ -13,7 +13,7 @@ fn plans(rows: usize) -> Vec<LaunchPlan> {
     let mut all = vec![
         LaunchPlan::by_row("embed_bf16", rows),
         LaunchPlan::by_column("moe_combine_bf16", rows, hidden),
-        LaunchPlan::by_column("silu_mul_bf16", routes, 18_432),
+        LaunchPlan::by_columns("silu_mul_bf16", routes, 18_432),
         LaunchPlan::by_group("group_norm_bf16", rows, heads),
         LaunchPlan::by_number("add_scaled_bf16", rows * hidden),
         LaunchPlan::by_fp8_group("quantize_fp8_bf16", routes, hidden),

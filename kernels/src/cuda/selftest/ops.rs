@@ -36,9 +36,16 @@ impl Random {
     }
 }
 
+/// The same between two ways that round activations in between. A number that only one of them rounds up changes a result
+/// by as much as all others together: one of `RARE` results may differ by this.
+const BF16_RARELY: f64 = 1e-1;
+const RARE: usize = 1000;
+
 /// The largest differences between results and what they should be, as in `worst_number`.
 struct Differences {
     allowed: f64,
+    /// One of `RARE` numbers may differ by so much.
+    rarely: f64,
     largest: f64,
     at: String,
     cases: usize,
@@ -51,7 +58,11 @@ const DESCRIBED: usize = 3;
 
 impl Differences {
     fn within(allowed: f64) -> Self {
-        Differences { allowed, largest: 0.0, at: String::new(), cases: 0, wrong: Vec::new() }
+        Differences { allowed, rarely: allowed, largest: 0.0, at: String::new(), cases: 0, wrong: Vec::new() }
+    }
+
+    fn of_roundings() -> Self {
+        Differences { rarely: BF16_RARELY, ..Differences::within(BF16_WITHIN) }
     }
 
     fn compare(&mut self, case: impl Display, got: &[f32], want: &[f32]) {
@@ -60,17 +71,20 @@ impl Differences {
         if worst.apart > self.largest || self.cases == 1 {
             (self.largest, self.at) = (worst.apart, case.to_string());
         }
-        if worst.apart > self.allowed {
-            let beyond = count_beyond(got, want, self.allowed);
+        let beyond = count_beyond(got, want, self.allowed);
+        let rare = worst.apart <= self.rarely && beyond * RARE <= want.len();
+        if beyond > 0 && !rare {
             self.wrong.push(format!("{case}: {beyond} of {} numbers differ, {worst}", want.len()));
         }
     }
 
     /// Its name is that of the check.
     fn row(self) -> Row {
-        let Differences { allowed, largest, at, cases, wrong } = self;
-        let mut value =
-            format!("largest difference {largest:.1e}, allowed {allowed:.0e}; {cases} cases, the largest in: {at}");
+        let Differences { allowed, rarely, largest, at, cases, wrong } = self;
+        let rarely = if rarely > allowed { format!(", {rarely:.0e} for one of {RARE}") } else { String::new() };
+        let mut value = format!(
+            "largest difference {largest:.1e}, allowed {allowed:.0e}{rarely}; {cases} cases, the largest in: {at}"
+        );
         if !wrong.is_empty() {
             let described = wrong.iter().take(DESCRIBED).map(String::as_str).collect::<Vec<_>>().join("; ");
             value += &format!("; wrong in {} of them: {described}", wrong.len());

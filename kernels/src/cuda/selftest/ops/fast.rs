@@ -4,7 +4,7 @@
 use super::super::super::fast::has_fast_kernels;
 use super::super::super::{Cuda, CudaDevice, CudaDevices, KernelTier};
 use super::super::{DeviceCheck, Row};
-use super::{BF16, BF16_WITHIN, Differences, FEW_MULTIPROCESSORS, Stored};
+use super::{BF16, Differences, FEW_MULTIPROCESSORS, Stored};
 use crate::backend::*;
 use crate::error::Result;
 use crate::random::Random;
@@ -213,7 +213,7 @@ impl Tiers {
     }
 
     fn experts(&mut self, weights: TestWeights) -> Result<Row> {
-        let mut check = Differences::within(BF16_WITHIN);
+        let mut check = Differences::of_roundings();
         let (widths, most) = (self.widths, *self.widths.rows.last().expect("some rows"));
         let case = self.moe(weights, most)?;
         let (fast, plain) = (case.load(&self.fast)?, case.load(&self.plain)?);
@@ -255,7 +255,7 @@ impl Tiers {
 
     /// A long sequence in chunks of all sizes, a short one beside its last.
     fn latent(&mut self) -> Result<Row> {
-        let mut check = Differences::within(BF16_WITHIN);
+        let mut check = Differences::of_roundings();
         let (layer, length) = (self.latent_layer(), self.widths.length);
         let steps = latent_steps(length);
         let (got, want) = (layer.run(&mut self.fast, &steps)?, layer.run(&mut self.plain, &steps)?);
