@@ -6,6 +6,7 @@
 #include "flash.cu"
 #include "latent.cu"
 #include "linear.cu"
+#include "linear_mixed.cu"
 #include "linear_sm90.cu"
 #include "moe.cu"
 #include "norm.cu"

@@ -1,7 +1,6 @@
 // linear: out [rows, n] = x [rows, k] times w [n, k] transposed, plus bias [n] f32 (may be null).
 //
 // linear_f32       x, w and out f32
-// linear_mixed     x bf16, w and out f32
 // linear_bf16      x, w and out bf16
 // linear_bf16_f32  x and w bf16, out f32
 // linear_fp8       x and w e4m3 codes with scales, out bf16
@@ -27,6 +26,7 @@
 // Each number is a sum over k in steps of 16 (tensor cores) or 1 (w f32), in ascending order, whatever the rows
 // are: there is no split of k. With scales, the sums of each group are scaled and
 // added in f32. Error: that of f32 sums of k products, and of rounding to the type of out.
+#pragma once
 #include "quant.cuh"
 
 struct LinearArgs {
@@ -93,12 +93,11 @@ DEVICE void store(const LinearArgs &a, const Product<X> &p, int r, int c, float 
 
 // ---- w f32: 256 threads, each with 4 x 4 numbers ----
 
-template <class X>
 DEVICE void plain(const LinearArgs &a) {
   constexpr int DEPTH = 16, PADDED = TILE_ROWS + 4;
   SHARED(float, xs, DEPTH *PADDED);
   SHARED(float, ws, DEPTH *PADDED);
-  Product<X> p(a);
+  Product<float> p(a);
   if (p.rows <= 0) return;
   const float *w = weights<float>(a, p);
   int row = threadIdx.x / 16 * 4, col = threadIdx.x % 16 * 4;
@@ -107,7 +106,7 @@ DEVICE void plain(const LinearArgs &a) {
     for (int i = threadIdx.x; i < TILE_ROWS * DEPTH; i += 256) {
       int r = i / DEPTH, d = i % DEPTH, n = p.first_col + r;
       bool inside = from + d < a.k;
-      xs[d * PADDED + r] = inside && r < p.rows ? to_float(p.x_row(r)[from + d]) : 0.0f;
+      xs[d * PADDED + r] = inside && r < p.rows ? p.x_row(r)[from + d] : 0.0f;
       ws[d * PADDED + r] = inside && n < a.n ? w[size_t(n) * a.k + from + d] : 0.0f;
     }
     __syncthreads();
@@ -300,8 +299,7 @@ DEVICE void tensor(const LinearArgs &a) {
 
 }  // namespace linear
 
-extern "C" __global__ void __launch_bounds__(256) linear_f32(const LinearArgs a) { linear::plain<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) linear_mixed(const LinearArgs a) { linear::plain<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) linear_f32(const LinearArgs a) { linear::plain(a); }
 extern "C" __global__ void __launch_bounds__(128, 4) linear_bf16(const LinearArgs a) {
   linear::tensor<linear::Plain, bf16>(a);
 }

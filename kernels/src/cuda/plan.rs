@@ -15,6 +15,9 @@ const HEAD_THREADS: u32 = 128;
 pub(super) const FP8_GROUP: usize = 128;
 /// Rows and columns of a tile of a product.
 const TILE: usize = 64;
+/// The same in `linear_mixed` for up to so many rows.
+const FEW_MIXED_TILE: [usize; 2] = [16, 8];
+const FEW_MIXED_ROWS: usize = 64;
 const DRAW_THREADS: u32 = 512;
 /// At most so many tokens are drawn at the same time; each takes work memory.
 const DRAW_BLOCKS: usize = 64;
@@ -93,7 +96,11 @@ impl LaunchPlan {
             }
             (form, x, out) => panic!("no product of {x:?} and {form:?} as {out:?}"),
         };
-        LaunchPlan::new(kernel, [outs.div_ceil(TILE), rows.div_ceil(TILE), count], threads)
+        let [tile_rows, tile_outs] = match kernel {
+            "linear_mixed" if rows <= FEW_MIXED_ROWS => FEW_MIXED_TILE,
+            _ => [TILE; 2],
+        };
+        LaunchPlan::new(kernel, [outs.div_ceil(tile_outs), rows.div_ceil(tile_rows), count], threads)
     }
 
     /// Rotates the heads of each row. `caches`: also writes each row's entries.
