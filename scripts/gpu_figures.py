@@ -4,7 +4,7 @@
     scripts/gpu_figures.py report.json torch.json            prints the tables as Markdown
     scripts/gpu_figures.py report.json torch.json --data     and writes docs/benchmarks/data/cuda_*.csv
 
-report.json: `rein selftest --engine cuda --sections device,fast,slice --gpu-kernels fast --report report.json`;
+report.json: `rein selftest --engine cuda --sections device,fast,slice --report report.json`;
 torch.json: `benches/k2_slice.py --out torch.json` on the same GPU. scripts/plot_benchmarks.py draws the data.
 """
 import argparse
@@ -14,7 +14,7 @@ import pathlib
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "docs/benchmarks/data"
 FORMS = ("FP8", "int4")
-COMMANDS = "rein selftest --engine cuda --sections device,fast,slice --gpu-kernels fast; benches/k2_slice.py"
+COMMANDS = "rein selftest --engine cuda --sections device,fast,slice; benches/k2_slice.py"
 
 # Kimi K2 (its config.json): layers, heads, experts, of which each token goes to 8.
 LAYERS, HEADS, EXPERTS, TOP_K, HIDDEN, VOCAB = 61, 64, 384, 8, 7168, 163_840

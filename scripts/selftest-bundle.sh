@@ -37,7 +37,7 @@ $out: $((size >> 20)) MiB. On the machine with the GPU, which needs ${glibc/_/ }
 A run that is cut off continues with --resume report.json in place of --report. The fast kernels beside torch, for
 scripts/gpu_figures.py:
 
-  ./rein selftest --engine cuda --fixtures models --sections device,fast,slice --gpu-kernels fast --report fast.json
+  ./rein selftest --engine cuda --fixtures models --sections device,fast,slice --report fast.json
   python3 k2_slice.py --out torch.json
 
 To serve the demo model:
