@@ -12,6 +12,7 @@ pub mod connection;
 pub mod course;
 pub mod dialect;
 pub mod draw;
+mod driven;
 mod events;
 mod exchange;
 mod feed;

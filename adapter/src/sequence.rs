@@ -2,12 +2,12 @@
 //! engine. It decides nothing about tokens.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::Arc;
 
 use futures::future::{Either, pending};
 use rein_proto::internal::{FromEngine, Start, Steer, ToEngine, from_engine, to_engine};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 
@@ -15,6 +15,7 @@ use crate::connection::EngineHttp;
 use crate::course::{Course, CourseAction, CourseShape, CourseStats};
 use crate::dialect::{DrawFrame, EngineDialect};
 use crate::draw::{DrawEnd, DrawReason, DrawRequest};
+use crate::driven::Driven;
 use crate::exchange::{Exchange, ExchangeEvent};
 use crate::feed::CacheFeed;
 use crate::health::Lost;
@@ -36,8 +37,7 @@ pub struct EngineLink {
 /// The open request.
 struct Open {
     number: u64,
-    events: mpsc::Receiver<ExchangeEvent>,
-    task: JoinHandle<()>,
+    answer: Driven<ExchangeEvent>,
     /// Prompt tokens, for metrics.
     prompt: usize,
     first: bool,
@@ -60,6 +60,8 @@ pub struct Sequence {
     lost: watch::Receiver<Lost>,
     /// When the router refused a token that is not drawn again yet.
     refused: Option<Instant>,
+    /// It runs: if it is dropped, its router has gone.
+    runs: bool,
 }
 
 impl Sequence {
@@ -77,6 +79,7 @@ impl Sequence {
             counted: CourseStats::default(),
             lost,
             refused: None,
+            runs: false,
         }
     }
 
@@ -84,7 +87,7 @@ impl Sequence {
     pub async fn begin(&mut self) -> Result<(), Status> {
         self.act(false);
         if let Some(open) = &mut self.open {
-            match open.events.recv().await {
+            match poll_fn(|context| open.answer.poll_next(context)).await {
                 Some(ExchangeEvent::Accepted) => {}
                 Some(ExchangeEvent::Refused(refusal)) => return Err(refusal.into_status()),
                 Some(ExchangeEvent::Frame(_)) | None => return Err(Status::internal("the request was dropped")),
@@ -93,24 +96,26 @@ impl Sequence {
         Ok(())
     }
 
-    /// Runs until the sequence has ended, or the router is gone.
+    /// Runs until the sequence has ended. If it is dropped before, the router is gone.
     pub async fn run(
         mut self,
         mut steers: Streaming<ToEngine>,
         to: mpsc::Sender<Result<FromEngine, Status>>,
         deadline: Option<Instant>,
     ) {
+        self.runs = true;
         loop {
             self.act(true);
             if self.backlog.is_empty() && self.course.is_ended() {
+                self.runs = false;
                 return;
             }
             if self.backlog.len() > limits::OUTPUT_QUEUE {
-                return add(&self.link.counters.cancelled, 1);
+                return;
             }
             let event = match (&mut self.open, self.backlog.is_empty()) {
                 // The engine's stream is not read while the router does not read.
-                (Some(open), true) => Either::Left(open.events.recv()),
+                (Some(open), true) => Either::Left(poll_fn(|context| open.answer.poll_next(context))),
                 _ => Either::Right(pending()),
             };
             let due = deadline.map_or(Either::Right(pending()), |at| Either::Left(sleep_until(at)));
@@ -121,13 +126,13 @@ impl Sequence {
                 () = due => {
                     // A router that does not read has its own clock.
                     let _ = to.try_send(Err(Status::deadline_exceeded("the call's deadline has passed")));
+                    self.runs = false;
                     return;
                 }
-                () = to.closed() => return add(&self.link.counters.cancelled, 1),
                 steer = steers.message() => match steer {
                     Ok(Some(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) })) => self.steer(steer),
                     Ok(Some(_)) => self.course.fail("only a steer may follow the start".into()),
-                    Ok(None) | Err(_) => return add(&self.link.counters.cancelled, 1),
+                    Ok(None) | Err(_) => return,
                 },
                 permit = to.reserve(), if !self.backlog.is_empty() => {
                     if let (Ok(permit), Some(message)) = (permit, self.backlog.pop_front()) {
@@ -240,25 +245,28 @@ impl Sequence {
         };
         let is_chunk = link.dialect.traits().chunk.is_some() && request.max_tokens > 1;
         let (to, events) = mpsc::channel(limits::FRAME_QUEUE);
-        let task = tokio::spawn(exchange.run(to));
-        self.open = Some(Open { number: request.number, events, task, prompt, first, began: Instant::now(), is_chunk });
+        let answer = Driven::new(exchange.run(to), events);
+        self.open = Some(Open { number: request.number, answer, prompt, first, began: Instant::now(), is_chunk });
     }
 }
 
 /// Dropping the connection tells the engine to stop. A request that is complete ends by itself, and its connection
 /// can be used again.
 fn close(open: Open, complete: bool, counters: &EngineCounters) {
-    if complete {
-        return;
+    match (complete, open.answer.into_rest()) {
+        (true, Some(rest)) => drop(tokio::spawn(rest)),
+        (true, None) => {}
+        (false, _) => add(&counters.aborts, 1),
     }
-    open.task.abort();
-    add(&counters.aborts, 1);
 }
 
 impl Drop for Sequence {
     fn drop(&mut self) {
         if let Some(open) = self.open.take() {
             close(open, false, &self.link.counters);
+        }
+        if self.runs {
+            add(&self.link.counters.cancelled, 1);
         }
         self.link.counters.running.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
     }

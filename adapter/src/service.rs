@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::connection::EngineHttp;
 use crate::course::{self, CourseShape};
 use crate::dialect::EngineDialect;
+use crate::driven::Driven;
 use crate::events::follow_events;
 use crate::feed::CacheFeed;
 use crate::health::{Lost, watch_engine};
@@ -199,12 +200,13 @@ impl engine_server::Engine for AdapterService {
             Some(at) => timeout_at(at, opening).await.map_err(|_| deadline::passed())??,
         };
         let (to, messages) = mpsc::channel(limits::OUTPUT_QUEUE);
-        tokio::spawn(async move {
+        let run = async move {
             sequence.run(inbound, to, deadline).await;
             drop(counted);
-        });
-        let messages = stream::unfold(messages, |mut messages| async { Some((messages.recv().await?, messages)) });
-        Ok(Response::new(messages.boxed()))
+        };
+        // A router that does not read keeps its sequence where it is.
+        let mut sequence = Driven::new(run, messages);
+        Ok(Response::new(stream::poll_fn(move |context| sequence.poll_next(context)).boxed()))
     }
 
     async fn info(&self, request: Request<InfoRequest>) -> Result<Response<EngineInfo>, Status> {
