@@ -25,6 +25,7 @@ mod seed;
 mod sequence;
 pub mod service;
 pub mod sse;
+mod verdict;
 
 pub use connection::{EngineHttp, EngineUrl, InvalidUrl};
 pub use dialect::EngineDialect;

@@ -39,8 +39,12 @@ pub const IDLE_EVENTS: u32 = 1024;
 /// and nothing is abandoned: llama-server computes an abandoned chunk for up to a second, and its slot, which has the
 /// cached prompt, stays taken.
 pub const CHUNK_PAUSE: u32 = 50;
-/// The same for the chunks after a refused token: more of them are likely, and the router may be slow.
+/// The largest such part for the chunks after a refused token: more of them are likely, and a busy router is slow. They
+/// wait for this many times the time that routers took to refuse tokens of late.
 pub const REFUSED_PAUSE: u32 = 8;
+pub const VERDICTS_WAITED: u32 = 2;
+/// Each verdict shortens what is remembered of slower ones by a part of this.
+pub const VERDICT_DECAY: u64 = 16;
 /// Chunks after a refused token that wait so long.
 pub const REFUSED_CHUNKS: u32 = 8;
 /// Time in which a connection to an engine is opened.

@@ -21,6 +21,7 @@ use crate::feed::CacheFeed;
 use crate::health::Lost;
 use crate::limits;
 use crate::metrics::{EngineCounters, add};
+use crate::verdict::VerdictTime;
 
 /// The engine of a sequence.
 #[derive(Debug)]
@@ -32,6 +33,7 @@ pub struct EngineLink {
     pub counters: Arc<EngineCounters>,
     pub feed: Arc<CacheFeed>,
     pub lost: watch::Receiver<Lost>,
+    pub verdicts: VerdictTime,
 }
 
 /// The open request.
@@ -58,7 +60,9 @@ pub struct Sequence {
     backlog: VecDeque<FromEngine>,
     counted: CourseStats,
     lost: watch::Receiver<Lost>,
-    /// When the router refused a token that is not drawn again yet.
+    /// When the router got the last tokens.
+    told: Option<Instant>,
+    /// When it refused a token that is not drawn again yet.
     refused: Option<Instant>,
     /// It runs: if it is dropped, its router has gone.
     runs: bool,
@@ -78,6 +82,7 @@ impl Sequence {
             backlog: VecDeque::new(),
             counted: CourseStats::default(),
             lost,
+            told: None,
             refused: None,
             runs: false,
         }
@@ -136,6 +141,7 @@ impl Sequence {
                 },
                 permit = to.reserve(), if !self.backlog.is_empty() => {
                     if let (Ok(permit), Some(message)) = (permit, self.backlog.pop_front()) {
+                        self.told = Some(Instant::now());
                         permit.send(Ok(message));
                     }
                 }
@@ -159,6 +165,9 @@ impl Sequence {
         self.refused = (steer.mask.is_some() && !steer.hold).then(Instant::now);
         if self.refused.is_some() {
             self.cautious = limits::REFUSED_CHUNKS;
+            if let Some(told) = self.told {
+                self.link.verdicts.note(told.elapsed());
+            }
         }
         self.course.steer(steer);
     }
@@ -201,9 +210,12 @@ impl Sequence {
             match action {
                 CourseAction::Open(request) => match chunk_took.take() {
                     Some(took) => {
-                        let part = if self.cautious > 0 { limits::REFUSED_PAUSE } else { limits::CHUNK_PAUSE };
+                        let pause = match self.cautious {
+                            0 => took / limits::CHUNK_PAUSE,
+                            _ => self.link.verdicts.pause(took),
+                        };
                         self.cautious = self.cautious.saturating_sub(1);
-                        self.next_chunk = Some((request, Instant::now() + took / part));
+                        self.next_chunk = Some((request, Instant::now() + pause));
                     }
                     None => self.request(request, waits),
                 },

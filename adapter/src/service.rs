@@ -29,6 +29,7 @@ use crate::join::Joined;
 use crate::limits;
 use crate::metrics::EngineCounters;
 use crate::sequence::{EngineLink, Sequence};
+use crate::verdict::VerdictTime;
 
 /// An engine that has joined, as an engine of Rein's protocol. Clones share it.
 #[derive(Debug, Clone)]
@@ -79,7 +80,15 @@ impl AdapterService {
         }
         let counters = Arc::new(EngineCounters::default());
         let model = joined.model.clone();
-        let link = Arc::new(EngineLink { http, dialect, model, counters, feed, lost: watched });
+        let link = Arc::new(EngineLink {
+            http,
+            dialect,
+            model,
+            counters,
+            feed,
+            lost: watched,
+            verdicts: VerdictTime::default(),
+        });
         let (open, listeners, draining) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
         AdapterService { shared: Arc::new(Shared { joined, shape, link, open, listeners, draining }) }
     }
