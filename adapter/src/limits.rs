@@ -39,11 +39,11 @@ pub const IDLE_EVENTS: u32 = 1024;
 /// and nothing is abandoned: llama-server computes an abandoned chunk for up to a second, and its slot, which has the
 /// cached prompt, stays taken.
 pub const CHUNK_PAUSE: u32 = 50;
-/// The largest such part for the chunks after a refused token: more of them are likely, and a busy router is slow. They
-/// wait for this many times the time that routers took to refuse tokens of late.
+/// The largest such part for a chunk after a refused token. More of them are likely, and the router may be slow.
 pub const REFUSED_PAUSE: u32 = 8;
+/// A chunk after a refused token waits for so many times the time that routers took to refuse tokens of late.
 pub const VERDICTS_WAITED: u32 = 2;
-/// Each verdict shortens what is remembered of slower ones by a part of this.
+/// Each refusal shortens the remembered time of slower ones by one part of so many.
 pub const VERDICT_DECAY: u64 = 16;
 /// Chunks after a refused token that wait so long.
 pub const REFUSED_CHUNKS: u32 = 8;

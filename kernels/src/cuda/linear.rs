@@ -146,7 +146,10 @@ impl Cuda {
         let group = if let WeightForm::Int4 { group, .. } = form { int(group) } else { 0 };
         let [rows, count] = products;
         let plan = LaunchPlan::product(form, x.element, out.1, [rows, args.n as usize, count]);
-        assert!(args.starts == 0 || form != WeightForm::F32 || x.element == Element::F32, "linear_mixed has no experts");
+        assert!(
+            args.starts == 0 || form != WeightForm::F32 || x.element == Element::F32,
+            "linear_mixed has no experts"
+        );
         let args = LinearArgs {
             x: x.address,
             x_stride: int(x.stride),
