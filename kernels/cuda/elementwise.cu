@@ -43,7 +43,8 @@ namespace elementwise {
 
 constexpr int OF_THREAD = 8;
 
-// Calls `each` for this thread's columns of n, at once if `several`, else one by one: each(column, 8) or each(column, 1).
+// Calls `each` for this thread's columns of n, at once if `several`, else one by one: each(column, 8) or each(column,
+// 1).
 template <class Each>
 DEVICE void columns(int n, bool several, Each each) {
   int first = (blockIdx.y * blockDim.x + threadIdx.x) * OF_THREAD;

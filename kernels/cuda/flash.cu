@@ -1,15 +1,16 @@
-// Causal attention of grouped heads over the paged cache, on tensor cores (FlashAttention-2, Dao 2023, arXiv 2307.08691).
-// It computes what attention.cu says of GQA, for bf16 and heads of at most 128 numbers, a multiple of 8.
+// Causal attention of grouped heads over the paged cache, on tensor cores (FlashAttention-2, Dao 2023, arXiv
+// 2307.08691). It computes what attention.cu says of GQA, for bf16 and heads of at most 128 numbers, a multiple of 8.
 //
-// The queries of a tile are `tile_rows` rows times `group` heads, which share a KV head. The positions of a sequence are
-// cut into chunks of 256 from its start, and tiles of 64. Of each chunk a query gets the largest score, the sum of
-// weights, and the weighted sum of values; a query's chunks are joined in ascending order. So its bits depend on neither
-// chunks of the prompt, blocks, nor other rows, and both ways to compute them give the same:
+// The queries of a tile are `tile_rows` rows times `group` heads, which share a KV head. The positions of a sequence
+// are cut into chunks of 256 from its start, and tiles of 64. Of each chunk a query gets the largest score, the sum of
+// weights, and the weighted sum of values; a query's chunks are joined in ascending order. So its bits depend on
+// neither chunks of the prompt, blocks, nor other rows, and both ways to compute them give the same:
 //
-// flash_bf16_N        one block joins all chunks. Grid: (tiles of rows, KV heads); 256 threads; tile_rows * group <= 128.
+// flash_bf16_N        one block joins all chunks. Grid: (tiles of rows, KV heads); 256 threads; tile_rows * group is
+//                     at most 128.
 // flash_split_bf16_N  one block for each chunk of a row; tile_rows is 1. A row's only chunk goes to out, others to
-//                     partial [rows, heads, chunks, N + 4] f32: the sum of values, the largest score, the sum of weights.
-//                     Grid: (rows, KV heads, chunks); 128 threads; group <= 64.
+//                     partial [rows, heads, chunks, N + 4] f32: the sum of values, the largest score, the sum of
+//                     weights. Grid: (rows, KV heads, chunks); 128 threads; group <= 64.
 // flash_merge         joins the chunks of rows with several. Grid: (rows, heads); 128 threads.
 //
 // N (64, 128) is the width of a head, filled up with zeros. Shared memory: (queries of a tile + 256) * N * 2 bytes, of
@@ -52,8 +53,8 @@ struct Joined {
   DEVICE float sum(float a, float b) const { return add(multiply(a, of_a), multiply(b, of_b)); }
 };
 
-// The sums of a warp's 16 queries over positions. A thread has those of queries lane / 4 and lane / 4 + 8: numbers 8 j +
-// lane % 4 * 2 and the next are values[j][0, 1], and [2, 3].
+// The sums of a warp's 16 queries over positions. A thread has those of queries lane / 4 and lane / 4 + 8: numbers 8 j
+// + lane % 4 * 2 and the next are values[j][0, 1], and [2, 3].
 template <int N>
 struct Sums {
   float values[N / 8][4], largest[2], weights[2];

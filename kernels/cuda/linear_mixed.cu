@@ -1,11 +1,11 @@
-// linear_mixed: out [rows, n] f32 = x [rows, k] bf16 times w [n, k] f32 transposed, plus bias [n] f32 (may be null): the
-// scores of experts. Batches and any sizes as in linear.cu; no experts.
+// linear_mixed: out [rows, n] f32 = x [rows, k] bf16 times w [n, k] f32 transposed, plus bias [n] f32 (may be null):
+// the scores of experts. Batches and any sizes as in linear.cu; no experts.
 //
 // On tensor cores: a number of w is the sum of three bf16, exactly. Those of the second and third are skipped where all
 // of a warp are 0, as with weights that the checkpoint stores in bf16. k is cut into 8 parts, one for each warp, which
-// are added in ascending order; so a row's bits depend on no other rows. Up to 64 rows, a block has 16 rows by 8 columns,
-// since few columns would make few blocks; beyond, 64 by 64. Grid: (column tiles, row tiles, batch); 256 threads.
-// Error: that of f32 sums of k products.
+// are added in ascending order; so a row's bits depend on no other rows. Up to 64 rows, a block has 16 rows by 8
+// columns, since few columns would make few blocks; beyond, 64 by 64. Grid: (column tiles, row tiles, batch); 256
+// threads. Error: that of f32 sums of k products.
 #pragma once
 #include "linear.cu"
 

@@ -146,8 +146,8 @@ pub(super) struct DecodeSteps<'a> {
     vocab: usize,
     /// A figure is the median of this many steps, after one to warm up.
     runs: usize,
-    /// So many sequences have prompts of their own. Each other one has the blocks of one of these, in another order; with
-    /// prompts that end within a block, none has.
+    /// So many sequences have prompts of their own. Each other one has the blocks of one of these, in another order;
+    /// with prompts that end within a block, none has.
     prompts: usize,
     /// What each sequence drew last.
     drawn: Vec<u32>,

@@ -78,6 +78,18 @@ def selftest(*options, library_path, **settings):
     return rein("selftest", *options, library_path=library_path, **settings)
 
 
+def test_streams_have_queues_of_their_own(driver, tmp_path, monkeypatch):
+    """Ranks that share a device wait for each other in streams: two in one queue would wait for ever."""
+    path = tmp_path / "queues"
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    assert selftest("--sections", "ptx", library_path=driver, queues=path)[0] == 0
+    assert set(path.read_text().split()) == {"32"}
+    path.unlink()
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4")
+    assert selftest("--sections", "ptx", library_path=driver, queues=path)[0] == 0
+    assert set(path.read_text().split()) == {"4"}
+
+
 UNUSABLE = [
     ([], {"version": 12040},
      "the NVIDIA driver supports CUDA 12.4, expected 13.0 or later: install driver 580 or later"),
@@ -237,7 +249,7 @@ def test_the_demo_model_calls_a_tool_as_on_the_cpu(server, demo, options, kernel
     ({"fault": "cuStreamSynchronize:60"}, "cuStreamSynchronize failed: an illegal memory access was encountered"),
     ({"fault": "cuGraphLaunch:20:214"}, "cuGraphLaunch failed: uncorrectable ECC error encountered"),
     ({"fault": "cuMemAlloc_v2:45:2"}, "device memory is exhausted"),
-    ({"hang": "attention_bf16:40"}, "a step is running for"),
+    ({"hang": "flash_split_bf16_64:40"}, "a step is running for"),
 ])
 def test_a_device_that_fails_in_a_step_ends_the_process_with_its_cause(server, capfd, settings, cause):
     cuda = server("--step-deadline", 3, model=FIXTURES / "qwen3", **settings)
@@ -277,7 +289,7 @@ def test_a_served_step_in_the_steady_state_is_one_launch_two_copies_and_one_wait
 LAYERS = json.loads((FIXTURES / "qwen3/config.json").read_text())["num_hidden_layers"]
 
 
-@pytest.mark.parametrize("settings, code", [({}, 0), ({"hang": "attention_bf16:40"}, -signal.SIGKILL)])
+@pytest.mark.parametrize("settings, code", [({}, 0), ({"hang": "flash_split_bf16_64:40"}, -signal.SIGKILL)])
 def test_sigterm_in_a_step_frees_the_device(server, settings, code):
     cuda = server("--drain-seconds", 2, model=FIXTURES / "qwen3", **settings)
     body = {"model": "qwen3", "prompt": [5, 6, 7], "max_tokens": 100, "ignore_eos": True, "n": 8}
@@ -306,7 +318,7 @@ def test_sigterm_during_a_load_frees_the_device(driver, tmp_path):
      (1, "the device has failed and this process must be restarted")),
     ({"fault": "cuGraphLaunch:20:214"}, "uncorrectable ECC error encountered",
      (1, "the device has failed and this process must be restarted")),
-    ({"hang": "attention_bf16:60"}, "a step is running for",
+    ({"hang": "flash_split_bf16_64:60"}, "a step is running for",
      (-signal.SIGKILL, "a rank is stuck and this process must be restarted")),
 ])
 def test_streams_of_a_lost_device_resume_on_another(driver, tmp_path, settings, cause, ends):

@@ -14,6 +14,7 @@
 //                              FUNCTION is a function of the driver, or a kernel: what waits for the kernel fails or hangs
 //   REIN_FAKE_CUDA_TRACE       a file that gets a line for each call that does work: the thread's id, the function
 //   REIN_FAKE_CUDA_ALLOCATIONS a file that gets a line for each allocation of device memory: its bytes
+//   REIN_FAKE_CUDA_QUEUES      a file that gets the number of queues for streams that the process asks for
 //   REIN_FAKE_CUDA_MACHINE     the process's id: devices of one index and number are one device
 //   REIN_FAKE_CUDA_PEERS       1 (0: no device reaches the memory of another)
 //   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between; *: all do nothing, and memory is
@@ -59,7 +60,8 @@ enum Code {
   CAPTURE_UNSUPPORTED = 900,
 };
 
-// Where a parameter begins in the struct of all, and its bytes. Alone it has the alignment of its type, else that of its size.
+// Where a parameter begins in the struct of all, and its bytes. Alone it has the alignment of its type, else that of
+// its size.
 struct Parameter {
   size_t offset, bytes, alignment = bytes;
 };
@@ -386,7 +388,11 @@ bool is_pinned(const void *address) {
   if (int code = fault(__func__)) return code
 
 FUNCTION(cuDriverGetVersion, int *version) { return *version = int(setting("REIN_FAKE_CUDA_VERSION", 13000)), SUCCESS; }
-FUNCTION(cuInit, unsigned) { return visible().empty() ? NO_DEVICE : SUCCESS; }
+FUNCTION(cuInit, unsigned) {
+  const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  note("REIN_FAKE_CUDA_QUEUES", queues ? queues : "8");
+  return visible().empty() ? NO_DEVICE : SUCCESS;
+}
 FUNCTION(cuDeviceGetCount, int *count) { return *count = int(visible().size()), SUCCESS; }
 FUNCTION(cuDeviceGet, int *device, int index) { return *device = visible().at(index), SUCCESS; }
 FUNCTION(cuDeviceGetName, char *name, int size, int device) {

@@ -18,9 +18,9 @@ pub const MINIMUM_DRIVER: u32 = 580;
 const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 const MOST_QUEUES: &str = "32";
 
-/// Gives each stream of a device a queue of its own. Of two streams in one queue, the second waits while the next kernel of
-/// the first does; ranks that share a device would wait for each other for ever. Call it before the process has a second
-/// thread; later it does nothing.
+/// Gives each stream of a device a queue of its own. Of two streams in one queue, the second waits while the next
+/// kernel of the first does; ranks that share a device would wait for each other for ever. Call it before the process
+/// has a second thread; later it does nothing.
 pub fn separate_streams() {
     let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
     if alone && std::env::var_os(QUEUES).is_none() {

@@ -117,7 +117,7 @@ pub(super) unsafe fn write<T: Plain>(device: &CudaDevice, address: u64, from: &[
 pub(super) unsafe fn read<T: Plain>(device: &CudaDevice, address: u64, count: usize) -> Result<Vec<T>> {
     let mut to = vec![T::default(); count];
     let bytes = size_of_val(to.as_slice());
-    // For memory that is not pinned the driver waits inside of the call, in which no other rank of the device can launch.
+    // For memory that is not pinned the driver waits inside of the call, and no other rank of the device can launch.
     device.wait()?;
     // SAFETY: both have that many bytes, and `to` lives until the wait below.
     check("cuMemcpyDtoHAsync", unsafe {

@@ -394,9 +394,12 @@ fn a_model_of_bf16_computes_as_on_the_cpu() {
 fn quantized_weights_are_multiplied_as_they_are_stored() {
     let Some(devices) = devices() else { return };
     compare(&devices, Kind { stored: Stored::Int4(ScaleForm::F32), latent: true, experts: true }, [5e-2, 1e-4]);
-    for stored in [Stored::Int4(ScaleForm::F32), Stored::Int4(ScaleForm::Bf16), Stored::Fp8] {
+    for stored in [Stored::Int4(ScaleForm::F32), Stored::Int4(ScaleForm::Bf16)] {
         compare_rounded(&devices, Kind { stored, latent: true, experts: true }, [2e-2, 1e-4]);
     }
+    // Scores of experts are added in another order than the CPU's. Their last bit may round an activation to the next
+    // FP8 code, which is up to 1/8 away.
+    compare_rounded(&devices, Kind { stored: Stored::Fp8, latent: true, experts: true }, [1e-1, 5e-4]);
     // Activations are quantized too.
     compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: false }, [0.2, 2e-3]);
     compare(&devices, Kind { stored: Stored::Fp8, latent: true, experts: true }, [0.2, 2e-3]);

@@ -128,7 +128,7 @@ impl PeerLink {
         let table = device.allocate(8 * ranks)?;
         table.write(device, 0, &boxes)?;
         device.load_kernels()?;
-        // The driver may wait for the device when it loads a kernel, and ranks may share it: none works before all have.
+        // The driver may wait for the device when it loads a kernel, and ranks may share it: none works before all did.
         link.gather_bytes(&[])?;
         device.context().retire_memory(true);
         let watched = Arc::clone(&ended);

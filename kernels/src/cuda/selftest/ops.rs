@@ -36,8 +36,8 @@ impl Random {
     }
 }
 
-/// The same between two ways that round activations in between. A number that only one of them rounds up changes a result
-/// by as much as all others together: one of `RARE` results may differ by this.
+/// The same between two ways that round activations in between. A number that only one of them rounds up changes a
+/// result by as much as all others together: one of `RARE` results may differ by this.
 const BF16_RARELY: f64 = 1e-1;
 const RARE: usize = 1000;
 
