@@ -481,15 +481,15 @@ def fixtures(directory, *few):
 
 def test_models_are_those_of_the_cpu_and_rows_are_invariant(driver, tmp_path):
     path, sections = tmp_path / "report.json", ["models", "invariance", "engine", "bench"]
-    models = fixtures(tmp_path, "qwen3", "mistral", "kimi_k2_int4")
+    models = fixtures(tmp_path, "qwen3", "mistral", "kimi_k2_int4", "qwen3_embedding")
     options = ["--report", path, "--sections", ",".join(sections), "--fixtures", models, "--reduced", "--check-time", 120]
     code, out, err = selftest(*options, library_path=driver)
     assert (code, err) == (0, ""), out
     found = json.loads(path.read_text())["sections"]
     assert {name: (section["passed"], section["reduced"]) for name, section in found.items()} == {
         name: (True, True) for name in sections}
-    # In f32 and bf16, each also op by op; quantized ones as they are.
-    assert len(found["models"]["rows"]) == (20 if models == FIXTURES else 4 + 4 + 2)
+    # In f32 and bf16, each also op by op; quantized ones as they are. Embedding models have a row for each type.
+    assert len(found["models"]["rows"]) == 2 + (20 if models == FIXTURES else 4 + 4 + 2)
     assert "s, reduced sets)" in path.with_suffix(".md").read_text()
 
 

@@ -377,7 +377,7 @@ def test_the_banner_and_the_record_say_where_gpus_are(fleets, nccl):
                    faults={"w1": {"REIN_FAKE_NVML_CLIQUE": "4"}})
     fleet.whole(1)
     domain = "ab" * 16
-    assert f"rein: GPUs cuda:0: kernels plain; NVLink domain {domain}.3; " in fleet.log("w0")
+    assert f"rein: GPUs cuda:0: kernels fast, on GPUs of compute capability 9.0; NVLink domain {domain}.3; " in fleet.log("w0")
     assert f"NVLink domain {domain}.4" in fleet.log("w1") and "NCCL_DEBUG=WARN" in fleet.log("w1")
     # On one host, but in two cliques of the fabric.
     assert "formed, epoch 1 on w0, w1; NVLink does not connect all its GPUs" in fleet.log("c0")
@@ -389,7 +389,7 @@ def test_gpus_linked_in_pairs_are_no_nvlink_domain(fleets, nccl):
             "REIN_FAKE_CUDA_DEVICES": "4"}
     fleet = fleets(workers=2, more=more, faults={"w0": {"CUDA_VISIBLE_DEVICES": "1"}, "w1": {"CUDA_VISIBLE_DEVICES": "2"}})
     for worker, pair in [("w0", r"0000:01:00\.0\+0000:02:00\.0"), ("w1", r"0000:03:00\.0\+0000:04:00\.0")]:
-        until("the banner", lambda: re.search(rf"rein: GPUs cuda:0: kernels plain; NVLink domain \S+/{pair}; ", fleet.log(worker)), 60)
+        until("the banner", lambda: re.search(rf"rein: GPUs cuda:0: kernels fast, on GPUs of compute capability 9.0; NVLink domain \S+/{pair}; ", fleet.log(worker)), 60)
 
 
 def never_whole(fleet, message):
