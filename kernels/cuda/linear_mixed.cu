@@ -13,10 +13,7 @@ namespace linear_mixed_of {
 
 constexpr int WARPS = 8, STEP = 16, FEW = 64;
 
-DEVICE float upper(float x) {
-  uint32_t bits = float_bits(x) & 0xffff0000;
-  return to_float(bf16{uint16_t(bits >> 16)});
-}
+DEVICE float upper(float x) { return to_float(bf16{uint16_t(float_bits(x) >> 16)}); }
 
 // Two numbers as the sum of three pairs of bf16.
 struct Split {

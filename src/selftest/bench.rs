@@ -27,7 +27,7 @@ const BATCHES_REDUCED: &[usize] = &[1, 4];
 /// The same for the small model in any run.
 const BATCHES_OF_TINY: &[usize] = &[1, 64];
 const RUNS_OF_TINY: usize = 10;
-/// Blocks by which a sequence's order of another's blocks is turned.
+/// A sequence that reads the blocks of another begins with a later one: this many blocks later than the one before.
 const ROTATION: usize = 23;
 /// Tokens of a short prompt, and of each sequence before the small model decodes.
 const SHORT: usize = 16;
@@ -146,10 +146,12 @@ pub(super) struct DecodeSteps<'a> {
     vocab: usize,
     /// A figure is the median of this many steps, after one to warm up.
     runs: usize,
-    /// So many sequences have prompts of their own. Each other one has the blocks of one of these, in another order;
-    /// with prompts that end within a block, none has.
+    /// The number of sequences that compute a prompt of their own. Every further sequence reads the cached blocks of one
+    /// of them, in another order. Prompts that end within a block cannot be shared: then every sequence has its own.
     prompts: usize,
-    /// What each sequence drew last.
+    /// The blocks of each sequence.
+    tables: Vec<Vec<u32>>,
+    /// The token that each sequence drew last.
     drawn: Vec<u32>,
 }
 
@@ -161,7 +163,7 @@ impl<'a> DecodeSteps<'a> {
     pub fn with_prompts(steps: &'a mut Steps, context: usize, vocab: usize, runs: usize, prompts: usize) -> Self {
         let whole = context.is_multiple_of(steps.block_size());
         let prompts = if whole { prompts.max(1) } else { usize::MAX };
-        DecodeSteps { steps, context, vocab, runs, prompts, drawn: Vec::new() }
+        DecodeSteps { steps, context, vocab, runs, prompts, tables: Vec::new(), drawn: Vec::new() }
     }
 
     /// Blocks that each sequence takes.
@@ -169,7 +171,7 @@ impl<'a> DecodeSteps<'a> {
         (context + runs + 1).div_ceil(block_size)
     }
 
-    /// The last ones are the sequence's own.
+    /// The blocks after those of the prompt belong to this sequence alone.
     fn blocks(&self, sequence: usize) -> Vec<u32> {
         let block_size = self.steps.block_size();
         let of_one = Self::blocks_of_one(self.context, self.runs, block_size);
@@ -186,17 +188,18 @@ impl<'a> DecodeSteps<'a> {
     /// Seconds of a step of the first `batch` sequences. Prompts that are not in the cache are prefilled before.
     pub fn step(&mut self, batch: usize) -> Result<f64, Box<dyn Error>> {
         for i in self.drawn.len()..batch {
+            self.tables.push(self.blocks(i));
             if i >= self.prompts {
                 self.drawn.push(self.drawn[i % self.prompts]);
                 continue;
             }
             let prompt = random_tokens(i as u64, self.context, self.vocab);
-            let results = self.steps.run(vec![plain(drawing(i as u64, &prompt, 0, &self.blocks(i)))])?;
+            let results = self.steps.run(vec![plain(drawing(i as u64, &prompt, 0, &self.tables[i]))])?;
             self.drawn.push(results.first().and_then(|result| result.token).ok_or("a step drew no token")?);
         }
         let mut at = self.context;
         median(self.runs, || {
-            let row = |i: usize| plain(drawing(i as u64, &[self.drawn[i]], at, &self.blocks(i)));
+            let row = |i: usize| plain(drawing(i as u64, &[self.drawn[i]], at, &self.tables[i]));
             let rows = (0..batch).map(row).collect();
             let tokens: Vec<u32> = self.steps.run(rows)?.iter().filter_map(|result| result.token).collect();
             if tokens.len() < batch {

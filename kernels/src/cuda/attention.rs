@@ -13,6 +13,8 @@ use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{GqaSpec, MlaSpec, Precision};
 use crate::error::{KernelError, Result};
 
+/// Attention in parts keeps parts of this many bytes at once; longer steps compute some rows after others.
+pub(super) const PARTIAL_BYTES: usize = 256 << 20;
 /// The widest value that `attention` adds up.
 const WIDEST_VALUE: usize = 1024;
 

@@ -1,5 +1,6 @@
 //! Attention of grouped heads on tensor cores (kernels/cuda/flash.cu). How a row is computed changes none of its bits.
 
+use super::attention::PARTIAL_BYTES;
 use super::backend::{Cuda, int};
 use super::batch::DeviceBatch;
 use super::plan::LaunchPlan;
@@ -19,8 +20,6 @@ const WIDTHS: [usize; 2] = [64, 128];
 const COPIED: usize = 8;
 /// Numbers beside the values of a chunk: its largest score and its sum of weights, and the alignment.
 const CHUNK_NUMBERS: usize = 4;
-/// Chunks of this many bytes are kept at once; longer steps compute some rows after others.
-const PARTIAL_BYTES: usize = 256 << 20;
 const THREADS: u32 = 256;
 const SPLIT_THREADS: u32 = 128;
 

@@ -83,9 +83,15 @@ impl LaunchPlan {
 
     /// `count` products of rows of numbers `x` with weights [outs, any] of a form.
     pub(super) fn product(form: WeightForm, x: Element, out: Element, [rows, outs, count]: [usize; 3]) -> LaunchPlan {
+        let mut tile = [TILE; 2];
         let (kernel, threads) = match (form, x, out) {
             (WeightForm::F32, Element::F32, Element::F32) => ("linear_f32", 256),
-            (WeightForm::F32, Element::Bf16, Element::F32) => ("linear_mixed", 256),
+            (WeightForm::F32, Element::Bf16, Element::F32) => {
+                if rows <= FEW_MIXED_ROWS {
+                    tile = FEW_MIXED_TILE;
+                }
+                ("linear_mixed", 256)
+            }
             (WeightForm::Bf16, Element::Bf16, out) => (out.of("linear_bf16_f32", "linear_bf16"), 128),
             (WeightForm::Fp8, _, out) => (out.of("linear_fp8_f32", "linear_fp8"), 128),
             (WeightForm::Int4 { scales: ScaleForm::F32, .. }, Element::Bf16, out) => {
@@ -96,11 +102,7 @@ impl LaunchPlan {
             }
             (form, x, out) => panic!("no product of {x:?} and {form:?} as {out:?}"),
         };
-        let [tile_rows, tile_outs] = match kernel {
-            "linear_mixed" if rows <= FEW_MIXED_ROWS => FEW_MIXED_TILE,
-            _ => [TILE; 2],
-        };
-        LaunchPlan::new(kernel, [outs.div_ceil(tile_outs), rows.div_ceil(tile_rows), count], threads)
+        LaunchPlan::new(kernel, [outs.div_ceil(tile[1]), rows.div_ceil(tile[0]), count], threads)
     }
 
     /// Rotates the heads of each row. `caches`: also writes each row's entries.

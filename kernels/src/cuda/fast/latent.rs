@@ -3,6 +3,7 @@
 
 use super::super::DeviceBuffer;
 use super::super::arena::ArenaBlock;
+use super::super::attention::PARTIAL_BYTES;
 use super::super::backend::{Cuda, int};
 use super::super::batch::DeviceBatch;
 use super::super::plan::LaunchPlan;
@@ -19,8 +20,6 @@ const CHUNK: usize = 512;
 pub(super) const SHARED: usize = 222_048;
 const THREADS: u32 = 256;
 const MERGE_THREADS: u32 = 128;
-/// Parts of this many bytes are kept at once; longer steps compute some rows after others.
-const PARTIAL_BYTES: usize = 256 << 20;
 
 /// latent.cu
 #[derive(Debug, Clone, Copy)]
