@@ -147,7 +147,8 @@ pub(super) struct DecodeSteps<'a> {
     /// A figure is the median of this many steps, after one to warm up.
     runs: usize,
     /// The number of sequences that compute a prompt of their own. Every further sequence reads the cached blocks of
-    /// one of them, in another order. Prompts that end within a block cannot be shared: then every sequence has its own.
+    /// one of them, in another order. Prompts that end within a block cannot be shared: then every sequence has its
+    /// own.
     prompts: usize,
     /// The blocks of each sequence.
     tables: Vec<Vec<u32>>,
