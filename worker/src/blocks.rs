@@ -7,20 +7,23 @@
 //! registered block also has a content hash (`block_hash`), and while there is a listener, registrations and evictions
 //! are recorded. This module does not know sequences.
 
-use std::collections::{BTreeMap, HashMap};
+mod unused;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use rein_proto::block_hash;
+use unused::{Links, UnusedBlocks};
 
 pub type BlockId = u32;
 
 /// The past of a block.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Parent {
+enum Parent {
     /// No past; sequences share blocks only under equal salts.
     Root(Arc<str>),
-    /// The content with this number. Numbers are never reused. The hash is that of its block.
-    After { content: u64, hash: u64 },
+    /// The content with this number. Numbers are never reused.
+    After(u64),
 }
 
 /// A block with this content hash was registered or unregistered.
@@ -45,7 +48,7 @@ struct Registered {
 
 impl Registered {
     fn as_parent(&self) -> Parent {
-        Parent::After { content: self.content, hash: self.hash }
+        Parent::After(self.content)
     }
 }
 
@@ -53,8 +56,10 @@ impl Registered {
 struct Block {
     refs: u32,
     registered: Option<Registered>,
-    /// Its position among the cached blocks while it is unreferenced.
-    stamp: u64,
+    /// The block that was registered or found after it last. It may hold something else by now.
+    next: Option<BlockId>,
+    /// Its place among the cached blocks while it is unreferenced.
+    links: Links,
 }
 
 #[derive(Debug)]
@@ -64,10 +69,9 @@ pub struct BlockPool {
     blocks: Vec<Block>,
     free: Vec<BlockId>,
     index: HashMap<Arc<Key>, BlockId>,
-    /// Registered and unreferenced blocks, oldest first.
-    cached: BTreeMap<u64, BlockId>,
+    /// Registered and unreferenced blocks, the least recently used first.
+    cached: UnusedBlocks,
     next_content: u64,
-    next_stamp: u64,
     /// Changes since the last `take_changes`. None: there is no listener.
     changes: Option<Vec<BlockChange>>,
 }
@@ -83,9 +87,8 @@ impl BlockPool {
             blocks: (0..count).map(|_| Block::default()).collect(),
             free: (0..count).rev().collect(),
             index: HashMap::new(),
-            cached: BTreeMap::new(),
+            cached: UnusedBlocks::default(),
             next_content: 0,
-            next_stamp: 0,
             changes: None,
         }
     }
@@ -133,17 +136,38 @@ impl BlockPool {
     }
 
     /// The longest registered prefix of `tokens`, in whole blocks. Does not reference them.
-    pub fn lookup(&self, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
+    pub fn lookup(&mut self, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
         let mut parent = Parent::Root(salt.clone());
-        let mut found = Vec::new();
+        let mut found: Vec<BlockId> = Vec::new();
         for chunk in tokens.chunks_exact(self.block_size) {
-            let key = Key { parent, tokens: chunk.into() };
-            let Some(&block) = self.index.get(&key) else { break };
+            let before = found.last().copied();
+            // Most sequences continue as the last one did, which spares the index.
+            let next = before.and_then(|before| self.blocks[before as usize].next);
+            let block = match next.filter(|&next| self.holds(next, &parent, chunk)) {
+                Some(next) => next,
+                None => {
+                    let key = Key { parent, tokens: chunk.into() };
+                    let Some(&block) = self.index.get(&key) else { break };
+                    self.follow(before, block);
+                    block
+                }
+            };
             let Some(registered) = &self.blocks[block as usize].registered else { break };
             found.push(block);
             parent = registered.as_parent();
         }
         found
+    }
+
+    fn holds(&self, block: BlockId, parent: &Parent, tokens: &[u32]) -> bool {
+        let key = self.blocks[block as usize].registered.as_ref().map(|registered| &*registered.key);
+        key.is_some_and(|key| key.parent == *parent && *key.tokens == *tokens)
+    }
+
+    fn follow(&mut self, before: Option<BlockId>, block: BlockId) {
+        if let Some(before) = before {
+            self.blocks[before as usize].next = Some(block);
+        }
     }
 
     /// The number of these blocks that are unreferenced: referencing them reduces the available blocks.
@@ -156,7 +180,8 @@ impl BlockPool {
         let block = match self.free.pop() {
             Some(block) => block,
             None => {
-                let (_, block) = self.cached.pop_first()?;
+                let block = self.cached.oldest()?;
+                self.cached.remove(block, &mut self.blocks);
                 self.forget(block);
                 block
             }
@@ -166,11 +191,10 @@ impl BlockPool {
     }
 
     pub fn retain(&mut self, block: BlockId) {
-        let state = &mut self.blocks[block as usize];
-        if state.refs == 0 {
-            self.cached.remove(&state.stamp);
+        if self.blocks[block as usize].refs == 0 {
+            self.cached.remove(block, &mut self.blocks);
         }
-        state.refs += 1;
+        self.blocks[block as usize].refs += 1;
     }
 
     /// Releases one reference. Tables must be released from their end, so that a block is evicted before its parent.
@@ -182,20 +206,28 @@ impl BlockPool {
             return;
         }
         if state.registered.is_some() {
-            state.stamp = self.next_stamp;
-            self.next_stamp += 1;
-            self.cached.insert(state.stamp, block);
+            self.cached.push(block, &mut self.blocks);
         } else {
             self.free.push(block);
         }
     }
 
-    /// Registers a full, computed block. If the same content is registered already, the reference moves to that block.
-    pub fn register(&mut self, block: BlockId, parent: Parent, tokens: &[u32]) -> BlockId {
+    /// Registers a full, computed block: the first of a sequence with this salt, or the one that follows `before`. If
+    /// the same content is registered already, the reference moves to that block. `None`: `before` is not registered.
+    pub fn register(
+        &mut self,
+        block: BlockId,
+        before: Option<BlockId>,
+        salt: &Arc<str>,
+        tokens: &[u32],
+    ) -> Option<BlockId> {
         debug_assert_eq!(tokens.len(), self.block_size);
-        let before = match &parent {
-            Parent::Root(salt) => block_hash::root(salt),
-            Parent::After { hash, .. } => *hash,
+        let (parent, hash) = match before {
+            None => (Parent::Root(salt.clone()), block_hash::root(salt)),
+            Some(before) => {
+                let registered = self.blocks[before as usize].registered.as_ref()?;
+                (registered.as_parent(), registered.hash)
+            }
         };
         let key = Arc::new(Key { parent, tokens: tokens.into() });
         if let Some(&twin) = self.index.get(&key) {
@@ -203,19 +235,21 @@ impl BlockPool {
                 self.retain(twin);
                 self.release(block);
             }
-            return twin;
+            return Some(twin);
         }
         self.index.insert(key.clone(), block);
-        let hash = block_hash::after(before, tokens);
+        self.follow(before, block);
+        let hash = block_hash::after(hash, tokens);
         self.blocks[block as usize].registered = Some(Registered { content: self.next_content, hash, key });
         self.next_content += 1;
         self.record(hash, true);
-        block
+        Some(block)
     }
 
-    /// The parent for what follows this block, if it is registered.
-    pub fn content(&self, block: BlockId) -> Option<Parent> {
-        self.blocks[block as usize].registered.as_ref().map(Registered::as_parent)
+    /// The content hash of a registered block.
+    #[cfg(test)]
+    pub fn hash(&self, block: BlockId) -> Option<u64> {
+        self.blocks[block as usize].registered.as_ref().map(|registered| registered.hash)
     }
 
     /// Makes a registered block writable again. False: others read it, and the caller needs a fresh block.
@@ -289,13 +323,13 @@ impl BlockPool {
         if self.free.iter().any(|&b| self.blocks[b as usize].refs > 0 || self.blocks[b as usize].registered.is_some()) {
             return Err("a free block is referenced or registered".into());
         }
-        for (stamp, &block) in &self.cached {
+        for block in self.cached.iter(&self.blocks) {
             let state = &self.blocks[block as usize];
-            if state.refs > 0 || state.registered.is_none() || state.stamp != *stamp {
-                return Err(format!("block {block} is cached but referenced, not registered or misplaced"));
+            if state.refs > 0 || state.registered.is_none() {
+                return Err(format!("block {block} is cached but referenced or not registered"));
             }
         }
-        let mut all: Vec<BlockId> = self.free.iter().chain(self.cached.values()).copied().collect();
+        let mut all: Vec<BlockId> = self.free.iter().copied().chain(self.cached.iter(&self.blocks)).collect();
         all.sort_unstable();
         all.dedup();
         if all.len() != unreferenced || self.available() != unreferenced {

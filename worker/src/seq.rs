@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rein_proto::checks::{self, SteerError};
 use rein_proto::internal::{Draw, Limits, Sampling, Start, Steer, TokenLogprob};
 
-use crate::blocks::{BlockId, BlockPool, Parent};
+use crate::blocks::{BlockId, BlockPool};
 
 /// Number of a sequence within its engine, counting up in order of arrival.
 pub type SeqId = u64;
@@ -223,14 +223,11 @@ impl Seq {
         let size = blocks.block_size();
         while blocks.caches() && (self.registered + 1) * size <= self.computed {
             let index = self.registered;
-            let parent = match index.checked_sub(1) {
-                None => Some(Parent::Root(self.salt.clone())),
-                Some(before) => blocks.content(self.table[before]),
-            };
-            debug_assert!(parent.is_some(), "leading blocks are registered");
-            let Some(parent) = parent else { return };
+            let before = index.checked_sub(1).map(|before| self.table[before]);
             let tokens = &self.tokens[index * size..(index + 1) * size];
-            let block = blocks.register(self.table[index], parent, tokens);
+            let block = blocks.register(self.table[index], before, &self.salt, tokens);
+            debug_assert!(block.is_some(), "leading blocks are registered");
+            let Some(block) = block else { return };
             if std::mem::replace(&mut self.table[index], block) != block {
                 self.differs_from(index);
             }

@@ -1,13 +1,11 @@
 use super::*;
 
 fn fill(blocks: &mut BlockPool, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
-    let mut parent = Parent::Root(salt.clone());
     let mut table = Vec::new();
     for chunk in tokens.chunks_exact(blocks.block_size()) {
         let fresh = blocks.allocate().expect("room");
-        let block = blocks.register(fresh, parent, chunk);
-        parent = blocks.content(block).expect("registered");
-        table.push(block);
+        let block = blocks.register(fresh, table.last().copied(), salt, chunk);
+        table.push(block.expect("the block before is registered"));
     }
     table
 }
@@ -25,6 +23,29 @@ fn a_prefix_is_found_only_under_its_salt_and_its_whole_past() {
     assert_eq!(blocks.lookup(&salt, &[1, 2, 9, 9]), table[..1]);
     assert!(blocks.lookup(&salt, &[3, 4]).is_empty());
     assert!(blocks.lookup(&other, &[1, 2, 3, 4]).is_empty());
+}
+
+#[test]
+fn branches_of_a_prefix_are_found_in_any_order() {
+    let mut blocks = BlockPool::new(8, 2, true);
+    let salt: Arc<str> = "".into();
+    let first = fill(&mut blocks, &salt, &[1, 2, 3, 4, 5, 6]);
+    let second = fill(&mut blocks, &salt, &[1, 2, 7, 8]);
+    assert_eq!(second[0], first[0]);
+    for _ in 0..2 {
+        assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4, 5, 6]), first);
+        assert_eq!(blocks.lookup(&salt, &[1, 2, 7, 8, 5, 6]), second);
+    }
+    assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4]), first[..2]);
+    release(&mut blocks, &second);
+    release(&mut blocks, &first);
+    while blocks.available() > 2 {
+        blocks.allocate().expect("room");
+    }
+    // The block that followed the first one holds something else now.
+    assert_eq!(fill(&mut blocks, &salt, &[3, 4]), first[1..2]);
+    assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4]), first[..1]);
+    assert_eq!(blocks.lookup(&salt, &[3, 4, 5, 6]), first[1..2]);
 }
 
 #[test]
