@@ -62,7 +62,7 @@ pub use crate::{
 #[doc(hidden)]
 pub fn convert_messages(body: &[u8], seal: &seal::Seal) -> Result<usize, Error> {
     let seal = api::anthropic::ThinkingSeal::new(seal, None);
-    Ok(api::anthropic::messages(body, &seal)?.value.job.tools.len())
+    Ok(api::anthropic::messages(body, &seal, &api::known_tools::KnownTools::default())?.value.job.tools.len())
 }
 
 /// A model and one engine that runs it. Entries with the same name are engines of one model.

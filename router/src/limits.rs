@@ -57,6 +57,8 @@ pub const INLINE_TEXT_BYTES: usize = 8 << 10;
 pub const BLOCKING_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
 /// Bytes above which work is large: at most half of those threads take large work.
 pub const LARGE_WORK_BYTES: usize = 512 << 10;
+/// Memory for the tools of earlier requests, bytes for each API.
+pub const KNOWN_TOOLS_BYTES: usize = 32 << 20;
 /// Bytes of text up to which the error for a too long prompt has its exact number of tokens.
 pub const COUNTED_TEXT_BYTES: usize = 64 << 10;
 

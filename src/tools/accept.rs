@@ -121,7 +121,7 @@ fn rules(request: &Map<String, Json>) -> Result<Rules, String> {
     let mut fields = Fields::within("", request.clone());
     let calls_before = request.get("calls_before").and_then(Json::as_u64).unwrap_or(0) as usize;
     Ok(Rules {
-        tools,
+        tools: tools.into(),
         choice: constraints::tool_choice(&mut fields).map_err(|e| e.message)?.unwrap_or_default(),
         parallel: flag(request, "parallel_tool_calls")?.unwrap_or(true),
         response: constraints::response(&mut fields).map_err(|e| e.message)?,

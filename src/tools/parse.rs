@@ -13,12 +13,12 @@ use std::error::Error;
 use std::path::Path;
 
 use rein_grammar::{
-    Call, Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, RenderOptions, ToolDecl, Turn, render,
+    Call, Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, RenderOptions, Tool, Turn, render,
     render_text,
 };
 use rein_text::pieces::pieces;
 use rein_text::tokenize::{TokenizeError, Tokenizer};
-use rein_text::tools::{declaration, tool};
+use rein_text::tools::tool;
 use serde_json::{Map, Value as Json, json};
 
 use super::lines::{answer_lines, token_id};
@@ -69,7 +69,8 @@ impl ParseSource {
         let chunks = chunks(request)?;
         // Without a list of tools, all calls are parsed.
         let parse_tools = tools.as_ref().is_none_or(|t| !t.is_empty());
-        let options = ParserOptions { start, tools: tools.unwrap_or_default(), parse_tools, calls_in_text: true };
+        let options =
+            ParserOptions { start, tools: tools.unwrap_or_default().into(), parse_tools, calls_in_text: true };
         let mut parser = Parser::new(self.format, options);
         let mut events = Vec::new();
         for piece in self.pieces(request)? {
@@ -144,13 +145,11 @@ fn start(request: &Map<String, Json>) -> Result<Region, String> {
     }
 }
 
-fn tools(request: &Map<String, Json>) -> Result<Option<Vec<ToolDecl>>, String> {
+fn tools(request: &Map<String, Json>) -> Result<Option<Vec<Tool>>, String> {
     match request.get("tools") {
         None | Some(Json::Null) => Ok(None),
         Some(Json::Array(tools)) => {
-            let named = |(i, one)| {
-                tool(one).as_ref().map(declaration).ok_or_else(|| format!("tools[{i}].function.name is missing"))
-            };
+            let named = |(i, one)| tool(one).ok_or_else(|| format!("tools[{i}].function.name is missing"));
             tools.iter().enumerate().map(named).collect::<Result<_, _>>().map(Some)
         }
         Some(_) => Err("tools must be a list".into()),

@@ -16,6 +16,7 @@ use std::path::Path;
 use rein_text::model_text::{ModelOverrides, TextError, special_tokens};
 use rein_text::template::{ChatTemplate, RenderInput, Sources, TemplateOptions, lossless};
 use rein_text::tokenize::{Encode, TokenizeError, Tokenizer, read_json};
+use rein_text::tools::ToolSet;
 use serde_json::{Map, Value as Json, json};
 
 use super::lines::{answer_lines, flag, token_id};
@@ -129,7 +130,7 @@ fn render_input(request: &Map<String, Json>) -> Result<RenderInput, String> {
     let continue_final_message = flag(request, "continue_final_message")?.unwrap_or(false);
     Ok(RenderInput {
         messages: list("messages")?.ok_or("a line needs messages, text or token_ids")?,
-        tools: list("tools")?,
+        tools: list("tools")?.map(ToolSet::from),
         documents: list("documents")?,
         add_generation_prompt: flag(request, "add_generation_prompt")?.unwrap_or(!continue_final_message),
         continue_final_message,

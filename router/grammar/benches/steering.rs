@@ -33,7 +33,7 @@ fn tools(n: usize) -> Vec<Tool> {
 }
 
 fn rules(n: usize) -> Rules {
-    Rules { tools: tools(n), parallel: true, ..Rules::default() }
+    Rules { tools: tools(n).into(), parallel: true, ..Rules::default() }
 }
 
 /// Mean microseconds of `work`, without `setup`.

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use rein_grammar::{
-    Call, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, RenderOptions, ToolDecl, Turn, formats, render,
+    Call, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, RenderOptions, Tool, Turn, formats, render,
     render_text,
 };
 
@@ -38,7 +38,7 @@ fn atoms(format: &Format) -> Vec<String> {
 }
 
 fn read(format: &'static Format, start: Region, pieces: &[OwnedPiece], chunk: usize) {
-    let tools = vec![ToolDecl { name: "f".into(), parameters: None }];
+    let tools = vec![Tool { name: "f".into(), parameters: None, strict: false }].into();
     let mut parser = Parser::new(format, ParserOptions { start, tools, parse_tools: true, calls_in_text: true });
     let mut events = Vec::new();
     for piece in pieces {

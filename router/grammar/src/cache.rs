@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 /// 128 bits that clients cannot predict.
-pub(crate) type Key = [u64; 2];
+pub type Key = [u64; 2];
 
-pub(crate) struct Cache<T> {
+pub struct Cache<T> {
     most: usize,
     inner: Mutex<Inner<T>>,
 }

@@ -4,14 +4,15 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 
-use crate::rules::{Enforcement, Rules, Tool, Violation};
+use crate::rules::{Enforcement, Rules, Violation};
 use crate::schema;
+use crate::tools::{Tool, Tools};
 use crate::validate::{self, Validators};
 
 /// The declared tools of a request; their validators are made on first use.
 #[derive(Debug)]
 pub struct CallValidator {
-    tools: Vec<Tool>,
+    tools: Tools,
     validators: OnceLock<Validators>,
 }
 

@@ -1,6 +1,5 @@
 //! Compiles and caches the grammars of requests. It does not know prompts or engines.
 
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -23,8 +22,9 @@ use crate::limits::{
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
-use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, Violation};
+use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
 use crate::schema::{self, divisor_price};
+use crate::tools::key_of;
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
 
@@ -33,8 +33,6 @@ pub struct Grammars {
     format: &'static Format,
     vocab: Arc<Vocab>,
     cache: Cache<Arc<Shared>>,
-    /// Two hashers, so that a grammar's key has 128 bits that clients cannot predict.
-    hashers: [RandomState; 2],
 }
 
 /// What requests with the same rules share.
@@ -75,8 +73,7 @@ impl std::fmt::Debug for Grammars {
 
 impl Grammars {
     pub fn new(format: &'static Format, vocab: Arc<Vocab>) -> Self {
-        let hashers = [RandomState::new(), RandomState::new()];
-        Self { format, vocab, cache: Cache::new(MAX_CACHED_BYTES), hashers }
+        Self { format, vocab, cache: Cache::new(MAX_CACHED_BYTES) }
     }
 
     /// The grammar of a request. None: nothing to enforce.
@@ -234,21 +231,16 @@ impl Grammars {
 
     fn key(&self, rules: &Rules) -> Key {
         let Rules { tools, choice, parallel, response, start, calls_before: _, enforcement } = rules;
-        let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?}").into_bytes();
+        let tools = tools.key();
+        let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?} {tools:?}").into_bytes();
         // Writing to memory does not fail, and neither does JSON with text as keys.
-        for Tool { name, parameters, strict } in tools {
-            let _ = write!(text, " {name:?} {strict} ");
-            if let Some(parameters) = parameters {
-                let _ = serde_json::to_writer(&mut text, parameters);
-            }
-        }
         if let Some(Response::JsonSchema { schema, strict }) = response {
             let _ = write!(text, " schema {strict} ");
             let _ = serde_json::to_writer(&mut text, schema);
         } else {
             let _ = write!(text, " {response:?}");
         }
-        self.hashers.each_ref().map(|state| state.hash_one(&text))
+        key_of(&text)
     }
 }
 

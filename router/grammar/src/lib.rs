@@ -30,12 +30,14 @@ mod scan;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod tools;
 mod trial;
 mod validate;
 mod vocab;
 mod watchdog;
 
 pub use budget::{Budget, Cancel};
+pub use cache::{Cache, Key};
 pub use call_validator::CallValidator;
 pub use describe::{Description, markdown};
 pub use event::Event;
@@ -50,8 +52,9 @@ pub use matcher::{Matcher, MatcherError};
 pub use models::{Recommendation, recommendations};
 pub use parse::{Parser, ParserOptions};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
-pub use rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, ToolDecl, Violation};
+pub use rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
 pub use scan::{OwnedPiece, Piece};
 pub use schema::LARK_KEYWORD;
+pub use tools::{Tool, Tools};
 pub use validate::SchemaValidator;
 pub use vocab::{Encoder, Vocab, VocabError};

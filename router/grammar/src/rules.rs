@@ -3,11 +3,12 @@
 use serde_json::Value;
 
 use crate::format::Region;
+use crate::tools::{Tool, Tools};
 
 /// What to enforce for one request.
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
-    pub tools: Vec<Tool>,
+    pub tools: Tools,
     pub choice: ToolChoice,
     /// More than one call per turn, if the format supports that.
     pub parallel: bool,
@@ -17,23 +18,6 @@ pub struct Rules {
     /// Number of calls earlier in the conversation, for formats that number them.
     pub calls_before: usize,
     pub enforcement: Enforcement,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tool {
-    pub name: String,
-    /// A JSON Schema. None: the tool takes no arguments.
-    pub parameters: Option<Value>,
-    /// The schema must be enforced completely, whatever the server's policy is.
-    pub strict: bool,
-}
-
-/// A declared tool. The name decides how an ambiguous header is split; the schema decides which raw values are strings.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ToolDecl {
-    pub name: String,
-    /// The JSON Schema of its arguments.
-    pub parameters: Option<Value>,
 }
 
 /// `tool_choice`.

@@ -13,7 +13,7 @@ mod mutation;
 mod properties;
 mod templates;
 
-use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Region, ToolDecl};
+use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Region, Tool};
 
 /// Number of random cases of a test; the environment can raise it.
 pub fn cases(usual: u64) -> u64 {
@@ -97,7 +97,7 @@ pub fn cuts(pieces: &[OwnedPiece], random: &mut Random) -> Vec<Vec<OwnedPiece>> 
 }
 
 pub fn options(start: Region, tools: &[&str]) -> ParserOptions {
-    let tools = tools.iter().map(|name| ToolDecl { name: (*name).to_owned(), parameters: None }).collect();
+    let tools = tools.iter().map(|name| Tool { name: (*name).to_owned(), parameters: None, strict: false }).collect();
     ParserOptions { start, tools, parse_tools: true, calls_in_text: true }
 }
 

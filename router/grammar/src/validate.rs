@@ -11,7 +11,8 @@ use crate::limits::{
     MAX_BACKTRACKS, MAX_QUICK_REGEX_WORK, MAX_QUICK_VALIDATION_BYTES, MAX_VALIDATED_PATTERNS_BYTES,
     MAX_VALIDATED_REGEX_WORK,
 };
-use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
+use crate::rules::{Enforcement, Response, RuleError, Rules, Violation};
+use crate::tools::Tool;
 
 /// The validators of a request: of its schemas, compiled on first use, and of its regular expression.
 #[derive(Debug, Default)]

@@ -8,6 +8,7 @@ pub mod grpc;
 mod headers;
 pub mod http;
 mod incoming;
+pub mod known_tools;
 pub mod openai;
 pub mod openapi;
 pub mod responses;

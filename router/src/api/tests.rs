@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     anthropic::{self, ThinkingSeal},
+    known_tools::KnownTools,
     openai, responses,
 };
 use crate::{
@@ -222,12 +223,13 @@ fn random_conversations_are_the_same_job_through_all_three_apis() {
     let context = SealContext { purpose: SealPurpose::Reasoning, model: "m", caller: None };
     let open = |sealed: &str| String::from_utf8(seal.open(context, sealed)?).ok();
     let (mut parallel, mut forced) = (0, 0);
+    let known = KnownTools::default();
     for round in 0..ROUNDS {
         let Triplet { chat, responses, messages } = triplet(&mut rng, &thinking);
-        let chat_job = openai::chat(chat.to_string().as_bytes()).unwrap().value.job;
-        let read = responses::request(responses.to_string().as_bytes()).unwrap();
+        let chat_job = openai::chat(chat.to_string().as_bytes(), &known).unwrap().value.job;
+        let read = responses::request(responses.to_string().as_bytes(), &known).unwrap();
         let response_job = { read.value }.prepare(Vec::new(), 0, &open).unwrap().job;
-        let messages_job = anthropic::messages(messages.to_string().as_bytes(), &thinking).unwrap().value.job;
+        let messages_job = anthropic::messages(messages.to_string().as_bytes(), &thinking, &known).unwrap().value.job;
         for job in [&chat_job, &response_job, &messages_job] {
             job.check().unwrap_or_else(|error| panic!("round {round}: {error} in {chat:#}"));
         }

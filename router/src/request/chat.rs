@@ -7,7 +7,7 @@ use rein_text::{
     call_ids, conversation,
     model_text::{ReasoningMarkers, RenderedPrompt},
     template::RenderInput,
-    tools::{declarations, into_tool, tool},
+    tools::tool,
 };
 use serde_json::Value;
 use tokio::time::Instant;
@@ -58,14 +58,12 @@ impl Prepared {
         let generation = std::mem::take(&mut job.generation);
         let skip_special_tokens = !job.show_special_tokens;
         let restrictions = generate::restrictions(&generation.sampling, model, bounds, deadline)?;
-        // The request's tools are rendered without changes, and are then moved into the rules.
-        let same_tools = job.exact.is_none() && conversation::message_tools(&job.messages).next().is_none();
-        let copied = match same_tools {
-            true => Vec::new(),
-            false => job.declared_tools().into_iter().filter_map(tool).collect(),
+        let tools = match conversation::message_tools(&job.messages).next() {
+            None => job.tools.callable().clone(),
+            Some(_) => job.declared_tools().into_iter().filter_map(tool).collect(),
         };
         let mut rules = Rules {
-            tools: copied,
+            tools,
             choice: job.tool_choice.clone(),
             parallel: job.parallel_tool_calls,
             response: job.response.take(),
@@ -77,9 +75,6 @@ impl Prepared {
         let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
         let RenderedPrompt { prompt, mut ids, .. } = model.render(&input, bound)?;
         generate::truncate(&mut ids, &generation, bounds);
-        if same_tools {
-            rules.tools = input.tools.into_iter().flatten().filter_map(into_tool).collect();
-        }
         let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
         (rules.start, rules.calls_before) = (start, calls_before);
         let mut plan = Plan::new(&generation, model, bounds, ids.len(), DEFAULTS, restrictions)?;
@@ -111,7 +106,7 @@ pub async fn generate(
         model.run_text_work(bytes, &context.requester(), prepare).await?;
     context.memory_charge = None;
     let parse_tools = calls_tools(&rules);
-    let (start, calls_before) = (rules.start, rules.calls_before);
+    let (start, calls_before, tools) = (rules.start, rules.calls_before, rules.tools.clone());
     let call_validator = CallValidator::new(&rules).map(Arc::new);
     let rules = Arc::new(rules);
     let began = Instant::now();
@@ -122,7 +117,7 @@ pub async fn generate(
     let output_mode = OutputMode::Regions {
         start,
         resumed,
-        tools: declarations(rules),
+        tools,
         parse_tools,
         calls_before,
         skip_special_tokens,

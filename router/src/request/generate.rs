@@ -9,7 +9,7 @@ use futures::{
     FutureExt, StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use rein_grammar::{CallValidator, Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
+use rein_grammar::{CallValidator, Compiled, Parser, ParserOptions, Region, Relaxation, Tools};
 use rein_proto::{
     internal::Start,
     v1::{self, chat_event},
@@ -85,7 +85,7 @@ pub enum OutputMode {
         start: Region,
         /// The prompt ends in the middle of the region, not at its start.
         resumed: bool,
-        tools: Arc<[ToolDecl]>,
+        tools: Tools,
         parse_tools: bool,
         calls_before: usize,
         skip_special_tokens: bool,
@@ -151,11 +151,11 @@ impl OutputMode {
             OutputMode::Regions { start, tools, parse_tools, grammar, skip_special_tokens, .. } => {
                 let options = ParserOptions {
                     start: *start,
+                    tools: tools.clone(),
                     parse_tools: *parse_tools,
                     calls_in_text: grammar.is_none(),
-                    ..ParserOptions::default()
                 };
-                let parser = Box::new(Parser::with_tools(model.format, options, tools.clone()));
+                let parser = Box::new(Parser::new(model.format, options));
                 Reader::Regions { parser, skip_special_tokens: *skip_special_tokens }
             }
             OutputMode::Plain { skip_special_tokens, .. } => {

@@ -7,6 +7,7 @@ use rein_proto::v1;
 use rein_text::{
     conversation,
     template::{self, ChatTemplate},
+    tools::ToolSet,
 };
 use serde_json::{Map, Value};
 
@@ -74,7 +75,7 @@ pub struct ChatJob {
     pub model: Option<String>,
     /// In OpenAI's format, unchanged.
     pub messages: Vec<Value>,
-    pub tools: Vec<Value>,
+    pub tools: ToolSet,
     pub tool_choice: ToolChoice,
     /// False: at most one call per answer.
     pub parallel_tool_calls: bool,
@@ -96,11 +97,11 @@ pub struct ChatJob {
     pub exact: Option<Box<ExactValues>>,
 }
 
-/// Values with exact JSON numbers (see `template::lossless`). None: the field has no number that needs it.
+/// Values with exact JSON numbers (see `template::lossless`). None: the field has no number that needs it. A
+/// [`ToolSet`] has its own.
 #[derive(Debug, Clone)]
 pub struct ExactValues {
     pub messages: Option<Vec<Value>>,
-    pub tools: Option<Vec<Value>>,
     pub documents: Option<Vec<Value>>,
     pub template_kwargs: Option<Map<String, Value>>,
 }
@@ -253,9 +254,8 @@ impl ChatJob {
     /// Replaces the fields by their values with exact numbers, for rendering.
     pub fn use_exact(&mut self) {
         if let Some(exact) = self.exact.take() {
-            let ExactValues { messages, tools, documents, template_kwargs } = *exact;
+            let ExactValues { messages, documents, template_kwargs } = *exact;
             self.messages = messages.unwrap_or_else(|| std::mem::take(&mut self.messages));
-            self.tools = tools.unwrap_or_else(|| std::mem::take(&mut self.tools));
             self.documents = documents.or_else(|| self.documents.take());
             self.template_kwargs = template_kwargs.unwrap_or_else(|| std::mem::take(&mut self.template_kwargs));
         }

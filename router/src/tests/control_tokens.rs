@@ -7,6 +7,7 @@ use rein_text::{
     model_text::{ControlTokens, GenerationDefaults, RenderedPrompt},
     template::{ChatTemplate, RenderInput, Sources, TemplateOptions},
     tokenize::{PromptCache, Tokenizer},
+    tools::ToolSet,
 };
 use serde_json::json;
 
@@ -175,7 +176,7 @@ impl ServedModel {
 
 fn conversation(messages: Value) -> RenderInput {
     let messages = messages.as_array().unwrap().clone();
-    RenderInput { messages, tools: tools(&["f"]).as_array().cloned(), ..RenderInput::default() }
+    RenderInput { messages, tools: tools(&["f"]).as_array().cloned().map(ToolSet::from), ..RenderInput::default() }
 }
 
 #[test]

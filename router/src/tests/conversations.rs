@@ -96,7 +96,7 @@ async fn tools_that_a_system_message_declares_can_be_called() {
 fn the_last_declaration_of_a_tool_counts() {
     let tool = |name: &str, description: &str| json!({"type": "function", "function": {"name": name, "description": description}});
     let job = crate::request::job::ChatJob {
-        tools: vec![tool("f", "1"), tool("g", "2")],
+        tools: vec![tool("f", "1"), tool("g", "2")].into(),
         messages: json!([{"role": "system", "tools": [tool("h", "3"), tool("f", "4")]}, {"role": "user", "tools": [tool("i", "5")]},
             {"role": "assistant", "tool_calls": [{"function": {"name": "j", "arguments": "{}"}}]}])
         .as_array()

@@ -10,7 +10,7 @@ use super::{
     grpc::{client, events, request},
     *,
 };
-use crate::api::{grpc, openai};
+use crate::api::{grpc, known_tools::KnownTools, openai};
 
 type Set<T> = fn(&mut T);
 
@@ -194,7 +194,7 @@ fn every_chat_field_means_the_same_on_both_surfaces() {
         set(&mut asked);
         let over_grpc = format!("{:?}", grpc::request::chat(0, asked).unwrap());
         let body = chat_request(&[], more).to_string();
-        let over_http = format!("{:?}", openai::chat(body.as_bytes()).unwrap().value.job);
+        let over_http = format!("{:?}", openai::chat(body.as_bytes(), &KnownTools::default()).unwrap().value.job);
         assert_eq!(over_grpc, over_http, "{name}");
         assert_ne!(over_grpc, default, "{name}");
     }

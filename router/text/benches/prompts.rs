@@ -11,6 +11,7 @@ use rein_grammar::{CallValidator, Grammars, Rules, Vocab};
 use rein_text::model_text::{ControlTokens, ModelOverrides, ModelText};
 use rein_text::template::{RenderInput, lossless};
 use rein_text::tokenize::{Encode, EncodeLimit, PromptCache};
+use rein_text::tools::ToolSet;
 use rein_text::{call_ids, conversation, limits, tools};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
@@ -93,7 +94,7 @@ fn input(body: &str) -> RenderInput {
     let body = lossless::from_str(body).expect("JSON");
     let mut messages = list(&body, "messages");
     call_ids::assign_native_ids(&mut messages, |name, index| Some(format!("functions.{name}:{index}")));
-    let tools = Some(list(&body, "tools")).filter(|tools| !tools.is_empty());
+    let tools = Some(list(&body, "tools")).filter(|tools| !tools.is_empty()).map(ToolSet::from);
     RenderInput { messages, tools, tools_must_show: true, ..RenderInput::default() }
 }
 
@@ -125,7 +126,7 @@ impl Model {
         let bodies = [0, 1].map(|turn| body(tools, system, turn));
         let inputs = bodies.each_ref().map(|body| input(body));
         let rules = |input: &RenderInput| Rules {
-            tools: input.tools.iter().flatten().filter_map(tools::tool).collect(),
+            tools: input.tools.clone().unwrap_or_default().callable().clone(),
             parallel: true,
             ..Rules::default()
         };
@@ -157,8 +158,7 @@ impl Model {
                     )
                 }),
             ),
-            ("convert tools", micros(RUNS, || rules(&inputs[1]))),
-            ("declarations", micros(RUNS, || known.tools.iter().map(tools::declaration).collect::<Vec<_>>())),
+            ("convert tools", micros(RUNS, || declared.iter().filter_map(tools::tool).collect::<Vec<_>>())),
             ("call validator", micros(RUNS, || CallValidator::new(&known))),
             ("find the grammar", micros(RUNS, || self.grammars.known(&known))),
             ("copy the matcher", micros(RUNS, || compiled.as_ref().map(|compiled| compiled.matcher().is_ok()))),

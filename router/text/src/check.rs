@@ -122,7 +122,7 @@ impl Subject<'_> {
     /// A conversation as a request would give it, with call ids of the format.
     fn input(&self, mut messages: Vec<Json>, tools: bool) -> RenderInput {
         call_ids::assign_native_ids(&mut messages, |name, index| self.format.native_id(name, index));
-        RenderInput { messages, tools: tools.then(|| vec![tool()]), ..RenderInput::default() }
+        RenderInput { messages, tools: tools.then(|| vec![tool()].into()), ..RenderInput::default() }
     }
 
     fn render(&self, input: &RenderInput) -> Result<String, String> {

@@ -30,7 +30,7 @@ pub struct Case {
 
 fn tool(schema: Value, strict: bool) -> Rules {
     let tool = Tool { name: "f".into(), parameters: Some(schema), strict };
-    Rules { tools: vec![tool], parallel: true, ..Rules::default() }
+    Rules { tools: vec![tool].into(), parallel: true, ..Rules::default() }
 }
 
 fn response(response: Response) -> Rules {

@@ -7,10 +7,8 @@ pub(crate) mod object;
 pub(crate) mod params;
 pub(crate) mod python;
 
-use std::sync::Arc;
-
 use crate::event::Event;
-use crate::rules::ToolDecl;
+use crate::tools::{Tool, Tools};
 
 pub(crate) use code::Code;
 pub(crate) use object::Object;
@@ -123,7 +121,7 @@ pub(crate) struct OpenCall {
     pub index: usize,
     pub name: Option<String>,
     pub id: Option<String>,
-    pub tools: Arc<[ToolDecl]>,
+    pub tools: Tools,
     pub trust: Trust,
     /// `ToolCallStart` has been reported.
     pub started: bool,
@@ -139,7 +137,7 @@ impl OpenCall {
         self.name = Some(bare.map(str::to_owned).unwrap_or(name));
     }
 
-    pub fn declared(&self) -> Option<&ToolDecl> {
+    pub fn declared(&self) -> Option<&Tool> {
         let name = self.name.as_deref()?;
         self.tools.iter().find(|t| t.name == name)
     }

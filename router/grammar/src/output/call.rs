@@ -8,8 +8,9 @@ use crate::codec::{code, python};
 use crate::format::{CallIdStyle, Codec, Markers, Member, Step};
 use crate::json_schema::local;
 use crate::lark::{Writer, blanks, escape, literal};
-use crate::rules::{Enforcement, RuleError, Tool};
+use crate::rules::{Enforcement, RuleError};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
+use crate::tools::Tool;
 
 /// Names of undeclared arguments.
 const ANY_KEY: &str = r#"[^\x00-\x20\x7f"'<>=\/\\|(){}\[\],:;]{1,64}"#;

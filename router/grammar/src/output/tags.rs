@@ -12,8 +12,9 @@ use super::parts::{check_regex, json, json_before, sized};
 use crate::by_name;
 use crate::lark::{escape, literal};
 use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
-use crate::rules::{Enforcement, RuleError, Tool};
+use crate::rules::{Enforcement, RuleError};
 use crate::schema::Work;
+use crate::tools::Tool;
 use fields::{flag, list, member, string, strings};
 use until::{Until, begins, openings};
 

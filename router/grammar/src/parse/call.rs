@@ -1,7 +1,5 @@
 //! Parses calls: header and body.
 
-use std::sync::Arc;
-
 use super::{Parser, State, framed, text};
 use crate::codec::{Body, End, Object, OpenCall, Params, Progress, Python, Trust};
 use crate::event::Event;
@@ -177,7 +175,7 @@ impl Parser {
             Some(_) => Trust::Name,
             None => Trust::Marker,
         };
-        let tools = Arc::clone(&self.tools);
+        let tools = self.tools.clone();
         let mut call = OpenCall { index: self.calls, name: None, id, tools, trust, started: false, delta: Vec::new() };
         if let Some(name) = name {
             call.set_name(name);

@@ -9,16 +9,14 @@ mod gap;
 mod head;
 mod prose;
 
-use std::sync::Arc;
-
 use crate::codec::json::Json;
 use crate::codec::{Body, End};
 use crate::event::Event;
 use crate::format::{Format, Markers, Region, Step};
 use crate::header::is_plausible;
 use crate::marks::{Lexicon, Mark};
-use crate::rules::ToolDecl;
 use crate::scan::{Input, Piece, framed, text};
+use crate::tools::{Tool, Tools};
 
 /// Text consumed at once where the state may change inside it.
 const CHUNK: usize = 256;
@@ -30,7 +28,7 @@ const MOST_AT_ONCE: usize = 32 << 10;
 pub struct ParserOptions {
     /// Where the output starts: see [`Format::start_after`].
     pub start: Region,
-    pub tools: Vec<ToolDecl>,
+    pub tools: Tools,
     /// False if the request declares no tools: tool markers that are special tokens are dropped, spelled ones are text.
     pub parse_tools: bool,
     /// A call without a marker may follow text as well. False if a grammar has decided that it is text.
@@ -38,7 +36,7 @@ pub struct ParserOptions {
 }
 
 /// Without declarations, every name is accepted.
-fn callable(tools: &[ToolDecl], name: &str) -> bool {
+fn callable(tools: &[Tool], name: &str) -> bool {
     if tools.is_empty() { is_plausible(name) } else { tools.iter().any(|t| t.name == name) }
 }
 
@@ -98,7 +96,7 @@ struct Trial {
 pub struct Parser {
     format: &'static Format,
     lex: Lexicon,
-    tools: Arc<[ToolDecl]>,
+    tools: Tools,
     parse_tools: bool,
     calls_in_text: bool,
     input: Input,
@@ -163,17 +161,11 @@ enum Cause {
 }
 
 impl Parser {
-    pub fn new(format: &'static Format, mut options: ParserOptions) -> Self {
-        let tools = std::mem::take(&mut options.tools);
-        Self::with_tools(format, options, tools.into())
-    }
-
-    /// Parsers of one request share its tools, which replace those of the options.
-    pub fn with_tools(format: &'static Format, options: ParserOptions, tools: Arc<[ToolDecl]>) -> Self {
+    pub fn new(format: &'static Format, options: ParserOptions) -> Self {
         Self {
             format,
             lex: Lexicon::new(format),
-            tools,
+            tools: options.tools,
             parse_tools: options.parse_tools,
             calls_in_text: options.calls_in_text,
             input: Input::default(),

@@ -2,8 +2,8 @@
 
 use super::{Random, cases, cuts, parse, wire_ids};
 use crate::{
-    Call, CallPosition, Codec, Event, Format, Markers, Parser, ParserOptions, Region, RenderOptions, Step, ToolDecl,
-    Turn, formats, render,
+    Call, CallPosition, Codec, Event, Format, Markers, Parser, ParserOptions, Region, RenderOptions, Step, Tool, Turn,
+    formats, render,
 };
 use serde_json::{Map, Value, json};
 
@@ -134,10 +134,10 @@ fn typed(random: &mut Random, banned: &[&str]) -> Map<String, Value> {
         .collect()
 }
 
-pub(super) fn tools(names: &[&str]) -> Vec<ToolDecl> {
+pub(super) fn tools(names: &[&str]) -> Vec<Tool> {
     let properties: Map<String, Value> = TYPED.iter().map(|(k, t)| ((*k).to_owned(), json!({"type": t}))).collect();
     let parameters = Some(json!({"type": "object", "properties": properties}));
-    names.iter().map(|name| ToolDecl { name: (*name).to_owned(), parameters: parameters.clone() }).collect()
+    names.iter().map(|name| Tool { name: (*name).to_owned(), parameters: parameters.clone(), strict: false }).collect()
 }
 
 fn names(format: &Format) -> &'static [&'static str] {
@@ -145,7 +145,7 @@ fn names(format: &Format) -> &'static [&'static str] {
 }
 
 fn options(format: &Format, start: Region) -> ParserOptions {
-    ParserOptions { start, tools: tools(names(format)), parse_tools: true, calls_in_text: false }
+    ParserOptions { start, tools: tools(names(format)).into(), parse_tools: true, calls_in_text: false }
 }
 
 fn turn(format: &Format, random: &mut Random) -> Turn {

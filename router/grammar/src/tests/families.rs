@@ -3,18 +3,18 @@
 use serde_json::json;
 
 use super::{Random, cuts, parse, pieces, short};
-use crate::{Format, PLAIN, ParserOptions, Region, ToolDecl, by_name};
+use crate::{Format, PLAIN, ParserOptions, Region, Tool, by_name};
 
 pub(super) fn format(name: &str) -> &'static Format {
     by_name(name).unwrap_or(PLAIN)
 }
 
-fn tools() -> Vec<ToolDecl> {
+fn tools() -> Vec<Tool> {
     let parameters = Some(json!({"properties": {
         "s": {"type": "string"}, "t": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"},
         "l": {"type": "array"}, "o": {"type": ["object", "null"]}, "m": {"anyOf": [{"type": "string"}, {"type": "null"}]}
     }}));
-    ["f", "search", "ns.tool-x"].map(|n| ToolDecl { name: n.into(), parameters: parameters.clone() }).into()
+    ["f", "search", "ns.tool-x"].map(|n| Tool { name: n.into(), parameters: parameters.clone(), strict: false }).into()
 }
 
 pub(super) fn check_from(name: &str, start: Region, cases: &[(&str, &str)]) {
@@ -23,7 +23,7 @@ pub(super) fn check_from(name: &str, start: Region, cases: &[(&str, &str)]) {
     for (output, want) in cases {
         let pieces = pieces(output);
         for cut in cuts(&pieces, &mut Random::new(7)) {
-            let options = ParserOptions { start, tools: tools(), parse_tools: true, calls_in_text: true };
+            let options = ParserOptions { start, tools: tools().into(), parse_tools: true, calls_in_text: true };
             assert_eq!(short(&parse(format, options, &cut)), *want, "{name}: {output:?} cut as {cut:?}");
         }
     }
@@ -91,7 +91,8 @@ fn qwen3_coder_is_read() {
 #[test]
 fn text_that_a_grammar_accepted_is_not_a_call() {
     for (name, text) in [("llama_json", r#"Use {"name": "f", "parameters": {}}"#), ("llama_pythonic", "Use [f()]")] {
-        let options = ParserOptions { start: Region::Text, tools: tools(), parse_tools: true, calls_in_text: false };
+        let options =
+            ParserOptions { start: Region::Text, tools: tools().into(), parse_tools: true, calls_in_text: false };
         assert_eq!(short(&parse(format(name), options, &pieces(text))), format!("T({text})"));
     }
 }
@@ -125,10 +126,10 @@ fn without_a_list_of_tools_every_name_is_accepted() {
 fn a_number_for_an_id_means_the_only_tool() {
     let format = format("kimi_k2");
     let output = pieces("«<|tool_call_begin|>»0«<|tool_call_argument_begin|>»{}«<|tool_call_end|>»");
-    let one = |tools: &[ToolDecl]| {
+    let one = |tools: &[Tool]| {
         short(&parse(
             format,
-            ParserOptions { tools: tools.into(), parse_tools: true, ..ParserOptions::default() },
+            ParserOptions { tools: tools.to_vec().into(), parse_tools: true, ..ParserOptions::default() },
             &output,
         ))
     };

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::families::{check, check_from, format};
 use super::{Random, cuts, parse, pieces, short};
-use crate::{Call, Parser, ParserOptions, Region, RenderOptions, ToolDecl, Turn, render};
+use crate::{Call, Parser, ParserOptions, Region, RenderOptions, Tool, Turn, render};
 
 #[test]
 fn gpt_oss_is_read() {
@@ -128,11 +128,11 @@ fn kimi_k3_is_read() {
 
 #[test]
 fn builtin_tools_of_llama_are_read() {
-    let declared = |names: &[&str]| -> Vec<ToolDecl> {
+    let declared = |names: &[&str]| -> Vec<Tool> {
         let tool = |name: &&str| {
             let key = if *name == "brave_search" { "query" } else { "code" };
             let parameters = json!({"type": "object", "properties": {key: {"type": "string"}}});
-            ToolDecl { name: (*name).to_owned(), parameters: Some(parameters) }
+            Tool { name: (*name).to_owned(), parameters: Some(parameters), strict: false }
         };
         names.iter().map(tool).collect()
     };
@@ -166,7 +166,8 @@ fn builtin_tools_of_llama_are_read() {
     for (tools, cases) in runs {
         for (output, want) in cases {
             for cut in cuts(&pieces(output), &mut Random::new(7)) {
-                let options = ParserOptions { tools: tools.clone(), parse_tools: true, ..ParserOptions::default() };
+                let options =
+                    ParserOptions { tools: tools.clone().into(), parse_tools: true, ..ParserOptions::default() };
                 assert_eq!(short(&parse(format("llama_json"), options, &cut)), *want, "{output:?} cut as {cut:?}");
             }
         }
@@ -178,7 +179,7 @@ fn builtin_tools_of_llama_are_read() {
     ] {
         let turn = Turn { calls: vec![Call { name: name.into(), arguments: arguments.into() }], ..Turn::default() };
         let output = render(format("llama_json"), &turn, RenderOptions::default());
-        let options = ParserOptions { tools: all.clone(), parse_tools: true, ..ParserOptions::default() };
+        let options = ParserOptions { tools: all.clone().into(), parse_tools: true, ..ParserOptions::default() };
         assert_eq!(short(&parse(format("llama_json"), options.clone(), &output)), format!("C({name}|-|{arguments})"));
         if name == "code_interpreter" {
             let mut parser = Parser::new(format("llama_json"), options);

@@ -2,7 +2,7 @@
 //! everything else is text.
 
 use super::{Random, cuts, options, parse, short};
-use crate::{Format, OwnedPiece, PLAIN, Parser, ParserOptions, Region, ToolDecl, by_name};
+use crate::{Format, OwnedPiece, PLAIN, Parser, ParserOptions, Region, Tool, by_name};
 
 const TOOLS: &[&str] = &["search", "mcp.x-y", "f"];
 
@@ -283,7 +283,7 @@ fn broken_utf8_becomes_replacement_characters() {
 /// Text is held back only while it could become a marker.
 #[test]
 fn text_is_not_held_longer_than_needed() {
-    let tools = vec![ToolDecl { name: "f".into(), parameters: None }];
+    let tools = vec![Tool { name: "f".into(), parameters: None, strict: false }].into();
     let mut parser = Parser::new(
         format("hermes"),
         ParserOptions { start: Region::Text, tools, parse_tools: true, calls_in_text: true },

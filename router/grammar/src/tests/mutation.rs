@@ -142,7 +142,7 @@ fn broken(format: &'static Format, seed: u64) -> Option<String> {
     }
     let options = ParserOptions {
         start,
-        tools: tools(&["search", "a"]),
+        tools: tools(&["search", "a"]).into(),
         parse_tools: !random.one_in(8),
         calls_in_text: random.one_in(2),
     };

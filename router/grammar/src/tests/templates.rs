@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{fold, short};
 use crate::{
-    Call, Event, ModelDirFacts, Parser, ParserOptions, Region, RenderOptions, ToolDecl, Turn, by_name, detect, render,
+    Call, Event, ModelDirFacts, Parser, ParserOptions, Region, RenderOptions, Tool, Turn, by_name, detect, render,
     render_text,
 };
 
@@ -79,11 +79,13 @@ fn turn_of(row: &Value) -> Option<&str> {
     Some(ENDS.iter().find_map(|e| turn.strip_suffix(e)).unwrap_or(turn))
 }
 
-fn tools() -> Vec<ToolDecl> {
+fn tools() -> Vec<Tool> {
     let parameters = json!({"properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}, "deep": {"type": "object"}
     }});
-    ["get_weather", "search"].map(|n| ToolDecl { name: n.into(), parameters: Some(parameters.clone()) }).into()
+    ["get_weather", "search"]
+        .map(|n| Tool { name: n.into(), parameters: Some(parameters.clone()), strict: false })
+        .into()
 }
 
 #[test]
@@ -111,7 +113,7 @@ fn turns_of_the_models_own_templates_are_read() {
         // Whatever the generation prompt has and history has not is not open there.
         let start = if row["unwritten"].as_str().is_some_and(|u| !u.trim().is_empty()) { Region::Text } else { start };
         let mut parser =
-            Parser::new(format, ParserOptions { start, tools: tools(), parse_tools: true, calls_in_text: true });
+            Parser::new(format, ParserOptions { start, tools: tools().into(), parse_tools: true, calls_in_text: true });
         let mut events = Vec::new();
         for piece in format.split(turn) {
             parser.push(piece.as_piece(), &mut events);

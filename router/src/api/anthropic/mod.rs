@@ -21,6 +21,7 @@ pub use request::{MessagesRequest, NO_THREADS, count_tokens, messages};
 pub use thinking::ThinkingSeal;
 #[cfg(test)]
 pub use thinking::signed_thinking;
+pub use tools::DecodedTools;
 pub use wire::counted;
 
 #[cfg(test)]

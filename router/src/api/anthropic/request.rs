@@ -10,10 +10,10 @@ use super::{
     origins::FieldOrigins,
     refused::IN_MESSAGES,
     thinking::ThinkingSeal,
-    tools::{self, DecodedTools},
+    tools,
 };
 use crate::{
-    api::openai,
+    api::{known_tools::KnownTools, openai},
     error::Error,
     request::job::{ChatJob, ExactValues, Generation, check_effort},
 };
@@ -53,17 +53,26 @@ const WITHOUT_EFFECT: [&str; 10] = [
 pub const NO_THREADS: &str = "thread_unsupported_request";
 
 /// Decodes the body of `/v1/messages`.
-pub fn messages(body: &[u8], seal: &ThinkingSeal) -> Result<ParsedBody<MessagesRequest>, Error> {
-    decode(body, seal, true)
+pub fn messages(body: &[u8], seal: &ThinkingSeal, known: &KnownTools) -> Result<ParsedBody<MessagesRequest>, Error> {
+    decode(body, seal, known, true)
 }
 
 /// Decodes the body of `/v1/messages/count_tokens`, which needs no `max_tokens`.
-pub fn count_tokens(body: &[u8], seal: &ThinkingSeal) -> Result<ParsedBody<MessagesRequest>, Error> {
-    decode(body, seal, false)
+pub fn count_tokens(
+    body: &[u8],
+    seal: &ThinkingSeal,
+    known: &KnownTools,
+) -> Result<ParsedBody<MessagesRequest>, Error> {
+    decode(body, seal, known, false)
 }
 
-fn decode(body: &[u8], seal: &ThinkingSeal, generates: bool) -> Result<ParsedBody<MessagesRequest>, Error> {
-    let read = openai::body(body)?.read(|fields| read(fields, seal, generates))?;
+fn decode(
+    body: &[u8],
+    seal: &ThinkingSeal,
+    known: &KnownTools,
+    generates: bool,
+) -> Result<ParsedBody<MessagesRequest>, Error> {
+    let read = openai::body(body)?.read(|fields| read(fields, seal, known, generates))?;
     let (value, left_out) = read.value;
     // What the prompt does not contain is more telling than unknown fields.
     let ignored = left_out.into_iter().chain(read.ignored).collect();
@@ -71,7 +80,12 @@ fn decode(body: &[u8], seal: &ThinkingSeal, generates: bool) -> Result<ParsedBod
 }
 
 /// Also returns the paths of tools and blocks that the prompt does not contain.
-fn read(fields: &mut Fields, seal: &ThinkingSeal, generates: bool) -> Result<(MessagesRequest, Vec<String>), Error> {
+fn read(
+    fields: &mut Fields,
+    seal: &ThinkingSeal,
+    known: &KnownTools,
+    generates: bool,
+) -> Result<(MessagesRequest, Vec<String>), Error> {
     for name in WITHOUT_EFFECT {
         fields.take(name);
     }
@@ -97,14 +111,13 @@ fn read(fields: &mut Fields, seal: &ThinkingSeal, generates: bool) -> Result<(Me
     let name = model.as_deref().unwrap_or_default();
     let DecodedConversation { messages, origins, mut left_out, tool_changes, continues } =
         conversation(system, list, seal, name)?;
-    let decoded = tools::tools(fields.array("tools")?.unwrap_or_default(), &tool_changes)?;
-    let exact_tools = match fields.exact("tools") {
-        Some(Value::Array(items)) => Some(tools::tools(items, &tool_changes)?.tools),
-        _ => None,
+    let decode = |fields: &mut Fields| tools::tools(fields, &tool_changes);
+    let decoded = match tool_changes.is_empty() {
+        true => known.messages.read(fields, "tools", decode)?,
+        false => decode(fields)?,
     };
     let (tool_choice, parallel_tool_calls) = tools::choice(fields, &decoded)?;
-    let DecodedTools { tools, origins: tool_origins, hosted } = decoded;
-    left_out.extend(hosted.into_iter().map(|(name, at)| format!("{at}.{name}")));
+    left_out.extend(decoded.hosted.iter().map(|(name, at)| format!("{at}.{name}")));
     let thinking = thinking(fields)?;
     let OutputConfig { effort, response } = output_config(fields)?;
     let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();
@@ -114,14 +127,13 @@ fn read(fields: &mut Fields, seal: &ThinkingSeal, generates: bool) -> Result<(Me
     };
     let stream = fields.bool("stream")?.unwrap_or(false);
     let generation = generation(fields, max_tokens, thinking.budget)?;
-    let no_exact = exact_tools.is_none() && exact_kwargs.is_none();
-    let exact = (!no_exact).then(|| {
-        Box::new(ExactValues { messages: None, tools: exact_tools, documents: None, template_kwargs: exact_kwargs })
+    let exact = exact_kwargs.map(|exact_kwargs| {
+        Box::new(ExactValues { messages: None, documents: None, template_kwargs: Some(exact_kwargs) })
     });
     let job = ChatJob {
         model,
         messages,
-        tools,
+        tools: decoded.tools.clone(),
         tool_choice,
         parallel_tool_calls,
         response,
@@ -134,7 +146,7 @@ fn read(fields: &mut Fields, seal: &ThinkingSeal, generates: bool) -> Result<(Me
         ..ChatJob::default()
     };
     let answer = AnswerOptions { max_tokens: max_tokens.unwrap_or_default(), omit_thinking: thinking.omitted };
-    let origins = FieldOrigins { messages: origins, tools: tool_origins };
+    let origins = FieldOrigins { messages: origins, tools: decoded.origins.clone() };
     Ok((MessagesRequest { job, stream, answer, origins }, left_out))
 }
 
@@ -244,5 +256,5 @@ fn output_format(fields: &mut Fields, name: &'static str) -> Result<Option<Respo
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
     let seal = ThinkingSeal::new(&crate::seal::Seal::random(), None);
-    openai::names_read(&body, |fields| read(fields, &seal, true))
+    openai::names_read(&body, |fields| read(fields, &seal, &KnownTools::default(), true))
 }

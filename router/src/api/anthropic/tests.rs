@@ -7,7 +7,7 @@ use rein_text::fields::ParsedBody;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{error::Error, seal::Seal};
+use crate::{api::known_tools::KnownTools, error::Error, seal::Seal};
 
 /// The key of every test's seal.
 fn seal() -> ThinkingSeal {
@@ -19,7 +19,7 @@ fn read(more: Value) -> Result<ParsedBody<MessagesRequest>, Error> {
     for (name, value) in more.as_object().expect("an object") {
         body[name] = value.clone();
     }
-    messages(body.to_string().as_bytes(), &seal())
+    messages(body.to_string().as_bytes(), &seal(), &KnownTools::default())
 }
 
 fn job(more: Value) -> crate::request::job::ChatJob {

@@ -1,9 +1,9 @@
 //! Decodes `tools` and `tool_choice`.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use rein_grammar::ToolChoice;
-use rein_text::fields::Fields;
+use rein_text::{fields::Fields, tools::ToolSet};
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
@@ -11,7 +11,7 @@ use crate::error::Error;
 /// The tools of a request, in OpenAI's format.
 #[derive(Default)]
 pub struct DecodedTools {
-    pub tools: Vec<Value>,
+    pub tools: ToolSet,
     /// For each of `tools`, its index in the request and its name.
     pub origins: Vec<(usize, String)>,
     /// Tools that run at Anthropic: their names and their paths in the request.
@@ -37,15 +37,30 @@ impl ToolChanges {
         self.removed.insert(name);
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty()
+    }
+
     /// Whether a tool can be called; a deferred one only if it was added.
     fn offers(&self, name: &str, deferred: bool) -> bool {
         self.added.contains(name) || !(deferred || self.removed.contains(name))
     }
 }
 
-/// Decodes tools.
-pub fn tools(items: Vec<Value>, changes: &ToolChanges) -> Result<DecodedTools, Error> {
-    let mut decoded = DecodedTools::default();
+/// Decodes the tools of a request.
+pub fn tools(fields: &mut Fields, changes: &ToolChanges) -> Result<Arc<DecodedTools>, Error> {
+    let (mut decoded, declared) = offered(fields.array("tools")?.unwrap_or_default(), changes)?;
+    let exact = match fields.exact("tools") {
+        Some(Value::Array(items)) => Some(offered(items, changes)?.1),
+        _ => None,
+    };
+    decoded.tools = ToolSet::new(declared, exact);
+    Ok(Arc::new(decoded))
+}
+
+/// Tools that can be called, and what else is known of the list.
+fn offered(items: Vec<Value>, changes: &ToolChanges) -> Result<(DecodedTools, Vec<Value>), Error> {
+    let (mut decoded, mut tools) = (DecodedTools::default(), Vec::new());
     for (i, item) in items.into_iter().enumerate() {
         let at = format!("tools[{i}]");
         let Value::Object(tool) = item else { return Err(Error::wrong_type(&at, "an object", &item)) };
@@ -73,9 +88,9 @@ pub fn tools(items: Vec<Value>, changes: &ToolChanges) -> Result<DecodedTools, E
             continue;
         }
         decoded.origins.push((i, text("name").to_owned()));
-        decoded.tools.push(declaration(&at, tool)?);
+        tools.push(declaration(&at, tool)?);
     }
-    Ok(decoded)
+    Ok((decoded, tools))
 }
 
 /// Whether a type of tools runs at Anthropic, such as `web_search_20250305`, or needs a model trained for it.

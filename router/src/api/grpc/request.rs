@@ -18,7 +18,7 @@ pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
     Ok(ChatJob {
         model: Some(request.model),
         messages: messages.collect::<Result<_, _>>()?,
-        tools: tools.collect::<Result<_, _>>()?,
+        tools: tools.collect::<Result<Vec<_>, _>>()?.into(),
         tool_choice: tool_choice(request.tool_choice)?,
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
         response: request.response_format.map(response).transpose()?.flatten(),

@@ -11,7 +11,9 @@ use axum::{
 };
 use http::{HeaderName, header};
 
-use super::{RequestId, Shared, collect, held, incoming, json_bytes, read, set_header, sse, with_ignored_fields};
+use super::{
+    RequestId, Shared, Tools, collect, held, incoming, json_bytes, read, set_header, sse, with_ignored_fields,
+};
 use crate::{
     api::{
         anthropic::{self, MessageFrames, MessagesRequest, ThinkingSeal},
@@ -32,6 +34,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 pub async fn create(
     State(state): Shared,
     Extension(trace): Extension<Trace>,
+    Extension(known): Tools,
     id: Option<Extension<RequestId>>,
     request: Request,
 ) -> Response {
@@ -39,7 +42,7 @@ pub async fn create(
         let mut incoming = incoming(&state, &request)?;
         let seal = ThinkingSeal::new(&state.config.seal, incoming.requester().caller);
         let opener = seal.clone();
-        let parse = move |body: &[u8]| anthropic::messages(body, &opener);
+        let parse = move |body: &[u8]| anthropic::messages(body, &opener, &known);
         let (ParsedBody { value, bytes, mut ignored }, charge) = read(&state, request, &mut incoming, parse).await?;
         let MessagesRequest { mut job, stream, answer, origins } = value;
         job.bytes = bytes;
@@ -64,12 +67,12 @@ pub async fn create(
     finish(&state, "messages", state.admission.unless_aborted(answer).await)
 }
 
-pub async fn count_tokens(State(state): Shared, request: Request) -> Response {
+pub async fn count_tokens(State(state): Shared, Extension(known): Tools, request: Request) -> Response {
     let answer = async {
         let mut incoming = incoming(&state, &request)?;
         let requester = incoming.requester();
         let seal = ThinkingSeal::new(&state.config.seal, requester.caller.clone());
-        let parse = move |body: &[u8]| anthropic::count_tokens(body, &seal);
+        let parse = move |body: &[u8]| anthropic::count_tokens(body, &seal, &known);
         let (ParsedBody { value, bytes, mut ignored }, _charge) = read(&state, request, &mut incoming, parse).await?;
         let MessagesRequest { mut job, origins, .. } = value;
         job.bytes = bytes;

@@ -30,6 +30,7 @@ use crate::{
         authenticate, body,
         headers::{IGNORED_FIELDS, RELAXED, SESSION, listed},
         incoming::IncomingRequest,
+        known_tools::KnownTools,
         openai::{self, Chunks, ParsedBody, TokenizeInput},
         openapi,
         status::http_response,
@@ -92,6 +93,7 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .route("/openapi.json", get(openapi_json))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
+        .layer(Extension(Arc::new(KnownTools::default())))
         .layer(middleware::from_fn_with_state(state.clone(), authenticate::http))
         .layer(middleware::from_fn(messages::errors))
         .layer(middleware::from_fn(request_id))
@@ -100,12 +102,18 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
 }
 
 type Shared = State<Arc<RouterState>>;
+type Tools = Extension<Arc<KnownTools>>;
 
-async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
+async fn chat_completions(
+    State(state): Shared,
+    Extension(trace): Extension<Trace>,
+    Extension(known): Tools,
+    request: Request,
+) -> Response {
     let answer = async {
         let mut incoming = incoming(&state, &request)?;
         let (ParsedBody { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, charge) =
-            read(&state, request, &mut incoming, openai::chat).await?;
+            read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known)).await?;
         job.bytes = bytes;
         let choices = job.generation.choices() as usize;
         let (context, model) =
@@ -154,12 +162,12 @@ async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, r
     finish(&state, "completions", state.admission.unless_aborted(answer).await)
 }
 
-async fn render(State(state): Shared, request: Request) -> Response {
+async fn render(State(state): Shared, Extension(known): Tools, request: Request) -> Response {
     let answer = async {
         let mut incoming = incoming(&state, &request)?;
         let requester = incoming.requester();
         let (ParsedBody { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
-            read(&state, request, &mut incoming, openai::chat).await?;
+            read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known)).await?;
         let (permit, model) = incoming.admit(job.model.as_deref()).await?;
         job.bytes = bytes;
         ignored.extend(job.unread_fields(model.text.template.as_ref()));
@@ -171,12 +179,12 @@ async fn render(State(state): Shared, request: Request) -> Response {
     finish(&state, "render", state.admission.unless_aborted(answer).await)
 }
 
-async fn tokenize(State(state): Shared, request: Request) -> Response {
+async fn tokenize(State(state): Shared, Extension(known): Tools, request: Request) -> Response {
     let answer = async {
         let mut incoming = incoming(&state, &request)?;
         let requester = incoming.requester();
         let (ParsedBody { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
-            read(&state, request, &mut incoming, openai::tokenize).await?;
+            read(&state, request, &mut incoming, move |body: &[u8]| openai::tokenize(body, &known)).await?;
         let (permit, model) = incoming.admit(model.as_deref()).await?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {

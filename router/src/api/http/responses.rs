@@ -14,7 +14,7 @@ use rein_proto::v1;
 use rein_text::fields::ParsedBody;
 use serde_json::Value;
 
-use super::{Shared, collect, finish, held, incoming, json_bytes, read, set_header, sse, with_ignored_fields};
+use super::{Shared, Tools, collect, finish, held, incoming, json_bytes, read, set_header, sse, with_ignored_fields};
 use crate::{
     admission::keys::{self, ApiCaller},
     api::{
@@ -44,11 +44,17 @@ const ENDPOINT: &str = "responses";
 /// Memory of a stored JSON text once its values are built, as a multiple of its bytes.
 const VALUES_PER_BYTE: usize = 4;
 
-pub(super) async fn create(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
+pub(super) async fn create(
+    State(state): Shared,
+    Extension(trace): Extension<Trace>,
+    Extension(known): Tools,
+    request: Request,
+) -> Response {
     let answer = async {
         let mut incoming = incoming(&state, &request)?;
         let requester = incoming.requester();
-        let (parsed, mut charge) = read(&state, request, &mut incoming, responses::request).await?;
+        let parse = move |body: &[u8]| responses::request(body, &known);
+        let (parsed, mut charge) = read(&state, request, &mut incoming, parse).await?;
         let received = receive(&state, parsed, &requester, &mut charge).await?;
         let stream = received.request.stream;
         let (named, generation) = (received.request.model(), received.request.generation());
@@ -83,11 +89,12 @@ pub(super) async fn create(State(state): Shared, Extension(trace): Extension<Tra
 }
 
 /// Counts the tokens of a request's prompt. No engine is needed.
-pub(super) async fn input_tokens(State(state): Shared, request: Request) -> Response {
+pub(super) async fn input_tokens(State(state): Shared, Extension(known): Tools, request: Request) -> Response {
     let answer = async {
         let mut incoming = incoming(&state, &request)?;
         let requester = incoming.requester();
-        let (parsed, mut charge) = read(&state, request, &mut incoming, responses::request).await?;
+        let parse = move |body: &[u8]| responses::request(body, &known);
+        let (parsed, mut charge) = read(&state, request, &mut incoming, parse).await?;
         let received = receive(&state, parsed, &requester, &mut charge).await?;
         let (permit, model) = incoming.admit(received.request.model()).await?;
         let Prepared { job, origins, ignored, .. } = received.prepare(&state, &model, &requester, None).await?;

@@ -3,6 +3,7 @@
 use rein_grammar::ToolChoice;
 use rein_proto::v1::{self, chat_event::Event};
 use rein_text::fields::{Fields, ParsedBody, constraints};
+use rein_text::tools::ToolSet;
 use serde_json::Value;
 
 use super::{
@@ -17,6 +18,7 @@ use super::{
     },
 };
 use crate::{
+    api::known_tools::KnownTools,
     error::Error,
     limits,
     request::job::{ChatJob, Generation},
@@ -27,15 +29,15 @@ pub struct ChatRequest {
     pub delivery: DeliveryOptions,
 }
 
-pub fn chat(body: &[u8]) -> Result<ParsedBody<ChatRequest>, Error> {
+pub fn chat(body: &[u8], known: &KnownTools) -> Result<ParsedBody<ChatRequest>, Error> {
     super::body(body)?.read(|fields| {
-        let (mut job, delivery) = read(fields)?;
+        let (mut job, delivery) = read(fields, known)?;
         job.exact = super::exact(fields);
         Ok(ChatRequest { job, delivery })
     })
 }
 
-pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, DeliveryOptions), Error> {
+fn read(fields: &mut Fields, known: &KnownTools) -> Result<(ChatJob, DeliveryOptions), Error> {
     let (mut generation, mut delivery) = common(fields)?;
     if generation.limits.max_tokens == Some(0) {
         return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0"));
@@ -48,7 +50,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, DeliveryOptions), Er
     generation.logprobs = logprobs.then(|| top.unwrap_or(0));
     generation.return_grammar = fields.bool("return_grammar")?.unwrap_or(false);
     generation.return_decisions = fields.bool("return_decisions")?.unwrap_or(false);
-    let (conversation, hide) = conversation(fields)?;
+    let (conversation, hide) = conversation(fields, known)?;
     delivery.hide_reasoning |= hide;
     generation.thinking_token_budget = conversation.generation.thinking_token_budget;
     let tool_choice = constraints::tool_choice(fields)?.unwrap_or(ToolChoice::Auto);
@@ -65,13 +67,13 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, DeliveryOptions), Er
 }
 
 /// Decodes the fields from which a template is rendered. Also returns whether reasoning is hidden from the client.
-pub(super) fn conversation(fields: &mut Fields) -> Result<(ChatJob, bool), Error> {
+pub(super) fn conversation(fields: &mut Fields, known: &KnownTools) -> Result<(ChatJob, bool), Error> {
     let messages = fields.array("messages")?;
     let ReasoningFields { on, effort, budget, hide } = reasoning::read(fields)?;
     let job = ChatJob {
         model: fields.string("model")?,
         messages: messages.ok_or_else(|| Error::missing("messages", "an array of messages"))?,
-        tools: fields.array("tools")?.unwrap_or_default(),
+        tools: known.chat.read(fields, "tools", tools)?,
         documents: fields.array("documents")?,
         add_generation_prompt: fields.bool("add_generation_prompt")?,
         continue_final_message: fields.bool("continue_final_message")?.unwrap_or(false),
@@ -82,6 +84,15 @@ pub(super) fn conversation(fields: &mut Fields) -> Result<(ChatJob, bool), Error
         ..ChatJob::default()
     };
     Ok((job, hide))
+}
+
+fn tools(fields: &mut Fields) -> Result<ToolSet, Error> {
+    let declared = fields.array("tools")?.unwrap_or_default();
+    let exact = match fields.exact("tools") {
+        Some(Value::Array(items)) => Some(items),
+        _ => None,
+    };
+    Ok(ToolSet::new(declared, exact))
 }
 
 /// Encodes an event as an SSE payload. None: OpenAI's API has no chunk for it.
@@ -165,5 +176,5 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
 /// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    super::names_read(&body, read)
+    super::names_read(&body, |fields| read(fields, &KnownTools::default()))
 }

@@ -66,13 +66,13 @@ fn exact(fields: &mut Fields) -> Option<Box<ExactValues>> {
         Some(Value::Array(items)) => Some(items),
         _ => None,
     };
-    let (messages, tools, documents) = (list("messages"), list("tools"), list("documents"));
+    let (messages, documents) = (list("messages"), list("documents"));
     let template_kwargs = match fields.exact("chat_template_kwargs") {
         Some(Value::Object(map)) => Some(map),
         _ => None,
     };
-    let same = messages.is_none() && tools.is_none() && documents.is_none() && template_kwargs.is_none();
-    (!same).then(|| Box::new(ExactValues { messages, tools, documents, template_kwargs }))
+    let same = messages.is_none() && documents.is_none() && template_kwargs.is_none();
+    (!same).then(|| Box::new(ExactValues { messages, documents, template_kwargs }))
 }
 
 /// The session, for routing: `prompt_cache_key`, else `user`.

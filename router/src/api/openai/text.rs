@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::chat;
 use crate::{
+    api::known_tools::KnownTools,
     error::Error,
     request::{job::ChatJob, model::ServedModel},
 };
@@ -29,7 +30,7 @@ pub struct Detokenize {
 }
 
 /// Decodes a `prompt`, or `messages` with the other fields from which a chat is rendered.
-pub fn tokenize(body: &[u8]) -> Result<ParsedBody<Tokenize>, Error> {
+pub fn tokenize(body: &[u8], known: &KnownTools) -> Result<ParsedBody<Tokenize>, Error> {
     super::body(body)?.read(|fields| {
         let return_token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
         let (model, input) = match fields.string("prompt")? {
@@ -43,7 +44,7 @@ pub fn tokenize(body: &[u8]) -> Result<ParsedBody<Tokenize>, Error> {
                     |value| *value == Value::Bool(false),
                     "the template writes them",
                 )?;
-                let (mut job, _) = chat::conversation(fields).map_err(|error| match error.param.as_deref() {
+                let (mut job, _) = chat::conversation(fields, known).map_err(|error| match error.param.as_deref() {
                     Some("messages") if error.code == Some("missing_required_parameter") => {
                         Error::missing("prompt", "either 'prompt' or 'messages'")
                     }

@@ -25,6 +25,7 @@ pub(crate) use request::REFUSED;
 pub use request::asked;
 pub use request::{ResponseRequest, request};
 pub use stored::{Page, StoredItems, input_items, page, referenced};
+pub use tools::ConvertedTools;
 
 #[cfg(test)]
 mod tests;

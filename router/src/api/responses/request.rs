@@ -17,7 +17,10 @@ use super::{
     tools::{self, ToolTable},
 };
 use crate::{
-    api::openai::{self, ReasoningFields},
+    api::{
+        known_tools::KnownTools,
+        openai::{self, ReasoningFields},
+    },
     error::Error,
     limits,
     request::job::{ChatJob, ExactValues, Generation},
@@ -84,11 +87,11 @@ enum Input {
     Items(Vec<Value>),
 }
 
-pub fn request(body: &[u8]) -> Result<ParsedBody<ResponseRequest>, Error> {
-    openai::body(body)?.read(read)
+pub fn request(body: &[u8], known: &KnownTools) -> Result<ParsedBody<ResponseRequest>, Error> {
+    openai::body(body)?.read(|fields| read(fields, known))
 }
 
-fn read(fields: &mut Fields) -> Result<ResponseRequest, Error> {
+fn read(fields: &mut Fields, known: &KnownTools) -> Result<ResponseRequest, Error> {
     let echo = Map::from_iter(REPEATED.into_iter().filter_map(|name| Some((name.to_owned(), fields.take(name)?))));
     let store = fields.bool("store")?.unwrap_or(true);
     fields.refuse(openai::IN_CONVERSATIONS)?;
@@ -115,9 +118,9 @@ fn read(fields: &mut Fields) -> Result<ResponseRequest, Error> {
     generation.thinking_token_budget = budget;
     let given_text = fields.take("text");
     let response = response(fields)?;
-    let given_tools = fields.array("tools")?.unwrap_or_default();
-    let converted = tools::convert(given_tools.clone(), fields)?;
-    let hosted = converted.hosted.into_iter().map(|name| (name, Value::Bool(true)));
+    let converted = known.responses.read(fields, "tools", tools::convert)?;
+    fields.extend_ignored(&converted.ignored);
+    let hosted = converted.hosted.iter().map(|name| (name.clone(), Value::Bool(true)));
     fields.add_ignored(Fields::within("", hosted.collect()));
     let given_choice = fields.take("tool_choice");
     let tool_choice = choice::read(fields, &converted.table)?;
@@ -135,7 +138,7 @@ fn read(fields: &mut Fields) -> Result<ResponseRequest, Error> {
         ("temperature".to_owned(), generation.sampling.temperature.into()),
         ("text".to_owned(), repeated_text(given_text)),
         ("tool_choice".to_owned(), given_choice.unwrap_or_else(|| "auto".into())),
-        ("tools".to_owned(), given_tools.into()),
+        ("tools".to_owned(), converted.given.clone().into()),
         ("top_logprobs".to_owned(), top_logprobs.unwrap_or(0).into()),
         ("top_p".to_owned(), generation.sampling.top_p.into()),
         ("truncation".to_owned(), "disabled".into()),
@@ -147,7 +150,7 @@ fn read(fields: &mut Fields) -> Result<ResponseRequest, Error> {
     echo.entry("metadata").or_insert_with(|| json!({}));
     let job = ChatJob {
         model: fields.string("model")?,
-        tools: converted.functions,
+        tools: converted.functions.clone(),
         tool_choice,
         parallel_tool_calls,
         response,
@@ -157,7 +160,7 @@ fn read(fields: &mut Fields) -> Result<ResponseRequest, Error> {
         reasoning_effort: effort,
         template_kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
         show_special_tokens,
-        exact: exact(fields)?,
+        exact: exact(fields),
         generation: Generation { return_token_ids: token_ids, ..generation },
         ..ChatJob::default()
     };
@@ -165,7 +168,7 @@ fn read(fields: &mut Fields) -> Result<ResponseRequest, Error> {
         job,
         instructions,
         input: input(fields, previous.is_some())?,
-        tools: Arc::new(converted.table),
+        tools: converted.table.clone(),
         stream: delivery.stream,
         store,
         previous,
@@ -191,15 +194,11 @@ fn input(fields: &mut Fields, continues: bool) -> Result<Input, Error> {
 }
 
 /// Values with exact numbers. Messages have none: arguments and outputs are texts.
-fn exact(fields: &mut Fields) -> Result<Option<Box<ExactValues>>, Error> {
-    let tools = match fields.exact("tools") {
-        Some(Value::Array(tools)) => Some(tools::convert(tools, &mut Fields::within("", Map::new()))?.functions),
-        _ => None,
-    };
+fn exact(fields: &mut Fields) -> Option<Box<ExactValues>> {
     let documents = fields.exact("documents").and_then(|value| value.as_array().cloned());
     let template_kwargs = fields.exact("chat_template_kwargs").and_then(|value| value.as_object().cloned());
-    let same = tools.is_none() && documents.is_none() && template_kwargs.is_none();
-    Ok((!same).then(|| Box::new(ExactValues { messages: None, tools, documents, template_kwargs })))
+    let same = documents.is_none() && template_kwargs.is_none();
+    (!same).then(|| Box::new(ExactValues { messages: None, documents, template_kwargs }))
 }
 
 struct Include {
@@ -393,5 +392,5 @@ impl ResponseRequest {
 /// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    openai::names_read(&body, read)
+    openai::names_read(&body, |fields| read(fields, &KnownTools::default()))
 }

@@ -1,9 +1,12 @@
 //! Converts the tools of a request to functions that a model can call, and finds the tool that a call names.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use rein_grammar::LARK_KEYWORD;
-use rein_text::fields::Fields;
+use rein_text::{fields::Fields, tools::ToolSet};
 use serde_json::{Map, Value, json};
 
 use super::origins::ToolOrigin;
@@ -111,40 +114,62 @@ fn joined(namespace: Option<&str>, name: &str) -> String {
     format!("{}{SEPARATOR}{}", plain(namespace), plain(name))
 }
 
-/// The functions of a request's tools.
+/// The tools of a request, and the functions that they become.
 #[derive(Debug, Default)]
 pub struct ConvertedTools {
-    /// In the format of chats.
-    pub functions: Vec<Value>,
-    pub table: ToolTable,
+    pub given: Vec<Value>,
+    pub functions: ToolSet,
+    pub table: Arc<ToolTable>,
     /// Tools that only OpenAI's servers can run, by path and type.
     pub hosted: Vec<String>,
+    /// Fields that were not read.
+    pub ignored: Vec<String>,
 }
 
-/// `body` records the fields that are not read.
-pub fn convert(tools: Vec<Value>, body: &mut Fields) -> Result<ConvertedTools, Error> {
-    let mut converted = ConvertedTools::default();
-    for (i, tool) in tools.into_iter().enumerate() {
-        converted.add(&format!("tools[{i}]"), tool, None, body)?;
-    }
-    converted.table.name_functions();
-    for (function, tool) in converted.functions.iter_mut().zip(&converted.table.tools) {
-        if let Some(name) = function.pointer_mut("/function/name") {
-            *name = tool.function.as_str().into();
+/// Converts the tools of a request.
+pub fn convert(fields: &mut Fields) -> Result<Arc<ConvertedTools>, Error> {
+    let given = fields.array("tools")?.unwrap_or_default();
+    let Conversion { functions, table, hosted, ignored } = Conversion::of(given.clone())?;
+    let exact = match fields.exact("tools") {
+        Some(Value::Array(tools)) => Some(Conversion::of(tools)?.functions),
+        _ => None,
+    };
+    let functions = ToolSet::new(functions, exact);
+    Ok(Arc::new(ConvertedTools { given, functions, table: Arc::new(table), hosted, ignored }))
+}
+
+#[derive(Default)]
+struct Conversion {
+    /// In the format of chats.
+    functions: Vec<Value>,
+    table: ToolTable,
+    hosted: Vec<String>,
+    ignored: Vec<String>,
+}
+
+impl Conversion {
+    fn of(tools: Vec<Value>) -> Result<Self, Error> {
+        let mut converted = Conversion::default();
+        for (i, tool) in tools.into_iter().enumerate() {
+            converted.add(&format!("tools[{i}]"), tool, None)?;
         }
+        converted.table.name_functions();
+        for (function, tool) in converted.functions.iter_mut().zip(&converted.table.tools) {
+            if let Some(name) = function.pointer_mut("/function/name") {
+                *name = tool.function.as_str().into();
+            }
+        }
+        Ok(converted)
     }
-    Ok(converted)
-}
 
-impl ConvertedTools {
-    fn add(&mut self, path: &str, tool: Value, namespace: Option<&str>, body: &mut Fields) -> Result<(), Error> {
+    fn add(&mut self, path: &str, tool: Value, namespace: Option<&str>) -> Result<(), Error> {
         let Value::Object(map) = tool else { return Err(Error::wrong_type(path, "an object", &tool)) };
         let mut fields = Fields::within(&format!("{path}."), map);
         let kind = fields.required("type", "the type of the tool, such as 'function'")?;
         match (kind.as_str(), namespace) {
             ("function", _) => self.add_function(path, &mut fields, namespace)?,
             ("custom", _) => self.add_custom(path, &mut fields, namespace)?,
-            ("namespace", None) => return self.add_namespace(path, fields, body),
+            ("namespace", None) => return self.add_namespace(path, fields),
             (_, None) => {
                 self.hosted.push(format!("{path}:{kind}"));
                 return Ok(());
@@ -155,7 +180,7 @@ impl ConvertedTools {
                 return Err(Error::invalid(at, message));
             }
         }
-        body.add_ignored(fields);
+        self.ignored.extend(fields.into_ignored());
         Ok(())
     }
 
@@ -200,14 +225,14 @@ impl ConvertedTools {
         Ok(())
     }
 
-    fn add_namespace(&mut self, path: &str, mut fields: Fields, body: &mut Fields) -> Result<(), Error> {
+    fn add_namespace(&mut self, path: &str, mut fields: Fields) -> Result<(), Error> {
         let name = fields.required("name", "the namespace's name")?;
         let description = fields.string("description")?.unwrap_or_default();
         let tools = fields.array("tools")?;
         let tools = tools.ok_or_else(|| Error::missing(&fields.at("tools"), "an array of functions"))?;
         let first = self.functions.len();
         for (i, tool) in tools.into_iter().enumerate() {
-            self.add(&format!("{path}.tools[{i}]"), tool, Some(&name), body)?;
+            self.add(&format!("{path}.tools[{i}]"), tool, Some(&name))?;
         }
         // Models have no namespaces: the first function's description carries what the namespace says.
         if let Some(function) = self.functions.get_mut(first).filter(|_| !description.is_empty())
@@ -220,7 +245,7 @@ impl ConvertedTools {
             };
             function.insert("description".into(), text.into());
         }
-        body.add_ignored(fields);
+        self.ignored.extend(fields.into_ignored());
         Ok(())
     }
 

@@ -13,7 +13,10 @@ fn grammars() -> Arc<Grammars> {
 }
 
 fn rules(parameters: Value) -> Rules {
-    Rules { tools: vec![Tool { name: "f".into(), parameters: Some(parameters), strict: false }], ..Rules::default() }
+    Rules {
+        tools: vec![Tool { name: "f".into(), parameters: Some(parameters), strict: false }].into(),
+        ..Rules::default()
+    }
 }
 
 fn small() -> Rules {

@@ -7,7 +7,7 @@ use super::{Outcome, Subject, arguments, broken, calling, fine, result, tool, us
 use crate::pieces::pieces;
 use crate::template::RenderInput;
 use crate::tokenize::Encode;
-use crate::tools::{declaration, tool as declared};
+use crate::tools::tool as declared;
 
 pub fn check(subject: &Subject<'_>) -> Outcome {
     if !subject.format.has_calls() {
@@ -70,7 +70,7 @@ fn read(subject: &Subject<'_>, calls: &[Json], text: Option<&str>) -> Result<Vec
     let mut ids = tokenizer.encode(output, Encode::TEMPLATED).map_err(|error| error.to_string())?;
     let end = ids.iter().position(|id| subject.text.stop_token_ids.contains(id)).unwrap_or(ids.len());
     ids.truncate(end);
-    let tools = declared(&tool()).as_ref().map(declaration).into_iter().collect();
+    let tools = declared(&tool()).into_iter().collect();
     let mut parser =
         Parser::new(subject.format, ParserOptions { start, tools, parse_tools: true, calls_in_text: true });
     let mut events = Vec::new();

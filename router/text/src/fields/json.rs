@@ -36,8 +36,22 @@ impl ValueMemoryBudget {
         if used > self.limit { Err(E::custom(OVER_LIMIT)) } else { Ok(()) }
     }
 
+    /// Charges the bytes of the field `at`, whose values exist already.
+    pub(super) fn charge_known(&self, at: &str, bytes: usize) -> Result<(), InvalidRequest> {
+        self.used.set(self.used.get() + bytes);
+        if self.is_spent() { Err(self.spent(at)) } else { Ok(()) }
+    }
+
     fn is_spent(&self) -> bool {
         self.used.get() > self.limit
+    }
+
+    fn spent(&self, at: &str) -> InvalidRequest {
+        let limit = self.limit;
+        let message = format!(
+            "'{at}' has too many values: a request of this size may use {limit} bytes of memory for its values"
+        );
+        InvalidRequest { code: Some("too_many_values"), ..InvalidRequest::invalid(at, message) }
     }
 }
 
@@ -196,11 +210,7 @@ pub fn ids(at: &str, text: &str, budget: &ValueMemoryBudget) -> Result<Option<Ve
 
 fn build_error(at: &str, budget: &ValueMemoryBudget, error: &serde_json::Error) -> InvalidRequest {
     if budget.is_spent() {
-        let limit = budget.limit;
-        let message = format!(
-            "'{at}' has too many values: a request of this size may use {limit} bytes of memory for its values"
-        );
-        return InvalidRequest { code: Some("too_many_values"), ..InvalidRequest::invalid(at, message) };
+        return budget.spent(at);
     }
     InvalidRequest { code: Some("invalid_json"), ..InvalidRequest::invalid(at, format!("'{at}' {}", why(error))) }
 }

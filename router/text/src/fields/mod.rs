@@ -5,6 +5,7 @@ pub mod constraints;
 pub mod json;
 mod neutral;
 mod range;
+pub mod shared;
 
 use std::ops::RangeInclusive;
 
@@ -68,7 +69,7 @@ impl<'a> Fields<'a> {
         if whole {
             json::check(self.text)?;
         }
-        Ok(ParsedBody { value: value?, bytes: self.budget.used(), ignored: self.ignored() })
+        Ok(ParsedBody { value: value?, bytes: self.budget.used(), ignored: self.into_ignored() })
     }
 
     /// The texts of which no value was built.
@@ -105,6 +106,30 @@ impl<'a> Fields<'a> {
             Some(marked) => json::value(at, &marked, budget).map(Some),
             None => Ok(None),
         })?
+    }
+
+    /// The JSON text of a field of the body.
+    pub(crate) fn text(&self, name: &str) -> Option<&'a str> {
+        self.place(name).map(|place| self.raw[place].text)
+    }
+
+    /// Counts a field of the body as read, and charges the memory of its values, which exist already.
+    pub(crate) fn skip(&mut self, name: &'static str, bytes: usize) -> Result<(), InvalidRequest> {
+        self.mark_read(name);
+        if let Some(place) = self.place(name) {
+            self.raw[place].built = true;
+        }
+        self.budget.charge_known(name, bytes)
+    }
+
+    /// Memory of the values so far, bytes.
+    pub(crate) fn value_bytes(&self) -> usize {
+        self.budget.used()
+    }
+
+    /// Whether all values that were read could be built.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.failed.is_none()
     }
 
     /// Path of a field in the request.
@@ -277,11 +302,16 @@ impl<'a> Fields<'a> {
 
     /// Records the ignored fields of a nested object after it was read.
     pub fn add_ignored(&mut self, object: Fields<'_>) {
-        self.ignored_below.extend(object.ignored());
+        self.ignored_below.extend(object.into_ignored());
+    }
+
+    /// Records ignored fields by their paths.
+    pub fn extend_ignored(&mut self, paths: &[String]) {
+        self.ignored_below.extend_from_slice(paths);
     }
 
     /// Paths of the fields that were not read.
-    fn ignored(self) -> Vec<String> {
+    pub fn into_ignored(self) -> Vec<String> {
         let own = self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
         let effective = |field: &&RawField| !field.neutral && field.text != "null";
         let raw = self.raw.iter().filter(effective).map(|field| &*field.name);

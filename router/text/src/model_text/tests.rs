@@ -264,7 +264,7 @@ fn cached_prompts_have_the_ids_of_whole_prompts_for_all_templates_and_tokenizers
             let controls = controls(&text);
             let mut warm = PromptCache::new(PROMPT_CACHE_BYTES);
             for (turns, salt) in [(0, ""), (1, ""), (1, ""), (3, ""), (4, ""), (4, "salt")] {
-                let (messages, tools) = (conversation(turns), Some(vec![tool.clone()]));
+                let (messages, tools) = (conversation(turns), Some(vec![tool.clone()].into()));
                 let cache_salt = Some(salt.to_owned());
                 let input = RenderInput { messages, tools, cache_salt, ..RenderInput::default() };
                 std::mem::swap(&mut text.prompt_cache, &mut warm);

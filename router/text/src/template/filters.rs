@@ -4,6 +4,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::expression::{ADD, ATTRIBUTE, ITEM, MODULO, REPEAT, SLICE};
+use super::lazy::LazyJson;
 use super::methods::{capitalize, split_lines};
 use super::operators;
 use super::printf;
@@ -230,7 +231,7 @@ fn chars(text: &Value) -> Value {
 }
 
 /// The `tojson` of transformers: `json.dumps` with its arguments, but `ensure_ascii` is false by default.
-fn to_json(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+fn to_json(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
     let call = FilterArguments::parse("tojson", &args)?;
     let mut dumps = JsonDumpsOptions {
@@ -258,7 +259,7 @@ fn to_json(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
         dumps.key_separator = python::str_of(key);
     }
     call.end(4)?;
-    dumps.dump(value)
+    LazyJson::printed(value, &dumps, || dumps.dump(value))
 }
 
 fn trim(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {

@@ -3,11 +3,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
+use minijinja::{Error, Value};
 use serde_json::Value as Json;
 
-use super::python;
+use super::python::{self, JsonDumpsOptions};
 
 /// Levels of the list of tools that are lazy: the list and each tool. A level that is read copies the ones below it.
 const LEVELS: usize = 2;
@@ -17,11 +17,17 @@ pub(super) struct LazyJson {
     json: Json,
     levels: usize,
     value: OnceLock<Value>,
+    /// Its JSON, as it was printed first. A template prints tools in one way.
+    printed: OnceLock<(JsonDumpsOptions, Value)>,
 }
 
 impl LazyJson {
     pub fn list(items: &[Json]) -> Value {
-        Value::from_object(LazyJson { json: Json::Array(items.to_vec()), levels: LEVELS - 1, value: OnceLock::new() })
+        Self::new(Json::Array(items.to_vec()), LEVELS - 1)
+    }
+
+    fn new(json: Json, levels: usize) -> Value {
+        Value::from_object(LazyJson { json, levels, value: OnceLock::new(), printed: OnceLock::new() })
     }
 
     /// What a value is made of, if it is lazy.
@@ -29,12 +35,29 @@ impl LazyJson {
         value.downcast_object_ref::<LazyJson>().map(|lazy| &lazy.json)
     }
 
+    /// The JSON that `print` makes of a value with these options, if the value is lazy.
+    /// The JSON that `print` writes of the value with these options, kept if the value is lazy.
+    pub fn printed(
+        value: &Value,
+        options: &JsonDumpsOptions,
+        print: impl Fn() -> Result<String, Error>,
+    ) -> Result<Value, Error> {
+        let Some(lazy) = value.downcast_object_ref::<LazyJson>() else { return print().map(Value::from) };
+        match lazy.printed.get() {
+            Some((same, text)) if same == options => Ok(text.clone()),
+            Some(_) => print().map(Value::from),
+            None => {
+                let text = Value::from(print()?);
+                let _ = lazy.printed.set((options.clone(), text.clone()));
+                Ok(text)
+            }
+        }
+    }
+
     fn value(&self) -> &Value {
         self.value.get_or_init(|| {
             let below = |json: &Json| match (self.levels, json) {
-                (1.., Json::Array(_) | Json::Object(_)) => {
-                    Value::from_object(LazyJson { json: json.clone(), levels: self.levels - 1, value: OnceLock::new() })
-                }
+                (1.., Json::Array(_) | Json::Object(_)) => LazyJson::new(json.clone(), self.levels - 1),
                 _ => python::from_json(json),
             };
             match &self.json {

@@ -45,6 +45,7 @@ use normalize::TemplateCapabilities;
 
 use crate::limits::TEMPLATE_CPU_TIME;
 use crate::tokenize::NAMED_SPECIAL_TOKENS;
+use crate::tools::ToolSet;
 use continuation::Continuation;
 use lazy::LazyJson;
 use system_turns::KeptSystem;
@@ -126,7 +127,7 @@ impl Default for TemplateOptions {
 #[derive(Debug, Clone)]
 pub struct RenderInput {
     pub messages: Vec<Json>,
-    pub tools: Option<Vec<Json>>,
+    pub tools: Option<ToolSet>,
     pub documents: Option<Vec<Json>>,
     /// Ends the prompt with the start of an assistant turn.
     pub add_generation_prompt: bool,
@@ -258,11 +259,12 @@ impl ChatTemplate {
         let unique_name = |i: usize| format!("xqzt{i}z");
         let mut renamed = input.clone();
         let declared = renamed.messages.iter_mut().filter_map(|message| message.get_mut("tools")?.as_array_mut());
-        for (i, tool) in
-            renamed.tools.iter_mut().chain(declared).flatten().filter(|tool| tool_name(tool).is_some()).enumerate()
+        let mut tools = renamed.tools.as_ref().map(|tools| tools.exact().to_vec());
+        for (i, tool) in tools.iter_mut().chain(declared).flatten().filter(|tool| tool_name(tool).is_some()).enumerate()
         {
             tool["function"]["name"] = unique_name(i).into();
         }
+        renamed.tools = tools.map(ToolSet::from);
         // A template that rejects these names has read them.
         let Ok(prompt) = self.render(&renamed) else { return Ok(None) };
         let dropped = names.iter().enumerate().find(|(i, _)| !prompt.contains(&unique_name(*i)));
@@ -306,12 +308,14 @@ impl ChatTemplate {
         normalize::check(input)?;
         let reserved = ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"];
         let free = input.kwargs.iter().filter(|(key, _)| !reserved.contains(&key.as_str()));
+        let given_tools = input.tools.as_ref().filter(|tools| input.raw || !tools.is_empty());
         let mut chat = PreparedInput {
             engine: &self.engine,
             name,
             source: &compiled.source,
             messages: Vec::new(),
-            tools: input.tools.as_deref().filter(|tools| input.raw || !tools.is_empty()).map(Cow::Borrowed),
+            tool_set: input.tools.as_ref(),
+            tools: given_tools.map(|tools| Cow::Borrowed(tools.exact())),
             documents: match (&input.documents, input.kwargs.get("documents")) {
                 (None, Some(Json::Array(documents))) => Some(Cow::Borrowed(documents)),
                 (documents, _) => documents.as_deref().map(Cow::Borrowed),
@@ -337,6 +341,11 @@ impl ChatTemplate {
     }
 }
 
+/// The value of these tools for a template.
+pub(crate) fn tools_value(tools: &[Json]) -> Value {
+    LazyJson::list(tools)
+}
+
 fn tool_name(tool: &Json) -> Option<&str> {
     tool.pointer("/function/name")?.as_str()
 }
@@ -344,7 +353,7 @@ fn tool_name(tool: &Json) -> Option<&str> {
 /// Names of all tools that a conversation declares, in order.
 fn tool_names(input: &RenderInput) -> impl Iterator<Item = &str> {
     let declared = input.messages.iter().filter_map(|message| message.get("tools")?.as_array());
-    input.tools.iter().chain(declared).flatten().filter_map(tool_name)
+    input.tools.iter().flat_map(|tools| tools.iter()).chain(declared.flatten()).filter_map(tool_name)
 }
 
 /// A conversation in the form in which the template gets it.
@@ -354,6 +363,9 @@ pub(crate) struct PreparedInput<'a> {
     name: &'a str,
     source: &'a str,
     pub messages: Vec<Json>,
+    /// The tools of the request.
+    tool_set: Option<&'a ToolSet>,
+    /// Borrowed: they are those of the request, unchanged.
     pub tools: Option<Cow<'a, [Json]>>,
     pub documents: Option<Cow<'a, [Json]>>,
     pub kwargs: Map<String, Json>,
@@ -453,7 +465,11 @@ impl PreparedInput<'_> {
         context.push(("add_generation_prompt", Value::from(generation_prompt)));
         context.extend(self.kwargs.iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
         context.push(("messages", list(messages)));
-        context.push(("tools", self.tools.as_ref().map_or_else(|| Value::from(()), |tools| LazyJson::list(tools))));
+        context.push(match (&self.tools, self.tool_set) {
+            (None, _) => ("tools", Value::from(())),
+            (Some(Cow::Borrowed(_)), Some(unchanged)) => ("tools", unchanged.template_value()),
+            (Some(changed), _) => ("tools", tools_value(changed)),
+        });
         context.push(("documents", optional(self.documents.as_ref())));
         self.engine.render(self.name, self.source, Value::from_pairs(context))
     }

@@ -89,8 +89,8 @@ pub(super) fn check(input: &RenderInput) -> Result<(), TemplateError> {
             check_message(&at, message)?;
         }
     }
-    for (name, list) in [("tools", &input.tools), ("documents", &input.documents)] {
-        for (i, item) in list.iter().flatten().enumerate() {
+    for (name, list) in [("tools", input.tools.as_deref()), ("documents", input.documents.as_deref())] {
+        for (i, item) in list.into_iter().flatten().enumerate() {
             if !item.is_object() {
                 return Err(wrong(&format!("{name}[{i}]"), "an object", item));
             }

@@ -220,6 +220,7 @@ pub(super) fn is_space(c: char) -> bool {
 }
 
 /// Arguments of Python's `json.dumps`.
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct JsonDumpsOptions {
     pub ensure_ascii: bool,
     /// Indentation of one level; `None` writes one line.

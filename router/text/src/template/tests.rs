@@ -34,7 +34,7 @@ fn expressions_render_as_in_jinja2() {
     assert!(cases.len() > 1000);
     let input = RenderInput {
         messages: list("messages"),
-        tools: Some(list("tools")),
+        tools: Some(list("tools").into()),
         kwargs: expected["variables"].as_object().unwrap().clone(),
         add_generation_prompt: false,
         raw: true,
@@ -55,7 +55,7 @@ fn newlines_of_the_source_are_normalized_and_the_last_one_is_removed() {
 fn the_template_gets_the_variables_of_transformers() {
     let source = "{{ bos_token }}|{{ eos_token }}|{{ tools }}|{{ documents }}|{{ add_generation_prompt }}|{{ x }}|{{ messages|length }}";
     let mut input = user("x");
-    input.tools = Some(Vec::new());
+    input.tools = Some(ToolSet::default());
     input.kwargs = json!({"x": 1.0, "messages": "no", "tools": [1]}).as_object().unwrap().clone();
     assert_eq!(template(source).render(&input).unwrap(), "<s>||None|None|True|1.0|1");
     input.kwargs = json!({"add_generation_prompt": false, "bos_token": "<b>"}).as_object().unwrap().clone();
@@ -252,7 +252,7 @@ fn errors_of_messages_name_the_field() {
         assert_eq!((error.reason, error.param.as_deref()), (Reason::Input, Some(param)), "{error}");
         assert!(error.message.contains(param.rsplit('.').next().unwrap()), "{error}");
     }
-    let tools = RenderInput { tools: Some(vec![json!("f")]), ..user("x") };
+    let tools = RenderInput { tools: Some(vec![json!("f")].into()), ..user("x") };
     assert_eq!(template.render(&tools).unwrap_err().param.as_deref(), Some("tools[0]"));
 }
 
@@ -313,7 +313,7 @@ fn templates_that_read_typescript_declarations_get_them() {
     let source = "{% if tools_ts_str %}{{ tools_ts_str }}{% else %}{{ tools|tojson }}{% endif %}";
     let tools = |parameters: &str| {
         let tool = format!(r#"{{"type": "function", "function": {{"name": "f", "parameters": {parameters}}}}}"#);
-        RenderInput { tools: Some(vec![lossless::from_str(&tool).unwrap()]), ..user("x") }
+        RenderInput { tools: Some(vec![lossless::from_str(&tool).unwrap()].into()), ..user("x") }
     };
     let good = tools(r#"{"type": "object", "properties": {"b": {"type": "number"}, "a": {"type": "string"}}}"#);
     let declared =
@@ -337,7 +337,7 @@ fn tools_of_system_messages_are_always_shown() {
         json!([{"role": "system", "tools": [tool("g")]}, {"role": "developer", "content": "d", "tools": [tool("h")]},
         {"role": "user", "content": "q", "tools": 5}]),
     );
-    input.tools = Some(vec![tool("f")]);
+    input.tools = Some(vec![tool("f")].into());
     let names = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}|{% for m in messages %}{{ m.role }}{{ m.content }};{% endfor %}";
     assert_eq!(template(names).render(&input).unwrap(), "fgh|developerd;userq;");
     let aware = format!(
@@ -385,7 +385,7 @@ fn a_model_may_have_several_templates() {
     let config =
         json!({"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]});
     let load = |config: &Json| ChatTemplate::from_sources(Sources::from_model(&dir, config).unwrap(), options());
-    let tools = RenderInput { tools: Some(vec![json!({"type": "function"})]), ..user("x") };
+    let tools = RenderInput { tools: Some(vec![json!({"type": "function"})].into()), ..user("x") };
     let template = load(&config).unwrap();
     assert_eq!((template.render(&user("x")).unwrap(), template.render(&tools).unwrap()), ("D".into(), "T".into()));
     assert!(template.render_named(Some("rag"), &tools).unwrap_err().message.contains("default, tool_use"));

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Bench, rules, tool};
 use crate::tests::short;
-use crate::{ParserOptions, ToolDecl, by_name};
+use crate::{ParserOptions, Tool, by_name};
 
 fn one(key: &str, schema: Value) -> Value {
     json!({"type": "object", "properties": {key: schema}, "required": [key]})
@@ -44,8 +44,11 @@ fn builtin_calls_are_accepted_if_their_tools_are_declared() {
         let ids = b.tokens.text(&format!("{tag}{written}"));
         assert_eq!(b.takes_ids(&rules, &ids), want.is_some(), "{written}");
         let Some(want) = want else { continue };
-        let tools =
-            tools.iter().map(|(name, schema)| ToolDecl { name: (*name).into(), parameters: Some(schema.clone()) });
+        let tools = tools.iter().map(|(name, schema)| Tool {
+            name: (*name).into(),
+            parameters: Some(schema.clone()),
+            strict: false,
+        });
         let options = ParserOptions { tools: tools.collect(), parse_tools: true, ..ParserOptions::default() };
         let want = want.replace("\\n", "\n").replace('\n', "\\n");
         assert_eq!(short(&crate::tests::parse(b.format, options, &b.tokens.pieces(&ids))), want);

@@ -222,12 +222,7 @@ impl Bench {
 }
 
 pub fn parser_options(rules: &Rules) -> ParserOptions {
-    let tools = rules
-        .tools
-        .iter()
-        .map(|t| crate::ToolDecl { name: t.name.clone(), parameters: t.parameters.clone() })
-        .collect();
-    ParserOptions { start: rules.start, tools, parse_tools: true, calls_in_text: false }
+    ParserOptions { start: rules.start, tools: rules.tools.clone(), parse_tools: true, calls_in_text: false }
 }
 
 pub fn tool(name: &str, parameters: Value) -> Tool {
@@ -235,5 +230,5 @@ pub fn tool(name: &str, parameters: Value) -> Tool {
 }
 
 pub fn rules(tools: Vec<Tool>) -> Rules {
-    Rules { tools, parallel: true, ..Rules::default() }
+    Rules { tools: tools.into(), parallel: true, ..Rules::default() }
 }

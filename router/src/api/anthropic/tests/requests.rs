@@ -146,7 +146,7 @@ fn parameters_reach_the_job() {
     );
     assert!(matches!(job.response, Some(Response::JsonSchema { strict: false, .. })));
     let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
-    assert_eq!(job.tools, [json!({"type": "function", "function": function})]);
+    assert_eq!(*job.tools, [json!({"type": "function", "function": function})]);
     assert_eq!(ignored, ["tools[1].web_search", "mcp_servers"]);
     for (kind, on) in [("adaptive", true), ("disabled", false)] {
         assert_eq!(super::job(json!({"thinking": {"type": kind}})).thinking, Some(on));
@@ -294,11 +294,11 @@ fn large_numbers_keep_their_digits() {
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"n": 123456789012345678901234567890, "x": 1.10}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "r"}]}],
         "tools": [{"name": "f", "input_schema": {"type": "object", "maximum": 123456789012345678901234567890}}]}"#;
-    let read = messages(body.as_bytes(), &seal()).unwrap();
+    let read = messages(body.as_bytes(), &seal(), &KnownTools::default()).unwrap();
     let arguments = &read.value.job.messages[1]["tool_calls"][0]["function"]["arguments"];
     assert_eq!(arguments["n"], "\u{F0002}123456789012345678901234567890");
     assert_eq!(arguments["x"], "\u{F0002}1.10");
-    let exact = read.value.job.exact.as_ref().unwrap().tools.as_ref().unwrap();
+    let exact = read.value.job.tools.exact();
     assert!(
         exact[0]["function"]["parameters"]["maximum"].as_str().unwrap().ends_with("123456789012345678901234567890")
     );
@@ -376,7 +376,7 @@ fn random_conversations_are_the_same_job_as_in_a_chat() {
     for _ in 0..10_000 {
         let Twin { chat, own } = twin(&mut rng);
         let body = json!({"model": "m", "messages": chat}).to_string();
-        let mut expected = openai::chat(body.as_bytes()).unwrap().value.job.messages;
+        let mut expected = openai::chat(body.as_bytes(), &KnownTools::default()).unwrap().value.job.messages;
         let mut found = job(json!({"messages": own})).messages;
         check_messages(&found).unwrap();
         // Inside, both have the model's own ids.

@@ -1,5 +1,7 @@
 //! A conversation in items gives the messages that a chat would have.
 
+use std::sync::Arc;
+
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rein_text::fields::Fields;
 use serde_json::{Map, Value, json};
@@ -15,15 +17,15 @@ use crate::error::Error;
 /// Random conversations that are compared.
 const ROUNDS: usize = 10_000;
 
-fn tools() -> ToolTable {
+fn tools() -> Arc<ToolTable> {
     let tools = json!([
         {"type": "function", "name": "f"},
         {"type": "custom", "name": "c"},
         {"type": "namespace", "name": "n",
          "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]},
     ]);
-    let tools = tools.as_array().unwrap().clone();
-    Fields::within("", Map::new()).read(|body| convert(tools, body)).map_err(|error: Error| error).unwrap().value.table
+    let fields = Fields::within("", Map::from_iter([("tools".to_owned(), tools)]));
+    fields.read(convert).map_err(|error: Error| error).unwrap().value.table.clone()
 }
 
 /// `sealed:TEXT` opens to the text.

@@ -1,5 +1,7 @@
 //! Tools become functions, and calls of functions find their tools.
 
+use std::sync::Arc;
+
 use rein_grammar::ToolChoice;
 use rein_text::fields::Fields;
 use serde_json::{Map, Value, json};
@@ -10,10 +12,10 @@ use super::super::{
 };
 use crate::error::Error;
 
-fn converted(tools: Value) -> Result<(ConvertedTools, Vec<String>), Error> {
-    let tools = tools.as_array().unwrap().clone();
-    let read = Fields::within("", Map::new()).read(|body| convert(tools, body))?;
-    Ok((read.value, read.ignored))
+fn converted(tools: Value) -> Result<(Arc<ConvertedTools>, Vec<String>), Error> {
+    let tools = Fields::within("", Map::from_iter([("tools".to_owned(), tools)])).read(convert)?.value;
+    let ignored = tools.ignored.clone();
+    Ok((tools, ignored))
 }
 
 #[test]
@@ -36,7 +38,7 @@ fn functions_custom_tools_and_namespaces_become_functions() {
     };
     let function = |function: Value| json!({"type": "function", "function": function});
     assert_eq!(
-        tools.functions,
+        *tools.functions,
         [
             function(json!({"name": "f", "description": "does", "parameters": schema, "strict": true})),
             function(json!({"name": "g", "parameters": schema})),
@@ -46,7 +48,10 @@ fn functions_custom_tools_and_namespaces_become_functions() {
             function(json!({"name": "mcp__n__put", "parameters": input(json!({}))})),
         ]
     );
-    assert_eq!((tools.hosted, ignored), (vec!["tools[2]:web_search".to_owned()], vec!["tools[0].defer".to_owned()]));
+    assert_eq!(
+        (&tools.hosted[..], &ignored[..]),
+        (&["tools[2]:web_search".to_owned()][..], &["tools[0].defer".to_owned()][..])
+    );
     let get = tools.table.called("mcp__n__get").unwrap();
     assert_eq!((get.namespace.as_deref(), &*get.name, get.kind), (Some("mcp__n"), "get", CallKind::Function));
     assert_eq!(tools.table.called("patch").unwrap().kind, CallKind::Custom);

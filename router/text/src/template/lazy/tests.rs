@@ -38,6 +38,11 @@ proptest! {
         let converted = Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());
         let lazy = LazyJson::list(&items);
         prop_assert_eq!(dumps.dump(&lazy).expect("JSON"), dumps.dump(&converted).expect("JSON"));
+        // The first options are remembered, with what they print.
+        for dumps in [&dumps, &JsonDumpsOptions { sort_keys: !sort_keys, ..dumps.clone() }, &dumps] {
+            let printed = LazyJson::printed(&lazy, dumps, || dumps.dump(&lazy)).expect("JSON");
+            prop_assert_eq!(printed, Value::from(dumps.dump(&converted).expect("JSON")));
+        }
         // The same after it was read, and for the parts.
         prop_assert_eq!(python::str_of(&lazy), python::str_of(&converted));
         prop_assert_eq!(lazy.len(), converted.len());
@@ -77,7 +82,7 @@ fn templates_read_lazy_tools_as_others() {
             let kwargs = [("given".to_owned(), tools.clone())].into_iter().collect();
             let input = RenderInput {
                 messages: vec![json!({"role": "user", "content": ""})],
-                tools: Some(items),
+                tools: Some(items.into()),
                 kwargs,
                 raw: true,
                 ..RenderInput::default()

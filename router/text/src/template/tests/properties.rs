@@ -62,7 +62,7 @@ proptest! {
             for raw in [false, true] {
                 let input = RenderInput {
                     messages: messages.clone(),
-                    tools: tools.clone(),
+                    tools: tools.clone().map(crate::tools::ToolSet::from),
                     kwargs: kwargs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect(),
                     add_generation_prompt: flags[0],
                     continue_final_message: flags[1],
