@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """CPU time of a server per turn of a coding agent's conversation: a body of about 76 KB with 24 tools.
 
-    benches/turns.py URL PID [--tools N] [--conversations N]
+    benches/turns.py URL PID [--api chat|messages|responses] [--tools N] [--conversations N]
 
 Each conversation has its own tools, so its first turn is new to the server. The second turn adds a call and its
 result. Prints the milliseconds of CPU time of the process per turn, with and without the engine's threads.
@@ -41,7 +41,48 @@ def body(model, conversation, turns, tools):
         messages += [{"role": "assistant", "content": words(turn, 12), "tool_calls": [call]},
                      {"role": "tool", "tool_call_id": f"call_{turn}", "content": words(turn + 9, 300)}]
     declared = [tool(conversation, index, 330) for index in range(tools)]
-    return json.dumps({"model": model, "messages": messages, "tools": declared, "max_tokens": 1, "temperature": 0})
+    return {"model": model, "messages": messages, "tools": declared, "max_tokens": 1, "temperature": 0}
+
+
+def as_messages(chat):
+    """The same conversation for the Messages API."""
+    system, *rest = chat["messages"]
+    messages = []
+    for message in rest:
+        blocks = [{"type": "text", "text": message["content"]}]
+        for call in message.get("tool_calls", []):
+            blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"],
+                           "input": json.loads(call["function"]["arguments"])})
+        if message["role"] == "tool":
+            blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}]
+        messages.append({"role": "assistant" if message["role"] == "assistant" else "user", "content": blocks})
+    functions = [tool["function"] for tool in chat["tools"]]
+    tools = [{"name": f["name"], "description": f["description"], "input_schema": f["parameters"]} for f in functions]
+    return chat | {"system": system["content"], "messages": messages, "tools": tools}
+
+
+def as_responses(chat):
+    """The same conversation for the Responses API."""
+    system, *rest = chat["messages"]
+    items = []
+    for message in rest:
+        if message["role"] == "tool":
+            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]})
+            continue
+        items.append({"role": message["role"], "content": message["content"]})
+        items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls", [])]
+    tools = [{"type": "function", "strict": False, **tool["function"]} for tool in chat["tools"]]
+    return {"model": chat["model"], "instructions": system["content"], "input": items, "tools": tools,
+            "max_output_tokens": 1, "temperature": 0, "store": False}
+
+
+APIS = {"chat": ("/v1/chat/completions", dict), "messages": ("/v1/messages", as_messages),
+        "responses": ("/v1/responses", as_responses)}
+
+
+def prompt_tokens(usage):
+    """All tokens of the prompt. The Messages API counts cached ones apart."""
+    return usage.get("prompt_tokens") or usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
 
 
 def cpu(pid):
@@ -58,6 +99,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("pid", type=int)
+    parser.add_argument("--api", choices=APIS, default="chat")
     parser.add_argument("--tools", type=int, default=24)
     parser.add_argument("--conversations", type=int, default=30)
     args = parser.parse_args()
@@ -71,14 +113,15 @@ def main():
         return answer
 
     model = send("GET", "/v1/models")["data"][0]["id"]
+    path, shape = APIS[args.api]
     turns = {turn: [] for turn in (1, 2, 3)}
     for conversation in range(args.conversations):
         for turn, times in turns.items():
-            text = body(model, conversation, turn, args.tools)
+            text = json.dumps(shape(body(model, conversation, turn, args.tools)))
             before = cpu(args.pid)
-            usage = send("POST", "/v1/chat/completions", text)["usage"]
+            usage = send("POST", path, text)["usage"]
             times.append([after - start for after, start in zip(cpu(args.pid), before)])
-    print(f"{args.tools} tools, a body of {len(text)} bytes, {usage['prompt_tokens']} tokens")
+    print(f"{args.tools} tools, a body of {len(text)} bytes, {prompt_tokens(usage)} tokens")
     for turn, times in turns.items():
         every, others = (statistics.median(column) for column in zip(*times))
         print(f"turn {turn}: {every:6.2f} ms, without the engine's threads {others:6.2f} ms")

@@ -4,13 +4,18 @@ use prost::bytes::Bytes;
 
 const ID_BYTES: usize = size_of::<u32>();
 
-/// The bytes of these ids.
-pub fn pack(ids: &[u32]) -> Bytes {
-    let mut bytes = vec![0; size_of_val(ids)];
-    for (to, id) in bytes.as_chunks_mut::<ID_BYTES>().0.iter_mut().zip(ids) {
-        *to = id.to_le_bytes();
+struct Ids(Vec<u32>);
+
+impl AsRef<[u8]> for Ids {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
     }
-    bytes.into()
+}
+
+/// The bytes of these ids, without a copy.
+pub fn pack(mut ids: Vec<u32>) -> Bytes {
+    ids.iter_mut().for_each(|id| *id = id.to_le());
+    Bytes::from_owner(Ids(ids))
 }
 
 /// The ids of these bytes. None: the last id is cut.

@@ -193,7 +193,7 @@ impl Link {
     async fn open(mut lease: EngineLease, mut start: Start, deadline: Instant, span: &Span) -> Result<Self, Failure> {
         let (to, queue) = mpsc::channel(limits::STEER_QUEUE);
         if lease.engine().takes_packed_prompt() {
-            start.packed_prompt = packed_ids::pack(&std::mem::take(&mut start.prompt));
+            start.packed_prompt = packed_ids::pack(std::mem::take(&mut start.prompt));
         }
         // The queue is empty, so this does not fail.
         to.try_send(ToEngine { kind: Some(to_engine::Kind::Start(start)) })

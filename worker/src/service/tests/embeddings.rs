@@ -69,7 +69,7 @@ async fn a_packed_prompt_is_the_same_prompt() {
     let ids = vec![1, 2, 99, 4, 5];
     let plain = embedding(&service, ids.clone()).await;
     let packed = |prompt, bytes: &[u8]| Start { packed_prompt: bytes.to_vec().into(), ..embed(prompt) };
-    let bytes = packed_ids::pack(&ids);
+    let bytes = packed_ids::pack(ids.clone());
     let mut router = open(&service, packed(Vec::new(), &bytes)).await.unwrap();
     assert_eq!(router.admitted().await, plain);
     for (start, want) in [
