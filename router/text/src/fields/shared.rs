@@ -13,7 +13,7 @@ use crate::InvalidRequest;
 /// Bytes of a text below which nothing is remembered: it is made again as fast.
 const LEAST_BYTES: usize = 1 << 10;
 /// Approximate memory of what is made of a field, per byte of its values and of its text.
-const COPIES: usize = 4;
+const COPIES: usize = 3;
 
 /// What was made of the texts of one field, bounded in bytes.
 pub struct SharedField<T> {
