@@ -6,8 +6,6 @@ use std::sync::{Arc, OnceLock};
 use rein_grammar::{Tool, Tools};
 use serde_json::Value;
 
-use crate::template::tools_value;
-
 /// The tools of a request in OpenAI's format. Copies share them, and what is made of them.
 #[derive(Debug, Clone, Default)]
 pub struct ToolSet(Arc<Inner>);
@@ -36,9 +34,9 @@ impl ToolSet {
         self.0.callable.get_or_init(|| self.iter().filter_map(tool).collect())
     }
 
-    /// What a template gets.
-    pub(crate) fn template_value(&self) -> minijinja::Value {
-        self.0.template_value.get_or_init(|| tools_value(self.exact())).clone()
+    /// What a template gets: what `make` makes of the exact tools.
+    pub(crate) fn template_value(&self, make: impl FnOnce(&[Value]) -> minijinja::Value) -> minijinja::Value {
+        self.0.template_value.get_or_init(|| make(self.exact())).clone()
     }
 }
 

@@ -23,10 +23,10 @@ pub(super) struct LazyJson {
 
 impl LazyJson {
     pub fn list(items: &[Json]) -> Value {
-        Self::new(Json::Array(items.to_vec()), LEVELS - 1)
+        Self::value_of(Json::Array(items.to_vec()), LEVELS - 1)
     }
 
-    fn new(json: Json, levels: usize) -> Value {
+    fn value_of(json: Json, levels: usize) -> Value {
         Value::from_object(LazyJson { json, levels, value: OnceLock::new(), printed: OnceLock::new() })
     }
 
@@ -57,7 +57,7 @@ impl LazyJson {
     fn value(&self) -> &Value {
         self.value.get_or_init(|| {
             let below = |json: &Json| match (self.levels, json) {
-                (1.., Json::Array(_) | Json::Object(_)) => LazyJson::new(json.clone(), self.levels - 1),
+                (1.., Json::Array(_) | Json::Object(_)) => LazyJson::value_of(json.clone(), self.levels - 1),
                 _ => python::from_json(json),
             };
             match &self.json {

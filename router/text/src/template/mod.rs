@@ -341,11 +341,6 @@ impl ChatTemplate {
     }
 }
 
-/// The value of these tools for a template.
-pub(crate) fn tools_value(tools: &[Json]) -> Value {
-    LazyJson::list(tools)
-}
-
 fn tool_name(tool: &Json) -> Option<&str> {
     tool.pointer("/function/name")?.as_str()
 }
@@ -467,8 +462,8 @@ impl PreparedInput<'_> {
         context.push(("messages", list(messages)));
         context.push(match (&self.tools, self.tool_set) {
             (None, _) => ("tools", Value::from(())),
-            (Some(Cow::Borrowed(_)), Some(unchanged)) => ("tools", unchanged.template_value()),
-            (Some(changed), _) => ("tools", tools_value(changed)),
+            (Some(Cow::Borrowed(_)), Some(unchanged)) => ("tools", unchanged.template_value(LazyJson::list)),
+            (Some(changed), _) => ("tools", LazyJson::list(changed)),
         });
         context.push(("documents", optional(self.documents.as_ref())));
         self.engine.render(self.name, self.source, Value::from_pairs(context))
