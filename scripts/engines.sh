@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs vLLM for CPUs and compiles llama-server, and prints their directory. They are kept outside of the tree, in
-# $XDG_CACHE_HOME/rein-engines: 6 GB, which change only with the versions below.
+# Installs vLLM and SGLang for CPUs, compiles llama-server, and prints their directory. They are kept outside of the tree,
+# in $XDG_CACHE_HOME/rein-engines: 6 GB, which change only with the versions below.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "engines: $*" >&2; exit 1; }
@@ -26,6 +26,18 @@ if [ ! -f "$directory/vllm/complete" ]; then
     mkdir "$info"
     printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' $VLLM > "$info/METADATA"
     touch "$directory/vllm/complete"
+fi
+
+sglang=$(sha256sum tests/engines/sglang-requirements.txt tests/engines/sgl_kernel.py | sha256sum)
+if [ "$(cat "$directory/sglang/complete" 2>/dev/null)" != "$sglang" ]; then
+    echo "engines: installing SGLang into $directory" >&2
+    rm -rf "$directory/sglang"
+    python3 -m venv "$directory/sglang"
+    packages=$(echo "$directory"/sglang/lib/python3*/site-packages)
+    echo "$directory"/vllm/lib/python3*/site-packages > "$packages/vllm.pth"
+    VIRTUAL_ENV=$directory/sglang "$directory/vllm/bin/uv" pip install -q --no-deps -r tests/engines/sglang-requirements.txt >&2
+    cp tests/engines/sgl_kernel.py "$packages/"
+    echo "$sglang" > "$directory/sglang/complete"
 fi
 
 if [ ! -x "$directory/llama-server" ]; then

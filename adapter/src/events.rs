@@ -2,8 +2,9 @@
 //! named by the engine's own hash and comes with its tokens, from which the hash of engine.proto follows. It does not
 //! know sequences.
 //!
-//! A message has a topic, a number that counts up, and a batch in MessagePack: `[time, events, ...]`. vLLM writes
-//! events as maps with `type`, SGLang as arrays that begin with it.
+//! A message has a topic, a number that counts up, and a batch in MessagePack: `[time, events, ...]`. Events are maps
+//! with `type`; older releases of SGLang write arrays that begin with it. SGLang reports each page by itself, and its
+//! pages have one token by default, so several of them make a block.
 
 use std::collections::HashMap;
 use std::sync::Weak;
@@ -14,6 +15,7 @@ use tokio::time::{sleep, timeout};
 use zeromq::{Socket, SocketRecv, SubSocket, ZmqMessage};
 
 use crate::feed::{CacheChange, CacheFeed};
+use crate::join::Joined;
 use crate::limits;
 
 /// An engine's own hash of a block.
@@ -36,18 +38,53 @@ impl EngineBlock {
     }
 }
 
+/// The end of a chain of the engine's blocks.
+#[derive(Debug, Clone)]
+struct ChainEnd {
+    /// The hash of the last whole block, or the root.
+    hash: u64,
+    /// The tokens after it, if the engine's blocks are smaller.
+    rest: Vec<u32>,
+}
+
+impl ChainEnd {
+    fn root(salt: &str) -> Self {
+        ChainEnd { hash: block_hash::root(salt), rest: Vec::new() }
+    }
+
+    /// The end after more tokens, and whether they complete a block.
+    fn after(&self, tokens: &[u32], block_size: usize) -> (Self, bool) {
+        let rest = [&self.rest[..], tokens].concat();
+        match rest.len() == block_size {
+            true => (ChainEnd { hash: block_hash::after(self.hash, &rest), rest: Vec::new() }, true),
+            false => (ChainEnd { hash: self.hash, rest }, false),
+        }
+    }
+}
+
 /// Reads an engine's events in order.
 #[derive(Debug)]
 pub struct EventReader {
+    /// Tokens per block of the engine, and per block of the changes: a multiple.
+    engine_block: usize,
     block_size: usize,
-    known: HashMap<EngineBlock, u64>,
+    known: HashMap<EngineBlock, ChainEnd>,
     /// Number of the last message.
     last: Option<u64>,
 }
 
 impl EventReader {
-    pub fn new(block_size: u32) -> Self {
-        EventReader { block_size: block_size.max(1) as usize, known: HashMap::new(), last: None }
+    pub fn new(joined: &Joined) -> Self {
+        Self::of_blocks(joined.engine_block, joined.block_size)
+    }
+
+    fn of_blocks(engine_block: u32, block_size: u32) -> Self {
+        EventReader {
+            engine_block: engine_block.max(1) as usize,
+            block_size: block_size.max(1) as usize,
+            known: HashMap::new(),
+            last: None,
+        }
     }
 
     /// The changes of one message. A lost message costs blocks that the router does not know; a lower number means that
@@ -78,8 +115,10 @@ impl EventReader {
         match kind {
             "BlockStored" if group == 0 => self.stored(event, changes),
             "BlockRemoved" if group == 0 => {
+                // A chain is removed from its end, so a block is gone with the part that completed it.
                 for block in blocks(event)? {
-                    changes.extend(self.known.remove(&block).map(CacheChange::Removed));
+                    let complete = self.known.remove(&block).filter(|end| end.rest.is_empty());
+                    changes.extend(complete.map(|end| CacheChange::Removed(end.hash)));
                 }
                 Ok(())
             }
@@ -93,8 +132,8 @@ impl EventReader {
 
     fn stored(&mut self, event: &Value, changes: &mut Vec<CacheChange>) -> Result<(), String> {
         let size = field(event, "block_size", 4).and_then(Value::as_u64);
-        if size != Some(self.block_size as u64) {
-            return Err(format!("block_size must be {}, got {size:?}", self.block_size));
+        if size != Some(self.engine_block as u64) {
+            return Err(format!("block_size must be {}, got {size:?}", self.engine_block));
         }
         let ids = field(event, "token_ids", 3).and_then(Value::as_array).ok_or("token_ids must be an array")?;
         let ids: Option<Vec<u32>> = ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect();
@@ -102,19 +141,22 @@ impl EventReader {
         let parent = match field(event, "parent_block_hash", 2).filter(|parent| !parent.is_nil()) {
             Some(parent) => {
                 let parent = EngineBlock::of(parent).ok_or("parent_block_hash must be a number or bytes")?;
-                self.known.get(&parent).copied()
+                self.known.get(&parent).cloned()
             }
-            None => salt(event).map(|salt| block_hash::root(&salt)),
+            None => salt(event).map(|salt| ChainEnd::root(&salt)),
         };
         // Its parent was stored before the first message, or it has an adapter or an image.
-        let Some(mut parent) = parent else { return Ok(()) };
-        for (block, tokens) in blocks(event)?.into_iter().zip(ids.chunks_exact(self.block_size)) {
-            parent = block_hash::after(parent, tokens);
+        let Some(mut end) = parent else { return Ok(()) };
+        for (block, tokens) in blocks(event)?.into_iter().zip(ids.chunks_exact(self.engine_block)) {
+            let (next, complete) = end.after(tokens, self.block_size);
+            end = next;
             if self.known.len() >= limits::REPORTED_BLOCKS {
                 self.clear(changes);
             }
-            self.known.insert(block, parent);
-            changes.push(CacheChange::Stored(parent));
+            self.known.insert(block, end.clone());
+            if complete {
+                changes.push(CacheChange::Stored(end.hash));
+            }
         }
         Ok(())
     }
@@ -138,10 +180,13 @@ fn blocks(event: &Value) -> Result<Vec<EngineBlock>, String> {
         .ok_or_else(|| "block_hashes must be numbers or bytes".into())
 }
 
-/// The cache salt of a first block. None: something else is part of its hash.
+/// The cache salt of a first block: SGLang's `cache_salt`, vLLM's extra key. None: something else is part of its hash.
 fn salt(event: &Value) -> Option<String> {
     if field(event, "lora_name", usize::MAX).or(field(event, "lora_id", 5)).is_some_and(|lora| !lora.is_nil()) {
         return None;
+    }
+    if let Some(salt) = field(event, "cache_salt", usize::MAX).filter(|salt| !salt.is_nil()) {
+        return salt.as_str().map(str::to_owned);
     }
     let keys = field(event, "extra_keys", usize::MAX).and_then(Value::as_array).and_then(|keys| keys.first());
     match keys.and_then(Value::as_array).map(Vec::as_slice) {
@@ -157,7 +202,7 @@ fn parts(message: &ZmqMessage) -> Option<(u64, &[u8])> {
 }
 
 /// Keeps the feed as the engine at `HOST:PORT` reports, until the feed is dropped.
-pub async fn follow_events(address: String, block_size: u32, feed: Weak<CacheFeed>) {
+pub async fn follow_events(address: String, mut reader: EventReader, feed: Weak<CacheFeed>) {
     let (mut socket, mut silent) = (SubSocket::new(), false);
     loop {
         let Some(feed) = feed.upgrade() else { return };
@@ -174,7 +219,7 @@ pub async fn follow_events(address: String, block_size: u32, feed: Weak<CacheFee
         tracing::warn!(address, %error, "the engine's block events cannot be subscribed to");
         return;
     }
-    let (mut reader, mut misread) = (EventReader::new(block_size), false);
+    let mut misread = false;
     loop {
         let received = timeout(limits::EVENT_RETRY, socket.recv()).await;
         let Some(feed) = feed.upgrade() else { return };

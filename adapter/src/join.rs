@@ -11,7 +11,8 @@ use crate::connection::EngineHttp;
 use crate::dialect::{EngineDialect, EngineFacts, error_text};
 use crate::limits;
 
-/// Tokens per block of an engine that does not say.
+/// Tokens per block of an engine that does not say, and the fewest that are counted as a block: SGLang's pages have one
+/// token by default.
 const BLOCK_SIZE: u32 = 16;
 
 /// The model that the router renders and tokenizes for.
@@ -36,7 +37,11 @@ pub struct Joined {
     pub version: String,
     pub vocab_size: usize,
     pub context: usize,
+    /// Tokens per block: a multiple of the engine's own blocks.
     pub block_size: u32,
+    /// Tokens per block of the engine.
+    pub engine_block: u32,
+    /// Blocks that the engine's cache holds.
     pub blocks: u32,
     pub slots: u32,
     pub prefix_cache: bool,
@@ -117,18 +122,22 @@ fn compare(facts: EngineFacts, deployment: &Deployment) -> Result<Joined, String
     if block_size == Some(0) {
         return Err("its block size must be at least 1 token, got 0".into());
     }
+    let engine_block = block_size.unwrap_or(BLOCK_SIZE);
+    let block_size = engine_block.saturating_mul(BLOCK_SIZE.div_ceil(engine_block));
+    // Without a number, the cache is assumed to hold the contexts of all slots.
+    let tokens = match blocks {
+        Some(blocks) => blocks as usize * engine_block as usize,
+        None => own.saturating_mul(slots.unwrap_or(1) as usize),
+    };
     Ok(Joined {
         served_name: name.clone(),
         model: model.clone(),
         version: version.unwrap_or_else(|| "unknown version".into()),
         vocab_size: deployment.vocab_size,
         context,
-        block_size: block_size.unwrap_or(BLOCK_SIZE),
-        // Without a number, the cache is assumed to hold the contexts of all slots.
-        blocks: blocks.unwrap_or_else(|| {
-            let tokens = own.saturating_mul(slots.unwrap_or(1) as usize);
-            u32::try_from(tokens / block_size.unwrap_or(BLOCK_SIZE) as usize).unwrap_or(u32::MAX)
-        }),
+        block_size,
+        engine_block,
+        blocks: u32::try_from(tokens / block_size as usize).unwrap_or(u32::MAX),
         slots: slots.unwrap_or(limits::MAX_SEQUENCES as u32).max(1),
         prefix_cache: prefix_cache.unwrap_or(true),
         lacks_cache: prefix_cache == Some(false),

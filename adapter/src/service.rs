@@ -22,7 +22,7 @@ use crate::connection::EngineHttp;
 use crate::course::{self, CourseShape};
 use crate::dialect::EngineDialect;
 use crate::driven::Driven;
-use crate::events::follow_events;
+use crate::events::{EventReader, follow_events};
 use crate::feed::CacheFeed;
 use crate::health::{Lost, watch_engine};
 use crate::join::Joined;
@@ -76,7 +76,7 @@ impl AdapterService {
         let blocks = if joined.prefix_cache { joined.blocks as usize } else { 0 };
         let feed = CacheFeed::new(joined.block_size, blocks, events.is_some());
         if let Some(address) = events {
-            tokio::spawn(follow_events(address, joined.block_size, Arc::downgrade(&feed)));
+            tokio::spawn(follow_events(address, EventReader::new(&joined), Arc::downgrade(&feed)));
         }
         let counters = Arc::new(EngineCounters::default());
         let model = joined.model.clone();

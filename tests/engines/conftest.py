@@ -8,12 +8,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "py"))
 
 import checkpoint  # noqa: E402
 from fleet import Fleet  # noqa: E402
-from processes import ENGINES, Adapter, Router, start_llama, start_vllm  # noqa: E402
+from processes import ENGINES, Adapter, Router, start_llama, start_sglang, start_vllm  # noqa: E402
 
 
 def pytest_sessionstart(session):
     if not ENGINES.exists():
-        pytest.exit("REIN_ENGINES_DIR must name the directory of vLLM and llama-server: run make engines", 1)
+        pytest.exit("REIN_ENGINES_DIR must name the directory of the engines: run make engines", 1)
 
 
 @pytest.fixture(scope="session")
@@ -42,16 +42,23 @@ def vllm(directory, model):
 
 
 @pytest.fixture(scope="session")
+def sglang(directory, model):
+    process = start_sglang(directory, model[0])
+    yield process.wait()
+    process.stop()
+
+
+@pytest.fixture(scope="session")
 def llama(directory, model):
     process = start_llama(directory, model[1])
     yield process.wait()
     process.stop()
 
 
-@pytest.fixture(scope="session", params=["vllm", "llama-server"])
+@pytest.fixture(scope="session", params=["vllm", "sglang", "llama-server"])
 def engine(request):
     """An engine's kind and its process."""
-    return request.param, request.getfixturevalue({"vllm": "vllm", "llama-server": "llama"}[request.param])
+    return request.param, request.getfixturevalue({"llama-server": "llama"}.get(request.param, request.param))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Starts vLLM, llama-server, adapters and routers on loopback, and speaks to an adapter as a router does."""
+"""Starts vLLM, SGLang, llama-server, adapters and routers on loopback, and speaks to an adapter as a router does."""
 import contextlib
 import json
 import os
@@ -71,6 +71,18 @@ def start_vllm(directory, model, *options):
         ENGINES / "vllm/bin/python", ENGINES / "vllm/bin/vllm", "serve", model, "--host", "127.0.0.1", "--port", port, "--served-model-name", "m",
         "--dtype", "float32", "--enforce-eager", "--max-num-seqs", SLOTS, "--block-size", BLOCK, "--enable-prompt-tokens-details", *options]
     return Process("vllm", command, directory, port, "/health", {name: str(value) for name, value in environment.items()})
+
+
+def start_sglang(directory, model, *options):
+    (port,) = free_ports(1)
+    home = directory / "home"
+    home.mkdir(exist_ok=True)
+    command = [
+        ENGINES / "sglang/bin/python", "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1", "--port", port,
+        "--served-model-name", "m", "--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+        "--disable-overlap-schedule", "--max-running-requests", SLOTS, "--max-total-tokens", 4096 * SLOTS, *options]
+    environment = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+    return Process("sglang", command, directory, port, "/health", environment)
 
 
 def start_llama(directory, file, *options):

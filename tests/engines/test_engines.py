@@ -1,4 +1,4 @@
-"""Rein in front of real engines: vLLM and llama-server, on a CPU, with random weights in f32."""
+"""Rein in front of real engines: vLLM, SGLang and llama-server, on a CPU, with random weights in f32."""
 import collections
 import json
 import math
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 import checkpoint
 from fleet import free_ports, until
-from processes import BLOCK, Adapter, Concurrent, Router, http, mask_of, start_llama, start_vllm
+from processes import BLOCK, Adapter, Concurrent, Router, http, mask_of, start_llama, start_sglang, start_vllm
 
 GREEDY = 24
 PROMPTS = [[5, 6, 7], [900, 17, 17, 2040, 33], list(range(300, 420))]
@@ -90,6 +90,11 @@ def probabilities(engine, prompt, ids):
             answer = http(f"{process.url}/v1/completions", {
                 "model": "m", "prompt": [*prompt, id], "max_tokens": 1, "prompt_logprobs": 0, "return_token_ids": True, "temperature": 0})
             return answer["choices"][0]["prompt_logprobs"][-1][str(id)]["logprob"]
+    elif kind == "sglang":
+        answer = http(f"{process.url}/generate", {
+            "input_ids": prompt, "sampling_params": {"max_new_tokens": 1, "temperature": 1.0}, "return_logprob": True, "token_ids_logprob": ids})
+        known = {id: value for value, id, _ in answer["meta_info"]["output_token_ids_logprobs"][0]}
+        logprob = known.__getitem__
     else:
         answer = http(f"{process.url}/completion", {
             "prompt": prompt, "n_predict": 1, "n_probs": checkpoint.VOCAB, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "samplers": ["temperature"]})
@@ -175,23 +180,26 @@ def test_32_calls_at_once_are_valid(router):
         assert choice == "auto" or calls >= 16
 
 
-def test_streams_survive_an_engine_that_is_killed(directory, model):
-    """SIGKILL of vLLM amid 16 enforced calls; llama-server, with the same model, finishes them."""
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_streams_survive_an_engine_that_is_killed(directory, model, kind):
+    """SIGKILL of an engine amid 16 enforced calls; llama-server, with the same model, finishes them."""
     import os
     import signal
     import subprocess
 
-    doomed, other = start_vllm(directory, model[0]), start_llama(directory, model[1])
+    start = {"vllm": start_vllm, "sglang": start_sglang}[kind]
+    doomed, other = start(directory, model[0]), start_llama(directory, model[1])
     router = None
     try:
         doomed.wait()
         other.wait()
-        router = Router(directory, model[0], [("vllm", doomed), ("llama-server", other)], "--format", "hermes")
+        router = Router(directory, model[0], [(kind, doomed), ("llama-server", other)], "--format", "hermes")
         calls = Concurrent([lambda seed=seed: call(router, seed, "required") for seed in range(16)])
-        until("vLLM draws", lambda: router.metric("rein_engine_requests_total", engine="engines/0") > 30, timeout=60)
-        # The process of vLLM that computes, not the one that answers HTTP.
+        until("it draws", lambda: router.metric("rein_engine_requests_total", engine="engines/0") > 30, timeout=60)
+        # The process that computes, not the one that answers HTTP.
         children = subprocess.run(["pgrep", "-g", str(doomed.child.pid)], capture_output=True, text=True).stdout.split()
-        cores = [pid for pid in children if "EngineCore" in open(f"/proc/{pid}/cmdline").read() or "spawn_main" in open(f"/proc/{pid}/cmdline").read()]
+        names = ("EngineCore", "spawn_main", "sglang::scheduler")
+        cores = [pid for pid in children if any(name in open(f"/proc/{pid}/cmdline").read() for name in names)]
         assert cores, children
         for pid in cores:
             os.kill(int(pid), signal.SIGKILL)
@@ -204,27 +212,35 @@ def test_streams_survive_an_engine_that_is_killed(directory, model):
                 process.stop()
 
 
-def test_block_events_tell_what_the_cache_holds(directory, model, etcd):
-    """Of prompts that other clients sent, too; with the hashes that the adapter has for its own prompts."""
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_block_events_tell_what_the_cache_holds(directory, model, etcd, kind):
+    """Of prompts that other clients sent, too; with the hashes that the adapter has for its own prompts. SGLang's pages have one token
+    by default, of which the adapter makes blocks of 16."""
     (port,) = free_ports(1)
     settings = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
-    engine = start_vllm(directory, model[0], "--kv-events-config", json.dumps(settings))
+    start = {"vllm": start_vllm, "sglang": start_sglang}[kind]
+    engine = start(directory, model[0], "--kv-events-config", json.dumps(settings))
     started = [engine]
     try:
         engine.wait()
-        told = Adapter(directory, model[0], "vllm", engine, etcd, events=port)
-        guessing = Adapter(directory, model[0], "vllm", engine, etcd)
+        told = Adapter(directory, model[0], kind, engine, etcd, events=port)
+        guessing = Adapter(directory, model[0], kind, engine, etcd)
         started += [told, guessing]
-        prompt = list(range(500, 500 + 5 * BLOCK + 3))
+        block = told.info.block_size
+        assert block == {"vllm": BLOCK, "sglang": 16}[kind]
+        prompt = list(range(500, 500 + 5 * block + 3))
         # A message that is published before the subscription is lost.
         time.sleep(2)
-        http(f"{engine.url}/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 2, "temperature": 0})
+        if kind == "vllm":
+            http(f"{engine.url}/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 2, "temperature": 0})
+        else:
+            http(f"{engine.url}/generate", {"input_ids": prompt, "sampling_params": {"max_new_tokens": 2, "temperature": 0}})
         reported = told.cached(5)
         assert len(reported) == 5 and guessing.cached(1, timeout=1) == set()
         guessing.sequence(prompt, max_tokens=2).tokens()
         assert guessing.cached(5) == reported
         # The blocks of an answer are cached, too.
-        told.sequence(prompt, max_tokens=2 * BLOCK).tokens()
+        told.sequence(prompt, max_tokens=2 * block).tokens()
         assert len(told.cached(7)) >= 7
     finally:
         for process in reversed(started):

@@ -56,6 +56,8 @@ pub fn body(request: &DrawRequest, stream: bool) -> Value {
         body["top_logprobs_num"] = json!(request.logprobs);
     }
     if !request.cache_salt.is_empty() {
+        body["cache_salt"] = json!(request.cache_salt);
+        // Older releases know only this name.
         body["extra_key"] = json!(request.cache_salt);
     }
     body

@@ -16,6 +16,12 @@ fn an_engine_that_fits_joins_with_the_smaller_context() {
         ("/models/demo", 2048, 16, 256)
     );
     assert!(joined.prefix_cache && !joined.lacks_cache);
+    // Small pages are counted in blocks of several.
+    for (page, pages, block_size, blocks) in [(1, 4000, 16, 250), (12, 100, 24, 50), (16, 9, 16, 9), (64, 9, 64, 9)] {
+        let facts = EngineFacts { block_size: Some(page), blocks: Some(pages), ..facts() };
+        let joined = compare(facts, &deployment()).expect("it fits");
+        assert_eq!((joined.engine_block, joined.block_size, joined.blocks), (page, block_size, blocks));
+    }
     assert_eq!(joined.kind(EngineDialect::Vllm), "vllm unknown version, /models/demo");
     let several = EngineFacts { models: vec!["a".into(), "demo".into()], context: Some(1000), ..facts() };
     let joined = compare(several, &Deployment { context: None, ..deployment() }).expect("it fits");
