@@ -3,7 +3,8 @@
     make engines                                      # installs the engines
     REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python benches/engines.py
 
-Prints one table per engine (docs/benchmarks/engines.md), or only those of the kinds that are named."""
+Prints one table per engine (docs/benchmarks/engines.md), or only those of the kinds that are named. `stub` is a table of the router's
+processor time in front of stubs, which send a token each 5 ms and leave the processors to the router; it needs no engine."""
 import http.client
 import json
 import pathlib
@@ -17,8 +18,9 @@ TESTS = pathlib.Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS / "engines"), str(TESTS / "py")]
 
 import checkpoint  # noqa: E402
-from fleet import Fleet  # noqa: E402
-from processes import Adapter, Concurrent, Router, http as post, mask_of, start_llama, start_vllm  # noqa: E402
+from engine_stub import EngineStub  # noqa: E402
+from fleet import DEMO, Fleet  # noqa: E402
+from processes import Adapter, Concurrent, Router, http as post, mask_of, start_llama, start_sglang, start_vllm  # noqa: E402
 
 TOKENS, ROUNDS, STREAMS = 128, 3, (1, 8)
 # 190 MB of weights: a step takes 10 ms and more, so that the time of a request is not all that there is.
@@ -51,11 +53,19 @@ def streamed(url, path, body):
 def direct(kind, engine, stream):
     if kind == "llama-server":
         return streamed(engine.url, "/completion", {"prompt": prompt(stream), "n_predict": TOKENS, "ignore_eos": True})[1]
+    if kind == "sglang":
+        return streamed(engine.url, "/generate", generate(prompt(stream), TOKENS, ignore_eos=True))[1]
     return through_router(engine, stream)
 
 
-def through_router(router, stream):
-    return streamed(router.url, "/v1/completions", {"model": "m", "prompt": prompt(stream), "max_tokens": TOKENS, "ignore_eos": True})[1]
+def generate(tokens, most, **params):
+    """A request of SGLang."""
+    return {"input_ids": tokens, "sampling_params": {"max_new_tokens": most, "temperature": 0, **params}}
+
+
+def through_router(router, stream, tokens=None):
+    body = {"model": "m", "prompt": tokens or prompt(stream), "max_tokens": TOKENS, "ignore_eos": True}
+    return streamed(router.url, "/v1/completions", body)[1]
 
 
 def refused(adapter, stream, positions, want):
@@ -91,7 +101,7 @@ def refused_by_hand(kind, engine, stream, positions, want):
 
 
 def drawn_by_hand(kind, engine, tokens, most):
-    """How many tokens have been drawn so far, after each event or answer. vLLM streams, llama-server answers in chunks."""
+    """How many tokens have been drawn so far, after each event or answer. vLLM and SGLang stream, llama-server answers in chunks."""
     if kind == "llama-server":
         for before in range(0, most, CHUNK):
             count = min(CHUNK, most - before)
@@ -100,15 +110,23 @@ def drawn_by_hand(kind, engine, tokens, most):
             yield before + count
         return
     connection = http.client.HTTPConnection(engine.url.removeprefix("http://"), timeout=300)
-    body = {"model": "m", "prompt": tokens, "max_tokens": most, "temperature": 0, "stream": True, "ignore_eos": True, "return_token_ids": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    path, body = "/v1/completions", {
+        "model": "m", "prompt": tokens, "max_tokens": most, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    if kind == "sglang":
+        path, body = "/generate", generate(tokens, most, ignore_eos=True)
+    connection.request("POST", path, json.dumps({**body, "stream": True}), {"content-type": "application/json"})
     count = 0
     try:
         for line in connection.getresponse():
-            if line.startswith(b"data: {"):
-                choices = json.loads(line[6:])["choices"]
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if kind == "sglang":
+                count = event["meta_info"]["completion_tokens"]
+            else:
+                choices = event["choices"]
                 count += len((choices[0].get("token_ids") or []) if choices else [])
-                yield count
+            yield count
     finally:
         connection.close()
 
@@ -117,6 +135,8 @@ def masked_by_hand(kind, engine, tokens, allowed):
     if kind == "llama-server":
         body = {"prompt": tokens, "n_predict": 1, "temperature": 0, "cache_prompt": True, "logit_bias": [[id, 100] for id in allowed]}
         post(f"{engine.url}/completion", body)
+    elif kind == "sglang":
+        post(f"{engine.url}/generate", generate(tokens, 1, logit_bias={str(id): 100 for id in allowed}))
     else:
         post(f"{engine.url}/v1/completions", {"model": "m", "prompt": tokens, "max_tokens": 1, "temperature": 0, "allowed_token_ids": allowed})
 
@@ -139,9 +159,20 @@ def held(adapter, stream):
     return taken / count
 
 
+def start_incremental(directory, folder):
+    """Otherwise each event of SGLang repeats the whole answer."""
+    return start_sglang(directory, folder, "--incremental-streaming-output")
+
+
 def cpu_seconds(process):
     """Processor time of all threads, in nanoseconds' resolution."""
     return sum(int((task / "schedstat").read_text().split()[0]) for task in pathlib.Path(f"/proc/{process.child.pid}/task").iterdir()) / 1e9
+
+
+def switches(process):
+    """Of threads, which wait for something."""
+    tasks = pathlib.Path(f"/proc/{process.child.pid}/task").iterdir()
+    return sum(int((task / "status").read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0]) for task in tasks)
 
 
 def at_once(streams, call):
@@ -177,12 +208,35 @@ def measure(kind, engine, adapter, router):
         print(f"| {streams} | {step * 1e3:.2f} ms | {calm:.3f} of the direct rate | {routed:.3f} | {refusal:.1f} steps | {bare:.1f} steps | {percent:.3f} of the rate without | {holding:.1f} steps | {cpu * 1e6:.0f} us a token |", flush=True)
 
 
+def measure_stubs(directory):
+    print("| a stub of | streams | CPU of the router | switches between threads |")
+    print("|---|---|---|---|")
+    for kind in ("vllm", "sglang"):
+        stub = EngineStub(DEMO, kind, step=0.005)
+        router = Router(directory, DEMO, [(kind, stub)])
+        try:
+            for streams in STREAMS:
+                rows = []
+                for _ in range(ROUNDS + 1):
+                    cpu, switched = cpu_seconds(router.process), switches(router.process)
+                    at_once(streams, lambda stream: through_router(router, stream, [50 + stream, *range(60, 80)]))
+                    rows.append([cpu_seconds(router.process) - cpu, switches(router.process) - switched])
+                # The first round opens connections.
+                cpu, switched = (statistics.median(column) / (streams * TOKENS) for column in zip(*rows[1:]))
+                print(f"| {kind} | {streams} | {cpu * 1e6:.0f} us a token | {switched:.1f} a token |", flush=True)
+        finally:
+            router.stop()
+            stub.close()
+
+
 def main(directory):
+    if not sys.argv[1:] or "stub" in sys.argv[1:]:
+        measure_stubs(directory)
     vars(checkpoint).update(SIZE)
     folder, file = checkpoint.write(directory)
     fleet, started = Fleet(directory, workers=0, group_size=1, routers=0), []
     try:
-        for kind, start, source in (("llama-server", start_llama, file), ("vllm", start_vllm, folder)):
+        for kind, start, source in (("llama-server", start_llama, file), ("vllm", start_vllm, folder), ("sglang", start_incremental, folder)):
             if sys.argv[1:] and kind not in sys.argv[1:]:
                 continue
             engine = start(directory, source)
@@ -191,7 +245,7 @@ def main(directory):
             adapter = Adapter(directory, folder, kind, engine, fleet.etcd_url)
             router = Router(directory, folder, [(kind, engine)], "--format", "hermes")
             started += [adapter, router]
-            post(f"{engine.url}/v1/completions", {"model": "m", "prompt": "warm", "max_tokens": 4})
+            list(drawn_by_hand(kind, engine, [1, 2, 3], 4))
             measure(kind, engine, adapter, router)
             for process in (router, adapter, engine):
                 process.stop()

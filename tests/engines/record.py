@@ -1,6 +1,6 @@
 """Records what real engines answer to adapters, for the tests that need no engine:
 
-    REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python tests/engines/record.py vllm llama-server
+    REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python tests/engines/record.py vllm sglang llama-server
 
 Writes adapter/src/dialect/recorded/KIND.json: what the engine tells about itself, and requests for tokens in order, each with its
 status and the text of its answer."""
@@ -17,7 +17,21 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "py"))
 import checkpoint  # noqa: E402
 from engine_stub import PATHS  # noqa: E402
 from fleet import REPOSITORY, Fleet  # noqa: E402
-from processes import Adapter, mask_of, start_llama, start_vllm  # noqa: E402
+from processes import Adapter, mask_of, start_llama, start_sglang, start_vllm  # noqa: E402
+
+
+# Of SGLang's settings.
+SETTINGS = ("version", "context_length", "page_size", "max_total_num_tokens", "max_running_requests", "disable_radix_cache")
+
+
+def shortened(path, page):
+    """What adapters read of a page."""
+    if path == "/metrics":
+        return "".join(line + "\n" for line in page.split("\n") if "config" in line)
+    if path == "/get_server_info":
+        settings = json.loads(page)
+        return json.dumps({name: settings[name] for name in SETTINGS if name in settings})
+    return page
 
 
 class Recorder(http.server.ThreadingHTTPServer):
@@ -45,9 +59,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == self.server.path:
             self.server.exchanges.append({"request": json.loads(body), "status": answer.status, "answer": text.decode()})
         elif self.command == "GET" and answer.status == 200:
-            # Of the metrics, only those of the cache's configuration are read.
-            page = "".join(line + "\n" for line in text.decode().split("\n") if self.path != "/metrics" or "config" in line)
-            self.server.pages[self.path] = page
+            self.server.pages[self.path] = shortened(self.path, text.decode())
         self.send_response(answer.status)
         self.send_header("content-type", answer.headers.get("content-type", "text/plain"))
         self.send_header("content-length", str(len(text)))
@@ -80,7 +92,8 @@ def main(directory):
     fleet = Fleet(directory, workers=0, group_size=1, routers=0)
     try:
         for kind in sys.argv[1:]:
-            engine = {"vllm": lambda: start_vllm(directory, folder), "llama-server": lambda: start_llama(directory, file)}[kind]()
+            start = {"vllm": start_vllm, "sglang": start_sglang, "llama-server": start_llama}[kind]
+            engine = start(directory, file if kind == "llama-server" else folder)
             recorder, adapter = Recorder(engine, PATHS[kind]), None
             try:
                 engine.wait()

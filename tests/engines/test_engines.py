@@ -242,6 +242,10 @@ def test_block_events_tell_what_the_cache_holds(directory, model, etcd, kind):
         # The blocks of an answer are cached, too.
         told.sequence(prompt, max_tokens=2 * block).tokens()
         assert len(told.cached(7)) >= 7
+        # Those of a prompt with a salt have other hashes, with which the engine reports them, too.
+        guessing.sequence(prompt, max_tokens=2, cache_salt="tenant").tokens()
+        salted = guessing.cached(10) - reported
+        assert len(salted) == 5 and salted <= told.cached(12)
     finally:
         for process in reversed(started):
             process.stop()

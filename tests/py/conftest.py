@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-BIN = os.environ.get("REIN_BIN", str(REPOSITORY / "target/debug/rein"))
+BIN = os.path.abspath(os.environ.get("REIN_BIN", REPOSITORY / "target/debug/rein"))
 # Packages of the debug build can be made.
 IS_DEBUG_BUILD = pathlib.Path(BIN).resolve().parent in (REPOSITORY / "target/debug", REPOSITORY / "target/tested")
 

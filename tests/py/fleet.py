@@ -17,7 +17,7 @@ import time
 from types import SimpleNamespace
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-BIN = os.environ.get("REIN_BIN", str(REPOSITORY / "target/debug/rein"))
+BIN = os.path.abspath(os.environ.get("REIN_BIN", REPOSITORY / "target/debug/rein"))
 DEMO = REPOSITORY / "models/demo"
 
 

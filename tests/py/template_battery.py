@@ -18,7 +18,7 @@ import conversations
 from careful import Careful
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-BIN = os.environ.get("REIN_BIN", str(REPOSITORY / "target/debug/rein"))
+BIN = os.path.abspath(os.environ.get("REIN_BIN", REPOSITORY / "target/debug/rein"))
 SHARED = pathlib.Path(os.environ.get("REIN_SHARED", REPOSITORY.parent / "shared"))
 NOW = "2026-03-09T07:05:02"
 SHOWN = 3  # differences printed per template

@@ -157,7 +157,7 @@ def members(answer):
     return found
 
 
-@pytest.mark.parametrize("kind", ["vllm", "llama-server"])
+@pytest.mark.parametrize("kind", sorted(PATHS))
 def test_the_stub_answers_in_the_form_of_the_real_engine(kind):
     recorded = json.loads((REPOSITORY / f"adapter/src/dialect/recorded/{kind}.json").read_text())
     stub, real, stubbed = EngineStub(DEMO, kind, step=0), set(), set()

@@ -14,7 +14,7 @@ import tempfile
 from tokenizers_built import BUILDERS, PLAIN, SPECIAL, HuggingFace, Tiktoken
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-BIN = os.environ.get("REIN_BIN", str(REPOSITORY / "target/debug/rein"))
+BIN = os.path.abspath(os.environ.get("REIN_BIN", REPOSITORY / "target/debug/rein"))
 SHARED = pathlib.Path(os.environ.get("REIN_SHARED", REPOSITORY.parent / "shared"))
 STRINGS, ID_LISTS = 3000, 300
 

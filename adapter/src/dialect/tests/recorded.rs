@@ -46,16 +46,24 @@ fn whole(dialect: EngineDialect, exchange: &Exchange) -> DrawFrame {
     whole
 }
 
+/// The biases of a request: a map, or an array of pairs.
+fn biases(request: &Value) -> Vec<(u64, Value)> {
+    let map = request["logit_bias"].as_object().into_iter().flatten();
+    let named = map.filter_map(|(id, bias)| Some((id.parse().ok()?, bias.clone())));
+    let listed = request["logit_bias"].as_array().into_iter().flatten();
+    named.chain(listed.filter_map(|entry| Some((entry[0].as_u64()?, entry[1].clone())))).collect()
+}
+
 /// The ids that a request allows; empty: all.
 fn allowed(request: &Value) -> Vec<u64> {
     let listed = request["allowed_token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-    let biases = request["logit_bias"].as_array().into_iter().flatten();
-    let raised = biases.filter(|entry| entry[1].as_f64() >= Some(100.0)).filter_map(|entry| entry[0].as_u64());
+    let raised = biases(request).into_iter().filter(|(_, bias)| bias.as_f64() >= Some(100.0)).map(|(id, _)| id);
     listed.chain(raised).collect()
 }
 
-const RECORDED: [(EngineDialect, &str); 2] = [
+const RECORDED: [(EngineDialect, &str); 3] = [
     (EngineDialect::Vllm, include_str!("../recorded/vllm.json")),
+    (EngineDialect::Sglang, include_str!("../recorded/sglang.json")),
     (EngineDialect::LlamaServer, include_str!("../recorded/llama-server.json")),
 ];
 
@@ -70,6 +78,10 @@ fn real_engines_tell_what_they_are() {
         assert!(facts.version.is_some_and(|version| !version.is_empty()), "{dialect:?}");
         match dialect {
             EngineDialect::Vllm => assert_eq!((facts.block_size, facts.prefix_cache), (Some(32), Some(true))),
+            EngineDialect::Sglang => {
+                assert_eq!((facts.block_size, facts.prefix_cache, facts.slots), (Some(1), Some(true), Some(16)));
+                assert_eq!(facts.blocks, Some(16 * 4096));
+            }
             _ => assert_eq!(facts.slots, Some(16)),
         }
     }
@@ -81,10 +93,15 @@ fn answers_of_real_engines_are_read() {
         let Recorded { exchanges, .. } = serde_json::from_str(text).expect("a recording");
         let mut seen = BTreeSet::new();
         for exchange in &exchanges {
-            let request = &exchange.request;
-            assert_eq!(exchange.status, 200, "{request}");
+            assert_eq!(exchange.status, 200, "{}", exchange.request);
             let whole = whole(dialect, exchange);
-            let most = request["max_tokens"].as_u64().or(request["n_predict"].as_u64()).expect("a limit") as usize;
+            // SGLang has most parameters in an object of their own.
+            let mut request = exchange.request.clone();
+            if let Some(more) = exchange.request["sampling_params"].as_object() {
+                request.as_object_mut().expect("an object").extend(more.clone());
+            }
+            let limit = ["max_tokens", "n_predict", "max_new_tokens"].into_iter().find_map(|name| request[name].as_u64());
+            let most = limit.expect("a limit") as usize;
             match whole.end {
                 Some(DrawEnd::Length) => assert_eq!(whole.drawn.len(), most, "{request}"),
                 Some(DrawEnd::Stop(Some(id))) => {
@@ -93,18 +110,16 @@ fn answers_of_real_engines_are_read() {
                 }
                 end => panic!("{end:?} for {request}"),
             }
-            let allowed = allowed(request);
+            let allowed = allowed(&request);
             if !allowed.is_empty() {
                 assert!(allowed.contains(&u64::from(whole.drawn[0].id)), "{request}");
                 seen.insert("allowed ids");
             }
-            let excluded = |entry: &Value| entry[1] == false;
-            if request["logit_bias"].as_object().is_some_and(|biases| !biases.is_empty())
-                || request["logit_bias"].as_array().is_some_and(|biases| biases.iter().any(excluded))
-            {
+            if biases(&request).iter().any(|(_, bias)| *bias == false || bias.as_f64() <= Some(-100.0)) {
                 seen.insert("excluded ids");
             }
-            if request["logprobs"].is_u64() || request["n_probs"].as_u64() > Some(0) {
+            let scored = request["n_probs"].as_u64().or(request["top_logprobs_num"].as_u64());
+            if request["logprobs"].is_u64() || scored > Some(0) {
                 for drawn in &whole.drawn {
                     let logprob = drawn.logprob.as_ref().expect("a logprob");
                     assert!(logprob.logprob.is_some_and(|value| value < 0.0) && logprob.top.len() >= 2, "{logprob:?}");
@@ -116,7 +131,7 @@ fn answers_of_real_engines_are_read() {
             }
         }
         let mut want = vec!["allowed ids", "cached tokens", "excluded ids", "logprobs"];
-        if dialect == EngineDialect::Vllm {
+        if dialect != EngineDialect::LlamaServer {
             // llama-server stops at the model's own stop tokens only, and draws none of them here.
             want.push("a stop token");
         }
