@@ -244,7 +244,7 @@ def options():
 FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture",
            "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output",
-           "--conversations", "--api", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
+           "--conversations", "--api", "--incremental-streaming-output", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
            "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused",
            "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching",
            "--ssl-certfile", "--ssl-keyfile", "--sum-us", "--link-gbs", "--data"}

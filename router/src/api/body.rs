@@ -21,6 +21,7 @@ pub async fn read(
 ) -> Result<(Bytes, MemoryCharge), Error> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
+    check_encoding(&parts.headers)?;
     let content_length =
         parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if content_length.is_some_and(|length: u64| length > limit as u64) {
@@ -78,4 +79,15 @@ fn check_type(headers: &HeaderMap) -> Result<(), Error> {
     }
     let message = format!("the header 'content-type' must be application/json, got {value}");
     Err(Error { code: Some("unsupported_content_type"), ..Error::new(ErrorKind::UnsupportedMediaType, message) })
+}
+
+/// The body must not be compressed: its size is limited as it arrives.
+fn check_encoding(headers: &HeaderMap) -> Result<(), Error> {
+    let Some(value) = headers.get(header::CONTENT_ENCODING) else { return Ok(()) };
+    let value = value.to_str().unwrap_or("(not text)");
+    if value.trim().eq_ignore_ascii_case("identity") {
+        return Ok(());
+    }
+    let message = format!("the header 'content-encoding' must be absent or identity, got {value}");
+    Err(Error { code: Some("unsupported_content_encoding"), ..Error::new(ErrorKind::UnsupportedMediaType, message) })
 }

@@ -406,6 +406,16 @@ async fn unknown_routes_methods_models_and_content_types_have_their_own_codes() 
         let request = Request::post("/v1/chat/completions").header("content-type", kind).body(body.into()).unwrap();
         assert_eq!(Answer::of(router.send(request).await).await.status, status, "{kind}");
     }
+    for (encoding, code) in [("gzip", json!("unsupported_content_encoding")), ("Identity", json!(null))] {
+        let body = chat_request(&bytes("a"), json!({})).to_string();
+        let request = Request::post("/v1/chat/completions").header("content-encoding", encoding);
+        let answer = Answer::of(router.send(request.body(body.into()).unwrap()).await).await;
+        assert_eq!(answer.json()["error"]["code"], code, "{encoding}");
+        let status = if code.is_null() { StatusCode::OK } else { StatusCode::UNSUPPORTED_MEDIA_TYPE };
+        assert_eq!(answer.status, status, "{encoding}");
+    }
+    let file = router.get("/playground/nothing.js").await;
+    assert_eq!((file.status, error(&file)["code"].clone()), (StatusCode::NOT_FOUND, json!("unknown_url")));
 }
 
 #[tokio::test]

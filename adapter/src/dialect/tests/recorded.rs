@@ -100,7 +100,8 @@ fn answers_of_real_engines_are_read() {
             if let Some(more) = exchange.request["sampling_params"].as_object() {
                 request.as_object_mut().expect("an object").extend(more.clone());
             }
-            let limit = ["max_tokens", "n_predict", "max_new_tokens"].into_iter().find_map(|name| request[name].as_u64());
+            let limit =
+                ["max_tokens", "n_predict", "max_new_tokens"].into_iter().find_map(|name| request[name].as_u64());
             let most = limit.expect("a limit") as usize;
             match whole.end {
                 Some(DrawEnd::Length) => assert_eq!(whole.drawn.len(), most, "{request}"),

@@ -45,7 +45,8 @@ pub async fn file(State(state): Shared, Path(name): Path<String>) -> Response {
     match FILES.iter().find(|(file, _)| *file == name) {
         Some((name, text)) => served(name, text),
         None => {
-            finish(&state, "none", Err(Error::new(ErrorKind::NotFound, format!("the playground has no file '{name}'"))))
+            let error = Error::new(ErrorKind::NotFound, format!("the playground has no file '{name}'"));
+            finish(&state, "none", Err(Error { code: Some("unknown_url"), ..error }))
         }
     }
 }
