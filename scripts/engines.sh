@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs vLLM and SGLang for CPUs, compiles llama-server, and prints their directory. They are kept outside of the tree,
-# in $XDG_CACHE_HOME/rein-engines: 6 GB, which change only with the versions below.
+# Installs vLLM and SGLang for CPUs, compiles llama-server, and prints their directory. They are kept outside of the
+# tree, in $XDG_CACHE_HOME/rein-engines: 6 GB, which change only with the versions below.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "engines: $*" >&2; exit 1; }

@@ -243,7 +243,7 @@ def options():
 # Options of other programs in the docs: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.
 FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture",
-           "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output",
+           "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output", "--attention-backend",
            "--conversations", "--api", "--incremental-streaming-output", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
            "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused",
            "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching",
