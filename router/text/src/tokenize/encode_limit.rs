@@ -36,10 +36,18 @@ impl EncodeLimit {
 
     /// Fails if a text with at least this many tokens exceeds the bound, or if the time is over.
     pub(super) fn check(&self, tokens: usize) -> Result<(), TokenizeError> {
+        self.check_tokens(tokens)?;
+        match self.until {
+            Some(until) if Instant::now() >= until => Err(TokenizeError::Late),
+            _ => Ok(()),
+        }
+    }
+
+    /// Like [`Self::check`], without a look at the clock.
+    pub(super) fn check_tokens(&self, tokens: usize) -> Result<(), TokenizeError> {
         let least = self.before + tokens;
         match self.tokens {
             Some(most) if least > most => Err(TokenizeError::TooMany { least, most }),
-            _ if self.until.is_some_and(|until| Instant::now() >= until) => Err(TokenizeError::Late),
             _ => Ok(()),
         }
     }

@@ -35,6 +35,8 @@ use words::WordSplitter;
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
 /// Largest tokenizer file, bytes.
 pub const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+/// Bytes of words that are encoded between two looks at the clock.
+const BYTES_PER_LOOK: usize = 512;
 /// Largest vocabulary, ids.
 pub const MAX_VOCAB: usize = 1 << 21;
 
@@ -239,7 +241,7 @@ impl Tokenizer {
         bound: EncodeLimit,
     ) -> Result<Vec<u32>, TokenizeError> {
         let model = self.0.tokenizer.get_model();
-        let mut ids = Vec::new();
+        let (mut ids, mut unlooked) = (Vec::new(), 0);
         for (text, _, tokens) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
             if let Some(tokens) = tokens {
                 ids.extend(tokens.iter().map(|token| token.id));
@@ -249,6 +251,11 @@ impl Tokenizer {
             splitter.words(text, &mut |word| {
                 let tokens = model.tokenize(word).map_err(|error| TokenizeError::Encode(error.to_string()))?;
                 ids.extend(tokens.into_iter().map(|token| token.id));
+                unlooked += word.len();
+                if unlooked < BYTES_PER_LOOK {
+                    return bound.check_tokens(ids.len());
+                }
+                unlooked = 0;
                 bound.check(ids.len())
             })?;
         }
