@@ -85,7 +85,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), Error> {
 fn check_encoding(headers: &HeaderMap) -> Result<(), Error> {
     let Some(value) = headers.get(header::CONTENT_ENCODING) else { return Ok(()) };
     let value = value.to_str().unwrap_or("(not text)");
-    if value.trim().eq_ignore_ascii_case("identity") {
+    if value.trim().is_empty() || value.trim().eq_ignore_ascii_case("identity") {
         return Ok(());
     }
     let message = format!("the header 'content-encoding' must be absent or identity, got {value}");

@@ -118,6 +118,7 @@ fn read(
     };
     let (tool_choice, parallel_tool_calls) = tools::choice(fields, &decoded)?;
     left_out.extend(decoded.hosted.iter().map(|(name, at)| format!("{at}.{name}")));
+    fields.extend_ignored(&decoded.ignored);
     let thinking = thinking(fields)?;
     let OutputConfig { effort, response } = output_config(fields)?;
     let template_kwargs = fields.object("chat_template_kwargs")?.unwrap_or_default();

@@ -16,7 +16,21 @@ pub struct DecodedTools {
     pub origins: Vec<(usize, String)>,
     /// Tools that run at Anthropic: their names and their paths in the request.
     pub hosted: Vec<(String, String)>,
+    /// Fields of tools that were not read.
+    pub ignored: Vec<String>,
 }
+
+/// Fields of a tool that are read, or that cannot change the result.
+const KNOWN_FIELDS: [&str; 8] = [
+    "type",
+    "name",
+    "description",
+    "input_schema",
+    "strict",
+    "defer_loading",
+    "cache_control",
+    "eager_input_streaming",
+];
 
 /// What the conversation says about the tools that can be called.
 #[derive(Default)]
@@ -87,6 +101,9 @@ fn offered(items: Vec<Value>, changes: &ToolChanges) -> Result<(DecodedTools, Ve
         if !changes.offers(text("name"), tool.get("defer_loading") == Some(&Value::Bool(true))) {
             continue;
         }
+        let unknown = tool.iter().filter(|(field, _)| !KNOWN_FIELDS.contains(&field.as_str()));
+        let unknown = unknown.map(|(field, value)| (field.clone(), value.clone())).collect();
+        decoded.ignored.extend(Fields::within(&format!("{at}."), unknown).into_ignored());
         decoded.origins.push((i, text("name").to_owned()));
         tools.push(declaration(&at, tool)?);
     }

@@ -7,6 +7,7 @@ mod messages;
 mod playground;
 mod responses;
 mod sse;
+mod unread_body;
 
 use std::{sync::Arc, time::Duration};
 
@@ -97,6 +98,7 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .layer(middleware::from_fn_with_state(state.clone(), authenticate::http))
         .layer(middleware::from_fn(messages::errors))
         .layer(middleware::from_fn(request_id))
+        .layer(middleware::from_fn(unread_body::announce_close))
         .layer(middleware::from_fn_with_state(state.clone(), cors::allow))
         .with_state(state)
 }

@@ -10,8 +10,9 @@ use serde_json::{Map, Number, Value};
 
 use crate::{InvalidRequest, limits};
 
-/// How serde_json's error begins.
+/// How serde_json's errors begin.
 const TOO_DEEP: &str = "recursion limit exceeded";
+const TOO_LARGE_NUMBER: &str = "number out of range";
 
 /// Budget for the memory of a request's values.
 #[derive(Debug)]
@@ -110,10 +111,11 @@ fn broken(error: &serde_json::Error) -> InvalidRequest {
 /// What is wrong with a text that serde_json does not read.
 fn why(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    match text.strip_prefix(TOO_DEEP) {
-        Some(place) => {
-            format!("may have arrays and objects in each other up to a depth of {}{place}", limits::JSON_DEPTH)
-        }
+    if let Some(place) = text.strip_prefix(TOO_DEEP) {
+        return format!("may have arrays and objects in each other up to a depth of {}{place}", limits::JSON_DEPTH);
+    }
+    match text.strip_prefix(TOO_LARGE_NUMBER) {
+        Some(place) => format!("has a number beyond the range of 64-bit floats{place}"),
         None => format!("is not valid JSON: {text}"),
     }
 }

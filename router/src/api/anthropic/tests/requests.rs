@@ -132,7 +132,10 @@ fn parameters_reach_the_job() {
         "metadata": {"user_id": "u"}, "stream": true, "chat_template_kwargs": {"a": 1},
         "cache_control": {"type": "ephemeral"}, "context_management": {"edits": []}, "service_tier": "auto",
         "mcp_servers": [{"url": "x"}], "tool_choice": {"type": "auto", "disable_parallel_tool_use": true},
-        "tools": [tool("f"), {"type": "web_search_20250305", "name": "web_search"}],
+        "tools": [
+            {"name": "f", "description": "d", "input_schema": {"type": "object"}, "cache_control": {}, "examples": [1]},
+            {"type": "web_search_20250305", "name": "web_search"},
+        ],
     }));
     let ParsedBody { value, ignored, .. } = read.unwrap();
     let (job, generation) = (&value.job, &value.job.generation);
@@ -147,7 +150,7 @@ fn parameters_reach_the_job() {
     assert!(matches!(job.response, Some(Response::JsonSchema { strict: false, .. })));
     let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
     assert_eq!(*job.tools, [json!({"type": "function", "function": function})]);
-    assert_eq!(ignored, ["tools[1].web_search", "mcp_servers"]);
+    assert_eq!(ignored, ["tools[1].web_search", "mcp_servers", "tools[0].examples"]);
     for (kind, on) in [("adaptive", true), ("disabled", false)] {
         assert_eq!(super::job(json!({"thinking": {"type": kind}})).thinking, Some(on));
     }
