@@ -32,6 +32,7 @@ async fn the_reference_lists_the_metrics() {
         vocab_size: 400,
         context: 100,
         block_size: 16,
+        engine_block: 16,
         blocks: 10,
         slots: 4,
         prefix_cache: false,
