@@ -1,5 +1,5 @@
-//! Tells clients that the connection will be closed. It is, after an answer to a body that was not read: the rest of the
-//! body would be taken for the next request.
+//! Tells clients that the connection will be closed. It is, after an answer to a body that was not read: the rest of
+//! the body would be taken for the next request.
 
 use std::{
     pin::Pin,
