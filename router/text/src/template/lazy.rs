@@ -35,7 +35,6 @@ impl LazyJson {
         value.downcast_object_ref::<LazyJson>().map(|lazy| &lazy.json)
     }
 
-    /// The JSON that `print` makes of a value with these options, if the value is lazy.
     /// The JSON that `print` writes of the value with these options, kept if the value is lazy.
     pub fn printed(
         value: &Value,
