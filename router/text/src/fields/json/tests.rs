@@ -76,11 +76,13 @@ fn invalid_json_is_found_in_every_field_whether_it_is_read_or_not() {
             });
             let error = read.map(|read| read.value).unwrap_err();
             assert_eq!(error.code, Some("invalid_json"), "{text}: {error:?}");
-            let what = match wrong == deep {
-                true => expected
-                    .to_string()
-                    .replace(TOO_DEEP, "may have arrays and objects in each other up to a depth of 127"),
-                false => format!("is not valid JSON: {expected}"),
+            let expected = expected.to_string();
+            let what = match wrong {
+                "1e999" => expected.replace(TOO_LARGE_NUMBER, "has a number beyond the range of 64-bit floats"),
+                wrong if wrong == deep => {
+                    expected.replace(TOO_DEEP, "may have arrays and objects in each other up to a depth of 127")
+                }
+                _ => format!("is not valid JSON: {expected}"),
             };
             assert_eq!(error.message, format!("the body {what}"), "{text}");
         }
