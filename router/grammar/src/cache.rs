@@ -1,10 +1,17 @@
 //! A least-recently-used cache, limited in bytes. It does not know what it holds.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// 128 bits that clients cannot predict.
 pub type Key = [u64; 2];
+
+static HASHERS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
+
+pub(crate) fn key_of(text: &[u8]) -> Key {
+    HASHERS.each_ref().map(|state| state.hash_one(text))
+}
 
 pub struct Cache<T> {
     most: usize,

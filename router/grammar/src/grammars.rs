@@ -11,7 +11,7 @@ use llguidance::panic_utils::catch_unwind;
 use serde_json::Value;
 
 use crate::budget::Budget;
-use crate::cache::{Cache, Key};
+use crate::cache::{Cache, Key, key_of};
 use crate::format::{Codec, Format, Step};
 use crate::json_schema::folded_characters_of_lark;
 use crate::lark::{self, Common, is_costly_grammar};
@@ -24,7 +24,6 @@ use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
 use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
 use crate::schema::{self, divisor_price};
-use crate::tools::key_of;
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
 

@@ -37,7 +37,7 @@ mod vocab;
 mod watchdog;
 
 pub use budget::{Budget, Cancel};
-pub use cache::{Cache, Key};
+pub use cache::Cache;
 pub use call_validator::CallValidator;
 pub use describe::{Description, markdown};
 pub use event::Event;

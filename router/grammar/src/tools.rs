@@ -1,13 +1,12 @@
 //! The declared tools of a request, which everything that is made of them shares.
 
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 use std::ops::Deref;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
-use crate::cache::Key;
+use crate::cache::{Key, key_of};
 
 /// A declared tool. The name decides how an ambiguous header is split; the schema decides which raw values are strings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,13 +26,6 @@ pub struct Tools(Arc<Inner>);
 struct Inner {
     list: Vec<Tool>,
     key: OnceLock<Key>,
-}
-
-/// Two hashers, so that a key has 128 bits that clients cannot predict.
-static HASHERS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
-
-pub(crate) fn key_of(text: &[u8]) -> Key {
-    HASHERS.each_ref().map(|state| state.hash_one(text))
 }
 
 impl Tools {

@@ -103,10 +103,7 @@ fn read(
     }
     let plain = fields.array("messages")?.ok_or_else(|| Error::missing("messages", "an array of messages"))?;
     // Numbers occur in the inputs of calls only, which no check reads.
-    let list = match fields.exact("messages") {
-        Some(Value::Array(exact)) => exact,
-        _ => plain,
-    };
+    let list = fields.exact_array("messages").unwrap_or(plain);
     let system = fields.take("system").filter(|system| system.as_str() != Some(""));
     let name = model.as_deref().unwrap_or_default();
     let DecodedConversation { messages, origins, mut left_out, tool_changes, continues } =

@@ -20,17 +20,8 @@ pub struct DecodedTools {
     pub ignored: Vec<String>,
 }
 
-/// Fields of a tool that are read, or that cannot change the result.
-const KNOWN_FIELDS: [&str; 8] = [
-    "type",
-    "name",
-    "description",
-    "input_schema",
-    "strict",
-    "defer_loading",
-    "cache_control",
-    "eager_input_streaming",
-];
+/// Fields of a tool that were read before its declaration, or that cannot change the result.
+const WITHOUT_EFFECT: [&str; 4] = ["type", "defer_loading", "cache_control", "eager_input_streaming"];
 
 /// What the conversation says about the tools that can be called.
 #[derive(Default)]
@@ -64,11 +55,8 @@ impl ToolChanges {
 /// Decodes the tools of a request.
 pub fn tools(fields: &mut Fields, changes: &ToolChanges) -> Result<Arc<DecodedTools>, Error> {
     let (mut decoded, declared) = offered(fields.array("tools")?.unwrap_or_default(), changes)?;
-    let exact = match fields.exact("tools") {
-        Some(Value::Array(items)) => Some(offered(items, changes)?.1),
-        _ => None,
-    };
-    decoded.tools = ToolSet::new(declared, exact);
+    let exact = fields.exact_array("tools").map(|items| offered(items, changes)).transpose()?;
+    decoded.tools = ToolSet::new(declared, exact.map(|(_, tools)| tools));
     Ok(Arc::new(decoded))
 }
 
@@ -101,11 +89,10 @@ fn offered(items: Vec<Value>, changes: &ToolChanges) -> Result<(DecodedTools, Ve
         if !changes.offers(text("name"), tool.get("defer_loading") == Some(&Value::Bool(true))) {
             continue;
         }
-        let unknown = tool.iter().filter(|(field, _)| !KNOWN_FIELDS.contains(&field.as_str()));
-        let unknown = unknown.map(|(field, value)| (field.clone(), value.clone())).collect();
-        decoded.ignored.extend(Fields::within(&format!("{at}."), unknown).into_ignored());
         decoded.origins.push((i, text("name").to_owned()));
-        tools.push(declaration(&at, tool)?);
+        let mut fields = Fields::within(&format!("{at}."), tool);
+        tools.push(declaration(&mut fields)?);
+        decoded.ignored.extend(fields.into_ignored());
     }
     Ok((decoded, tools))
 }
@@ -116,17 +103,19 @@ fn is_hosted(kind: &str) -> bool {
     kind == "mcp_toolset" || date.len() == 8 && date.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-fn declaration(at: &str, mut tool: Map<String, Value>) -> Result<Value, Error> {
-    let mut take = |field: &str| tool.get_mut(field).map(Value::take).filter(|value| !value.is_null());
+fn declaration(tool: &mut Fields) -> Result<Value, Error> {
+    for name in WITHOUT_EFFECT {
+        tool.take(name);
+    }
     let mut function = Map::new();
-    function.extend(take("name").map(|name| ("name".to_owned(), name)));
-    function.extend(take("description").map(|text| ("description".to_owned(), text)));
-    match take("input_schema") {
+    function.extend(tool.take("name").map(|name| ("name".to_owned(), name)));
+    function.extend(tool.take("description").map(|text| ("description".to_owned(), text)));
+    match tool.take("input_schema") {
         Some(schema @ Value::Object(_)) => function.insert("parameters".into(), schema),
-        Some(other) => return Err(Error::wrong_type(&format!("{at}.input_schema"), "a JSON Schema", &other)),
-        None => return Err(Error::missing(&format!("{at}.input_schema"), "a JSON Schema of the tool's input")),
+        Some(other) => return Err(Error::wrong_type(&tool.at("input_schema"), "a JSON Schema", &other)),
+        None => return Err(Error::missing(&tool.at("input_schema"), "a JSON Schema of the tool's input")),
     };
-    function.extend(take("strict").map(|strict| ("strict".to_owned(), strict)));
+    function.extend(tool.take("strict").map(|strict| ("strict".to_owned(), strict)));
     Ok(json!({"type": "function", "function": function}))
 }
 

@@ -88,11 +88,7 @@ pub(super) fn conversation(fields: &mut Fields, known: &KnownTools) -> Result<(C
 
 fn tools(fields: &mut Fields) -> Result<ToolSet, Error> {
     let declared = fields.array("tools")?.unwrap_or_default();
-    let exact = match fields.exact("tools") {
-        Some(Value::Array(items)) => Some(items),
-        _ => None,
-    };
-    Ok(ToolSet::new(declared, exact))
+    Ok(ToolSet::new(declared, fields.exact_array("tools")))
 }
 
 /// Encodes an event as an SSE payload. None: OpenAI's API has no chunk for it.

@@ -62,11 +62,7 @@ pub fn body(bytes: &[u8]) -> Result<Fields<'_>, InvalidRequest> {
 
 /// The conversation with exact numbers. None: it has no number that needs them.
 fn exact(fields: &mut Fields) -> Option<Box<ExactValues>> {
-    let mut list = |name: &str| match fields.exact(name) {
-        Some(Value::Array(items)) => Some(items),
-        _ => None,
-    };
-    let (messages, documents) = (list("messages"), list("documents"));
+    let (messages, documents) = (fields.exact_array("messages"), fields.exact_array("documents"));
     let template_kwargs = match fields.exact("chat_template_kwargs") {
         Some(Value::Object(map)) => Some(map),
         _ => None,

@@ -120,8 +120,6 @@ fn read(fields: &mut Fields, known: &KnownTools) -> Result<ResponseRequest, Erro
     let response = response(fields)?;
     let converted = known.responses.read(fields, "tools", tools::convert)?;
     fields.extend_ignored(&converted.ignored);
-    let hosted = converted.hosted.iter().map(|name| (name.clone(), Value::Bool(true)));
-    fields.add_ignored(Fields::within("", hosted.collect()));
     let given_choice = fields.take("tool_choice");
     let tool_choice = choice::read(fields, &converted.table)?;
     let parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
@@ -195,7 +193,7 @@ fn input(fields: &mut Fields, continues: bool) -> Result<Input, Error> {
 
 /// Values with exact numbers. Messages have none: arguments and outputs are texts.
 fn exact(fields: &mut Fields) -> Option<Box<ExactValues>> {
-    let documents = fields.exact("documents").and_then(|value| value.as_array().cloned());
+    let documents = fields.exact_array("documents");
     let template_kwargs = fields.exact("chat_template_kwargs").and_then(|value| value.as_object().cloned());
     let same = documents.is_none() && template_kwargs.is_none();
     (!same).then(|| Box::new(ExactValues { messages: None, documents, template_kwargs }))

@@ -120,22 +120,19 @@ pub struct ConvertedTools {
     pub given: Vec<Value>,
     pub functions: ToolSet,
     pub table: Arc<ToolTable>,
-    /// Tools that only OpenAI's servers can run, by path and type.
-    pub hosted: Vec<String>,
-    /// Fields that were not read.
+    /// Fields that were not read, and tools that only OpenAI's servers can run, by path and type.
     pub ignored: Vec<String>,
 }
 
 /// Converts the tools of a request.
 pub fn convert(fields: &mut Fields) -> Result<Arc<ConvertedTools>, Error> {
     let given = fields.array("tools")?.unwrap_or_default();
-    let Conversion { functions, table, hosted, ignored } = Conversion::of(given.clone())?;
-    let exact = match fields.exact("tools") {
-        Some(Value::Array(tools)) => Some(Conversion::of(tools)?.functions),
-        _ => None,
-    };
-    let functions = ToolSet::new(functions, exact);
-    Ok(Arc::new(ConvertedTools { given, functions, table: Arc::new(table), hosted, ignored }))
+    let Conversion { functions, table, hosted, mut ignored } = Conversion::of(given.clone())?;
+    let hosted = hosted.into_iter().map(|name| (name, Value::Bool(true)));
+    ignored.extend(Fields::within("", hosted.collect()).into_ignored());
+    let exact = fields.exact_array("tools").map(Conversion::of).transpose()?;
+    let functions = ToolSet::new(functions, exact.map(|exact| exact.functions));
+    Ok(Arc::new(ConvertedTools { given, functions, table: Arc::new(table), ignored }))
 }
 
 #[derive(Default)]
@@ -143,6 +140,7 @@ struct Conversion {
     /// In the format of chats.
     functions: Vec<Value>,
     table: ToolTable,
+    /// Tools that only OpenAI's servers can run, by path and type.
     hosted: Vec<String>,
     ignored: Vec<String>,
 }

@@ -108,6 +108,14 @@ impl<'a> Fields<'a> {
         })?
     }
 
+    /// The list that `array` returns, but with numbers as the client wrote them. `None` if there is no difference.
+    pub fn exact_array(&mut self, name: &str) -> Option<Vec<Value>> {
+        match self.exact(name)? {
+            Value::Array(items) => Some(items),
+            _ => None,
+        }
+    }
+
     /// The JSON text of a field of the body.
     pub(crate) fn text(&self, name: &str) -> Option<&'a str> {
         self.place(name).map(|place| self.raw[place].text)
