@@ -4,6 +4,7 @@
 # make lint       check the format of the code, clippy's lints, and the protos
 # make test-kube  run the chart on a control plane of Kubernetes, with real pods; needs Go and root
 # make engines    run Rein in front of real engines, vLLM, SGLang and llama-server, which it installs (6 GB)
+# make real       measure real models beside transformers and llama-server, which it installs (12 GB); hours on two cores
 # make chaos      run the long fault tests; those that cut networks need root
 # make cuda       compile the CUDA kernels for every architecture; needs no GPU
 # make bench      benchmark a server on $(HTTP)
@@ -11,7 +12,7 @@
 # make dist       make packages in target/dist: an archive, a Debian package and a Python wheel
 # make image      make the image for Kubernetes in target/image; ENGINE=cuda: with NCCL
 # Each installs what it needs and is missing.
-.PHONY: serve cluster test test-kube engines chaos cuda lint bench reference dist image clean setup setup-cluster setup-cuda setup-dist setup-image setup-lint setup-test
+.PHONY: serve cluster test test-kube engines real chaos cuda lint bench reference dist image clean setup setup-cluster setup-cuda setup-dist setup-image setup-lint setup-test
 
 MODEL ?= models/demo
 ENGINE ?= cpu
@@ -48,6 +49,11 @@ test-kube: setup-test
 engines: setup-test
 	cargo build --release --locked --bin rein
 	REIN_BIN=$(CURDIR)/target/release/rein REIN_ENGINES_DIR=$$(scripts/engines.sh) $(PYTHON) -m pytest -q -rs -s tests/engines
+
+# ARGS chooses models, parts and numbers of cases: make real ARGS="--models smol --cases 48 --answers 20".
+real: setup
+	cargo build --release --locked --bin rein
+	directory=$$(scripts/real.sh) && REIN_BIN=$(CURDIR)/target/release/rein REIN_REAL_DIR=$$directory $$directory/venv/bin/python tests/real/real.py $(ARGS)
 
 chaos: setup-test
 	cargo build --release --locked --bin rein

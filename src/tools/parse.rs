@@ -70,7 +70,7 @@ impl ParseSource {
         // Without a list of tools, all calls are parsed.
         let parse_tools = tools.as_ref().is_none_or(|t| !t.is_empty());
         let options =
-            ParserOptions { start, tools: tools.unwrap_or_default().into(), parse_tools, calls_in_text: true };
+            ParserOptions { start, tools: tools.unwrap_or_default().into(), parse_tools};
         let mut parser = Parser::new(self.format, options);
         let mut events = Vec::new();
         for piece in self.pieces(request)? {

@@ -272,6 +272,11 @@ impl Format {
         self.markers == Markers::Special
     }
 
+    /// Whether nothing follows a call: text needs a marker that only another turn could write.
+    pub(crate) fn ends_with_call(&self) -> bool {
+        self.text.is_needed() && self.text.close.is_empty()
+    }
+
     /// Whether the format has calls at all.
     pub fn has_calls(&self) -> bool {
         !self.call.is_empty()

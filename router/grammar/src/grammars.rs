@@ -12,13 +12,14 @@ use serde_json::Value;
 
 use crate::budget::Budget;
 use crate::cache::{Cache, Key, key_of};
+use crate::canonical::Canonical;
 use crate::format::{Codec, Format, Step};
 use crate::json_schema::folded_characters_of_lark;
-use crate::lark::{self, Common, is_costly_grammar};
+use crate::lark::{self, Common, Form, is_costly_grammar};
 use crate::limits::{
     MAX_CACHED_BYTES, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES,
-    MAX_REGEX_FOLDS, MAX_ROUND_DIVISOR, MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP,
-    TRIAL_TOKENS,
+    MAX_QUICK_GRAMMAR_BYTES, MAX_REGEX_FOLDS, MAX_ROUND_DIVISOR, MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL,
+    REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
@@ -46,6 +47,18 @@ struct Shared {
     opening: Vec<u32>,
     /// Approximate memory, without the regular expression that validates responses.
     bytes: usize,
+    /// How the canonical form is made, when it is first needed.
+    source: Source,
+    /// None: it could not be made, or is the same.
+    canonical: OnceLock<Option<Matcher>>,
+}
+
+/// Of what a grammar is made.
+struct Source {
+    format: &'static Format,
+    vocab: Arc<Vocab>,
+    rules: Rules,
+    loose: bool,
 }
 
 /// Approximate memory of a compiled grammar per byte of its text.
@@ -113,7 +126,7 @@ impl Grammars {
     fn build(&self, rules: &Rules, budget: &mut Budget) -> Result<Shared, RuleError> {
         let mut loose = false;
         loop {
-            let written = match write(self.format, &self.vocab, rules, loose, budget) {
+            let written = match write(self.format, &self.vocab, rules, Form::Tolerant, loose, budget) {
                 Err(RuleError::TooLarge { .. }) if !loose => {
                     loose = true;
                     continue;
@@ -130,14 +143,26 @@ impl Grammars {
                     limit,
                 });
             }
-            match self.parser(&written, budget).and_then(|fresh| self.tried(fresh, &written, rules)) {
+            match parser(&self.vocab, &written, budget).and_then(|fresh| self.tried(fresh, &written, rules)) {
                 Ok(mut fresh) => {
                     let Written { relaxations, first, lark, .. } = written;
                     let validators = Validators::new(rules);
                     budget.spend((validators.regex_bytes() / REGEX_BYTES_PER_STEP) as u64)?;
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
                     let bytes = fresh.measure() + RULE_BYTES * lark.len() + validators.bytes();
-                    return Ok(Shared { fresh, relaxations, validators, first, lark, opening, bytes });
+                    let source = Source { format: self.format, vocab: self.vocab.clone(), rules: rules.clone(), loose };
+                    let canonical = OnceLock::new();
+                    return Ok(Shared {
+                        fresh,
+                        relaxations,
+                        validators,
+                        first,
+                        lark,
+                        opening,
+                        bytes,
+                        source,
+                        canonical,
+                    });
                 }
                 Err(Refusal::Rule(error)) => return Err(error),
                 // The whole budget may show that the request is valid.
@@ -178,41 +203,6 @@ impl Grammars {
         ids
     }
 
-    fn parser(&self, written: &Written, budget: &mut Budget) -> Result<Matcher, Refusal> {
-        let fuel = budget.left().clamp(MIN_LEXER_FUEL, MAX_LEXER_FUEL);
-        let factory = self.vocab.factory();
-        let limits = ParserLimits { initial_lexer_fuel: fuel, ..factory.limits().clone() };
-        let read = if written.foreign.is_empty() { read(&written.lark) } else { None };
-        let (grammar, lexer) = match read {
-            Some(read) => read,
-            None => {
-                written.foreign.iter().try_for_each(|(_, lark)| check_foreign(lark))?;
-                let init = GrammarInit::Serialized(by_text(written));
-                let env = factory.tok_env().clone();
-                catch_unwind(AssertUnwindSafe(|| init.to_internal(Some(env), limits.clone())))?
-            }
-        };
-        let (cost, symbols) = (lexer.cost(), grammar.num_symbols());
-        if cost > limits.initial_lexer_fuel || symbols > limits.max_grammar_size {
-            let (most, most_symbols) = (limits.initial_lexer_fuel, limits.max_grammar_size);
-            return Err(Refusal::Grammar(format!(
-                "its grammar has {symbols} symbols and a lexer of {cost} steps; the limits are {most_symbols} and {most}"
-            )));
-        }
-        budget.spend_fuel(cost + symbols as u64)?;
-        let text = || written.foreign.iter().map(|(_, lark)| lark.as_str()).collect::<Vec<_>>().join("\n");
-        if !written.foreign.is_empty() && is_costly_grammar(lexer.regex_builder.clone().into_exprset(), &text()) {
-            return Err(Refusal::Grammar(TOO_AMBIGUOUS.into()));
-        }
-        let mut parser = self.vocab.parser(GrammarInit::Internal(grammar, lexer), limits)?;
-        if !written.foreign.is_empty() {
-            parser.enable_cancellation();
-        }
-        budget.spend_fuel(parser.parser.lexer_stats().total_fuel_spent as u64)?;
-        // A client's own grammar may name any token.
-        Ok(Matcher::new(parser, self.vocab.clone(), written.foreign.is_empty()))
-    }
-
     /// The matcher, if it can generate anything. A client's own grammar must also show that it makes progress.
     fn tried(&self, mut fresh: Matcher, written: &Written, rules: &Rules) -> Result<Matcher, Refusal> {
         let foreign = !written.foreign.is_empty();
@@ -229,9 +219,9 @@ impl Grammars {
     }
 
     fn key(&self, rules: &Rules) -> Key {
-        let Rules { tools, choice, parallel, response, start, calls_before: _, enforcement } = rules;
+        let Rules { tools, choice, parallel, response, start, calls_before: _, enforcement, reasons } = rules;
         let tools = tools.key();
-        let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?} {tools:?}").into_bytes();
+        let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?} {reasons} {tools:?}").into_bytes();
         // Writing to memory does not fail, and neither does JSON with text as keys.
         if let Some(Response::JsonSchema { schema, strict }) = response {
             let _ = write!(text, " schema {strict} ");
@@ -241,6 +231,41 @@ impl Grammars {
         }
         key_of(&text)
     }
+}
+
+fn parser(vocab: &Arc<Vocab>, written: &Written, budget: &mut Budget) -> Result<Matcher, Refusal> {
+    let fuel = budget.left().clamp(MIN_LEXER_FUEL, MAX_LEXER_FUEL);
+    let factory = vocab.factory();
+    let limits = ParserLimits { initial_lexer_fuel: fuel, ..factory.limits().clone() };
+    let read = if written.foreign.is_empty() { read(&written.lark) } else { None };
+    let (grammar, lexer) = match read {
+        Some(read) => read,
+        None => {
+            written.foreign.iter().try_for_each(|(_, lark)| check_foreign(lark))?;
+            let init = GrammarInit::Serialized(by_text(written));
+            let env = factory.tok_env().clone();
+            catch_unwind(AssertUnwindSafe(|| init.to_internal(Some(env), limits.clone())))?
+        }
+    };
+    let (cost, symbols) = (lexer.cost(), grammar.num_symbols());
+    if cost > limits.initial_lexer_fuel || symbols > limits.max_grammar_size {
+        let (most, most_symbols) = (limits.initial_lexer_fuel, limits.max_grammar_size);
+        return Err(Refusal::Grammar(format!(
+            "its grammar has {symbols} symbols and a lexer of {cost} steps; the limits are {most_symbols} and {most}"
+        )));
+    }
+    budget.spend_fuel(cost + symbols as u64)?;
+    let text = || written.foreign.iter().map(|(_, lark)| lark.as_str()).collect::<Vec<_>>().join("\n");
+    if !written.foreign.is_empty() && is_costly_grammar(lexer.regex_builder.clone().into_exprset(), &text()) {
+        return Err(Refusal::Grammar(TOO_AMBIGUOUS.into()));
+    }
+    let mut parser = vocab.parser(GrammarInit::Internal(grammar, lexer), limits)?;
+    if !written.foreign.is_empty() {
+        parser.enable_cancellation();
+    }
+    budget.spend_fuel(parser.parser.lexer_stats().total_fuel_spent as u64)?;
+    // A client's own grammar may name any token.
+    Ok(Matcher::new(parser, vocab.clone(), written.foreign.is_empty()))
 }
 
 /// Why there is no parser.
@@ -337,6 +362,20 @@ impl Compiled {
         begun(self.shared.fresh.clone(), self.shared.first, self.calls_before)
     }
 
+    /// A matcher of the grammar's canonical form at the start of the output: no blanks, spellings, reasoning and short
+    /// forms but those that the format itself writes. It is made when it is first needed. None: the grammar has no
+    /// other form.
+    pub fn canonical(&self) -> Option<Canonical> {
+        let shared = &self.shared;
+        let fresh = shared.canonical.get_or_init(|| shared.source.canonical()).clone()?;
+        begun(fresh, shared.first, self.calls_before).ok().map(Canonical::new)
+    }
+
+    /// Whether [`Self::canonical`] would do work that grows with the request.
+    pub fn owes_canonical(&self) -> bool {
+        self.shared.canonical.get().is_none() && self.shared.lark.len() > MAX_QUICK_GRAMMAR_BYTES
+    }
+
     /// How a model that wants to end its turn, but must call a tool, continues. Empty: no call is required.
     pub fn opening(&self) -> &[u32] {
         &self.shared.opening
@@ -380,6 +419,28 @@ impl Compiled {
     /// The grammar in llguidance's syntax, for people.
     pub fn lark(&self) -> &str {
         &self.shared.lark
+    }
+}
+
+impl Source {
+    fn canonical(&self) -> Option<Matcher> {
+        let Self { format, vocab, rules, loose } = self;
+        let schema = matches!(rules.response, Some(Response::JsonObject | Response::JsonSchema { .. }));
+        if rules.callable().is_empty() && !schema {
+            return None;
+        }
+        let mut budget = Budget::default();
+        let written = write(format, vocab, rules, Form::Canonical, *loose, &mut budget).ok()?;
+        // Clients' own grammars have one form.
+        #[cfg(test)]
+        if let Err(e) = parser(vocab, &written, &mut Budget::default()) {
+            let why = match e {
+                Refusal::Rule(e) => e.to_string(),
+                Refusal::Grammar(e) => e,
+            };
+            panic!("{why}\n{}", written.lark);
+        }
+        written.foreign.is_empty().then(|| parser(vocab, &written, &mut budget).ok()).flatten()
     }
 }
 

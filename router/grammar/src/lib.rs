@@ -8,6 +8,7 @@
 mod budget;
 mod cache;
 mod call_validator;
+mod canonical;
 mod codec;
 mod describe;
 mod event;
@@ -39,6 +40,7 @@ mod watchdog;
 pub use budget::{Budget, Cancel};
 pub use cache::Cache;
 pub use call_validator::CallValidator;
+pub use canonical::Canonical;
 pub use describe::{Description, markdown};
 pub use event::Event;
 pub use format::{

@@ -99,6 +99,8 @@ pub const MAX_CACHED_NAME_PATTERNS_BYTES: usize = 16 << 20;
 pub const MAX_TAG_REPEAT: i64 = 1000;
 /// Bytes of the whole grammar given to the compiler.
 pub const MAX_GRAMMAR_BYTES: usize = 4 << 20;
+/// Bytes of a grammar whose other forms are made on an async thread: a few milliseconds.
+pub const MAX_QUICK_GRAMMAR_BYTES: usize = 32 << 10;
 /// Symbols of a compiled grammar.
 pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;
 /// States of a grammar's lexer, about 1-2 KB each.
@@ -115,6 +117,8 @@ pub const MAX_BLANKS: usize = 8;
 pub const MAX_INDENT: usize = 40;
 /// Nesting of a value without a schema; JSON parsers stop at 128.
 pub const MAX_FREE_DEPTH: usize = 32;
+/// Undeclared members of an object that declares others.
+pub const MAX_UNDECLARED_MEMBERS: usize = 32;
 /// Properties of an object that may come in any order; more than this must come in the order of the schema.
 pub const MAX_ANY_ORDER: usize = 63;
 /// Digits of a call's number.

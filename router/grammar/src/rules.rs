@@ -18,6 +18,8 @@ pub struct Rules {
     /// Number of calls earlier in the conversation, for formats that number them.
     pub calls_before: usize,
     pub enforcement: Enforcement,
+    /// The model's template has reasoning, and the request leaves it on: see [`Compiled::canonical`](crate::Compiled::canonical).
+    pub reasons: bool,
 }
 
 /// `tool_choice`.
@@ -154,6 +156,11 @@ impl Rules {
     /// Whether a turn without a call is rejected.
     pub fn must_call(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_) | ToolChoice::Allowed { required: true, .. })
+    }
+
+    /// Whether text and further calls may follow a call.
+    pub(crate) fn may_go_on(&self) -> bool {
+        self.parallel && !matches!(self.choice, ToolChoice::Named(_))
     }
 
     /// Whether the choice of tools has a rule that free text could violate.

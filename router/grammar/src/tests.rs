@@ -98,7 +98,7 @@ pub fn cuts(pieces: &[OwnedPiece], random: &mut Random) -> Vec<Vec<OwnedPiece>> 
 
 pub fn options(start: Region, tools: &[&str]) -> ParserOptions {
     let tools = tools.iter().map(|name| Tool { name: (*name).to_owned(), parameters: None, strict: false }).collect();
-    ParserOptions { start, tools, parse_tools: true, calls_in_text: true }
+    ParserOptions { start, tools, parse_tools: true }
 }
 
 pub fn parse(format: &'static Format, options: ParserOptions, pieces: &[OwnedPiece]) -> Vec<Event> {

@@ -119,6 +119,13 @@ impl Vocab {
         (0..self.size as u32).filter(|id| !self.is_stop(*id)).take(10).collect()
     }
 
+    /// The text of a token that is not a control token.
+    pub(crate) fn text(&self, id: u32) -> Option<String> {
+        let bytes = self.trie().token(id);
+        let text = !bytes.is_empty() && !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER);
+        std::str::from_utf8(bytes).ok().filter(|_| text).map(str::to_owned)
+    }
+
     /// Text as tokens, as the tokenizer writes it if there is one.
     pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
         self.factory.tok_env().tokenize_bytes(text.as_bytes())

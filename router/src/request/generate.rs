@@ -152,8 +152,7 @@ impl OutputMode {
                 let options = ParserOptions {
                     start: *start,
                     tools: tools.clone(),
-                    parse_tools: *parse_tools,
-                    calls_in_text: grammar.is_none(),
+                    parse_tools: *parse_tools
                 };
                 let parser = Box::new(Parser::new(model.format, options));
                 Reader::Regions { parser, skip_special_tokens: *skip_special_tokens }

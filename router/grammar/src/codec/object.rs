@@ -4,7 +4,9 @@ use super::json::{self, Fed, Json};
 use super::{End, OpenCall, Progress, Trust};
 use crate::event::Event;
 use crate::format::{self, Codec};
+use crate::marks::IGNORED_MEMBERS;
 use crate::scan::text;
+use crate::schema::quoted;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Arguments {
@@ -44,6 +46,8 @@ pub(crate) struct Object {
     kind: Option<Member>,
     /// Members that no event reports.
     others: Vec<String>,
+    /// Ignored members since the beginning, or since the name.
+    skipped: usize,
 }
 
 impl Object {
@@ -67,6 +71,7 @@ impl Object {
             value_at: 0,
             kind: None,
             others: Vec::new(),
+            skipped: 0,
         }
     }
 
@@ -159,6 +164,9 @@ impl Object {
         if depth == 1 && was_value && !b.is_ascii_whitespace() {
             self.kind = Some(self.classify());
             self.value_at = self.member.len();
+            if self.call.trust == Trust::Name && self.arguments == Arguments::Missing && !self.is_plain(b) {
+                return Progress::Bad;
+            }
             if self.kind == Some(Member::Arguments) && !self.begin_arguments(b, out) {
                 return Progress::Bad;
             }
@@ -215,10 +223,13 @@ impl Object {
                 let name = json::string(&member[self.value_at.min(member.len())..]);
                 match name.filter(|n| !n.trim().is_empty()) {
                     Some(name) => {
+                        let written = member[self.value_at.min(member.len())..].trim_ascii();
+                        let plain = written == quoted(&name).as_bytes();
                         self.call.set_name(name.trim().to_owned());
-                        if self.call.trust == Trust::Name && !self.call.is_known() {
+                        if self.call.trust == Trust::Name && !(plain && self.call.is_known()) {
                             return false;
                         }
+                        self.skipped = 0;
                         self.send_ready(out);
                     }
                     None => self.others.push(text(member.trim_ascii())),
@@ -236,9 +247,28 @@ impl Object {
                     self.call.id = Some(id).filter(|id| id != "null");
                 }
             },
-            Some(Member::Ignored) | None => {}
+            Some(Member::Ignored) => {
+                self.skipped += 1;
+                // As in a grammar, which knows a few simple values.
+                return self.call.trust != Trust::Name
+                    || self.arguments != Arguments::Missing
+                    || !member.contains(&b'\\');
+            }
+            None => {}
         }
         true
+    }
+
+    /// Without a marker, only what a grammar can tell from text begins a call: the name, perhaps after and before a few
+    /// members without meaning, and then an object of arguments. `b`: the first byte of the current member's value.
+    fn is_plain(&self, b: u8) -> bool {
+        let known = match self.kind {
+            Some(Member::Name) => b == b'"',
+            Some(Member::Ignored) => self.skipped < IGNORED_MEMBERS && (b == b'"' || b == b'n' || b.is_ascii_digit()),
+            Some(Member::Arguments) => b == b'{' && self.call.name.is_some(),
+            Some(Member::Id | Member::Other) | None => false,
+        };
+        known && !self.member.contains(&b'\\')
     }
 
     fn end_object(&mut self, out: &mut Vec<Event>) -> Progress {

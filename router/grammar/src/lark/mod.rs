@@ -22,9 +22,38 @@ pub(crate) const HEADER: &str = "%llguidance {\"no_forcing\": true}\n";
 /// Text of any kind, at least one character.
 pub(crate) const SOME_TEXT: &str = "(?s:.+)";
 
+/// How much of what models write besides the format itself a grammar takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Form {
+    /// Whatever the parser reads as the same output.
+    #[default]
+    Tolerant,
+    /// What the format itself, and a JSON writer, would write.
+    Canonical,
+}
+
+impl Form {
+    /// Blanks between tokens of JSON, or none.
+    pub fn blanks(self) -> String {
+        match self {
+            Form::Tolerant => some_blanks() + "?",
+            Form::Canonical => String::new(),
+        }
+    }
+
+    /// Blanks and newlines between reasoning, text and calls, bounded; at least one.
+    pub fn layout(self) -> String {
+        match self {
+            Form::Tolerant => layout(),
+            Form::Canonical => r"\n{1,2}".to_owned(),
+        }
+    }
+}
+
 /// Collects rules and terminals; equal bodies become one rule.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
+    pub form: Form,
     text: String,
     names: HashMap<String, String>,
     /// The rules written for a group of parametric rules, by the group's text.
@@ -109,11 +138,6 @@ impl Writer {
 /// Blanks as allowed in JSON, bounded: a run of them, or a line break with indentation; at least one.
 pub(crate) fn some_blanks() -> String {
     format!(r"([ \t]{{1,{MAX_BLANKS}}}|[ \t]{{0,{MAX_BLANKS}}}\r?\n[ \t]{{0,{MAX_INDENT}}})")
-}
-
-/// [`some_blanks`] or none.
-pub(crate) fn blanks() -> String {
-    some_blanks() + "?"
 }
 
 /// Blanks and newlines between reasoning, text and calls, bounded; at least one.

@@ -3,14 +3,16 @@
 use serde_json::{Value, json};
 
 use super::count::Count;
-use super::marker::{GrammarPart, Marking, Missing, join, lit};
+use super::marker::{GrammarPart, Marking, Missing, after_name, join, lit};
 use crate::codec::{code, python};
 use crate::format::{CallIdStyle, Codec, Markers, Member, Step};
 use crate::json_schema::local;
-use crate::lark::{Writer, blanks, escape, literal};
+use crate::lark::{Form, Writer, escape, literal, some_blanks};
+use crate::marks::{bare_beginnings, ignored_members, keys, simple_member};
 use crate::rules::{Enforcement, RuleError};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
 use crate::tools::Tool;
+use crate::validate::accepts;
 
 /// Names of undeclared arguments.
 const ANY_KEY: &str = r#"[^\x00-\x20\x7f"'<>=\/\\|(){}\[\],:;]{1,64}"#;
@@ -62,6 +64,34 @@ impl Caller<'_> {
         self.written(work, tool, enforced, builtin.call).map(Some)
     }
 
+    /// The ways in which a call of this tool begins without a marker, and what follows each.
+    pub fn bare(
+        &self,
+        work: &mut Work<'_>,
+        tool: &Tool,
+        enforced: Enforcement,
+        call: &[GrammarPart],
+    ) -> Result<Vec<(String, String)>, CallError> {
+        let (begun, empty) = bare_beginnings(self.marking.format, &tool.name);
+        let Codec::Object { members, ignored } = self.marking.format.codec() else {
+            return Ok(vec![(begun, join(work.writer, after_name(&tool.name, call)))]);
+        };
+        let schema = arguments_schema(tool, enforced);
+        let field = format!("tools[{}].function.parameters", tool.name);
+        let arguments = Compiler::new(work, &schema, &tool.name, field, Dialect::Json).document()?;
+        let blanks = self.marking.form.blanks();
+        let mut last = ignored_members(ignored, &blanks, |member| format!("{blanks},{blanks}{member}"));
+        let ids: Vec<&str> = members.iter().filter_map(Member::id).flatten().copied().collect();
+        if !ids.is_empty() {
+            last.push_str(&format!("({blanks},{blanks}{})?", simple_member(&ids, &blanks)));
+        }
+        let last = work.writer.regex(&format!("{last}{blanks}\\}}{blanks}"));
+        let blank = work.writer.regex(&some_blanks());
+        let mut all = vec![(begun, format!("{blank}? {arguments} {last}"))];
+        all.extend(empty.filter(|_| accepts(&schema, &json!({}))).map(|empty| (empty, format!("{blank}?"))));
+        Ok(all)
+    }
+
     fn written(
         &self,
         work: &mut Work<'_>,
@@ -70,10 +100,17 @@ impl Caller<'_> {
         steps: &'static [Step],
     ) -> Result<Vec<GrammarPart>, CallError> {
         let mut out = Vec::new();
-        for step in steps {
+        for (at, step) in steps.iter().enumerate() {
             match step {
                 Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
-                Step::Lit(l) => out.push(lit(l)),
+                // Models omit what precedes the name.
+                Step::Lit(l) if l.ends_with('.') && steps.get(at + 1) == Some(&Step::Name) => {
+                    let word = l.rfind(['=', ' ']).map_or(0, |at| at + 1);
+                    let optional = if self.marking.form == Form::Tolerant { "?" } else { "" };
+                    let prefix = format!("{}({}){optional}", escape(&l[..word]), escape(&l[word..]));
+                    out.push(GrammarPart::Regex(prefix));
+                }
+                Step::Lit(l) => out.push(lit(l, self.marking.form)),
                 Step::Name => out.push(GrammarPart::Text(tool.name.clone())),
                 Step::Index | Step::Ordinal => out.push(self.number()),
                 Step::Id => out.push(self.id()),
@@ -111,33 +148,43 @@ impl Caller<'_> {
         enforced: Enforcement,
         out: &mut Vec<GrammarPart>,
     ) -> Result<(), CallError> {
-        let empty = json!({"type": "object", "properties": {}});
-        let any = json!({"type": "object", "additionalProperties": true});
-        let schema: &Value = match (&tool.parameters, enforced) {
-            (_, Enforcement::Off | Enforcement::Names) => &any,
-            (None | Some(Value::Null), _) => &empty,
-            (Some(schema), _) => schema,
-        };
         let names_only = enforced != Enforcement::NamesAndArguments;
         let dialect = if codec == Codec::Python { Dialect::Python } else { Dialect::Json };
-        let schema = local(schema);
+        let schema = arguments_schema(tool, enforced);
         let mut compiler = Compiler::new(work, &schema, &tool.name, field, dialect);
         match codec {
             Codec::Json => {
                 let rule = compiler.document()?;
-                out.extend([GrammarPart::Regex(blanks()), GrammarPart::Rule(rule), GrammarPart::Regex(blanks())]);
+                let blanks = self.marking.form.blanks();
+                out.extend([GrammarPart::Regex(blanks.clone()), GrammarPart::Rule(rule), GrammarPart::Regex(blanks)]);
             }
-            Codec::Object { members, .. } => {
+            Codec::Object { members, ignored } => {
+                let canonical = self.marking.form == Form::Canonical;
+                let blanks = self.marking.form.blanks();
+                let ignored = if canonical { &[][..] } else { ignored };
+                // As a JSON writer lays it out.
+                let space = if canonical { " ?".to_owned() } else { blanks.clone() };
                 let arguments = compiler.document()?;
-                out.push(GrammarPart::Regex(blanks()));
-                out.push(GrammarPart::Regex(format!("\\{{{}", blanks())));
+                // A call without arguments has none.
+                let optional = members.len() > 1 && accepts(&schema, &json!({}));
+                out.push(GrammarPart::Regex(blanks.clone()));
+                let first = ignored_members(ignored, &blanks, |member| format!("{member}{blanks},{blanks}"));
+                out.push(GrammarPart::Regex(format!("\\{{{blanks}{first}")));
                 for (i, member) in members.iter().enumerate() {
+                    let (Member::Name(names) | Member::Arguments(names) | Member::Id(names)) = member;
+                    let mut key = format!("{}{blanks}:{space}", keys(names.iter()));
                     if i > 0 {
-                        out.push(GrammarPart::Regex(format!("{},{}", blanks(), blanks())));
+                        let between = ignored_members(ignored, &blanks, |member| format!("{blanks},{blanks}{member}"));
+                        key = format!("{between}{blanks},{space}{key}");
                     }
-                    let (Member::Name(keys) | Member::Arguments(keys) | Member::Id(keys)) = member;
-                    let keys: Vec<_> = keys.iter().map(|k| escape(&quoted(k))).collect();
-                    out.push(GrammarPart::Regex(format!("({}){}:{}", keys.join("|"), blanks(), blanks())));
+                    match member {
+                        Member::Arguments(_) if optional && i > 0 => {
+                            let key = work.writer.regex(&key);
+                            out.push(GrammarPart::Rule(work.writer.rule(&format!("({key} {arguments})?"))));
+                            continue;
+                        }
+                        _ => out.push(GrammarPart::Regex(key)),
+                    }
                     match member {
                         Member::Name(_) => out.push(GrammarPart::Text(quoted(&tool.name))),
                         Member::Arguments(_) => out.push(GrammarPart::Rule(arguments.clone())),
@@ -146,7 +193,8 @@ impl Caller<'_> {
                         }
                     }
                 }
-                out.extend([GrammarPart::Regex(format!("{}\\}}", blanks())), GrammarPart::Regex(blanks())]);
+                let last = ignored_members(ignored, &blanks, |member| format!("{blanks},{blanks}{member}"));
+                out.extend([GrammarPart::Regex(format!("{last}{blanks}\\}}")), GrammarPart::Regex(blanks)]);
             }
             Codec::Params(steps) => {
                 let before = steps.split(|s| *s == Step::Value).next().unwrap_or_default();
@@ -224,6 +272,15 @@ impl Caller<'_> {
         }
         let rest = join(work.writer, &rest);
         Ok(Closer { lead, marker: spelled.then_some(*text), forbidden, rest, whole })
+    }
+}
+
+/// What the arguments must satisfy.
+fn arguments_schema(tool: &Tool, enforced: Enforcement) -> Value {
+    match (&tool.parameters, enforced) {
+        (_, Enforcement::Off | Enforcement::Names) => json!({"type": "object", "additionalProperties": true}),
+        (None | Some(Value::Null), _) => json!({"type": "object", "properties": {}}),
+        (Some(schema), _) => local(schema).into_owned(),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Turns steps of the format table into parts of a grammar for one vocabulary.
 
-use crate::format::{Format, Markers, Step};
-use crate::lark::{Writer, blanks, escape, literal, some_blanks};
+use crate::format::{Format, Markers, Step, marker};
+use crate::lark::{Form, Writer, escape, literal, some_blanks};
+use crate::schema::quoted;
 use crate::vocab::Vocab;
 
 /// A part of a sequence.
@@ -22,6 +23,7 @@ pub(super) enum GrammarPart {
 pub(super) struct Marking<'a> {
     pub format: &'static Format,
     pub vocab: &'a Vocab,
+    pub form: Form,
 }
 
 /// A marker that the vocabulary lacks although the format needs it as one token.
@@ -47,40 +49,115 @@ impl Marking<'_> {
                         out.push(GrammarPart::Rule(format!("<[{id}]>?")));
                     }
                 }
-                Step::Lit(l) => out.push(lit(l)),
+                Step::Lit(l) => out.push(lit(l, self.form)),
                 _ => {}
             }
         }
         Ok(out)
     }
 
-    /// The markers that must not be spelled in prose, except `except`.
-    pub fn spellings(&self, except: Option<&str>) -> Vec<&'static str> {
+    /// The same in each way in which it may be written: by a token or its letters, and as another marker with the same
+    /// meaning.
+    pub fn variants(&self, steps: &[Step]) -> Result<Vec<Vec<GrammarPart>>, Missing> {
+        let usual = self.plain(steps)?;
+        let alternatives = steps.iter().all(|s| matches!(s, Step::Tok(_) | Step::Maybe(_)));
+        if self.format.markers == Markers::Special || !alternatives || self.form == Form::Canonical {
+            return Ok(vec![usual]);
+        }
+        let mut all = Vec::new();
+        for letters in steps.iter().filter_map(marker) {
+            let token = self.vocab.special_id(letters).map(GrammarPart::Token);
+            all.extend(token.into_iter().chain([GrammarPart::Text(letters.to_owned())]).map(|part| vec![part]));
+        }
+        Ok(all)
+    }
+
+    /// A marker, and its letters if they count as well.
+    pub fn variants_of(&self, part: &GrammarPart) -> Vec<GrammarPart> {
+        let letters = match part {
+            GrammarPart::Token(id) if self.format.markers == Markers::Either && self.form == Form::Tolerant => {
+                self.format.call_steps().filter_map(marker).find(|m| self.vocab.special_id(m) == Some(*id))
+            }
+            _ => None,
+        };
+        [part.clone()].into_iter().chain(letters.map(|letters| GrammarPart::Text(letters.to_owned()))).collect()
+    }
+
+    /// The markers that must not be spelled in prose.
+    pub fn letters(&self) -> Vec<&'static str> {
         if self.format.markers == Markers::Special {
             return Vec::new();
         }
-        let mut all: Vec<_> = self.format.all_steps().filter_map(crate::format::marker).collect();
+        let mut all: Vec<_> = self.format.all_steps().filter_map(marker).collect();
         all.sort_unstable();
         all.dedup();
         let text = &self.format.text;
         let optional = |m: &&str| {
             !text.is_needed() && text.open.iter().chain(text.close).any(|s| matches!(s, Step::Maybe(t) if *t == *m))
         };
-        all.retain(|m| Some(*m) != except && !optional(m));
+        all.retain(|m| !optional(m));
         all
+    }
+
+    /// The markers that begin calls when they are spelled in text.
+    pub fn opening_letters(&self) -> Vec<&'static str> {
+        if self.format.markers == Markers::Special {
+            return Vec::new();
+        }
+        let mut all: Vec<_> = [self.format.begin, self.format.call].iter().filter_map(|s| marker(s.first()?)).collect();
+        all.dedup();
+        all
+    }
+
+    /// The second marker of a call, if its letters count, up to where this tool's name has ended.
+    pub fn short_beginning(&self, name: &str) -> Option<String> {
+        let (before, _) = self.format.around_arguments();
+        let at = before.iter().position(|s| *s == Step::Name)?;
+        let ([.., Step::Tok(_), Step::Tok(letters)] | [.., Step::Tok(_), Step::Lit(_), Step::Tok(letters)]) =
+            &before[..at]
+        else {
+            return None;
+        };
+        let spelled = self.format.markers == Markers::Either;
+        spelled.then(|| format!(r#"{}["']?{}["']?[ \t]*[>\n]"#, escape(letters), escape(name)))
     }
 }
 
+/// The pieces of a call after its name, and after the literal that ends the name.
+pub(super) fn after_name<'p>(name: &str, call: &'p [GrammarPart]) -> &'p [GrammarPart] {
+    let named = |part: &GrammarPart| matches!(part, GrammarPart::Text(t) if t == name || *t == quoted(name));
+    let at = call.iter().position(named).map_or(0, |at| at + 1);
+    let in_object = matches!(call.get(at.wrapping_sub(1)), Some(GrammarPart::Text(t)) if t != name);
+    let ended = !in_object && matches!(call.get(at), Some(GrammarPart::Text(_)));
+    &call[at + usize::from(ended)..]
+}
+
 /// A literal of the table. Blanks, brackets and commas of an array are as flexible as in JSON.
-pub(super) fn lit(text: &str) -> GrammarPart {
+pub(super) fn lit(text: &str, form: Form) -> GrammarPart {
     let free = |c: char| c.is_ascii_whitespace() || matches!(c, '[' | ']' | ',');
     if !text.chars().all(free) {
         return GrammarPart::Text(text.to_owned());
     }
-    let mut regex = blanks();
+    if form == Form::Canonical {
+        return canonical(text);
+    }
+    let mut regex = form.blanks();
     for c in text.chars().filter(|c| !c.is_ascii_whitespace()) {
         regex.push_str(&escape(&c.to_string()));
-        regex.push_str(&blanks());
+        regex.push_str(&form.blanks());
+    }
+    GrammarPart::Regex(regex)
+}
+
+/// Such a literal, of which models may omit the blanks.
+fn canonical(text: &str) -> GrammarPart {
+    if text.trim().is_empty() {
+        return if text.is_empty() { GrammarPart::Text(String::new()) } else { GrammarPart::Maybe(escape(text)) };
+    }
+    let mut regex = String::new();
+    for run in text.as_bytes().chunk_by(|a, b| a.is_ascii_whitespace() == b.is_ascii_whitespace()) {
+        let run = String::from_utf8_lossy(run);
+        regex.push_str(&if run.trim().is_empty() { format!("({})?", escape(&run)) } else { escape(&run) });
     }
     GrammarPart::Regex(regex)
 }
@@ -107,12 +184,17 @@ pub(super) fn join(w: &mut Writer, pieces: &[GrammarPart]) -> String {
 }
 
 fn lexeme(w: &mut Writer, run: &[GrammarPart]) -> Option<String> {
+    let empty = |part: &GrammarPart| matches!(part, GrammarPart::Regex(r) | GrammarPart::Text(r) | GrammarPart::Maybe(r) if r.is_empty());
+    let run: Vec<GrammarPart> = run.iter().filter(|part| !empty(part)).cloned().collect();
+    if run.is_empty() {
+        return None;
+    }
     let exact: Option<String> =
         run.iter().map(|p| if let GrammarPart::Text(t) = p { Some(t.as_str()) } else { None }).collect();
     if let Some(exact) = exact {
         return (!exact.is_empty()).then(|| literal(&exact));
     }
-    let blank = GrammarPart::Regex(blanks());
+    let blank = GrammarPart::Regex(Form::Tolerant.blanks());
     // A lexeme must not be empty.
     if run.iter().all(|p| *p == blank) {
         return Some(format!("{}?", w.regex(&some_blanks())));

@@ -3,23 +3,26 @@
 
 mod call;
 mod count;
+mod entry;
 mod marker;
 mod parts;
 mod response;
 mod tags;
 
 use crate::budget::Budget;
-use crate::format::{CallIdStyle, CallPosition, Codec, Format, Region, Step};
-use crate::lark::{HEADER, SOME_TEXT, Writer, blanks, either, escape, layout, literal};
+use crate::format::{CallIdStyle, CallPosition, Format, Markers, Region, Step, marker};
+use crate::lark::{Form, HEADER, SOME_TEXT, Writer, escape, layout, literal};
 use crate::limits::MAX_BLANKS;
+use crate::marks::{bare, bare_beginnings, bare_list};
 use crate::rules::{Relaxation, Response, RuleError, Rules};
 use crate::schema::Work;
 use crate::vocab::Vocab;
 
 pub(crate) use count::prefix as count_prefix;
 
-use call::{CallError, Caller, writable};
+use call::{CallError, Caller};
 use count::Count;
+use entry::Entry;
 use marker::{GrammarPart, Marking, Missing, join};
 
 /// A grammar as text.
@@ -46,12 +49,14 @@ pub(crate) fn write(
     format: &'static Format,
     vocab: &Vocab,
     rules: &Rules,
+    form: Form,
     loose: bool,
     budget: &mut Budget,
 ) -> Result<Written, RuleError> {
     let mut writer = Writer::default();
+    writer.form = form;
     let mut work = Work { writer: &mut writer, relaxations: Vec::new(), loose, nodes: 0, budget };
-    let marking = Marking { format, vocab };
+    let marking = Marking { format, vocab, form };
     let first = output(&marking, &mut work, rules).map_err(|e| match e {
         CallError::Rule(e) => e,
         CallError::Missing(Missing(marker)) => RuleError::Format {
@@ -66,23 +71,31 @@ pub(crate) fn write(
     Ok(Written { lark, foreign: writer.foreign, relaxations, first })
 }
 
-/// How prose ends: a marker, and what follows it.
+/// How prose ends: a marker, or text that begins a call without one, and what follows it.
 #[derive(Clone)]
 struct Exit {
     marker: GrammarPart,
     rest: String,
 }
 
-/// Calls, ready to be inserted where the format has them.
-struct Entry {
-    /// The marker that begins them, if any, and what follows it.
-    exit: Option<Exit>,
-    /// The same from its first byte on, after blanks.
-    whole: String,
+/// The markers of reasoning in this vocabulary, each with its other spellings.
+struct Thinking {
+    open: Vec<Vec<GrammarPart>>,
+    close: Vec<Vec<GrammarPart>>,
+}
+
+/// Names of the rules for what may follow.
+#[derive(Clone)]
+struct Places {
+    /// Outside reasoning and calls.
+    outside: String,
+    /// In reasoning.
+    inside: String,
 }
 
 struct Output<'a, 'w> {
     marking: &'a Marking<'a>,
+    rules: &'a Rules,
     work: &'a mut Work<'w>,
     /// What follows the name of a parametric rule.
     pass: &'static str,
@@ -91,9 +104,11 @@ struct Output<'a, 'w> {
     must_call: bool,
     response: Option<String>,
     finish: String,
+    /// Tokens that lead from text to reasoning, or mean nothing in text.
+    strays: Vec<Exit>,
 }
 
-fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<First, CallError> {
+fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a Rules) -> Result<First, CallError> {
     let format = marking.format;
     let tools = rules.callable();
     let may_call = !tools.is_empty();
@@ -108,66 +123,51 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
     let pass = if count.is_some() { "::_" } else { "" };
     let must_call = rules.must_call();
     let declared = !rules.tools.is_empty();
-    let mut out = Output { marking, work, pass, tools: declared, must_call, response, finish };
+    let mut out =
+        Output { marking, rules, work, pass, tools: declared, must_call, response, finish, strays: Vec::new() };
+    // A model reasons by itself even where its template does not, but is not led to it.
+    let reasons = marking.form == Form::Tolerant || rules.reasons || rules.start == Region::Reasoning;
+    let thinking = match &format.reasoning {
+        // A vocabulary without the markers has no reasoning.
+        Some(r) if reasons => marking.variants(r.open).ok().zip(marking.variants(r.close).ok()),
+        _ => None,
+    };
+    let thinking = thinking.map(|(open, close)| Thinking { open, close });
 
+    let first = out.reserve();
+    let goes_on = may_call && out.response.is_none() && rules.may_go_on() && !format.ends_with_call();
+    // Once a demanded call was made, the rest of the output is free.
+    let settled = if goes_on && must_call { Some(out.reserve()) } else { goes_on.then(|| first.clone()) };
     let caller = Caller { marking, count: count.as_ref() };
     let entry = match may_call {
-        true => Some(out.entry(&caller, rules)?),
+        true => Some(out.entry(&caller, settled.as_ref())?),
         false => None,
     };
-    let reasoning = match &format.reasoning {
-        // A vocabulary without the markers has no reasoning.
-        Some(r) => marking.plain(r.open).ok().zip(marking.plain(r.close).ok()),
-        None => None,
-    };
-    // What may follow reasoning; gpt-oss may reason again.
-    let outside = out.work.writer.reserve();
-    let inside = out.work.writer.reserve();
-    let mut after = out.outside(&entry)?;
-    let again = format.preamble.is_some();
-    let free = !must_call && out.response.is_none();
-    if let Some(preamble) = format.preamble.as_ref().filter(|_| may_call && free) {
-        let open = join(out.work.writer, &marking.plain(preamble.open)?);
-        let exits = out.exit(&marking.plain(preamble.close)?, &format!("{outside}{pass}"));
-        for body in out.prose(exits, None, None) {
-            after.push(format!("{open} {body}"));
-        }
-    }
-    let mut fresh = after.clone();
-    if let Some((open, close)) = &reasoning {
-        let lead = match (&rules.response, format.reasoning.as_ref().map_or("", |r| r.lead)) {
-            (None | Some(Response::JsonObject | Response::JsonSchema { .. }), _) => Some(layout()),
-            // Other responses must not begin with a blank: a blank drawn by mistake would force reasoning.
-            (Some(_), "") => None,
-            (Some(_), written) => Some(escape(written)),
-        };
-        let pieces: Vec<GrammarPart> = lead.map(GrammarPart::Maybe).into_iter().chain(open.iter().cloned()).collect();
-        let open = join(out.work.writer, &pieces);
-        fresh.push(format!("{open} {inside}{pass}"));
-        // Newlines after reasoning are layout if the models write them.
-        let written = format.reasoning.as_ref().is_some_and(|r| !r.layout[2].is_empty());
-        let newlines =
-            (written && out.response.is_some()).then(|| GrammarPart::Maybe(format!(r"\n{{1,{MAX_BLANKS}}}")));
-        let newlines = join(out.work.writer, newlines.as_slice());
-        let mut exits = out.exit(close, &format!("{newlines} {outside}{pass}"));
-        exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
-        let end = free.then_some("\"\"");
-        let body = out.prose(exits, end, None);
-        out.define(&inside, &body);
-        out.define(&outside, if again { &fresh } else { &after });
-    }
-    let start = match (&reasoning, rules.start) {
-        (Some(_), Region::Reasoning) => inside,
+    let mut fresh = out.places(&first, &entry, thinking.as_ref())?;
+    let start = match (&thinking, rules.start) {
+        (Some(_), Region::Reasoning) => first.inside,
         _ => {
             // The prompt may have opened the text already.
-            if format.text.is_needed() && !format.text.close.is_empty() {
-                fresh.extend(out.text(&entry)?);
+            if format.text.is_needed() && (!format.text.close.is_empty() || !out.is_canonical()) {
+                fresh.extend(out.text(&entry, false)?);
             }
-            let main = out.work.writer.reserve();
-            out.define(&main, &fresh);
-            main
+            match fresh.as_slice() {
+                // llguidance's reader takes no parameter for a rule that is another rule.
+                [one] if one.trim().ends_with("::_") && !one.trim().contains(' ') => {
+                    one.trim().trim_end_matches("::_").to_owned()
+                }
+                _ => {
+                    let main = out.work.writer.reserve();
+                    out.define(&main, &fresh);
+                    main
+                }
+            }
         }
     };
+    if let Some(settled) = settled.filter(|_| must_call) {
+        out.must_call = false;
+        out.places(&settled, &entry, thinking.as_ref())?;
+    }
     let start = match &count {
         Some(count) => count.start(out.work.writer, &start, &marking.vocab.digits()),
         None => start,
@@ -182,6 +182,123 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
 }
 
 impl Output<'_, '_> {
+    fn reserve(&mut self) -> Places {
+        let w = &mut *self.work.writer;
+        Places { outside: w.reserve(), inside: w.reserve() }
+    }
+
+    fn is_canonical(&self) -> bool {
+        self.marking.form == Form::Canonical
+    }
+
+    /// Whether text is neither forbidden nor bound by a response format.
+    fn is_free(&self) -> bool {
+        !self.must_call && self.response.is_none()
+    }
+
+    /// Writes the rules of these places. Returns what may begin an output.
+    fn places(
+        &mut self,
+        places: &Places,
+        entry: &Option<Entry>,
+        thinking: Option<&Thinking>,
+    ) -> Result<Vec<String>, CallError> {
+        let format = self.marking.format;
+        let Places { outside, inside } = places;
+        let pass = self.pass;
+        let free = self.is_free();
+        self.strays = self.strays(places, thinking);
+        let mut after = self.outside(entry, false)?;
+        let mut fresh = self.outside(entry, true)?;
+        if let Some(preamble) = format.preamble.as_ref().filter(|_| entry.is_some() && free) {
+            let open = join(self.work.writer, &self.marking.plain(preamble.open)?);
+            let exits = self.exit(&self.marking.plain(preamble.close)?, &format!("{outside}{pass}"));
+            let refused = self.call_beginnings();
+            for body in self.prose(exits, None, &refused, None) {
+                after.push(format!("{open} {body}"));
+                fresh.push(format!("{open} {body}"));
+            }
+        }
+        let Some(Thinking { open, close }) = thinking else {
+            self.define(outside, &after);
+            return Ok(fresh);
+        };
+        let lead = match (&self.rules.response, format.reasoning.as_ref().map_or("", |r| r.lead)) {
+            (_, written) if self.is_canonical() => (!written.is_empty()).then(|| escape(written)),
+            (None | Some(Response::JsonObject | Response::JsonSchema { .. }), _) => Some(layout()),
+            // Other responses must not begin with a blank: a blank drawn by mistake would force reasoning.
+            (Some(_), "") => None,
+            (Some(_), written) => Some(escape(written)),
+        };
+        let lead: Vec<GrammarPart> = lead.map(GrammarPart::Maybe).into_iter().collect();
+        for open in open {
+            let open = join(self.work.writer, &[&lead[..], &open[..]].concat());
+            fresh.push(format!("{open} {inside}{pass}"));
+        }
+        // Newlines after reasoning are layout if the models write them.
+        let written = format.reasoning.as_ref().is_some_and(|r| !r.layout[2].is_empty());
+        let newlines = match (written, self.is_canonical()) {
+            (true, true) => Some(GrammarPart::Maybe(self.marking.form.layout())),
+            (true, false) if self.response.is_some() => Some(GrammarPart::Maybe(format!(r"\n{{1,{MAX_BLANKS}}}"))),
+            _ => None,
+        };
+        let newlines = join(self.work.writer, newlines.as_slice());
+        let marked = |exit: &&Exit| matches!(exit.marker, GrammarPart::Token(_) | GrammarPart::Text(_));
+        let calls = entry.iter().flat_map(|entry| entry.exits.iter().filter(marked).cloned());
+        // Calls first: llguidance's reader cannot use a rule with the next call's number while it reads that rule.
+        let mut exits: Vec<Exit> = calls.collect();
+        for close in close {
+            exits.extend(self.exit(close, &format!("{newlines} {outside}{pass}")));
+        }
+        // A second beginning means nothing.
+        for open in open.iter().filter(|open| matches!(open.as_slice(), [GrammarPart::Token(_)])) {
+            exits.extend(self.exit(open, &format!("{inside}{pass}")));
+        }
+        let end = free.then_some("\"\"");
+        let mut refused = self.call_beginnings();
+        refused.extend(close.iter().filter_map(|close| match close.as_slice() {
+            [GrammarPart::Text(letters)] => Some(escape(letters)),
+            _ => None,
+        }));
+        let body = self.prose(exits, end, &refused, None);
+        self.define(inside, &body);
+        // gpt-oss may reason again.
+        let again = format.preamble.is_some();
+        self.define(outside, if again { &fresh } else { &after });
+        Ok(fresh)
+    }
+
+    /// Special tokens in free text that the parser does not report: those that begin and end reasoning, and a second
+    /// end of calls.
+    fn strays(&mut self, places: &Places, thinking: Option<&Thinking>) -> Vec<Exit> {
+        let format = self.marking.format;
+        if format.text.is_needed() {
+            return Vec::new();
+        }
+        if self.is_canonical() {
+            return Vec::new();
+        }
+        let Places { outside, inside } = places;
+        let pass = self.pass;
+        let mut exits: Vec<Exit> = Vec::new();
+        if let Some(Thinking { open, close }) = thinking {
+            for (markers, next) in [(open, inside), (close, outside)] {
+                for marker in markers {
+                    if let [marker @ GrammarPart::Token(_)] = marker.as_slice() {
+                        exits.push(Exit { marker: marker.clone(), rest: format!("{next}{pass}") });
+                    }
+                }
+            }
+        }
+        if self.tools && format.has_calls() {
+            let closing = [format.around_arguments().1, format.end].concat();
+            let ids = closing.iter().filter_map(marker).filter_map(|m| self.marking.vocab.special_id(m));
+            exits.extend(ids.map(|id| Exit { marker: GrammarPart::Token(id), rest: format!("{outside}{pass}") }));
+        }
+        exits.dedup_by(|a, b| a.marker == b.marker);
+        exits
+    }
+
     fn define(&mut self, name: &str, alternatives: &[String]) {
         if self.pass.is_empty() {
             self.work.writer.define(name, &alternatives.join("|"));
@@ -211,15 +328,15 @@ impl Output<'_, '_> {
         }
     }
 
-    /// Free text up to one of the exits, or to the end, after which `end` follows. The text must not look like `not`.
-    fn prose(&mut self, exits: Vec<Exit>, end: Option<&str>, not: Option<&str>) -> Vec<String> {
-        let spelled: Vec<String> = self.marking.spellings(None).iter().map(|m| escape(m)).collect();
-        let mut refused: Vec<String> = Vec::new();
-        if !spelled.is_empty() {
-            refused.push(format!("~/(?s:.*)({})(?s:.*)/", spelled.join("|")));
+    /// Free text up to one of the exits, or to the end, after which `end` follows. The text must not contain `refused`,
+    /// and as a whole not look like `not`.
+    fn prose(&mut self, exits: Vec<Exit>, end: Option<&str>, refused: &[String], not: Option<&str>) -> Vec<String> {
+        let mut without: Vec<String> = Vec::new();
+        if !refused.is_empty() {
+            without.push(format!("~/(?s:.*)({})(?s:.*)/", refused.join("|")));
         }
-        refused.extend(not.map(|not| format!("~/{not}/")));
-        let body = |any: &str| [vec![any.to_owned()], refused.clone()].concat().join(" & ");
+        without.extend(not.map(|not| format!("~/{not}/")));
+        let body = |any: &str| [vec![any.to_owned()], without.clone()].concat().join(" & ");
         let w = &mut *self.work.writer;
         let text = w.terminal(&body(&format!("/{SOME_TEXT}/")));
         let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
@@ -230,33 +347,70 @@ impl Output<'_, '_> {
                     let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/"), literal(&letters)));
                     format!("{upto} {rest}")
                 }
+                GrammarPart::Regex(regex) => {
+                    let upto = w.lazy(&format!("({}) /{regex}/", body("/(?s:.*)/")));
+                    format!("{upto} {rest}")
+                }
                 other => format!("{text}? {} {rest}", join(w, &[other])),
             });
         }
         all
     }
 
-    /// Inside the text.
-    fn text(&mut self, entry: &Option<Entry>) -> Result<Vec<String>, CallError> {
+    /// What text must not contain, because the parser would read it as the beginning of a call.
+    fn call_beginnings(&self) -> Vec<String> {
+        if !self.tools {
+            return Vec::new();
+        }
+        let mut all: Vec<String> = self.marking.opening_letters().iter().map(|m| escape(m)).collect();
+        for tool in &self.rules.tools {
+            all.extend(self.marking.short_beginning(&tool.name));
+            if bare(self.marking.format).is_some() {
+                let (begun, empty) = bare_beginnings(self.marking.format, &tool.name);
+                all.extend([begun].into_iter().chain(empty));
+            }
+        }
+        all
+    }
+
+    /// Inside the text. `fresh`: nothing precedes it.
+    fn text(&mut self, entry: &Option<Entry>, fresh: bool) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let close = self.marking.plain(format.text.close)?;
-        if self.must_call || self.response.is_some() {
+        if !self.is_free() {
             return Ok(self.bound_text(&close, entry));
         }
         let end = if self.finish.is_empty() { "\"\"".to_owned() } else { self.finish.clone() };
         let mut exits = Vec::new();
         if !close.is_empty() {
             let mut after = vec![end.clone()];
-            if format.calls == CallPosition::AfterText {
-                after.extend(entry.as_ref().map(|e| e.whole.clone()));
-            }
+            after.extend(entry.as_ref().map(|e| e.whole.clone()));
             let after = self.rule(&after);
             exits.extend(self.exit(&close, &after));
-        } else if format.calls == CallPosition::AfterText && !format.text.is_needed() {
-            exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
+        } else if !format.text.is_needed() {
+            exits.extend(entry.iter().flat_map(|e| e.exits.iter().cloned()));
         }
-        let not = self.unlike_calls();
-        Ok(self.prose(exits, Some(&end), not.as_deref()))
+        exits.extend(self.strays.iter().cloned());
+        let refused = self.call_beginnings();
+        // At the beginning these letters begin reasoning.
+        let thinks = format.reasoning.as_ref().filter(|_| fresh && format.markers == Markers::Either);
+        let thinks: Vec<String> =
+            thinks.iter().flat_map(|r| r.open.iter().filter_map(marker)).map(|letters| escape(letters)).collect();
+        let mut beginnings = thinks;
+        if fresh && self.tools && bare_list(format) {
+            for tool in &self.rules.tools {
+                let (begun, empty) = bare_beginnings(format, &tool.name);
+                let all = [begun].into_iter().chain(empty);
+                beginnings.extend(all.map(|begin| format!(r"\[[ \t\r\n]*{begin}")));
+            }
+        }
+        let not = (!beginnings.is_empty()).then(|| format!(r"[ \t\r\n]*({})(?s:.*)", beginnings.join("|")));
+        let mut all = self.prose(exits, Some(&end), &refused, not.as_deref());
+        if format.text.is_needed() && !self.is_canonical() && end != "\"\"" {
+            // Without the markers that end it.
+            all.extend(self.prose(Vec::new(), Some("\"\""), &refused, not.as_deref()));
+        }
+        Ok(all)
     }
 
     /// Inside text that is not free: the response, or nothing before calls.
@@ -266,7 +420,8 @@ impl Output<'_, '_> {
         let response = self.response.as_ref().filter(|_| !self.must_call);
         let mut all: Vec<String> =
             response.map(|response| format!("{response} {closed} {}", self.finish)).into_iter().collect();
-        if let Some(entry) = entry.as_ref().filter(|_| format.calls == CallPosition::AfterText && !close.is_empty()) {
+        if let Some(entry) = entry.as_ref().filter(|_| format.calls != CallPosition::InsteadOfText && !close.is_empty())
+        {
             let empty = join(self.work.writer, &[GrammarPart::Maybe(layout())]);
             all.push(format!("{empty} {closed} {}", entry.whole));
         }
@@ -289,134 +444,28 @@ impl Output<'_, '_> {
         Ok(Some(format!("{open} {response} {close} {}", self.finish)))
     }
 
-    /// Where neither reasoning nor text is open.
-    fn outside(&mut self, entry: &Option<Entry>) -> Result<Vec<String>, CallError> {
+    /// Where neither reasoning nor text is open. `fresh`: at the beginning of the output.
+    fn outside(&mut self, entry: &Option<Entry>, fresh: bool) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let wrapped = format.text.is_needed();
-        let free = !self.must_call && self.response.is_none();
         let mut open = self.marking.plain(format.text.open)?;
-        if !free && matches!(open.first(), Some(GrammarPart::Token(_))) {
+        if !self.is_free() && matches!(open.first(), Some(GrammarPart::Token(_))) {
             // A stray blank must not decide between the response and a call.
             open.insert(0, GrammarPart::Maybe(layout()));
         }
         let open = join(self.work.writer, &open);
-        let mut all: Vec<String> = self.text(entry)?.into_iter().map(|t| format!("{open} {t}")).collect();
+        let mut all: Vec<String> = self.text(entry, fresh)?.into_iter().map(|t| format!("{open} {t}")).collect();
         all.extend(self.framed_response()?);
-        if wrapped && free {
+        if wrapped && self.is_free() {
             all.push(if self.finish.is_empty() { "\"\"".into() } else { self.finish.clone() });
         }
-        let inline = format.calls == CallPosition::AfterText && !wrapped && free;
-        if !inline {
+        if fresh && !wrapped {
+            all.extend(entry.iter().flat_map(|e| e.lists.iter().cloned()));
+        }
+        // Free text leads to calls itself.
+        if wrapped || !self.is_free() {
             all.extend(entry.as_ref().map(|e| e.whole.clone()));
         }
         Ok(all)
-    }
-
-    /// Without a marker for calls: what text must not begin with.
-    fn unlike_calls(&self) -> Option<String> {
-        const GAP: &str = r"[ \t\r\n]*";
-        let format = self.marking.format;
-        let marked = format.begin.iter().chain(format.call).any(|s| matches!(s, Step::Tok(_)));
-        if marked || !self.tools {
-            return None;
-        }
-        let mut regex = String::from(GAP);
-        for step in format.begin.iter().chain(format.call) {
-            match step {
-                Step::Lit(l) => {
-                    for c in l.chars().filter(|c| !c.is_whitespace()) {
-                        regex.push_str(&escape(&c.to_string()));
-                        regex.push_str(GAP);
-                    }
-                }
-                Step::Name => regex.push_str(&format!(r"[A-Za-z_][A-Za-z0-9_.\-]*{GAP}")),
-                Step::Args(Codec::Json | Codec::Object { .. }) => regex.push_str(r"\{"),
-                _ => {}
-            }
-            if matches!(step, Step::Args(_)) {
-                break;
-            }
-        }
-        Some(regex + "(?s:.*)")
-    }
-
-    /// One rule for the calls of all tools if they begin with the same special token: no lexeme extends across it, so
-    /// the rule can follow any text.
-    fn share(&mut self, calls: &mut Vec<Vec<GrammarPart>>) {
-        let Some([marker @ GrammarPart::Token(_), ..]) = calls.first().map(Vec::as_slice) else { return };
-        if calls.iter().any(|call| call.first() != Some(marker)) {
-            return;
-        }
-        let marker = marker.clone();
-        let bodies: Vec<String> = calls.iter().map(|call| join(self.work.writer, &call[1..])).collect();
-        *calls = vec![vec![marker, GrammarPart::Rule(self.rule(&bodies))]];
-    }
-
-    /// All calls of the turn.
-    fn entry(&mut self, caller: &Caller<'_>, rules: &Rules) -> Result<Entry, CallError> {
-        let format = self.marking.format;
-        if !format.has_calls() {
-            let problem = "the model's format has no tool calls".to_owned();
-            return Err(RuleError::Format { field: "tools", format: format.name, problem }.into());
-        }
-        let begin = self.marking.plain(format.begin)?;
-        let between = self.marking.plain(format.between)?;
-        let mut end = self.marking.plain(format.end)?;
-        if end.is_empty() && !between.is_empty() {
-            end.push(GrammarPart::Regex(blanks()));
-        }
-        let mut tail = join(self.work.writer, &end);
-        if format.calls == CallPosition::BeforeText && self.response.is_none() {
-            let finish = if self.finish.is_empty() { "\"\"".to_owned() } else { self.finish.clone() };
-            let text = self.prose(Vec::new(), Some(&finish), None);
-            tail = format!("{tail} {}", either(&text));
-        } else {
-            tail = format!("{tail} {}", self.finish);
-        }
-        let (mut calls, mut builtins) = (Vec::new(), Vec::new());
-        for tool in rules.callable() {
-            if !writable(&tool.name) {
-                let field = format!("tools[{}].function.name", tool.name);
-                return Err(RuleError::invalid(field, "a name must consist of letters, digits, _, - and .").into());
-            }
-            calls.push(caller.call(self.work, tool, rules.enforced(tool))?);
-            builtins.extend(caller.builtin(self.work, tool, rules.enforced(tool))?);
-        }
-        self.share(&mut calls);
-        let (mut whole, mut rest, mut next) = (Vec::new(), Vec::new(), Vec::new());
-        for pieces in builtins {
-            let blank = [GrammarPart::Maybe(layout())];
-            whole.push(join(self.work.writer, &[&blank[..], &pieces[..]].concat()));
-        }
-        let mut marker = None;
-        for pieces in &calls {
-            let w = &mut *self.work.writer;
-            let first: Vec<_> = begin.iter().chain(pieces).cloned().collect();
-            let blank = [GrammarPart::Maybe(layout())];
-            whole.push(join(w, &[&blank[..], &first[..]].concat()));
-            next.push(join(w, &[&between[..], &pieces[..]].concat()));
-            rest.push(join(w, first.get(1..).unwrap_or_default()));
-            marker = first.first().cloned();
-        }
-        let marked = matches!(format.begin.first().or(format.call.first()), Some(Step::Tok(_)));
-        let many = format.many && rules.parallel;
-        let after = match caller.count.filter(|_| many) {
-            Some(count) => {
-                let after = self.work.writer.reserve();
-                let again = self.work.writer.reserve();
-                let next = self.rule(&next);
-                self.work.writer.define_parametric(&again, &[format!("{next} {after}::_")]);
-                let advance = count.advance(self.work.writer, &again);
-                let tail = if tail.trim().is_empty() { "\"\"".to_owned() } else { tail };
-                self.work.writer.define_parametric(&after, &[tail, format!("{advance}::_")]);
-                format!("{after}::_")
-            }
-            None if many => format!("({})* {tail}", next.join(" | ")),
-            None => tail,
-        };
-        let rest = self.rule(&rest);
-        let exit = marker.filter(|_| marked).map(|marker| Exit { marker, rest: format!("{rest} {after}") });
-        let whole = self.rule(&whole);
-        Ok(Entry { exit, whole: format!("{whole} {after}") })
     }
 }

@@ -176,7 +176,7 @@ impl Tags<'_, '_, '_> {
             let problem = format!("must be one of \"json\", \"{}\"", known.join("\", \""));
             return Err(RuleError::invalid(format!("{path}.style"), problem));
         };
-        let marking = Marking { format, vocab: self.marking.vocab };
+        let marking = Marking { format, vocab: self.marking.vocab, form: self.marking.form };
         let caller = Caller { marking: &marking, count: None };
         let tool = Tool { name: String::new(), parameters: Some(schema.clone()), strict: true };
         let mut pieces = Vec::new();
@@ -272,7 +272,7 @@ impl Tags<'_, '_, '_> {
     /// Free text without these strings and the model's own markers.
     fn without(&self, excludes: &[String]) -> String {
         let mut refused: Vec<String> = excludes.iter().map(|e| escape(e)).collect();
-        refused.extend(self.marking.spellings(None).iter().map(|m| escape(m)));
+        refused.extend(self.marking.letters().iter().map(|m| escape(m)));
         match refused.is_empty() {
             true => String::new(),
             false => format!(" & ~/(?s:.*)({})(?s:.*)/", refused.join("|")),

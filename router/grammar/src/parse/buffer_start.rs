@@ -188,10 +188,14 @@ impl Parser {
                 let mut partial = false;
                 for tool in self.tools.iter() {
                     let name = tool.name.as_bytes();
-                    if quoted.starts_with(name) {
-                        return Some(true);
-                    }
                     partial |= name.starts_with(quoted);
+                    let Some(rest) = quoted.strip_prefix(name) else { continue };
+                    let rest = rest.strip_prefix(b"\"").or_else(|| rest.strip_prefix(b"'")).unwrap_or(rest);
+                    match rest.trim_ascii_start().first() {
+                        Some(end) if b">({<".contains(end) || rest.starts_with(b"\n") => return Some(true),
+                        Some(_) => {}
+                        None => partial = true,
+                    }
                 }
                 if partial && !last { None } else { Some(false) }
             }

@@ -4,12 +4,13 @@ use serde_json::Value;
 
 use super::{Cause, List, Parser, State, Trial, callable};
 use crate::codec::json::Fed;
-use crate::codec::{Object, Progress, Trust};
+use crate::codec::{Object, OpenCall, Progress, Trust};
 use crate::event::Event;
 use crate::format::{CallPosition, Codec, Markers, Member};
 use crate::header::is_plausible;
 use crate::marks::{Inline, Mark};
 use crate::scan::{FRAME, framed, text};
+use crate::tools::Tools;
 
 /// Length limit of a name for a call without a marker.
 pub(super) const LONGEST_NAME: usize = 256;
@@ -214,7 +215,8 @@ impl Parser {
                     first.push(b']');
                 }
                 list.checked = true;
-                is_list = calls_only(&first, &names, |name| callable(&self.tools, name));
+                is_list = calls_only(&first, &names, |name| callable(&self.tools, name))
+                    && begins_call(&list.raw, self.format.codec(), &self.tools, self.calls);
             }
         }
         self.work += n as u64 + 1;
@@ -252,11 +254,7 @@ impl Parser {
         if list.checked {
             return true;
         }
-        let first = list.raw.trim_ascii_start().get(1..).unwrap_or_default().trim_ascii_start();
-        let mut call = self.call(None, None);
-        call.trust = Trust::Name;
-        let mut body = Object::new(call, self.format.codec(), "");
-        first.iter().all(|b| body.feed(*b, &mut Vec::new()) != Progress::Bad) && body.may_be_call()
+        begins_call(&list.raw, self.format.codec(), &self.tools, self.calls)
     }
 
     fn name_keys(&self) -> Vec<&'static str> {
@@ -265,6 +263,22 @@ impl Parser {
             _ => Vec::new(),
         }
     }
+}
+
+/// Whether the first item of a list is, or may become, a call as the grammar knows them without a marker.
+fn begins_call(list: &[u8], codec: Codec, tools: &Tools, index: usize) -> bool {
+    let item = list.trim_ascii_start().get(1..).unwrap_or_default();
+    let (tools, trust) = (tools.clone(), Trust::Name);
+    let call = OpenCall { index, name: None, id: None, tools, trust, started: false, delta: Vec::new() };
+    let mut body = Object::new(call, codec, "");
+    for b in item.trim_ascii_start() {
+        match body.feed(*b, &mut Vec::new()) {
+            Progress::More => {}
+            Progress::Done => return true,
+            Progress::Bad => return false,
+        }
+    }
+    body.may_be_call()
 }
 
 /// Whether the text is a list of at least one object, each of which names a declared tool.

@@ -31,8 +31,6 @@ pub struct ParserOptions {
     pub tools: Tools,
     /// False if the request declares no tools: tool markers that are special tokens are dropped, spelled ones are text.
     pub parse_tools: bool,
-    /// A call without a marker may follow text as well. False if a grammar has decided that it is text.
-    pub calls_in_text: bool,
 }
 
 /// Without declarations, every name is accepted.
@@ -98,7 +96,6 @@ pub struct Parser {
     lex: Lexicon,
     tools: Tools,
     parse_tools: bool,
-    calls_in_text: bool,
     input: Input,
     state: State,
     head: Option<Head>,
@@ -167,7 +164,6 @@ impl Parser {
             lex: Lexicon::new(format),
             tools: options.tools,
             parse_tools: options.parse_tools,
-            calls_in_text: options.calls_in_text,
             input: Input::default(),
             state: State::Prose,
             head: None,
@@ -406,7 +402,7 @@ impl Parser {
         // Up to the next place where a call may begin, so that the rest is not examined again at each of them.
         let bare = match &self.state {
             State::Gap(_) => Some('{'),
-            _ => self.lex.bare.filter(|_| self.calls_in_text && self.in_prose(Region::Text)),
+            _ => self.lex.bare.filter(|_| self.parse_tools && self.in_prose(Region::Text)),
         };
         let ends = |at: usize, b: u8| self.lex.leads[usize::from(b)] || (at > 0 && Some(char::from(b)) == bare);
         let mut n = rest[..most].iter().enumerate().position(|(at, b)| ends(at, *b)).unwrap_or(most);

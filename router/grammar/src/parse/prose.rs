@@ -21,7 +21,7 @@ impl Parser {
                     return s.len();
                 }
             }
-            if self.parse_tools && self.calls_in_text {
+            if self.parse_tools {
                 return self.text_before_call(s, out);
             }
         }

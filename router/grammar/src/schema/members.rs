@@ -4,8 +4,12 @@
 use std::sync::LazyLock;
 
 use super::Compiler;
-use crate::lark::{Writer, blanks};
-use crate::limits::MAX_ANY_ORDER;
+use crate::lark::{Form, Writer};
+use crate::limits::{MAX_ANY_ORDER, MAX_INDENT, MAX_UNDECLARED_MEMBERS};
+
+/// Bits of a rule's parameter, and those that count undeclared members.
+const PARAMETER_BITS: usize = 64;
+const UNDECLARED_BITS: usize = 6;
 
 /// A member that may occur once.
 pub(super) struct MemberRule {
@@ -28,18 +32,37 @@ impl Punctuation {
     pub const ALL: [Self; 6] =
         [Self::Comma, Self::Colon, Self::ObjectStart, Self::ObjectEnd, Self::ArrayStart, Self::ArrayEnd];
 
-    pub fn regex(self) -> &'static str {
-        static REGEXES: LazyLock<[String; Punctuation::ALL.len()]> = LazyLock::new(|| {
+    pub fn regex(self, form: Form) -> &'static str {
+        static TOLERANT: LazyLock<[String; Punctuation::ALL.len()]> = LazyLock::new(|| {
+            let blanks = Form::Tolerant.blanks();
+            Punctuation::ALL.map(|mark| mark.between(&blanks, &blanks, &blanks))
+        });
+        // On one line, or with each member on a line of its own.
+        static CANONICAL: LazyLock<[String; Punctuation::ALL.len()]> = LazyLock::new(|| {
+            let line = format!(r"(\n[ \t]{{0,{MAX_INDENT}}})?");
+            let space = format!(r"( |\n[ \t]{{0,{MAX_INDENT}}})?");
             Punctuation::ALL.map(|mark| match mark {
-                Punctuation::Comma => format!("{0},{0}", blanks()),
-                Punctuation::Colon => format!("{0}:{0}", blanks()),
-                Punctuation::ObjectStart => format!(r"\{{{}", blanks()),
-                Punctuation::ObjectEnd => format!(r"{}\}}", blanks()),
-                Punctuation::ArrayStart => format!(r"\[{}", blanks()),
-                Punctuation::ArrayEnd => format!(r"{}\]", blanks()),
+                Punctuation::Colon => ": ?".to_owned(),
+                Punctuation::Comma => mark.between("", &space, ""),
+                _ => mark.between("", &line, &line),
             })
         });
-        &REGEXES[self as usize]
+        match form {
+            Form::Tolerant => &TOLERANT[self as usize],
+            Form::Canonical => &CANONICAL[self as usize],
+        }
+    }
+
+    /// With blanks before a comma or colon, after it or what opens, and before what closes.
+    fn between(self, before: &str, after: &str, closing: &str) -> String {
+        match self {
+            Punctuation::Comma => format!("{before},{after}"),
+            Punctuation::Colon => format!("{before}:{after}"),
+            Punctuation::ObjectStart => format!(r"\{{{after}"),
+            Punctuation::ObjectEnd => format!(r"{closing}\}}"),
+            Punctuation::ArrayStart => format!(r"\[{after}"),
+            Punctuation::ArrayEnd => format!(r"{closing}\]"),
+        }
     }
 }
 
@@ -50,13 +73,14 @@ pub(super) struct Layout {
     pub close: String,
     pub min: usize,
     pub max: usize,
-    /// Undeclared members, any number of them.
+    /// Undeclared members, after all required ones.
     pub other: Option<String>,
 }
 
 impl Compiler<'_, '_, '_> {
     pub(super) fn punctuation(&mut self, mark: Punctuation) -> String {
-        self.w().regex(mark.regex())
+        let form = self.work.writer.form;
+        self.w().regex(mark.regex(form))
     }
 
     pub(super) fn comma(&mut self) -> String {
@@ -134,7 +158,22 @@ impl Compiler<'_, '_, '_> {
                 format!("{} {next}::set_bit({i}) %if {condition}", m.rule)
             })
             .collect();
-        alternatives.extend(other.map(|other| format!("{other} {next}::_")));
+        // Undeclared members come last, and are not endless: a model that has left out a required member would go on
+        // to invent others.
+        alternatives.extend(other.map(|other| {
+            let (low, high) = (members.len(), members.len() + UNDECLARED_BITS);
+            let last = (required > 0).then(|| format!("is_ones([0:{required}])"));
+            let (count, few) = match high <= PARAMETER_BITS {
+                true => (format!("incr([{low}:{high}])"), Some(format!("lt([{low}:{high}],{MAX_UNDECLARED_MEMBERS})"))),
+                false => ("_".to_owned(), None),
+            };
+            let condition = match (last, few) {
+                (Some(last), Some(few)) => format!(" %if and({last},{few})"),
+                (Some(one), None) | (None, Some(one)) => format!(" %if {one}"),
+                (None, None) => String::new(),
+            };
+            format!("{other} {next}::{count}{condition}")
+        }));
         w.define_parametric(&more, &alternatives);
         let done = match done.as_slice() {
             [] => String::new(),

@@ -218,8 +218,10 @@ impl Compiler<'_, '_, '_> {
             Dialect::Json if !text.is_ascii() => all.push(ascii(text)),
             Dialect::Json => {}
             Dialect::Python => {
-                let inner = quoted(text).replace("\\\"", "\"").replace('\'', "\\'");
-                all.push(format!("'{}'", &inner[1..inner.len() - 1]));
+                // The last quote is none of the text, whatever precedes it.
+                let whole = quoted(text);
+                let inner = whole[1..whole.len() - 1].replace("\\\"", "\"").replace('\'', "\\'");
+                all.push(format!("'{inner}'"));
             }
         }
         all

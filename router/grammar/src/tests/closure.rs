@@ -145,7 +145,7 @@ fn names(format: &Format) -> &'static [&'static str] {
 }
 
 fn options(format: &Format, start: Region) -> ParserOptions {
-    ParserOptions { start, tools: tools(names(format)).into(), parse_tools: true, calls_in_text: false }
+    ParserOptions { start, tools: tools(names(format)).into(), parse_tools: true }
 }
 
 fn turn(format: &Format, random: &mut Random) -> Turn {

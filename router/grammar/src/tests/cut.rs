@@ -64,11 +64,11 @@ fn written(output: &[OwnedPiece]) -> String {
 fn text_that_cannot_become_a_call_stays_text() {
     let cases = [
         ("llama_json", r#"{"answer": "#, r#"T({"answer": )"#),
-        ("llama_json", r#"{"answer": {"name": "sea"#, r#"T({"answer": {"name": "sea)"#),
+        ("llama_json", r#"{"answer": {"name": "sea"#, r#"T({"answer": )M({"name": "sea)"#),
         ("llama_json", r#"{"name": "nob"#, r#"T({"name": "nob)"#),
         ("llama_json", r#"{"name": "sea"#, r#"M({"name": "sea)"#),
         ("llama_json", r#"{"type": "function", "na"#, r#"M({"type": "function", "na)"#),
-        ("llama_json", r#"Use {"parameters": {"q": 1}"#, r#"T(Use )M({"parameters": {"q": 1})"#),
+        ("llama_json", r#"Use {"parameters": {"q": 1}"#, r#"T(Use {"parameters": {"q": 1})"#),
         ("llama_json", "{ braces } and", "T({ braces } and)"),
         ("mistral_v3", r#"[{"name": "search", "argu"#, "C?(search|-|)"),
         ("mistral_v3", r#"[{"answer": "#, r#"T([{"answer": )"#),

@@ -23,7 +23,7 @@ pub(super) fn check_from(name: &str, start: Region, cases: &[(&str, &str)]) {
     for (output, want) in cases {
         let pieces = pieces(output);
         for cut in cuts(&pieces, &mut Random::new(7)) {
-            let options = ParserOptions { start, tools: tools().into(), parse_tools: true, calls_in_text: true };
+            let options = ParserOptions { start, tools: tools().into(), parse_tools: true };
             assert_eq!(short(&parse(format, options, &cut)), *want, "{name}: {output:?} cut as {cut:?}");
         }
     }
@@ -88,12 +88,23 @@ fn qwen3_coder_is_read() {
     check("qwen3_coder", &cases);
 }
 
+/// Without a marker, only what a grammar can tell from text is a call.
 #[test]
-fn text_that_a_grammar_accepted_is_not_a_call() {
-    for (name, text) in [("llama_json", r#"Use {"name": "f", "parameters": {}}"#), ("llama_pythonic", "Use [f()]")] {
-        let options =
-            ParserOptions { start: Region::Text, tools: tools().into(), parse_tools: true, calls_in_text: false };
-        assert_eq!(short(&parse(format(name), options, &pieces(text))), format!("T({text})"));
+fn calls_in_text_are_those_that_the_grammar_enforces() {
+    let cases = [
+        ("llama_json", r#"Use {"name": "f", "parameters": {}}"#, r#"T(Use )C(f|-|{})"#),
+        ("llama_json", r#"{"type": "function", "name": "f", "parameters": {"s": "x"}}"#, r#"C(f|-|{"s": "x"})"#),
+        ("llama_json", "```json\n{\"name\": \"f\", \"parameters\": {}}\n```", "T(```json\n)C(f|-|{})T(```)"),
+        ("llama_json", r#"{"parameters": {}, "name": "f"}"#, r#"T({"parameters": {}, "name": "f"})"#),
+        ("llama_json", r#"{"n\u0061me": "f", "parameters": {}}"#, r#"T({"n\u0061me": "f", "parameters": {}})"#),
+        ("llama_json", r#"{"name": "f", "parameters": "{}"}"#, r#"T({"name": "f", "parameters": "{}"})"#),
+        ("llama_json", r#"{"name": "f", "age": 3}"#, r#"T({"name": "f", "age": 3})"#),
+        ("llama_pythonic", "Use [f()]", "T(Use )C(f|-|{})"),
+        ("granite", r#"[{"arguments": {}, "name": "f"}]"#, r#"T([{"arguments": {}, "name": "f"}])"#),
+    ];
+    for (name, text, want) in cases {
+        let options = ParserOptions { start: Region::Text, tools: tools().into(), parse_tools: true };
+        assert_eq!(short(&parse(format(name), options, &pieces(text))), want, "{name}: {text}");
     }
 }
 

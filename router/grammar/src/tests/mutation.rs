@@ -140,12 +140,7 @@ fn broken(format: &'static Format, seed: u64) -> Option<String> {
     for _ in 0..random.below(4) {
         mutate(format, &mut output, &mut random, &mut words);
     }
-    let options = ParserOptions {
-        start,
-        tools: tools(&["search", "a"]).into(),
-        parse_tools: !random.one_in(8),
-        calls_in_text: random.one_in(2),
-    };
+    let options = ParserOptions { start, tools: tools(&["search", "a"]).into(), parse_tools: !random.one_in(8) };
     let whole = parse(format, options.clone(), &output);
     let all = told(&whole);
     for n in 1..=words.0 {

@@ -112,8 +112,7 @@ fn turns_of_the_models_own_templates_are_read() {
         let start = format.start_after(row["prompt"].as_str().unwrap_or_default());
         // Whatever the generation prompt has and history has not is not open there.
         let start = if row["unwritten"].as_str().is_some_and(|u| !u.trim().is_empty()) { Region::Text } else { start };
-        let mut parser =
-            Parser::new(format, ParserOptions { start, tools: tools().into(), parse_tools: true, calls_in_text: true });
+        let mut parser = Parser::new(format, ParserOptions { start, tools: tools().into(), parse_tools: true });
         let mut events = Vec::new();
         for piece in format.split(turn) {
             parser.push(piece.as_piece(), &mut events);

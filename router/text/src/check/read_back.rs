@@ -72,7 +72,7 @@ fn read(subject: &Subject<'_>, calls: &[Json], text: Option<&str>) -> Result<Vec
     ids.truncate(end);
     let tools = declared(&tool()).into_iter().collect();
     let mut parser =
-        Parser::new(subject.format, ParserOptions { start, tools, parse_tools: true, calls_in_text: true });
+        Parser::new(subject.format, ParserOptions { start, tools, parse_tools: true});
     let mut events = Vec::new();
     for piece in pieces(subject.format, tokenizer, &ids) {
         parser.push(piece.as_piece(), &mut events);

@@ -65,20 +65,43 @@ fn letters_do_not_count_as_markers() {
 fn special_tokens_out_of_place_are_rejected() {
     let (b, r) = (bench(), two());
     for (text, good) in [
-        ("a⟦<|tool_call_begin|>⟧", "a"),
-        ("⟦<|tool_call_begin|>⟧functions.get:0", ""),
-        ("a⟦<|tool_call_end|>⟧", "a"),
-        ("a⟦</think>⟧", "a"),
-        ("a⟦<think>⟧", "a"),
+        ("a⟦<|tool_call_begin|>⟧a", "a<|tool_call_begin|>"),
+        ("⟦<|tool_call_begin|>⟧functions.ge:0", "<|tool_call_begin|>functions.ge"),
+        ("a⟦<|tool_call_argument_begin|>⟧", "a"),
         ("a⟦<|other|>⟧", "a"),
         ("⟦<think>⟧a⟦<|other|>⟧", "<think>a"),
-        ("⟦<think>⟧a⟦<think>⟧", "<think>a"),
     ] {
         assert_eq!(b.prefix(&r, text), good, "{text}");
     }
     let call = one("get", 0, "{}");
     let shown = b.tokens.show(&b.tokens.text(&call));
-    assert_eq!(b.prefix(&r, &format!("{call}more")), shown, "nothing follows the section");
+    for last in [Rules { parallel: false, ..two() }, Rules { choice: ToolChoice::Named("get".into()), ..two() }] {
+        assert_eq!(b.prefix(&last, &format!("{call}more")), shown, "nothing follows the section");
+    }
+}
+
+/// Whatever the parser reads as text and valid calls is accepted.
+#[test]
+fn what_follows_a_call_is_accepted() {
+    let (b, r) = (bench(), two());
+    let call = one("get", 0, "{}");
+    let second = one("get", 1, "{}");
+    for text in [
+        format!("{call}more"),
+        format!("{call}\n\n{second}"),
+        format!("{call}Now the other.{second}Done."),
+        format!("{call}⟦<think>⟧so⟦</think>⟧{second}"),
+        format!("⟦<think>⟧so{call}⟦</think>⟧text"),
+        format!("a⟦<think>⟧so⟦</think>⟧b{call}"),
+        format!("a⟦</think>⟧b{call}"),
+        // Without the markers of the section.
+        format!("a⟦<|tool_call_begin|>⟧functions.get:0{ARGUMENTS}{{}}⟦<|tool_call_end|>⟧b{second}"),
+    ] {
+        assert!(b.takes(&r, &text), "{text}: {}", b.prefix(&r, &text));
+        let demanded = Rules { choice: ToolChoice::Required, ..two() };
+        assert_eq!(b.takes(&demanded, &text), text.starts_with('⟦'), "{text}");
+    }
+    assert!(!b.takes(&r, &format!("{call}more{call}")), "calls are numbered");
 }
 
 #[test]
@@ -186,7 +209,10 @@ fn a_rejected_token_does_not_change_the_state() {
         assert_eq!(m.mask().expect("mask"), before);
         assert_eq!(m.accept(*id), Ok(true));
     }
-    assert!(m.is_stopped() && m.may_stop());
+    assert!(!m.is_stopped() && m.may_stop(), "text may follow");
+    let mut m = b.matcher(&Rules { parallel: false, ..two() });
+    assert_eq!(b.run(&mut m, &ids), (ids.len(), true));
+    assert!(m.is_stopped());
     let stop = b.tokens.special(STOP);
     assert_eq!(m.accept(ids[0]), Ok(false));
     let mut only = vec![0; b.tokens.words.len().div_ceil(8)];
@@ -219,10 +245,12 @@ fn tokens_without_an_alternative_are_forced() {
         }
     }
     let text = b.tokens.show(&out);
-    assert!(
-        text.starts_with("<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"),
-        "{text:?} {forced}"
-    );
+    assert_eq!((text.as_str(), forced), ("<|tool_call_begin|>", 1), "models omit the prefix of the name");
+    let named = Rules { choice: ToolChoice::Named("get_weather".into()), ..two() };
+    let mut canonical = b.compile(&named).canonical().expect("a canonical form");
+    canonical.follow(&[b.tokens.special("<|tool_calls_section_begin|>")]);
+    let text = b.tokens.show(&canonical.forced());
+    assert!(text.starts_with("<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"), "{text:?}");
     // Forcing does not narrow what is accepted: bytes count, not tokens.
     let mut m = b.matcher(&Rules { choice: ToolChoice::Named("get_weather".into()), ..two() });
     for id in b.tokens.text("⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧") {

@@ -10,6 +10,7 @@ mod responses;
 mod schemas;
 mod string_grammar;
 mod strings;
+mod unchanged;
 mod walk;
 
 use std::collections::HashMap;
@@ -201,7 +202,15 @@ impl Bench {
                 *special || word.iter().all(|b| b"\"}])>'<:,/\n".contains(b))
             };
             let close: Vec<u32> = all.iter().filter(closing).copied().collect();
-            let id = if !close.is_empty() && !random.one_in(3) { *random.pick(&close) } else { *random.pick(&all) };
+            // Text may go on after calls.
+            let stops = mask[stop as usize / 8] >> (stop % 8) & 1 == 1 && ids.len() > 40 && random.one_in(2);
+            let id = if stops {
+                stop
+            } else if !close.is_empty() && !random.one_in(3) {
+                *random.pick(&close)
+            } else {
+                *random.pick(&all)
+            };
             let before = matcher.may_stop();
             assert_eq!(before, mask[stop as usize / 8] >> (stop % 8) & 1 == 1, "{}", self.tokens.show(&ids));
             assert_eq!(
@@ -222,7 +231,7 @@ impl Bench {
 }
 
 pub fn parser_options(rules: &Rules) -> ParserOptions {
-    ParserOptions { start: rules.start, tools: rules.tools.clone(), parse_tools: true, calls_in_text: false }
+    ParserOptions { start: rules.start, tools: rules.tools.clone(), parse_tools: true }
 }
 
 pub fn tool(name: &str, parameters: Value) -> Tool {

@@ -1,0 +1,296 @@
+//! Writes how text leads to calls, how calls follow each other, and what follows them.
+
+use super::call::{CallError, Caller, writable};
+use super::marker::{GrammarPart, after_name, join};
+use super::{Exit, Output, Places};
+use crate::format::{CallPosition, Codec, Format, Step, marker};
+use crate::lark::{Form, either, layout};
+use crate::marks::{bare, bare_list};
+use crate::rules::RuleError;
+
+/// Calls, ready to be inserted where the format has them.
+pub(super) struct Entry {
+    /// How text, and reasoning if they have a marker, lead to them.
+    pub exits: Vec<Exit>,
+    /// The same from its first byte on, after blanks.
+    pub whole: String,
+    /// Lists of calls without the marker before them, at the beginning of an output.
+    pub lists: Vec<String>,
+}
+
+/// The calls of all tools.
+struct Calls<'t> {
+    /// Each up to its last marker.
+    heads: Vec<(&'t str, Vec<GrammarPart>)>,
+    /// The last marker of each, which models omit before another one, and at the end.
+    closing: Vec<GrammarPart>,
+    builtins: Vec<Vec<GrammarPart>>,
+    /// Without a marker: how they begin, and what follows.
+    unmarked: Vec<(String, String)>,
+}
+
+/// What may follow a call, where its last marker or that of its section is missing.
+struct Broken {
+    in_section: String,
+    alone: String,
+}
+
+impl<'a> Output<'a, '_> {
+    /// The calls of an output, up to the next text. `settled`: what may follow; none: only the end.
+    pub fn entry(&mut self, caller: &Caller<'_>, settled: Option<&Places>) -> Result<Entry, CallError> {
+        let format = self.marking.format;
+        if !format.has_calls() {
+            let problem = "the model's format has no tool calls".to_owned();
+            return Err(RuleError::Format { field: "tools", format: format.name, problem }.into());
+        }
+        let calls = self.calls(caller)?;
+        let lenient = !self.is_canonical();
+        let section = !format.end.is_empty();
+        let finish = if self.finish.is_empty() { "\"\"".to_owned() } else { self.finish.clone() };
+        let settles = match settled {
+            Some(settled) => self.with_next_number(caller, &settled.outside),
+            None => finish.clone(),
+        };
+        let broken = (lenient && settled.is_some())
+            .then(|| Broken { in_section: self.work.writer.reserve(), alone: self.work.writer.reserve() });
+        let closing = join(self.work.writer, &calls.closing);
+        // Arguments in JSON tell by themselves where they end.
+        let tells = matches!(format.codec(), Codec::Json | Codec::Object { .. })
+            || format.around_arguments().1.iter().filter(|s| matches!(s, Step::Tok(_))).count() > 1;
+        let may_break = broken.as_ref().filter(|_| tells && !closing.is_empty() && !format.text.is_needed());
+        let alone = match may_break {
+            Some(broken) => {
+                let broken = self.with_next_number(caller, &broken.alone);
+                self.rule(&[format!("{closing} {settles}"), broken])
+            }
+            None => format!("{closing} {settles}"),
+        };
+        let tail = self.tail(caller, settled, &settles, broken.as_ref())?;
+        let closed = if section && may_break.is_some() { format!("({closing})?") } else { closing };
+        let between = self.marking.plain(format.between)?;
+        let next: Vec<String> = calls
+            .heads
+            .iter()
+            .map(|(_, head)| format!("{} {closed}", join(self.work.writer, &[&between[..], &head[..]].concat())))
+            .collect();
+        let many = format.many && self.rules.parallel && (section || settled.is_none());
+        let after = match caller.count.filter(|_| many) {
+            Some(count) => {
+                let (after, again) = (self.work.writer.reserve(), self.work.writer.reserve());
+                let next = self.rule(&next);
+                self.work.writer.define_parametric(&again, &[format!("{next} {after}::_")]);
+                let advance = count.advance(self.work.writer, &again);
+                let tail = if tail.trim().is_empty() { "\"\"".to_owned() } else { tail };
+                self.work.writer.define_parametric(&after, &[tail, format!("{advance}::_")]);
+                format!("{closed} {after}::_")
+            }
+            None if many => format!("{closed} ({})* {tail}", next.join(" | ")),
+            // Without a section, text leads to the next call.
+            None if settled.is_some() && !section => alone.clone(),
+            None => format!("{closed} {tail}"),
+        };
+
+        let mut exits = Vec::new();
+        for pieces in &calls.builtins {
+            if let Some((marker, rest)) = pieces.split_first() {
+                let rest = format!("{} {}", join(self.work.writer, rest), self.finish);
+                exits.push(Exit { marker: marker.clone(), rest });
+            }
+        }
+        let mut lists = Vec::new();
+        let begin = self.marking.plain(format.begin)?;
+        let firsts = match bare(format) {
+            Some(_) => {
+                exits.extend(self.unmarked_exits(&calls.unmarked, &after));
+                0
+            }
+            None => {
+                if lenient && bare_list(format) {
+                    let end: Vec<_> = format.end.iter().filter(|s| matches!(s, Step::Lit(_))).copied().collect();
+                    let end = join(self.work.writer, &self.marking.plain(&end)?);
+                    for (begin, rest) in &calls.unmarked {
+                        let begin = self.work.writer.regex(&format!(r"[ \t\r\n]*\[[ \t\r\n]*{begin}"));
+                        // With anything after it, the list is text.
+                        let last = if self.must_call { &finish } else { &settles };
+                        lists.push(format!("{begin} {rest} ({})* {end} {last}", next.join(" | ")));
+                    }
+                }
+                let whole = calls.heads.iter().map(|(_, head)| begin.iter().chain(head).cloned().collect());
+                let firsts = self.marked_exits(&whole.collect::<Vec<_>>(), &after);
+                let count = firsts.len();
+                exits.extend(firsts);
+                count
+            }
+        };
+        let begins: Vec<Exit> = exits[exits.len() - firsts..].to_vec();
+        if lenient && bare(format).is_none() {
+            if !begin.is_empty() && matches!(format.call.first(), Some(Step::Tok(_))) {
+                let heads: Vec<_> = calls.heads.iter().map(|(_, head)| head.clone()).collect();
+                exits.extend(self.marked_exits(&heads, &alone));
+            }
+            exits.extend(self.short_exits(&calls, &settles));
+        }
+        let blank = GrammarPart::Maybe(if lenient { layout() } else { String::new() });
+        let whole: Vec<_> = exits
+            .iter()
+            .map(|exit| format!("{} {}", join(self.work.writer, &[blank.clone(), exit.marker.clone()]), exit.rest))
+            .collect();
+        let whole = self.rule(&whole);
+        if let (Some(broken), Some(settled)) = (broken, settled) {
+            let alone = if section { &exits } else { &begins };
+            let alone = self.after_broken(alone, settled, &finish);
+            self.define(&broken.alone, &alone);
+            let in_section = self.after_broken(&begins, settled, &finish);
+            self.define(&broken.in_section, &in_section);
+        }
+        Ok(Entry { exits, whole, lists })
+    }
+
+    fn calls(&mut self, caller: &Caller<'_>) -> Result<Calls<'a>, CallError> {
+        let (format, rules) = (self.marking.format, self.rules);
+        let (_, after) = format.around_arguments();
+        let closing = after.iter().rposition(|s| matches!(s, Step::Tok(_))).map_or(0, |at| after.len() - at);
+        let mut calls = Calls { heads: Vec::new(), closing: Vec::new(), builtins: Vec::new(), unmarked: Vec::new() };
+        for tool in rules.callable() {
+            if !writable(&tool.name) {
+                let field = format!("tools[{}].function.name", tool.name);
+                return Err(RuleError::invalid(field, "a name must consist of letters, digits, _, - and .").into());
+            }
+            let enforced = rules.enforced(tool);
+            let mut head = caller.call(self.work, tool, enforced)?;
+            if bare(format).is_some() || bare_list(format) {
+                calls.unmarked.extend(caller.bare(self.work, tool, enforced, &head)?);
+            }
+            calls.builtins.extend(caller.builtin(self.work, tool, enforced)?);
+            calls.closing = head.split_off(head.len() - closing);
+            calls.heads.push((tool.name.as_str(), head));
+        }
+        Ok(calls)
+    }
+
+    /// What follows the last call of a section, or of an output.
+    fn tail(
+        &mut self,
+        caller: &Caller<'_>,
+        settled: Option<&Places>,
+        settles: &str,
+        broken: Option<&Broken>,
+    ) -> Result<String, CallError> {
+        let format = self.marking.format;
+        let last = format.end.iter().rposition(|s| matches!(s, Step::Tok(_)));
+        if let (Some(broken), Some(last)) = (broken.filter(|_| !format.text.is_needed()), last) {
+            let (begun, closed) = format.end.split_at(last);
+            let begun = join(self.work.writer, &self.marking.plain(begun)?);
+            let closed = join(self.work.writer, &self.marking.plain(closed)?);
+            let broken = self.with_next_number(caller, &broken.in_section);
+            let rest = self.rule(&[format!("{closed} {settles}"), broken]);
+            return Ok(format!("{begun} {rest}"));
+        }
+        let mut end = self.marking.plain(format.end)?;
+        if end.is_empty() && !format.between.is_empty() {
+            end.push(GrammarPart::Regex(self.marking.form.blanks()));
+        }
+        let end = join(self.work.writer, &end);
+        if settled.is_none() && format.calls == CallPosition::BeforeText && self.response.is_none() {
+            let refused = self.call_beginnings();
+            let text = self.prose(Vec::new(), Some(settles), &refused, None);
+            return Ok(format!("{end} {}", either(&text)));
+        }
+        Ok(format!("{end} {settles}"))
+    }
+
+    /// The expression for a place after a call.
+    fn with_next_number(&mut self, caller: &Caller<'_>, place: &str) -> String {
+        match caller.count {
+            Some(count) => format!("{}::_", count.advance(self.work.writer, place)),
+            None => place.to_owned(),
+        }
+    }
+
+    /// The way to calls that all begin with the same marker: as a token, and by its letters if those count too.
+    fn marked_exits(&mut self, calls: &[Vec<GrammarPart>], after: &str) -> Vec<Exit> {
+        let Some(marker) = calls.first().and_then(|call| call.first()).cloned() else { return Vec::new() };
+        let rest: Vec<_> = calls.iter().map(|call| join(self.work.writer, &call[1..])).collect();
+        let rest = format!("{} {after}", self.rule(&rest));
+        self.marking.variants_of(&marker).into_iter().map(|marker| Exit { marker, rest: rest.clone() }).collect()
+    }
+
+    /// The way to calls without a marker, and with one that models may write before them.
+    fn unmarked_exits(&mut self, calls: &[(String, String)], after: &str) -> Vec<Exit> {
+        let exit = |(begin, rest): &(String, String)| Exit {
+            marker: GrammarPart::Regex(begin.clone()),
+            rest: format!("{rest} {after}"),
+        };
+        let mut exits: Vec<Exit> = calls.iter().map(exit).collect();
+        let optional = self.marking.format.begin.first().and_then(marker);
+        if let Some(id) = optional.and_then(|marker| self.marking.vocab.special_id(marker)) {
+            let w = &mut *self.work.writer;
+            let all: Vec<_> = calls.iter().map(|(begin, rest)| format!("{} {rest}", w.regex(begin))).collect();
+            let blank = w.regex(&layout());
+            let rest = format!("{blank}? {} {after}", self.rule(&all));
+            exits.push(Exit { marker: GrammarPart::Token(id), rest });
+        }
+        exits
+    }
+
+    /// The way to calls without what precedes their second marker.
+    fn short_exits(&mut self, calls: &Calls<'_>, after: &str) -> Vec<Exit> {
+        let Some((from, until)) = short(self.marking.format) else { return Vec::new() };
+        let mut exits = Vec::new();
+        let short: Vec<(&str, Vec<GrammarPart>)> = calls
+            .heads
+            .iter()
+            .map(|(name, head)| {
+                let whole = [&head[..], &calls.closing[..]].concat();
+                (*name, whole[from..whole.len() - until].to_vec())
+            })
+            .collect();
+        if short.iter().all(|(_, call)| matches!(call.first(), Some(GrammarPart::Token(_)))) {
+            let all: Vec<_> = short.iter().map(|(_, call)| call.clone()).collect();
+            exits.extend(self.marked_exits(&all, after).into_iter().take(1));
+        }
+        for (name, call) in &short {
+            let Some(begin) = self.marking.short_beginning(name) else { continue };
+            let rest = [&[GrammarPart::Regex(Form::Tolerant.blanks())], after_name(name, call)].concat();
+            let rest = format!("{} {after}", join(self.work.writer, &rest));
+            exits.push(Exit { marker: GrammarPart::Regex(begin), rest });
+        }
+        exits
+    }
+
+    /// After a call without its last marker: another marker, or the end.
+    fn after_broken(&mut self, exits: &[Exit], settled: &Places, finish: &str) -> Vec<String> {
+        let marked = |exit: &&Exit| matches!(exit.marker, GrammarPart::Token(_) | GrammarPart::Text(_));
+        let mut all: Vec<Exit> = exits.iter().filter(marked).cloned().collect();
+        let reasoning = self.marking.format.reasoning.as_ref();
+        for open in reasoning.and_then(|r| self.marking.variants(r.open).ok()).unwrap_or_default() {
+            if let [GrammarPart::Token(_)] = open.as_slice() {
+                all.extend(self.exit(&open, &format!("{}{}", settled.inside, self.pass)));
+            }
+        }
+        // Blanks before letters would be one lexeme with them, which conflicts with those that end the arguments.
+        let blank = |marker: &GrammarPart| match marker {
+            GrammarPart::Token(_) => layout(),
+            _ => String::new(),
+        };
+        let mut all: Vec<String> = all
+            .into_iter()
+            .map(|exit| {
+                let begin = [GrammarPart::Maybe(blank(&exit.marker)), exit.marker];
+                format!("{} {}", join(self.work.writer, &begin), exit.rest)
+            })
+            .collect();
+        all.push(finish.to_owned());
+        all
+    }
+}
+
+/// The part of a call that models write if they omit what precedes its second marker: the number of steps before it,
+/// and after the first marker that ends the arguments.
+fn short(format: &Format) -> Option<(usize, usize)> {
+    let (before, after) = format.around_arguments();
+    let from = before.iter().rposition(|s| matches!(s, Step::Tok(_)))?;
+    let named = before.iter().position(|s| *s == Step::Name).is_none_or(|name| from < name);
+    let until = after.iter().position(|s| matches!(s, Step::Tok(_))).map_or(0, |at| after.len() - at - 1);
+    (from > 0 && named).then_some((from, until))
+}
