@@ -64,8 +64,9 @@ runs() {
         ! grep -q "listening on http" "$log" || break
         sleep 0.2
     done
-    kill $child 2>/dev/null || true
-    wait $child || status=$?
+    # SIGTERM takes it more than a minute.
+    kill -KILL $child 2>/dev/null || true
+    wait $child 2>/dev/null || status=$?
     if [ $status = 132 ]; then rm -f "$log"; return 1; fi
     grep -q "listening on http" "$log" || fail "$1 cannot load $model: $(tail -3 "$log")"
     rm -f "$log"

@@ -128,6 +128,7 @@ fn rules(request: &Map<String, Json>) -> Result<Rules, String> {
         start: if flag(request, "in_reasoning")?.unwrap_or(false) { Region::Reasoning } else { Region::Text },
         calls_before,
         enforcement: Enforcement::NamesAndArguments,
+        ..Rules::default()
     })
 }
 

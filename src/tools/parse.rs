@@ -69,8 +69,7 @@ impl ParseSource {
         let chunks = chunks(request)?;
         // Without a list of tools, all calls are parsed.
         let parse_tools = tools.as_ref().is_none_or(|t| !t.is_empty());
-        let options =
-            ParserOptions { start, tools: tools.unwrap_or_default().into(), parse_tools};
+        let options = ParserOptions { start, tools: tools.unwrap_or_default().into(), parse_tools };
         let mut parser = Parser::new(self.format, options);
         let mut events = Vec::new();
         for piece in self.pieces(request)? {

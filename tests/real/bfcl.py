@@ -121,7 +121,7 @@ def right(case, calls):
 
 def essence(answer):
     """What a client acts on."""
-    return {name: answer.get(name) for name in ("status", "text", "finish", "tokens", "malformed")} | {
+    return {name: answer.get(name) for name in ("status", "text", "reasoning", "finish", "tokens", "malformed")} | {
         "calls": [(call["name"], call["arguments"]) for call in answer.get("calls", ())]}
 
 
@@ -163,11 +163,11 @@ def natural_tokens(tokenizer, case, calls):
 
 
 def valid_but_changed(off, auto):
-    """Records without enforcement whose calls are all valid, although enforcement changed the text or the calls."""
+    """Records without enforcement whose calls are all valid, and whose text, reasoning or calls enforcement changed."""
     enforced = {record["id"]: record for record in auto}
 
     def said(record):
-        return record.get("text"), [(call["name"], call["arguments"]) for call in record.get("calls", ())]
+        return record.get("text"), record.get("reasoning"), [(call["name"], call["arguments"]) for call in record.get("calls", ())]
 
     return [
         {"id": record["id"], "off": record, "auto": enforced[record["id"]]} for record in off
@@ -193,10 +193,11 @@ def summary(records, chosen, tokenizer):
                 category: [counted[category], sum(record["category"] == category for record in scored)] for category in CATEGORIES}}
         if mode.endswith("required"):
             pairs = [
-                (record["tokens"], natural_tokens(tokenizer, by_id[record["id"]], record["calls"]), len(record["calls"])) for record in answered
+                (record["tokens"], natural_tokens(tokenizer, by_id[record["id"]], record["calls"]), len(record["calls"]), 1, bool(record["reasoning"]))
+                for record in answered
                 if record["calls"] and not record["text"] and record["finish"] == "tool_calls" and all(call["valid"] for call in record["calls"])]
             pairs = [pair for pair in pairs if pair[1] is not None]
-            figures["per_call"] = [sum(column) for column in zip(*pairs)] or [0, 0, 0]
+            figures["per_call"] = [sum(column) for column in zip(*pairs)]
         if not mode.startswith("llama"):
             laws[f"{mode}: errors"] = [record for record in asked if "error" in record]
             laws[f"{mode}: streams or responses that differ from the whole chat"] = [
@@ -229,8 +230,10 @@ def tables(figures):
     for mode, row in modes.items():
         yield f"| {mode} | " + " | ".join("{} of {}".format(*row["categories"][category]) for category in CATEGORIES) + " |"
     for mode, row in modes.items():
-        if row.get("per_call") and row["per_call"][2]:
-            tokens, natural, calls = row["per_call"]
-            yield f"\n{mode}: {tokens / calls:.1f} tokens per call, {natural / calls:.1f} as the chat template writes the same calls ({calls} calls)."
+        if row.get("per_call"):
+            tokens, natural, calls, answers, reasoned = row["per_call"]
+            yield (
+                f"\n{mode}: {tokens / calls:.1f} tokens per call, {natural / calls:.1f} as the chat template writes the same calls ({calls} calls in "
+                f"{answers} finished answers, {reasoned} of which begin with reasoning).")
     if "changed" in figures:
         yield f"\nValid answers that enforcement changed: {figures['changed']}, of which {figures['changed_open']} have undeclared members."

@@ -51,14 +51,15 @@ class Model:
     """A model's files, its tokenizer with the template in use, and the servers that serve it, of which one runs at a time."""
 
     def __init__(self, name, arguments, directory):
-        from transformers import AutoTokenizer
+        import transformers
 
+        transformers.logging.set_verbosity_error()
         home = pathlib.Path(os.environ["REIN_REAL_DIR"])
         self.name, self.arguments, self.directory = name, arguments, directory
         self.hub, self.gguf, self.llama = home / name, home / f"{name}.gguf", home / "llama-server"
         if not self.hub.is_dir():
             sys.exit(f"real: {self.hub} is missing: run REIN_REAL_MODELS={name} scripts/real.sh")
-        self.tokenizer = AutoTokenizer.from_pretrained(self.hub)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.hub)
         self.template = arguments.chat_template
         if self.template is None and "tools" not in self.tokenizer.chat_template:
             self.template = TOOLS_TEMPLATE
@@ -92,7 +93,8 @@ class Model:
         self.stop()
         answers = {}
         for dtype in self.arguments.dtypes:
-            with self.rein("--enforcement", "off", "--dtype", dtype) as server:
+            # transformers and llama-server read control tokens in a message's text as such.
+            with self.rein("--enforcement", "off", "--allow-control-tokens", "--dtype", dtype) as server:
                 answers[dtype] = identity.answers(server, chosen, self.arguments.prompt_tokens)
         failed = [answer for asked in answers.values() for answer in asked if "error" in answer]
         if failed:

@@ -1,9 +1,10 @@
 """Starts Rein and llama-server on free ports of 127.0.0.1, and asks both in the same way: whole and streamed, chats and responses.
 
-An answer is a dict: `text`, `calls` (name and arguments as text), `incomplete`, `malformed`, `finish`, `prompt_tokens`, `tokens`,
-`seconds`, or `status` and `error` if the server refused."""
+An answer is a dict: `text`, `reasoning`, `calls` (name and arguments as text), `incomplete`, `malformed`, `finish`, `prompt_tokens`,
+`tokens`, `seconds`, or `status` and `error` if the server refused."""
 import concurrent.futures
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -18,6 +19,13 @@ START_SECONDS = 300
 REQUEST_SECONDS = 900
 CLIENTS = 8
 CONTEXT = 8192
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def end_with_parent():
+    """Runs in a server's process: the kernel kills it when this program ends, however it ends."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Server:
@@ -26,7 +34,8 @@ class Server:
     def __init__(self, command, directory, listening, probe):
         self.log = directory / f"{os.path.basename(command[0])}-{time.time_ns()}.log"
         with open(self.log, "w") as log:
-            self.child = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, start_new_session=True)
+            self.child = subprocess.Popen(
+                [str(part) for part in command], stdout=log, stderr=log, start_new_session=True, preexec_fn=end_with_parent)
         self.url, self.probe, end = None, probe, time.monotonic() + START_SECONDS
         while not self.ready():
             if self.child.poll() is not None or time.monotonic() > end:
@@ -68,7 +77,7 @@ class Server:
             completion = self.client.chat.completions.create(model="m", messages=messages, extra_body=body).model_dump()
             choice = completion["choices"][0]
             return {**message(choice["message"]), "finish": choice["finish_reason"], **usage(completion["usage"]), **ids(completion, choice)}
-        whole, finish, used = {"content": "", "tool_calls": []}, None, None
+        whole, finish, used = {"content": "", "reasoning_content": "", "tool_calls": []}, None, None
         body["stream_options"] = {"include_usage": True}
         for chunk in self.client.chat.completions.create(model="m", messages=messages, stream=True, extra_body=body):
             chunk = chunk.model_dump()
@@ -99,14 +108,15 @@ class Server:
         final = final.model_dump()
         calls = [item for item in final["output"] if item["type"] == "function_call"]
         texts = [part["text"] for item in final["output"] if item["type"] == "message" for part in item["content"]]
+        thoughts = [part["text"] for item in final["output"] if item["type"] == "reasoning" for part in item.get("content") or []]
         length = (final.get("incomplete_details") or {}).get("reason") == "max_output_tokens"
         whole = [call for call in calls if call["status"] == "completed"]
         finish = "length" if length else "tool_calls" if whole else "stop"
         cut = [call for call in calls if call["status"] != "completed"] + (final.get("incomplete_tool_calls") or [])
         return {
-            "text": "".join(texts), "calls": [called(call) for call in whole], "incomplete": [called(call) for call in cut],
-            "malformed": final.get("malformed") or [], "finish": finish, "prompt_tokens": final["usage"]["input_tokens"],
-            "tokens": final["usage"]["output_tokens"]}
+            "text": "".join(texts), "reasoning": "".join(thoughts), "calls": [called(call) for call in whole],
+            "incomplete": [called(call) for call in cut], "malformed": final.get("malformed") or [], "finish": finish,
+            "prompt_tokens": final["usage"]["input_tokens"], "tokens": final["usage"]["output_tokens"]}
 
 
 def answered(ask):
@@ -127,7 +137,8 @@ def called(call):
 
 def message(fields):
     return {
-        "text": fields.get("content") or "", "calls": [called(call) for call in fields.get("tool_calls") or []],
+        "text": fields.get("content") or "", "reasoning": fields.get("reasoning_content") or "",
+        "calls": [called(call) for call in fields.get("tool_calls") or []],
         "incomplete": [called(call) for call in fields.get("incomplete_tool_calls") or []], "malformed": fields.get("malformed") or []}
 
 
@@ -143,7 +154,8 @@ def ids(completion, choice):
 
 def merge(whole, delta):
     """Adds a chunk to the message so far. A stream lists a call that it has begun and that was cut in `incomplete_tool_calls`."""
-    whole["content"] += delta.get("content") or ""
+    for name in ("content", "reasoning_content"):
+        whole[name] += delta.get(name) or ""
     for part in delta.get("tool_calls") or []:
         while len(whole["tool_calls"]) <= part["index"]:
             whole["tool_calls"].append({"id": None, "name": "", "arguments": ""})

@@ -26,6 +26,8 @@ pub struct Format {
     /// What surrounds text that is followed by calls, if it differs from `text`.
     pub preamble: Option<Wrap>,
     pub calls: CallPosition,
+    /// An output may begin with calls without a marker: objects that name a declared tool, in a code block or bare.
+    pub opens: bool,
     /// More than one call per turn.
     pub many: bool,
     /// Between text and the first call; not part of the text.
@@ -275,6 +277,14 @@ impl Format {
     /// Whether nothing follows a call: text needs a marker that only another turn could write.
     pub(crate) fn ends_with_call(&self) -> bool {
         self.text.is_needed() && self.text.close.is_empty()
+    }
+
+    /// Whether a conversation with this template has reasoning: the template has its markers, and the prompt does not
+    /// end with reasoning that is over already, as templates write it where reasoning is turned off.
+    pub fn reasons(&self, template: &str, prompt: &str) -> bool {
+        let Some(reasoning) = &self.reasoning else { return false };
+        let mut open = reasoning.open.iter().filter_map(|s| if let Step::Tok(t) = s { Some(*t) } else { None });
+        open.all(|marker| template.contains(marker)) && !prompt.trim_end().ends_with(spelled(reasoning.close).trim())
     }
 
     /// Whether the format has calls at all.

@@ -35,6 +35,7 @@ const BASE: Format = Format {
     text: NO_WRAP,
     preamble: None,
     calls: AfterText,
+    opens: false,
     many: true,
     lead: "",
     begin: &[],
@@ -217,10 +218,10 @@ static FORMATS: &[Format] = &[
         name: "hermes",
         aliases: &["qwen25", "qwen3", "granite4"],
         models: &["Hermes-2-Pro*", "Hermes-3*", "Qwen2.5*", "QwQ*", "Qwen3-*", "granite-4*", "EXAONE-4*"],
-        reasoning: SPACED_THINK,
         lead: "\n",
         between: &[Lit("\n")],
-        call: &[Tok("<tool_call>"), Lit("\n"), Args(OBJECT), Lit("\n"), Tok("</tool_call>")],
+        call: HERMES_CALL,
+        reasoning: SPACED_THINK,
         signs: DetectionSigns {
             template: &["<tool_call>", "arguments"],
             // Other formats that put something else between the same tags.
@@ -723,8 +724,22 @@ static FORMATS: &[Format] = &[
         signs: DetectionSigns { template: &["<TOOLCALL>"], not: &[], special: Some("<TOOLCALL>"), architectures: &[] },
         ..BASE
     },
+    // Models that write the object of a call without the tags of their own template. A template does not tell.
+    Format {
+        name: "hermes_json",
+        aliases: &["qwen25_coder"],
+        models: &["Qwen2.5-Coder*"],
+        opens: true,
+        reasoning: SPACED_THINK,
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: HERMES_CALL,
+        ..BASE
+    },
     Format { reasoning: SPACED_THINK, ..BASE },
 ];
+
+const HERMES_CALL: &[Step] = &[Tok("<tool_call>"), Lit("\n"), Args(OBJECT), Lit("\n"), Tok("</tool_call>")];
 
 const DSML_CALL: &[Step] = &[
     Tok("<｜DSML｜invoke name="),

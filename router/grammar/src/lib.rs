@@ -20,6 +20,7 @@ mod json_schema;
 mod lark;
 mod limits;
 mod load;
+mod lookalike;
 mod marks;
 mod matcher;
 mod models;
@@ -50,6 +51,7 @@ pub use format::{
 pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};
 pub use load::FormatError;
+pub use lookalike::{MAX_TEXT_BYTES as MAX_LOOKALIKE_BYTES, lookalike};
 pub use matcher::{Matcher, MatcherError};
 pub use models::{Recommendation, recommendations};
 pub use parse::{Parser, ParserOptions};

@@ -67,6 +67,8 @@ struct FormatFile {
     #[serde(default = "yes")]
     many: bool,
     #[serde(default)]
+    opens: bool,
+    #[serde(default)]
     lead: String,
     #[serde(default)]
     begin: Vec<StepFile>,
@@ -203,6 +205,12 @@ impl FormatFile {
         let (Some(codec), None) = (codecs.next(), codecs.next()) else {
             return wrong("call", "must have one {\"args\": ...}");
         };
+        if self.opens && !matches!(codec, CodecFile::Object { .. }) {
+            return wrong(
+                "opens",
+                "needs {\"args\": {\"object\": ...}}: only an object tells by itself that it is a call",
+            );
+        }
         let names = self.call.iter().filter(|s| matches!(s, StepFile::Name)).count();
         match codec {
             CodecFile::Object { members, .. } => {
@@ -255,6 +263,7 @@ impl FormatFile {
                 CallsFile::Instead => CallPosition::InsteadOfText,
                 CallsFile::Before => CallPosition::BeforeText,
             },
+            opens: self.opens,
             many: self.many,
             lead: text(self.lead),
             begin: steps(self.begin),

@@ -318,6 +318,17 @@ pub(crate) fn bare_list(format: &Format) -> bool {
         && format.begin.iter().any(lists)
 }
 
+/// The mark of a code block.
+pub(crate) const OPENING_FENCE: &str = "```";
+
+/// Whether a character may stand around calls that begin an output without a marker, beside [`OPENING_FENCE`].
+pub(crate) fn is_opening_layout(b: u8) -> bool {
+    b.is_ascii_whitespace() || b",[]".contains(&b)
+}
+
+/// The same as a regular expression.
+pub(crate) const OPENING_LAYOUT: &str = r"([ \t\r\n,\[\]]|```[A-Za-z_]*)*";
+
 /// Blanks of any kind.
 const BLANKS: &str = r"[ \t\r\n]*";
 /// Simple values of members that are not reported.

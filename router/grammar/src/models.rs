@@ -49,6 +49,7 @@ static ALL: &[Recommendation] = &[
     noted(sampled(of("hermes", "QwQ", "Qwen/QwQ-32B"), 0.6, P95, None), "top_k 20 to 40"),
     of("hermes", "Hermes-2-Pro", "NousResearch/Hermes-2-Pro-Llama-3-8B"),
     of("hermes", "Hermes-3", "NousResearch/Hermes-3-Llama-3.1-8B"),
+    of("hermes_json", "Qwen2.5-Coder", "Qwen/Qwen2.5-Coder-1.5B-Instruct"),
     of("glm45", "GLM-4.5", "zai-org/GLM-4.5"),
     noted(sampled(of("glm45", "GLM-4.6", "zai-org/GLM-4.6"), 1.0, None, None), "top_p 0.95 and top_k 40 for code"),
     of("glm47", "GLM-4.7", "zai-org/GLM-4.7"),

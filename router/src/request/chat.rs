@@ -77,6 +77,7 @@ impl Prepared {
         generate::truncate(&mut ids, &generation, bounds);
         let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
         (rules.start, rules.calls_before) = (start, calls_before);
+        rules.reasons = model.format.reasons(model.text.template_source(), &prompt);
         let mut plan = Plan::new(&generation, model, bounds, ids.len(), DEFAULTS, restrictions)?;
         if calls_tools(&rules) {
             plan.defer_marker_stops(model);

@@ -351,6 +351,7 @@ impl Drop for Choice {
         self.metrics.grammar.invalid_calls.inc_by(report.withheld);
         let model = &self.transcript.model;
         self.metrics.outcomes.count_calls(model.name(), model.format.name, report);
+        self.metrics.outcomes.tell_of_lost_calls(model.name(), model.format.name, report, Instant::now());
         let invalid = u64::from(self.transcript.invalid_response.is_some());
         self.metrics.grammar.invalid_responses.inc_by(invalid);
     }

@@ -148,12 +148,8 @@ impl OutputMode {
 
     fn reader(&self, model: &ServedModel) -> Reader {
         match self {
-            OutputMode::Regions { start, tools, parse_tools, grammar, skip_special_tokens, .. } => {
-                let options = ParserOptions {
-                    start: *start,
-                    tools: tools.clone(),
-                    parse_tools: *parse_tools
-                };
+            OutputMode::Regions { start, tools, parse_tools, skip_special_tokens, .. } => {
+                let options = ParserOptions { start: *start, tools: tools.clone(), parse_tools: *parse_tools };
                 let parser = Box::new(Parser::new(model.format, options));
                 Reader::Regions { parser, skip_special_tokens: *skip_special_tokens }
             }
@@ -273,6 +269,10 @@ impl ChoiceOpener<'_> {
             OutputMode::Regions { call_validator, .. } => call_validator.clone(),
             OutputMode::Plain { .. } => None,
         };
+        let tools = match self.output_mode {
+            OutputMode::Regions { tools, parse_tools: true, .. } => tools.clone(),
+            OutputMode::Regions { .. } | OutputMode::Plain { .. } => Tools::default(),
+        };
         let grammar = self.output_mode.grammar().map(|grammar| grammar.compiled.clone());
         #[cfg(test)]
         let grammar = self.model.validator.get().cloned().or(grammar);
@@ -292,6 +292,7 @@ impl ChoiceOpener<'_> {
             },
             grammar,
             call_validator,
+            tools,
             start,
             resumed,
             calls_before,

@@ -6,7 +6,7 @@
 use std::{collections::VecDeque, time::Instant};
 
 use bytes::Bytes;
-use rein_grammar::{Matcher, MatcherError};
+use rein_grammar::{Canonical, Compiled, Matcher, MatcherError};
 
 pub use decisions::{TokenDecision, TokenOrigin};
 pub use restrictions::Restrictions;
@@ -102,6 +102,8 @@ pub enum GrammarSessionError {
 pub struct SessionRules {
     /// None: every token that is not restricted is allowed.
     pub matcher: Option<Matcher>,
+    /// Refused draws are replaced from this grammar's canonical form. None: from the matcher.
+    pub canonical: Option<Compiled>,
     pub restrictions: Restrictions,
     /// Tokens that begin a call: they follow when the model draws a stop token but must call a tool.
     pub call_opening: Vec<u32>,
@@ -113,6 +115,9 @@ pub struct SessionRules {
 
 pub struct GrammarSession {
     matcher: Option<Matcher>,
+    canonical: Replacement,
+    /// Accepted tokens, for the canonical form.
+    output: Vec<u32>,
     restrictions: Restrictions,
     /// The latest accepted tokens, as many as the restrictions need.
     recent: Vec<u32>,
@@ -141,9 +146,11 @@ pub struct GrammarSession {
 
 impl GrammarSession {
     pub fn new(rules: SessionRules) -> Self {
-        let SessionRules { matcher, restrictions, call_opening, stop_ids, vocab, always_mask } = rules;
+        let SessionRules { matcher, canonical, restrictions, call_opening, stop_ids, vocab, always_mask } = rules;
         GrammarSession {
             matcher,
+            canonical: canonical.map_or(Replacement::Same, Replacement::Source),
+            output: Vec::new(),
             restrictions,
             recent: Vec::new(),
             vocab,
@@ -179,12 +186,13 @@ impl GrammarSession {
 
     /// Whether the next check should run off the async threads. Its result is the same.
     pub fn is_slow(&self) -> bool {
-        self.slow
+        self.slow || matches!(&self.canonical, Replacement::Source(compiled) if compiled.owes_canonical())
     }
 
     /// Approximate memory of the grammar's state.
     pub fn grammar_bytes(&self) -> usize {
-        self.matcher.as_ref().map_or(0, Matcher::bytes)
+        let canonical = if let Replacement::Form(canonical) = &self.canonical { canonical.bytes() } else { 0 };
+        self.matcher.as_ref().map_or(0, Matcher::bytes) + canonical
     }
 
     /// The first refused tokens, at most [`limits::MAX_REPORTED_REFUSALS`].
@@ -239,6 +247,9 @@ impl GrammarSession {
                     self.refuse(id);
                     if self.stop_ids.contains(&id) && self.stop_begins_call()? {
                         self.pending_forced.extend(&self.call_opening);
+                    } else {
+                        let forced = self.canonical_forced()?;
+                        self.pending_forced.extend(forced);
                     }
                 }
                 self.consecutive_refusals += 1;
@@ -324,6 +335,9 @@ impl GrammarSession {
             return Ok(false);
         }
         let accepted = self.matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
+        if accepted && !matches!(self.canonical, Replacement::Same) {
+            self.output.push(id);
+        }
         if accepted && self.restrictions.lookback() > 0 {
             self.recent.push(id);
             let surplus = self.recent.len().saturating_sub(self.restrictions.lookback());
@@ -354,13 +368,42 @@ impl GrammarSession {
         Ok(!self.call_opening.is_empty() && self.pending_forced.is_empty() && self.can_follow(&self.call_opening)?)
     }
 
-    /// The tokens that may be drawn. Stop tokens are included where they begin a call, as in draws without a mask.
+    /// The canonical form at the current position.
+    fn canonical(&mut self) -> Option<&mut Canonical> {
+        if let Replacement::Source(compiled) = &self.canonical {
+            self.canonical = match compiled.canonical() {
+                Some(canonical) => Replacement::Form(Box::new(canonical)),
+                None => Replacement::Same,
+            };
+        }
+        let Replacement::Form(canonical) = &mut self.canonical else { return None };
+        canonical.follow(&self.output);
+        Some(canonical)
+    }
+
+    /// Tokens that follow in the canonical form in place of a refused draw, if there is one way only.
+    fn canonical_forced(&mut self) -> Result<Vec<u32>, GrammarSessionError> {
+        if !self.restrictions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let forced = self.canonical().map(Canonical::forced).unwrap_or_default();
+        Ok(if self.can_follow(&forced)? { forced } else { Vec::new() })
+    }
+
+    /// The tokens that may be drawn where a draw was refused or may be: of the canonical form, if the output can be
+    /// followed in it. Stop tokens are included where they begin a call, as in draws without a mask.
     fn mask(&mut self) -> Result<Bytes, GrammarSessionError> {
         let mut mask = match &mut self.matcher {
             Some(matcher) => matcher.mask()?,
             None => full_mask(self.vocab),
         };
         self.restrictions.apply(&self.recent, &mut mask);
+        if let Some(canonical) = self.canonical().and_then(Canonical::mask) {
+            let both: Vec<u8> = mask.iter().zip(canonical).map(|(a, b)| a & b).collect();
+            if both.iter().any(|&byte| byte != 0) {
+                mask = both;
+            }
+        }
         self.stats.masks += 1;
         if !self.restrictions.is_empty() && mask.iter().all(|&byte| byte == 0) {
             return Err(GrammarSessionError::NothingLeft);
@@ -403,6 +446,15 @@ impl GrammarSession {
         }
         Ok(())
     }
+}
+
+/// Where the tokens come from that replace refused draws.
+enum Replacement {
+    /// The matcher.
+    Same,
+    /// The canonical form of this grammar, which no draw has needed so far.
+    Source(Compiled),
+    Form(Box<Canonical>),
 }
 
 /// A mask that allows every id.

@@ -49,6 +49,8 @@ pub struct ServedModel {
     pub pool: Arc<EnginePool>,
     /// Seconds since 1970.
     pub created: u64,
+    /// What the template writes before a tool's result.
+    pub result_marker: Option<String>,
     /// Digest of this release and the model's text files.
     digest: Digest,
     /// Control tokens that messages cannot produce. None: the operator allows them.
@@ -102,6 +104,7 @@ impl ServedModel {
         };
         Ok(ServedModel {
             digest: digest(&text),
+            result_marker: text.result_marker(),
             text,
             format,
             enforcement: policy.enforcement,

@@ -1,11 +1,18 @@
 //! Counts, per model, how choices ended and the outcomes of their tool calls.
 
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
 use rein_proto::v1::FinishReason;
+use tokio::time::Instant;
 
 use crate::request::transcript::{CallOutcome, CallReport};
 
@@ -34,11 +41,18 @@ struct MalformedLabels {
     format: &'static str,
 }
 
+/// How often the log tells of calls that a model's format does not read.
+const TELL_INTERVAL: Duration = Duration::from_secs(60);
+
 #[derive(Default)]
 pub struct Outcomes {
     finished: Family<FinishedLabels, Counter>,
     calls: Family<CallLabels, Counter>,
     malformed: Family<MalformedLabels, Counter>,
+    lookalikes: Family<MalformedLabels, Counter>,
+    own_results: Family<MalformedLabels, Counter>,
+    /// When the log last told of each model's lost calls.
+    told: Mutex<HashMap<String, Instant>>,
 }
 
 impl Outcomes {
@@ -53,6 +67,11 @@ impl Outcomes {
         registry.register("rein_tool_calls", help, self.calls.clone());
         let help = "Texts in place of a call that could not be parsed: the entries of `malformed` in answers";
         registry.register("rein_malformed", help, self.malformed.clone());
+        let help = "Answers whose text has a call of a declared tool in a form that the model's format does not read, \
+            such as a JSON object in a code block. The log names a `--format` that reads it";
+        registry.register("rein_lookalike_calls", help, self.lookalikes.clone());
+        let help = "Answers in which the model wrote a tool's result itself, with the marker of its template";
+        registry.register("rein_self_written_results", help, self.own_results.clone());
     }
 
     /// Exports the counters of a newly served model, at 0.
@@ -73,6 +92,27 @@ impl Outcomes {
         }
         let labels = MalformedLabels { model: model.to_owned(), format };
         self.malformed.get_or_create(&labels).inc_by(report.malformed.len() as u64);
+        self.lookalikes.get_or_create(&labels).inc_by(report.lookalike.is_some().into());
+        self.own_results.get_or_create(&labels).inc_by(report.own_result.into());
+    }
+
+    /// Logs a call that was delivered as text, once in a while for each model.
+    pub(crate) fn tell_of_lost_calls(&self, model: &str, format: &str, report: &CallReport, now: Instant) {
+        let Some((tool, reads)) = &report.lookalike else { return };
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.get(model).is_some_and(|last| now.duration_since(*last) < TELL_INTERVAL) {
+            return;
+        }
+        told.insert(model.to_owned(), now);
+        let hint =
+            reads.map_or_else(|| "no format reads it".to_owned(), |reads| format!("--format {} reads it", reads.name));
+        tracing::warn!(
+            model,
+            format,
+            tool,
+            hint,
+            "an answer has a call of a declared tool that the format does not read"
+        );
     }
 }
 

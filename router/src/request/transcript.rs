@@ -4,7 +4,9 @@ mod calls;
 
 use std::{collections::VecDeque, sync::Arc};
 
-use rein_grammar::{CallValidator, Compiled, Event, Format, Parser, Piece, Region};
+use rein_grammar::{
+    CallValidator, Compiled, Event, Format, MAX_LOOKALIKE_BYTES, Parser, Piece, Region, Tools, lookalike,
+};
 use rein_proto::v1::{self, chat_event};
 use rein_text::{
     stop_strings::{Scanned, Stop, StopStrings},
@@ -51,6 +53,8 @@ pub struct TranscriptOptions {
     pub grammar: Option<Compiled>,
     /// Validates finished calls whose arguments are not enforced, for the metrics.
     pub call_validator: Option<Arc<CallValidator>>,
+    /// The declared tools, if the answer may call them.
+    pub tools: Tools,
     /// The region in which the prompt ends, and whether in its middle: then the output does not start with layout.
     pub start: Region,
     pub resumed: bool,
@@ -85,6 +89,8 @@ pub struct Transcript {
     by_length: bool,
     /// The text so far. None: the finished response needs no validation.
     response: Option<String>,
+    /// The beginning of the text, where calls are looked for that the format does not read. None: there are no tools.
+    said: Option<String>,
     /// Where and why the finished response violates its format.
     pub(crate) invalid_response: Option<String>,
     pub(crate) grammar_report: Option<v1::GrammarReport>,
@@ -142,6 +148,7 @@ impl Transcript {
             finished: false,
             by_length: false,
             response,
+            said: None,
             invalid_response: None,
             grammar_report: None,
             decisions: Vec::new(),
@@ -158,6 +165,9 @@ impl Transcript {
             stop_token: None,
             events: VecDeque::new(),
         };
+        if !transcript.options.tools.is_empty() {
+            transcript.said = Some(String::new());
+        }
         if let Reader::Regions { parser, .. } = &mut transcript.options.reader {
             parser.watch(transcript.options.marker_stops.iter().map(|(marker, _)| *marker).collect());
         }
@@ -225,6 +235,9 @@ impl Transcript {
                 self.stop_token = Some(drawn.id);
             }
             return Flow::Continue;
+        }
+        if let (Some(marker), Some(name)) = (&self.model.result_marker, self.model.text.tokenizer.special(drawn.id)) {
+            self.report.own_result |= marker == name && !self.options.tools.is_empty();
         }
         for piece in self.detokenizer.push(drawn.id) {
             parse_piece(&mut self.options.reader, self.model.format, control, piece, &mut self.parsed);
@@ -392,6 +405,10 @@ impl Transcript {
 
     fn emit_done(&mut self, reason: v1::FinishReason) {
         self.warn_about_calls(reason);
+        if let Some(said) = self.said.take() {
+            self.report.lookalike = lookalike(&said, &self.options.tools);
+            self.report.own_result |= self.model.result_marker.as_ref().is_some_and(|marker| said.contains(marker));
+        }
         if reason != v1::FinishReason::Length {
             self.check_response();
         }
@@ -420,6 +437,9 @@ impl Transcript {
         if let chat_event::Event::TextDelta(v1::Delta { text }) = &mut event {
             if let Some(response) = &mut self.response {
                 response.push_str(text);
+            }
+            if let Some(said) = self.said.as_mut().filter(|said| said.len() <= MAX_LOOKALIKE_BYTES) {
+                said.push_str(text);
             }
             if !std::mem::replace(&mut self.echoed, true) {
                 text.insert_str(0, &self.options.echo);

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use rein_grammar::{Format, ModelDirFacts, PLAIN};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use tracing::info_span;
 
 pub use sanitize::{ControlTokens, ReasoningMarkers};
@@ -255,6 +255,23 @@ impl ModelText {
             ),
             param: Some("model".into()),
         })
+    }
+
+    /// The marker that the template writes before a tool's result, and nowhere in a conversation without results: a
+    /// model that draws it invents the result of its own call. None: there is no such marker.
+    pub fn result_marker(&self) -> Option<String> {
+        const RESULT: &str = "what the tool returned";
+        let template = self.template.as_ref()?;
+        let user = json!({"role": "user", "content": "a question"});
+        let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        let call = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+        let result = json!({"role": "tool", "tool_call_id": "call00001", "name": "f", "content": RESULT});
+        let render = |messages: Vec<Json>| template.render(&RenderInput { messages, ..RenderInput::default() }).ok();
+        let (plain, whole) = (render(vec![user.clone()])?, render(vec![user, call, result])?);
+        let before = whole.get(..whole.find(RESULT)?)?.trim_end();
+        let marker = before.get(before.rfind('<')?..)?;
+        (marker.ends_with('>') && !marker.contains(char::is_whitespace) && !plain.contains(marker))
+            .then(|| marker.to_owned())
     }
 
     /// Source of the template for chats with tools, from which the format is detected; empty without a template.

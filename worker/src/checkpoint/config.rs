@@ -22,18 +22,9 @@ const HARMLESS: &[&str] = &[
     "architectures",
     "model_type",
     "auto_map",
-    "_name_or_path",
     "name_or_path",
-    "_commit_hash",
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_attn_implementation_internal",
-    "_experts_implementation",
-    "_experts_implementation_internal",
     "attn_implementation",
     "experts_implementation",
-    "_flash_attn_2_enabled",
-    "_output_attentions",
     "transformers_version",
     "transformers.js_config",
     "license",
@@ -256,12 +247,14 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// Rejects keys that were not read, unless they are null or known to be harmless.
+    /// Rejects keys that were not read, unless they are null or known to be harmless. Keys that begin with `_` are
+    /// notes of transformers, which reads none of them as a parameter of the model.
     pub fn finish(self) -> Result<(), LoadError> {
         let read = self.read.borrow();
         let top = self.prefix.is_empty();
         for (key, value) in self.map {
-            let harmless = top && (HARMLESS.contains(&key.as_str()) || harmless_value(key, value));
+            let note = key.starts_with('_');
+            let harmless = note || top && (HARMLESS.contains(&key.as_str()) || harmless_value(key, value));
             if !value.is_null() && !harmless && !read.contains(key) {
                 let what = "unknown key, which may change the model's results; remove it if it does not";
                 return Err(self.error(key, what));

@@ -5,7 +5,7 @@ use super::marker::{GrammarPart, after_name, join};
 use super::{Exit, Output, Places};
 use crate::format::{CallPosition, Codec, Format, Step, marker};
 use crate::lark::{Form, either, layout};
-use crate::marks::{bare, bare_list};
+use crate::marks::{OPENING_LAYOUT, bare, bare_list};
 use crate::rules::RuleError;
 
 /// Calls, ready to be inserted where the format has them.
@@ -16,6 +16,11 @@ pub(super) struct Entry {
     pub whole: String,
     /// Lists of calls without the marker before them, at the beginning of an output.
     pub lists: Vec<String>,
+    /// Calls without a marker at the beginning of an output, and the rule for what follows each.
+    pub opening: Vec<String>,
+    pub opened: Option<String>,
+    /// Text may follow calls.
+    pub goes_on: bool,
 }
 
 /// The calls of all tools.
@@ -97,7 +102,15 @@ impl<'a> Output<'a, '_> {
                 exits.push(Exit { marker: marker.clone(), rest });
             }
         }
-        let mut lists = Vec::new();
+        let (mut lists, mut opening, mut opened) = (Vec::new(), Vec::new(), None);
+        if format.opens {
+            let after = self.work.writer.reserve();
+            for (begin, rest) in &calls.unmarked {
+                let begin = self.work.writer.regex(&format!("{OPENING_LAYOUT}{begin}"));
+                opening.push(format!("{begin} {rest} {after}"));
+            }
+            opened = Some(after);
+        }
         let begin = self.marking.plain(format.begin)?;
         let firsts = match bare(format) {
             Some(_) => {
@@ -143,7 +156,7 @@ impl<'a> Output<'a, '_> {
             let in_section = self.after_broken(&begins, settled, &finish);
             self.define(&broken.in_section, &in_section);
         }
-        Ok(Entry { exits, whole, lists })
+        Ok(Entry { exits, whole, lists, opening, opened, goes_on: settled.is_some() })
     }
 
     fn calls(&mut self, caller: &Caller<'_>) -> Result<Calls<'a>, CallError> {
@@ -158,7 +171,7 @@ impl<'a> Output<'a, '_> {
             }
             let enforced = rules.enforced(tool);
             let mut head = caller.call(self.work, tool, enforced)?;
-            if bare(format).is_some() || bare_list(format) {
+            if bare(format).is_some() || bare_list(format) || format.opens {
                 calls.unmarked.extend(caller.bare(self.work, tool, enforced, &head)?);
             }
             calls.builtins.extend(caller.builtin(self.work, tool, enforced)?);

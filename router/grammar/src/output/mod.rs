@@ -13,7 +13,7 @@ use crate::budget::Budget;
 use crate::format::{CallIdStyle, CallPosition, Format, Markers, Region, Step, marker};
 use crate::lark::{Form, HEADER, SOME_TEXT, Writer, escape, layout, literal};
 use crate::limits::MAX_BLANKS;
-use crate::marks::{bare, bare_beginnings, bare_list};
+use crate::marks::{OPENING_LAYOUT, bare, bare_beginnings, bare_list};
 use crate::rules::{Relaxation, Response, RuleError, Rules};
 use crate::schema::Work;
 use crate::vocab::Vocab;
@@ -144,6 +144,7 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
         false => None,
     };
     let mut fresh = out.places(&first, &entry, thinking.as_ref())?;
+    out.after_opening(&entry)?;
     let start = match (&thinking, rules.start) {
         (Some(_), Region::Reasoning) => first.inside,
         _ => {
@@ -185,6 +186,28 @@ impl Output<'_, '_> {
     fn reserve(&mut self) -> Places {
         let w = &mut *self.work.writer;
         Places { outside: w.reserve(), inside: w.reserve() }
+    }
+
+    /// Writes what may follow calls that begin the output without a marker: others, free text, or the end.
+    fn after_opening(&mut self, entry: &Option<Entry>) -> Result<(), CallError> {
+        let Some(Entry { opened: Some(opened), opening, goes_on, .. }) = entry else { return Ok(()) };
+        let must_call = std::mem::replace(&mut self.must_call, false);
+        let mut all = opening.clone();
+        if *goes_on {
+            all.extend(self.text_after(entry, false, true)?);
+        } else {
+            // What closes a list and a code block.
+            let close =
+                self.work.writer.regex(r"([ \t\r\n]{0,8}\]|[ \t\r\n]{1,8})?```|[ \t\r\n]{0,8}\]|[ \t\r\n]{1,8}");
+            all = vec![format!("{close}? {}", self.finish_or_nothing())];
+        }
+        self.must_call = must_call;
+        self.define(opened, &all);
+        Ok(())
+    }
+
+    fn finish_or_nothing(&self) -> String {
+        if self.finish.is_empty() { "\"\"".to_owned() } else { self.finish.clone() }
     }
 
     fn is_canonical(&self) -> bool {
@@ -375,6 +398,12 @@ impl Output<'_, '_> {
 
     /// Inside the text. `fresh`: nothing precedes it.
     fn text(&mut self, entry: &Option<Entry>, fresh: bool) -> Result<Vec<String>, CallError> {
+        let opens = fresh && self.marking.format.opens;
+        self.text_after(entry, fresh, opens)
+    }
+
+    /// `opens`: calls may begin here without a marker.
+    fn text_after(&mut self, entry: &Option<Entry>, fresh: bool, opens: bool) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let close = self.marking.plain(format.text.close)?;
         if !self.is_free() {
@@ -397,6 +426,13 @@ impl Output<'_, '_> {
         let thinks: Vec<String> =
             thinks.iter().flat_map(|r| r.open.iter().filter_map(marker)).map(|letters| escape(letters)).collect();
         let mut beginnings = thinks;
+        if opens && self.tools {
+            for tool in &self.rules.tools {
+                let (begun, empty) = bare_beginnings(format, &tool.name);
+                let all = [begun].into_iter().chain(empty);
+                beginnings.extend(all.map(|begin| format!("{OPENING_LAYOUT}{begin}")));
+            }
+        }
         if fresh && self.tools && bare_list(format) {
             for tool in &self.rules.tools {
                 let (begun, empty) = bare_beginnings(format, &tool.name);
@@ -461,6 +497,7 @@ impl Output<'_, '_> {
         }
         if fresh && !wrapped {
             all.extend(entry.iter().flat_map(|e| e.lists.iter().cloned()));
+            all.extend(entry.iter().flat_map(|e| e.opening.iter().cloned()));
         }
         // Free text leads to calls itself.
         if wrapped || !self.is_free() {

@@ -348,6 +348,10 @@ impl Parser {
         }
         out.append(&mut told);
         junk.push_str(rest);
+        if self.opening && junk.is_empty() && end == End::Whole {
+            return self.opened(out);
+        }
+        self.opening = false;
         self.state = State::Gap(junk);
         if self.trial.is_some() {
             self.release(out);

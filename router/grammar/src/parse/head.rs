@@ -172,7 +172,7 @@ impl Parser {
                 let junk: String = parts.into_iter().map(|(_, text)| text).collect();
                 self.malformed(&junk, out);
             }
-            State::Prose | State::List(_) | State::Body(_) => {
+            State::Prose | State::List(_) | State::Opening(_) | State::Body(_) => {
                 self.flush_lead_in(out);
                 self.end_prose(Cause::Marker, out);
             }
@@ -207,7 +207,7 @@ impl Parser {
             return;
         }
         match &mut self.state {
-            State::Prose | State::List(_) => {
+            State::Prose | State::List(_) | State::Opening(_) => {
                 self.flush_lead_in(out);
                 self.end_prose(Cause::Marker, out);
                 self.malformed(words, out);

@@ -7,6 +7,7 @@ mod call;
 mod foreign_calls;
 mod gap;
 mod head;
+mod opening;
 mod prose;
 
 use crate::codec::json::Json;
@@ -58,6 +59,8 @@ enum State {
     Gap(String),
     /// A list without its marker: calls only if all of it is.
     List(List),
+    /// Layout before or after calls that begin the output without a marker.
+    Opening(String),
 }
 
 #[derive(Debug)]
@@ -123,6 +126,8 @@ pub struct Parser {
     /// A call ended the reasoning, so its end marker may still come.
     reasoning_left_open: bool,
     calls: usize,
+    /// The call began the output without a marker.
+    opening: bool,
     /// A call was tried.
     tried: bool,
     /// A marker announced a call, and nothing of it was read.
@@ -180,6 +185,7 @@ impl Parser {
             short: false,
             reasoning_left_open: false,
             calls: 0,
+            opening: false,
             tried: false,
             announced: false,
             broken: false,
@@ -232,6 +238,7 @@ impl Parser {
         }
         match std::mem::replace(&mut self.state, State::Prose) {
             State::Prose | State::List(_) => {}
+            State::Opening(raw) => self.end_opening(&raw, true, out),
             State::Header(header) => self.recover(&header, End::Output, out),
             State::Body(body) => {
                 let whole = matches!(*body, Body::Code(_)) && !self.cut;
@@ -307,7 +314,7 @@ impl Parser {
         let passed = self.passed?;
         let open = self.head.is_some() || self.trial.is_some();
         let over = match self.state {
-            State::Prose => true,
+            State::Prose | State::Opening(_) => true,
             State::Gap(_) => passed.closes || self.calls > passed.calls,
             State::Header(_) | State::Body(_) | State::List(_) => false,
         };
@@ -368,6 +375,7 @@ impl Parser {
             match &self.state {
                 State::Body(body) if !matches!(**body, Body::Params(_)) => return self.advance_body(last, out),
                 State::List(_) => return self.advance_list(out),
+                State::Opening(_) => return self.advance_opening(last, out),
                 _ => {}
             }
         }
@@ -430,7 +438,7 @@ impl Parser {
                     }
                     n
                 }
-                State::List(_) => n,
+                State::List(_) | State::Opening(_) => n,
             }
         };
         self.input.consume(used);
@@ -443,7 +451,7 @@ impl Parser {
             self.give_up_head(&unfinished, out);
         }
         match &mut self.state {
-            State::Prose | State::List(_) => {
+            State::Prose | State::List(_) | State::Opening(_) => {
                 self.flush_lead_in(out);
                 self.mark_in_prose(mark, tok, spelled, head, out);
             }

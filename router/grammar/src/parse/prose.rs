@@ -14,6 +14,10 @@ impl Parser {
     pub(super) fn prose_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
         if self.region == Region::Text {
             if !self.open {
+                if self.may_open() {
+                    self.state = State::Opening(String::new());
+                    return 0;
+                }
                 if let Some(n) = self.parse_tools.then(|| self.bare_call(s, out)).flatten() {
                     return n;
                 }

@@ -499,3 +499,34 @@ fn minimax_and_seed_are_read() {
     ];
     check("seed_oss", &cases);
 }
+
+#[test]
+fn outputs_of_hermes_json_may_begin_with_calls() {
+    let f = r#"{"name": "f", "arguments": {"s": "x"}}"#;
+    let call = r#"C(f|-|{"s": "x"})"#;
+    let cases = [
+        (format!("```json\n{f}\n```"), call.to_owned()),
+        (format!("\n```\n{f}\n```\n"), call.to_owned()),
+        (f.to_owned(), call.to_owned()),
+        (format!("[{f}, {f}]"), format!("{call}{call}")),
+        (format!("```json\n{f}\n{f}\n```\nDone."), format!("{call}{call}T(Done.)")),
+        (format!("```json\n{f}\n```\n```json\n{f}\n```"), format!("{call}{call}")),
+        (format!("{f}\nThat is it."), format!("{call}T(That is it.)")),
+        (format!("<tool_call>\n{f}\n</tool_call>"), call.to_owned()),
+        (format!("```json\n<tool_call>\n{f}\n</tool_call>\n```"), format!("T(```json\n){call}T(\n```)")),
+        // What is none of a declared tool, or not at the beginning, is text.
+        (format!("See:\n```json\n{f}\n```"), format!("T(See:\n```json\n{f}\n```)")),
+        ("```json\n{\"a\": 1}\n```".to_owned(), "T(```json\n{\"a\": 1}\n```)".to_owned()),
+        ("```python\nf()\n```".to_owned(), "T(```python\nf()\n```)".to_owned()),
+        (r#"{"name": "nobody", "arguments": {}}"#.to_owned(), r#"T({"name": "nobody", "arguments": {}})"#.to_owned()),
+        (format!("{f}\n```python\nx\n```"), format!("{call}T(```python\nx\n```)")),
+        ("``".to_owned(), "T(``)".to_owned()),
+        ("[1]".to_owned(), "T([1])".to_owned()),
+    ];
+    for (output, want) in cases {
+        for cut in cuts(&pieces(&output), &mut Random::new(7)) {
+            let options = ParserOptions { start: Region::Text, tools: tools().into(), parse_tools: true };
+            assert_eq!(short(&parse(format("hermes_json"), options, &cut)), want, "{output:?} cut as {cut:?}");
+        }
+    }
+}

@@ -27,11 +27,15 @@ fn format() -> &'static Format {
 }
 
 fn matcher(rules: &Rules) -> Matcher {
+    compiled(rules).matcher().unwrap()
+}
+
+fn compiled(rules: &Rules) -> Compiled {
     let bytes = (0..=255u8).map(|byte| (vec![byte], false));
     let markers = MARKERS.iter().map(|marker| (marker.as_bytes().to_vec(), true));
     let encode = |text: &str| text.bytes().map(u32::from).collect();
     let vocab = Vocab::new(bytes.chain(markers), &[END], Some(Box::new(encode))).unwrap();
-    Grammars::new(format(), Arc::new(vocab)).compile(rules).unwrap().unwrap().matcher().unwrap()
+    Grammars::new(format(), Arc::new(vocab)).compile(rules).unwrap().unwrap()
 }
 
 /// A session in which a stop token never begins a call.
@@ -48,6 +52,7 @@ fn restricted(matcher: Option<Matcher>, restrictions: Restrictions, opening: &[u
     let (call_opening, stop_ids) = (opening.to_vec(), vec![END]);
     GrammarSession::new(super::SessionRules {
         matcher,
+        canonical: None,
         restrictions,
         call_opening,
         stop_ids,
@@ -418,4 +423,67 @@ fn reasoning_is_closed_where_the_grammar_allows_it() {
         }
         assert!(session.check(&[byte('t'), END], 100).unwrap().accepted == 2);
     }
+}
+
+fn marker(text: &str) -> u32 {
+    256 + MARKERS.iter().position(|marker| *marker == text).unwrap() as u32
+}
+
+fn replacing(rules: &Rules) -> GrammarSession {
+    let compiled = compiled(rules);
+    GrammarSession::new(super::SessionRules {
+        matcher: Some(compiled.matcher().unwrap()),
+        canonical: Some(compiled),
+        restrictions: Restrictions::default(),
+        call_opening: Vec::new(),
+        stop_ids: vec![END],
+        vocab: 256 + MARKERS.len(),
+        always_mask: false,
+    })
+}
+
+/// Blanks, reasoning and short forms are accepted where the model draws them, and never offered in place of a refused
+/// draw.
+#[test]
+fn a_refused_draw_is_replaced_by_what_the_format_writes() {
+    let section = marker("<|tool_calls_section_begin|>");
+    let text = |ids: &[u32]| -> String {
+        let shown = |id: &u32| match *id {
+            id if id < 256 => char::from(id as u8).to_string(),
+            id => MARKERS[id as usize - 256].to_owned(),
+        };
+        ids.iter().map(shown).collect()
+    };
+    let demanded = weather(ToolChoice::Required);
+    let mut session = replacing(&demanded);
+    let outcome = session.check(&[u32::from(b'I')], 200).unwrap();
+    assert_eq!(outcome.accepted, 0);
+    assert_eq!(
+        text(&outcome.forced),
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"
+    );
+
+    // The template has reasoning: both ways are left to the model.
+    let mut session = replacing(&Rules { reasons: true, ..demanded.clone() });
+    let outcome = session.check(&[u32::from(b'I')], 200).unwrap();
+    let mask = outcome.steering.unwrap().mask.unwrap();
+    let allowed: Vec<u32> = (0..VOCAB).filter(|id| mask[*id as usize / 8] >> (id % 8) & 1 == 1).collect();
+    assert_eq!((outcome.forced, allowed), (Vec::new(), vec![marker("<think>"), section]));
+
+    // What the model drew by itself is followed, and blanks are left out.
+    let mut session = replacing(&demanded);
+    let own = [vec![u32::from(b'\n'), section, marker("<|tool_call_begin|>")], bytes("functions.get_weather:0")].concat();
+    let outcome = session.check(&own, 200).unwrap();
+    assert_eq!(outcome.accepted, own.len());
+    let rest = [vec![marker("<|tool_call_argument_begin|>")], bytes("{ \t \"days\" : 3 } ")].concat();
+    let outcome = session.check(&rest, 200).unwrap();
+    // "}" is refused, because the city is missing. No more blanks are offered.
+    assert_eq!(text(&rest[..outcome.accepted]), "<|tool_call_argument_begin|>{ \t \"days\" : 3 ");
+    let mask = outcome.steering.unwrap().mask.unwrap();
+    let allowed: Vec<u32> = (0..VOCAB).filter(|id| mask[*id as usize / 8] >> (id % 8) & 1 == 1).collect();
+    assert_eq!(text(&allowed), ",");
+}
+
+fn bytes(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
 }

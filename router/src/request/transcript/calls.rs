@@ -1,5 +1,6 @@
 //! The tool calls of one choice: which events they become, when, and the outcome of each.
 
+use rein_grammar::Format;
 use rein_proto::v1::{self, chat_event};
 
 use super::{Flow, Transcript, run_validation};
@@ -51,6 +52,10 @@ pub(crate) struct CallReport {
     pub malformed: Vec<String>,
     /// Calls that must not be executed.
     pub incomplete: Vec<v1::ToolCall>,
+    /// A tool that the text calls in a form that the model's format does not read, and a format that does.
+    pub lookalike: Option<(String, Option<&'static Format>)>,
+    /// The model wrote a tool's result itself, with the marker of its template.
+    pub own_result: bool,
 }
 
 impl CallReport {

@@ -71,8 +71,7 @@ fn read(subject: &Subject<'_>, calls: &[Json], text: Option<&str>) -> Result<Vec
     let end = ids.iter().position(|id| subject.text.stop_token_ids.contains(id)).unwrap_or(ids.len());
     ids.truncate(end);
     let tools = declared(&tool()).into_iter().collect();
-    let mut parser =
-        Parser::new(subject.format, ParserOptions { start, tools, parse_tools: true});
+    let mut parser = Parser::new(subject.format, ParserOptions { start, tools, parse_tools: true });
     let mut events = Vec::new();
     for piece in pieces(subject.format, tokenizer, &ids) {
         parser.push(piece.as_piece(), &mut events);

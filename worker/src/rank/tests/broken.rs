@@ -272,6 +272,8 @@ fn harmless_extra_tensors_are_accepted() {
     let mut config = fixture.config.clone();
     config["transformers_version"] = json!("4.40.0");
     config["some_new_key"] = Value::Null;
+    config["_model_name_or_path"] = json!("a/b");
+    config["_some_new_note"] = json!(1);
     fs::write(copy.path().join("config.json"), config.to_string()).expect("write");
     let again = score(copy.path(), &f32_options(), &fixture.reference.tokens).expect("loads");
     assert_eq!(again, fixture.score(&f32_options()));

@@ -63,6 +63,10 @@ fn part(format: &Format, random: &mut Random, spelled: bool, calls: &mut usize, 
             let most = if format.many { 2 } else { 1 };
             let turn = Turn { calls: (0..1 + random.below(most)).map(|_| call(random)).collect(), ..Turn::default() };
             let options = RenderOptions { first_index: *calls, spelled, start: Region::Text };
+            if format.opens && *calls == 0 && random.one_in(2) {
+                *calls += turn.calls.len();
+                return opening(&turn, random);
+            }
             *calls += turn.calls.len();
             let pieces = render(format, &turn, options);
             // What is missing at the end of another part, what follows would stand for.
@@ -70,6 +74,19 @@ fn part(format: &Format, random: &mut Random, spelled: bool, calls: &mut usize, 
         }
         _ => Vec::new(),
     }
+}
+
+/// Calls without a marker, as models begin an output with them.
+fn opening(turn: &Turn, random: &mut Random) -> Vec<OwnedPiece> {
+    let object = |call: &Call| format!(r#"{{"name": "{}", "arguments": {}}}"#, call.name, call.arguments);
+    let all: Vec<String> = turn.calls.iter().map(object).collect();
+    let text = match random.below(4) {
+        0 => format!("[{}]", all.join(", ")),
+        1 => all.join("\n"),
+        2 => format!("```json\n{}\n```", all.join("\n")),
+        _ => all.iter().map(|call| format!("```json\n{call}\n```\n")).collect(),
+    };
+    vec![OwnedPiece::Bytes(text.into_bytes())]
 }
 
 /// The same calls as models also write them.
