@@ -4,7 +4,7 @@
 # make lint       check the format of the code, clippy's lints, and the protos
 # make test-kube  run the chart on a control plane of Kubernetes, with real pods; needs Go and root
 # make engines    run Rein in front of real engines, vLLM, SGLang and llama-server, which it installs (6 GB)
-# make real       measure real models beside transformers and llama-server, which it installs (12 GB); hours on two cores
+# make real       measure real models beside transformers and llama-server, which it installs (12 GB); takes half a day on two cores
 # make chaos      run the long fault tests; those that cut networks need root
 # make cuda       compile the CUDA kernels for every architecture; needs no GPU
 # make bench      benchmark a server on $(HTTP)

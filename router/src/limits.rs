@@ -72,6 +72,8 @@ pub const EMBEDDING_INPUTS: usize = 2_048;
 pub const EMBEDDINGS_AT_ONCE: usize = 32;
 /// Numbers of all embeddings of an answer.
 pub const EMBEDDING_NUMBERS: usize = 8 << 20;
+/// Equal calls in a row after which an answer ends: it would only repeat the call until its length.
+pub const EQUAL_CALLS: u32 = 16;
 /// Stop strings of a request.
 pub const STOP_STRINGS: usize = 16;
 /// Bytes of a stop string.

@@ -78,6 +78,9 @@ pub struct Transcript {
     /// Calls that the client can execute.
     calls: usize,
     call: Option<CurrentCall>,
+    /// The last valid call, and how many equal ones in a row it ends.
+    last_call: Option<(String, String)>,
+    equal_calls: u32,
     /// Calls that have begun, which number the format's own ids, and calls that events have reported.
     started_calls: usize,
     reported_calls: u32,
@@ -141,6 +144,8 @@ impl Transcript {
             in_reasoning,
             calls: 0,
             call: None,
+            last_call: None,
+            equal_calls: 0,
             started_calls: 0,
             reported_calls: 0,
             after_call: false,
@@ -338,7 +343,7 @@ impl Transcript {
                 self.begin_call(name);
             }
             Event::ArgumentsDelta { text, .. } => self.push_arguments(text),
-            Event::ToolCallEnd { complete, .. } => self.end_call(complete),
+            Event::ToolCallEnd { complete, .. } => return self.end_call(complete),
             Event::Malformed(text) => {
                 self.in_reasoning = false;
                 return self.push_malformed(&text);

@@ -55,7 +55,8 @@ pub(crate) fn write(
 ) -> Result<Written, RuleError> {
     let mut writer = Writer::default();
     writer.form = form;
-    let mut work = Work { writer: &mut writer, relaxations: Vec::new(), loose, nodes: 0, budget };
+    let closes = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }));
+    let mut work = Work { writer: &mut writer, relaxations: Vec::new(), loose, closes, nodes: 0, budget };
     let marking = Marking { format, vocab, form };
     let first = output(&marking, &mut work, rules).map_err(|e| match e {
         CallError::Rule(e) => e,

@@ -63,6 +63,8 @@ pub(crate) struct Work<'w> {
     /// Omits constraints of strings and numbers, after llguidance rejected some of them, and whatever must be expanded,
     /// after that was too much.
     pub loose: bool,
+    /// Objects of a response that declare properties take no others unless they say so: the schema is strict.
+    pub closes: bool,
     pub nodes: usize,
     pub budget: &'w mut Budget,
 }

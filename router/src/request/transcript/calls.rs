@@ -4,6 +4,10 @@ use rein_grammar::Format;
 use rein_proto::v1::{self, chat_event};
 
 use super::{Flow, Transcript, run_validation};
+use crate::limits;
+
+/// The `stop_reason` of an answer that ends because it repeats one call.
+const REPEATED_CALLS: &str = "repeated_calls";
 
 /// The call that is being parsed.
 pub(super) struct CurrentCall {
@@ -96,8 +100,8 @@ impl Transcript {
         }
     }
 
-    pub(super) fn end_call(&mut self, complete: bool) {
-        let Some(call) = &self.call else { return };
+    pub(super) fn end_call(&mut self, complete: bool) -> Flow {
+        let Some(call) = &self.call else { return Flow::Continue };
         let (buffered, arguments) = (call.buffered, call.arguments.clone());
         let outcome = self.validate_call(complete);
         let valid = outcome == CallOutcome::Valid;
@@ -114,8 +118,27 @@ impl Transcript {
         }
         self.calls += usize::from(valid);
         self.after_call = true;
-        let Some(CurrentCall { id, name, arguments, .. }) = self.call.take().filter(|_| !valid) else { return };
-        self.report.incomplete.push(v1::ToolCall { id, name, arguments });
+        let Some(CurrentCall { id, name, arguments, .. }) = self.call.take() else { return Flow::Continue };
+        if !valid {
+            self.report.incomplete.push(v1::ToolCall { id, name, arguments });
+            return Flow::Continue;
+        }
+        self.end_repetition(name, arguments)
+    }
+
+    /// Ends an answer that does nothing but repeat a call.
+    fn end_repetition(&mut self, name: String, arguments: String) -> Flow {
+        let equal = self.last_call.as_ref().is_some_and(|last| last.0 == name && last.1 == arguments);
+        self.equal_calls = if equal { self.equal_calls + 1 } else { 1 };
+        if self.equal_calls < limits::EQUAL_CALLS {
+            self.last_call = Some((name, arguments));
+            return Flow::Continue;
+        }
+        let (span, calls) = (&self.options.span, self.equal_calls);
+        tracing::warn!(parent: span, name, calls, "the answer repeats one call; it ends here");
+        self.stop_reason = REPEATED_CALLS.to_owned();
+        self.emit_done(v1::FinishReason::ToolCalls);
+        Flow::Ended
     }
 
     fn validate_call(&self, complete: bool) -> CallOutcome {
