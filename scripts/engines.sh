@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs vLLM and SGLang for CPUs, compiles llama-server (scripts/llama-server.sh), and prints their directory. They are
-# kept outside of the tree, in $XDG_CACHE_HOME/rein-engines: 6 GB, which change only with their versions.
+# Installs vLLM and SGLang for CPUs, compiles llama-server (scripts/llama-server.sh), and prints their directory. They
+# are kept outside of the tree, in $XDG_CACHE_HOME/rein-engines: 6 GB, which change only with their versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

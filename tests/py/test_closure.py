@@ -84,7 +84,12 @@ def close(format, folder, asked, encode):
         turns.append({"content": content, "tool_calls": calls if i % 5 else [], "tools": tools})
         schema = next(t["function"].get("parameters") or {} for t in tools if t["function"]["name"] == name)
         for kind, other, mutated in mutations(name, schema, arguments):
-            if kind == "undeclared" or not valid(schema, mutated):
+            if kind == "undeclared" and "no marker begins a call: only declared names count" in format["guarantees"]:
+                text = {"content": "", "tool_calls": [{"name": other, "arguments": mutated}], "tools": tools}
+                [written] = lines(["parse", "--format", format["name"], "--render"], [text])
+                [read] = lines(["parse", "--format", format["name"]], [{"tools": tools, "text": written["text"]}])
+                assert not read["tool_calls"], (written, read)
+            elif kind == "undeclared" or not valid(schema, mutated):
                 broken.append({"content": "", "tool_calls": [{"name": other, "arguments": mutated}], "tools": tools})
                 why.append((kind, schema, mutated))
     named = ["--format", format["name"]]

@@ -176,7 +176,8 @@ def merge(whole, delta):
 def start_rein(directory, model, *options):
     command = [
         os.environ["REIN_BIN"], "serve", "--model", model, "--served-name", "m", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-        "--max-context", CONTEXT, *options]
+        # A step with the prompts of all clients takes long on a loaded machine.
+        "--max-context", CONTEXT, "--step-deadline", 900, *options]
     return Server(command, directory, r"listening on (http://\S+)", "/ready")
 
 

@@ -15,7 +15,7 @@ use crate::cache::{Cache, Key, key_of};
 use crate::canonical::Canonical;
 use crate::format::{Codec, Format, Step};
 use crate::json_schema::folded_characters_of_lark;
-use crate::lark::{self, Common, Form, is_costly_grammar};
+use crate::lark::{self, Common, GrammarForm, is_costly_grammar};
 use crate::limits::{
     MAX_CACHED_BYTES, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES,
     MAX_QUICK_GRAMMAR_BYTES, MAX_REGEX_FOLDS, MAX_ROUND_DIVISOR, MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL,
@@ -126,7 +126,7 @@ impl Grammars {
     fn build(&self, rules: &Rules, budget: &mut Budget) -> Result<Shared, RuleError> {
         let mut loose = false;
         loop {
-            let written = match write(self.format, &self.vocab, rules, Form::Tolerant, loose, budget) {
+            let written = match write(self.format, &self.vocab, rules, GrammarForm::Tolerant, loose, budget) {
                 Err(RuleError::TooLarge { .. }) if !loose => {
                     loose = true;
                     continue;
@@ -430,7 +430,7 @@ impl Source {
             return None;
         }
         let mut budget = Budget::default();
-        let written = write(format, vocab, rules, Form::Canonical, *loose, &mut budget).ok()?;
+        let written = write(format, vocab, rules, GrammarForm::Canonical, *loose, &mut budget).ok()?;
         // Clients' own grammars have one form.
         #[cfg(test)]
         if let Err(e) = parser(vocab, &written, &mut Budget::default()) {

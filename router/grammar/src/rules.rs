@@ -18,7 +18,8 @@ pub struct Rules {
     /// Number of calls earlier in the conversation, for formats that number them.
     pub calls_before: usize,
     pub enforcement: Enforcement,
-    /// The model's template has reasoning, and the request leaves it on: see [`Compiled::canonical`](crate::Compiled::canonical).
+    /// The model's template has reasoning, and the request leaves it on: what replaces a refused draw may begin it. See
+    /// [`Compiled::canonical`](crate::Compiled::canonical).
     pub reasons: bool,
 }
 

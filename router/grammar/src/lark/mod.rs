@@ -24,7 +24,7 @@ pub(crate) const SOME_TEXT: &str = "(?s:.+)";
 
 /// How much of what models write besides the format itself a grammar takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Form {
+pub(crate) enum GrammarForm {
     /// Whatever the parser reads as the same output.
     #[default]
     Tolerant,
@@ -32,20 +32,20 @@ pub(crate) enum Form {
     Canonical,
 }
 
-impl Form {
+impl GrammarForm {
     /// Blanks between tokens of JSON, or none.
     pub fn blanks(self) -> String {
         match self {
-            Form::Tolerant => some_blanks() + "?",
-            Form::Canonical => String::new(),
+            GrammarForm::Tolerant => some_blanks() + "?",
+            GrammarForm::Canonical => String::new(),
         }
     }
 
     /// Blanks and newlines between reasoning, text and calls, bounded; at least one.
     pub fn layout(self) -> String {
         match self {
-            Form::Tolerant => layout(),
-            Form::Canonical => r"\n{1,2}".to_owned(),
+            GrammarForm::Tolerant => layout(),
+            GrammarForm::Canonical => r"\n{1,2}".to_owned(),
         }
     }
 }
@@ -53,7 +53,7 @@ impl Form {
 /// Collects rules and terminals; equal bodies become one rule.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    pub form: Form,
+    pub form: GrammarForm,
     text: String,
     names: HashMap<String, String>,
     /// The rules written for a group of parametric rules, by the group's text.

@@ -7,7 +7,7 @@ use super::marker::{GrammarPart, Marking, Missing, after_name, join, lit};
 use crate::codec::{code, python};
 use crate::format::{CallIdStyle, Codec, Markers, Member, Step};
 use crate::json_schema::local;
-use crate::lark::{Form, Writer, escape, literal, some_blanks};
+use crate::lark::{GrammarForm, Writer, escape, literal, some_blanks};
 use crate::marks::{bare_beginnings, ignored_members, keys, simple_member};
 use crate::rules::{Enforcement, RuleError};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
@@ -106,7 +106,7 @@ impl Caller<'_> {
                 // Models omit what precedes the name.
                 Step::Lit(l) if l.ends_with('.') && steps.get(at + 1) == Some(&Step::Name) => {
                     let word = l.rfind(['=', ' ']).map_or(0, |at| at + 1);
-                    let optional = if self.marking.form == Form::Tolerant { "?" } else { "" };
+                    let optional = if self.marking.form == GrammarForm::Tolerant { "?" } else { "" };
                     let prefix = format!("{}({}){optional}", escape(&l[..word]), escape(&l[word..]));
                     out.push(GrammarPart::Regex(prefix));
                 }
@@ -159,7 +159,7 @@ impl Caller<'_> {
                 out.extend([GrammarPart::Regex(blanks.clone()), GrammarPart::Rule(rule), GrammarPart::Regex(blanks)]);
             }
             Codec::Object { members, ignored } => {
-                let canonical = self.marking.form == Form::Canonical;
+                let canonical = self.marking.form == GrammarForm::Canonical;
                 let blanks = self.marking.form.blanks();
                 let ignored = if canonical { &[][..] } else { ignored };
                 // As a JSON writer lays it out.

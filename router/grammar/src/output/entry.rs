@@ -4,12 +4,12 @@ use super::call::{CallError, Caller, writable};
 use super::marker::{GrammarPart, after_name, join};
 use super::{Exit, Output, Places};
 use crate::format::{CallPosition, Codec, Format, Step, marker};
-use crate::lark::{Form, either, layout};
+use crate::lark::{GrammarForm, either, layout};
 use crate::marks::{OPENING_LAYOUT, bare, bare_list};
 use crate::rules::RuleError;
 
 /// Calls, ready to be inserted where the format has them.
-pub(super) struct Entry {
+pub(super) struct CallEntry {
     /// How text, and reasoning if they have a marker, lead to them.
     pub exits: Vec<Exit>,
     /// The same from its first byte on, after blanks.
@@ -42,7 +42,7 @@ struct Broken {
 
 impl<'a> Output<'a, '_> {
     /// The calls of an output, up to the next text. `settled`: what may follow; none: only the end.
-    pub fn entry(&mut self, caller: &Caller<'_>, settled: Option<&Places>) -> Result<Entry, CallError> {
+    pub fn entry(&mut self, caller: &Caller<'_>, settled: Option<&Places>) -> Result<CallEntry, CallError> {
         let format = self.marking.format;
         if !format.has_calls() {
             let problem = "the model's format has no tool calls".to_owned();
@@ -156,7 +156,7 @@ impl<'a> Output<'a, '_> {
             let in_section = self.after_broken(&begins, settled, &finish);
             self.define(&broken.in_section, &in_section);
         }
-        Ok(Entry { exits, whole, lists, opening, opened, goes_on: settled.is_some() })
+        Ok(CallEntry { exits, whole, lists, opening, opened, goes_on: settled.is_some() })
     }
 
     fn calls(&mut self, caller: &Caller<'_>) -> Result<Calls<'a>, CallError> {
@@ -264,7 +264,7 @@ impl<'a> Output<'a, '_> {
         }
         for (name, call) in &short {
             let Some(begin) = self.marking.short_beginning(name) else { continue };
-            let rest = [&[GrammarPart::Regex(Form::Tolerant.blanks())], after_name(name, call)].concat();
+            let rest = [&[GrammarPart::Regex(GrammarForm::Tolerant.blanks())], after_name(name, call)].concat();
             let rest = format!("{} {after}", join(self.work.writer, &rest));
             exits.push(Exit { marker: GrammarPart::Regex(begin), rest });
         }

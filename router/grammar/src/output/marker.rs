@@ -1,7 +1,7 @@
 //! Turns steps of the format table into parts of a grammar for one vocabulary.
 
 use crate::format::{Format, Markers, Step, marker};
-use crate::lark::{Form, Writer, escape, literal, some_blanks};
+use crate::lark::{GrammarForm, Writer, escape, literal, some_blanks};
 use crate::schema::quoted;
 use crate::vocab::Vocab;
 
@@ -23,7 +23,7 @@ pub(super) enum GrammarPart {
 pub(super) struct Marking<'a> {
     pub format: &'static Format,
     pub vocab: &'a Vocab,
-    pub form: Form,
+    pub form: GrammarForm,
 }
 
 /// A marker that the vocabulary lacks although the format needs it as one token.
@@ -61,7 +61,7 @@ impl Marking<'_> {
     pub fn variants(&self, steps: &[Step]) -> Result<Vec<Vec<GrammarPart>>, Missing> {
         let usual = self.plain(steps)?;
         let alternatives = steps.iter().all(|s| matches!(s, Step::Tok(_) | Step::Maybe(_)));
-        if self.format.markers == Markers::Special || !alternatives || self.form == Form::Canonical {
+        if self.format.markers == Markers::Special || !alternatives || self.form == GrammarForm::Canonical {
             return Ok(vec![usual]);
         }
         let mut all = Vec::new();
@@ -75,7 +75,7 @@ impl Marking<'_> {
     /// A marker, and its letters if they count as well.
     pub fn variants_of(&self, part: &GrammarPart) -> Vec<GrammarPart> {
         let letters = match part {
-            GrammarPart::Token(id) if self.format.markers == Markers::Either && self.form == Form::Tolerant => {
+            GrammarPart::Token(id) if self.format.markers == Markers::Either && self.form == GrammarForm::Tolerant => {
                 self.format.call_steps().filter_map(marker).find(|m| self.vocab.special_id(m) == Some(*id))
             }
             _ => None,
@@ -133,12 +133,12 @@ pub(super) fn after_name<'p>(name: &str, call: &'p [GrammarPart]) -> &'p [Gramma
 }
 
 /// A literal of the table. Blanks, brackets and commas of an array are as flexible as in JSON.
-pub(super) fn lit(text: &str, form: Form) -> GrammarPart {
+pub(super) fn lit(text: &str, form: GrammarForm) -> GrammarPart {
     let free = |c: char| c.is_ascii_whitespace() || matches!(c, '[' | ']' | ',');
     if !text.chars().all(free) {
         return GrammarPart::Text(text.to_owned());
     }
-    if form == Form::Canonical {
+    if form == GrammarForm::Canonical {
         return canonical(text);
     }
     let mut regex = form.blanks();
@@ -194,7 +194,7 @@ fn lexeme(w: &mut Writer, run: &[GrammarPart]) -> Option<String> {
     if let Some(exact) = exact {
         return (!exact.is_empty()).then(|| literal(&exact));
     }
-    let blank = GrammarPart::Regex(Form::Tolerant.blanks());
+    let blank = GrammarPart::Regex(GrammarForm::Tolerant.blanks());
     // A lexeme must not be empty.
     if run.iter().all(|p| *p == blank) {
         return Some(format!("{}?", w.regex(&some_blanks())));

@@ -11,7 +11,7 @@ mod tags;
 
 use crate::budget::Budget;
 use crate::format::{CallIdStyle, CallPosition, Format, Markers, Region, Step, marker};
-use crate::lark::{Form, HEADER, SOME_TEXT, Writer, escape, layout, literal};
+use crate::lark::{GrammarForm, HEADER, SOME_TEXT, Writer, escape, layout, literal};
 use crate::limits::MAX_BLANKS;
 use crate::marks::{OPENING_LAYOUT, bare, bare_beginnings, bare_list};
 use crate::rules::{Relaxation, Response, RuleError, Rules};
@@ -22,7 +22,7 @@ pub(crate) use count::prefix as count_prefix;
 
 use call::{CallError, Caller};
 use count::Count;
-use entry::Entry;
+use entry::CallEntry;
 use marker::{GrammarPart, Marking, Missing, join};
 
 /// A grammar as text.
@@ -49,7 +49,7 @@ pub(crate) fn write(
     format: &'static Format,
     vocab: &Vocab,
     rules: &Rules,
-    form: Form,
+    form: GrammarForm,
     loose: bool,
     budget: &mut Budget,
 ) -> Result<Written, RuleError> {
@@ -127,7 +127,7 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
     let mut out =
         Output { marking, rules, work, pass, tools: declared, must_call, response, finish, strays: Vec::new() };
     // A model reasons by itself even where its template does not, but is not led to it.
-    let reasons = marking.form == Form::Tolerant || rules.reasons || rules.start == Region::Reasoning;
+    let reasons = marking.form == GrammarForm::Tolerant || rules.reasons || rules.start == Region::Reasoning;
     let thinking = match &format.reasoning {
         // A vocabulary without the markers has no reasoning.
         Some(r) if reasons => marking.variants(r.open).ok().zip(marking.variants(r.close).ok()),
@@ -190,8 +190,8 @@ impl Output<'_, '_> {
     }
 
     /// Writes what may follow calls that begin the output without a marker: others, free text, or the end.
-    fn after_opening(&mut self, entry: &Option<Entry>) -> Result<(), CallError> {
-        let Some(Entry { opened: Some(opened), opening, goes_on, .. }) = entry else { return Ok(()) };
+    fn after_opening(&mut self, entry: &Option<CallEntry>) -> Result<(), CallError> {
+        let Some(CallEntry { opened: Some(opened), opening, goes_on, .. }) = entry else { return Ok(()) };
         let must_call = std::mem::replace(&mut self.must_call, false);
         let mut all = opening.clone();
         if *goes_on {
@@ -212,7 +212,7 @@ impl Output<'_, '_> {
     }
 
     fn is_canonical(&self) -> bool {
-        self.marking.form == Form::Canonical
+        self.marking.form == GrammarForm::Canonical
     }
 
     /// Whether text is neither forbidden nor bound by a response format.
@@ -224,7 +224,7 @@ impl Output<'_, '_> {
     fn places(
         &mut self,
         places: &Places,
-        entry: &Option<Entry>,
+        entry: &Option<CallEntry>,
         thinking: Option<&Thinking>,
     ) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
@@ -398,13 +398,13 @@ impl Output<'_, '_> {
     }
 
     /// Inside the text. `fresh`: nothing precedes it.
-    fn text(&mut self, entry: &Option<Entry>, fresh: bool) -> Result<Vec<String>, CallError> {
+    fn text(&mut self, entry: &Option<CallEntry>, fresh: bool) -> Result<Vec<String>, CallError> {
         let opens = fresh && self.marking.format.opens;
         self.text_after(entry, fresh, opens)
     }
 
     /// `opens`: calls may begin here without a marker.
-    fn text_after(&mut self, entry: &Option<Entry>, fresh: bool, opens: bool) -> Result<Vec<String>, CallError> {
+    fn text_after(&mut self, entry: &Option<CallEntry>, fresh: bool, opens: bool) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let close = self.marking.plain(format.text.close)?;
         if !self.is_free() {
@@ -451,7 +451,7 @@ impl Output<'_, '_> {
     }
 
     /// Inside text that is not free: the response, or nothing before calls.
-    fn bound_text(&mut self, close: &[GrammarPart], entry: &Option<Entry>) -> Vec<String> {
+    fn bound_text(&mut self, close: &[GrammarPart], entry: &Option<CallEntry>) -> Vec<String> {
         let format = self.marking.format;
         let closed = join(self.work.writer, close);
         let response = self.response.as_ref().filter(|_| !self.must_call);
@@ -482,7 +482,7 @@ impl Output<'_, '_> {
     }
 
     /// Where neither reasoning nor text is open. `fresh`: at the beginning of the output.
-    fn outside(&mut self, entry: &Option<Entry>, fresh: bool) -> Result<Vec<String>, CallError> {
+    fn outside(&mut self, entry: &Option<CallEntry>, fresh: bool) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let wrapped = format.text.is_needed();
         let mut open = self.marking.plain(format.text.open)?;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::budget::Budget;
 use crate::json_schema::{folded_characters, local};
-use crate::lark::{Form, layout, literal, some_blanks};
+use crate::lark::{GrammarForm, layout, literal, some_blanks};
 use crate::limits::{FOLDS_PER_STEP, MAX_CLIENT_GRAMMAR_BYTES, MAX_REGEX_FOLDS, MAX_SHORTEST_MATCH};
 use crate::rules::RuleError;
 use crate::schema::{Compiler, Dialect, Work};
@@ -57,7 +57,7 @@ pub(super) fn json_before(
         return Err(RuleError::invalid(field, problem));
     }
     let ends = format!("({})", ends.iter().map(|end| literal(end)).collect::<Vec<_>>().join(" | "));
-    let blanks = Form::Tolerant.blanks();
+    let blanks = GrammarForm::Tolerant.blanks();
     // One lexeme: only the whole text shows where the number ends.
     let mut all: Vec<String> =
         numbers.iter().map(|number| work.writer.terminal(&format!("{number} /{blanks}/ {ends}"))).collect();
@@ -72,7 +72,7 @@ pub(super) fn json_before(
 /// A JSON document that satisfies the schema, as an expression.
 pub(super) fn json(work: &mut Work<'_>, schema: &Value, field: &str) -> Result<String, RuleError> {
     let rule = Compiler::new(work, &local(schema), "", field.to_owned(), Dialect::Json).document()?;
-    if work.writer.form == Form::Canonical {
+    if work.writer.form == GrammarForm::Canonical {
         return Ok(rule);
     }
     let lead = work.writer.regex(&layout());

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use super::Compiler;
-use crate::lark::{Form, Writer};
+use crate::lark::{GrammarForm, Writer};
 use crate::limits::{MAX_ANY_ORDER, MAX_INDENT, MAX_UNDECLARED_MEMBERS};
 
 /// Bits of a rule's parameter, and those that count undeclared members.
@@ -32,9 +32,9 @@ impl Punctuation {
     pub const ALL: [Self; 6] =
         [Self::Comma, Self::Colon, Self::ObjectStart, Self::ObjectEnd, Self::ArrayStart, Self::ArrayEnd];
 
-    pub fn regex(self, form: Form) -> &'static str {
+    pub fn regex(self, form: GrammarForm) -> &'static str {
         static TOLERANT: LazyLock<[String; Punctuation::ALL.len()]> = LazyLock::new(|| {
-            let blanks = Form::Tolerant.blanks();
+            let blanks = GrammarForm::Tolerant.blanks();
             Punctuation::ALL.map(|mark| mark.between(&blanks, &blanks, &blanks))
         });
         // On one line, or with each member on a line of its own.
@@ -48,8 +48,8 @@ impl Punctuation {
             })
         });
         match form {
-            Form::Tolerant => &TOLERANT[self as usize],
-            Form::Canonical => &CANONICAL[self as usize],
+            GrammarForm::Tolerant => &TOLERANT[self as usize],
+            GrammarForm::Canonical => &CANONICAL[self as usize],
         }
     }
 

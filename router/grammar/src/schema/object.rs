@@ -29,7 +29,8 @@ impl Compiler<'_, '_, '_> {
         let required = members.iter().filter(|m| m.required).count();
         let (min, max) =
             (count(flat, "minProperties").unwrap_or(0), count(flat, "maxProperties").unwrap_or(usize::MAX));
-        let narrow = (!self.is_open() || self.work.closes) && (flat.contains_key("properties") || flat.contains_key("patternProperties"));
+        let narrow = (!self.is_open() || self.work.closes)
+            && (flat.contains_key("properties") || flat.contains_key("patternProperties"));
         let rest = flat.get("additionalProperties").or_else(|| flat.get("unevaluatedProperties"));
         let rest = rest.cloned().unwrap_or(Value::Bool(!narrow));
         let other = if rest == Value::Bool(false) && !flat.contains_key("patternProperties") {

@@ -472,7 +472,8 @@ fn a_refused_draw_is_replaced_by_what_the_format_writes() {
 
     // What the model drew by itself is followed, and blanks are left out.
     let mut session = replacing(&demanded);
-    let own = [vec![u32::from(b'\n'), section, marker("<|tool_call_begin|>")], bytes("functions.get_weather:0")].concat();
+    let own =
+        [vec![u32::from(b'\n'), section, marker("<|tool_call_begin|>")], bytes("functions.get_weather:0")].concat();
     let outcome = session.check(&own, 200).unwrap();
     assert_eq!(outcome.accepted, own.len());
     let rest = [vec![marker("<|tool_call_argument_begin|>")], bytes("{ \t \"days\" : 3 } ")].concat();
