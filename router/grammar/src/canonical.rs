@@ -1,6 +1,6 @@
 //! Follows an output in the canonical form of its grammar: what the format itself, and a JSON writer, would write.
-//! Draws are accepted by the tolerant form; what replaces a refused draw comes from this one. It does not decide what is
-//! valid.
+//! Draws are accepted by the tolerant form; what replaces a refused draw comes from this one. It does not decide what
+//! is valid.
 
 use crate::matcher::{Matcher, MatcherError};
 

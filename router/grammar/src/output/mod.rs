@@ -424,8 +424,7 @@ impl Output<'_, '_> {
         let refused = self.call_beginnings();
         // At the beginning these letters begin reasoning.
         let thinks = format.reasoning.as_ref().filter(|_| fresh && format.markers == Markers::Either);
-        let thinks: Vec<String> =
-            thinks.iter().flat_map(|r| r.open.iter().filter_map(marker)).map(|letters| escape(letters)).collect();
+        let thinks: Vec<String> = thinks.iter().flat_map(|r| r.open.iter().filter_map(marker)).map(escape).collect();
         let mut beginnings = thinks;
         if opens && self.tools {
             for tool in &self.rules.tools {

@@ -513,7 +513,7 @@ fn outputs_of_hermes_json_may_begin_with_calls() {
         (format!("```json\n{f}\n```\n```json\n{f}\n```"), format!("{call}{call}")),
         (format!("{f}\nThat is it."), format!("{call}T(That is it.)")),
         (format!("<tool_call>\n{f}\n</tool_call>"), call.to_owned()),
-        (format!("```json\n<tool_call>\n{f}\n</tool_call>\n```"), format!("T(```json\n){call}T(\n```)")),
+        (format!("```json\n<tool_call>\n{f}\n</tool_call>\n```"), format!("T(```json){call}T(\n```)")),
         // What is none of a declared tool, or not at the beginning, is text.
         (format!("See:\n```json\n{f}\n```"), format!("T(See:\n```json\n{f}\n```)")),
         ("```json\n{\"a\": 1}\n```".to_owned(), "T(```json\n{\"a\": 1}\n```)".to_owned()),

@@ -229,7 +229,7 @@ fn a_stop_token_begins_a_call_if_a_call_is_required() {
     let mut session = with_call_opening(matcher(&weather(ToolChoice::Required)), &[259], false);
     session.begin(100).unwrap();
     let outcome = session.check(&[u32::from(b'\n'), END], 100).unwrap();
-    assert_eq!((outcome.accepted, &outcome.forced[..2]), (1, [259, 261].as_slice()));
+    assert_eq!((outcome.accepted, outcome.forced.as_slice()), (1, [259].as_slice()));
     assert!(outcome.steering.is_some() && !outcome.ended);
     let mut free = plain(matcher(&weather(ToolChoice::Auto)), false);
     free.begin(100).unwrap();
@@ -264,22 +264,22 @@ fn hold_begins_after_refusals_and_ends() {
 fn a_call_is_forced_where_the_grammar_allows_nothing_else() {
     let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
     assert!(session.begin(100).unwrap().forced.is_empty());
-    // The engine draws the section's marker; the grammar forces everything up to the first argument.
-    let outcome = session.check(&[259], 100).unwrap();
+    // The engine draws the beginning of a call; the grammar forces everything up to the first argument.
+    let begun = [259, 261, u32::from(b'f')];
+    let outcome = session.check(&begun, 100).unwrap();
     let text: Vec<u8> = outcome.forced.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
-    assert!(text.starts_with(b"functions.get_weather:0"), "{:?}", String::from_utf8_lossy(&text));
-    assert_eq!(outcome.forced[0], 261);
+    assert!(text.starts_with(b"unctions.get_weather:0"), "{:?}", String::from_utf8_lossy(&text));
     // Draws beyond it are accepted while they agree, then overruled without counting as refused.
     let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
     session.begin(100).unwrap();
-    let overruled = session.check(&[259, 261, u32::from(b'f'), u32::from(b'z')], 100).unwrap();
-    assert_eq!(overruled.accepted, 3);
-    assert_eq!(overruled.forced, outcome.forced[2..]);
+    let overruled = session.check(&[&begun[..], &[u32::from(b'u'), u32::from(b'z')]].concat(), 100).unwrap();
+    assert_eq!(overruled.accepted, 4);
+    assert_eq!(overruled.forced, outcome.forced[1..]);
     assert_eq!(session.stats().refused, 0);
     // No more tokens are forced than fit.
     let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
-    session.begin(4).unwrap();
-    let outcome = session.check(&[259], 4).unwrap();
+    session.begin(6).unwrap();
+    let outcome = session.check(&begun, 6).unwrap();
     assert_eq!(outcome.forced.len(), 3);
 }
 
