@@ -34,6 +34,7 @@ mod schema;
 mod tests;
 mod tools;
 mod trial;
+mod unmarked;
 mod validate;
 mod vocab;
 mod watchdog;

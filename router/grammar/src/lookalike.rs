@@ -5,10 +5,10 @@ use serde_json::Value;
 
 use crate::format::Format;
 use crate::formats::formats;
-use crate::marks::bare;
 use crate::parse::{Parser, ParserOptions};
 use crate::scan::Piece;
 use crate::tools::Tools;
+use crate::unmarked::bare;
 use crate::{Event, Region};
 
 const NAMES: [&str; 2] = ["name", "tool_name"];

@@ -1,11 +1,10 @@
 //! What the parser looks for, compiled from a format's steps. It does not parse.
 
 use crate::codec::params::Shape;
-use crate::format::{CallPosition, Codec, Format, Markers, Member, Step, marker};
+use crate::format::{CallPosition, Codec, Format, Markers, Step, marker};
 use crate::header::label;
-use crate::lark::escape;
 use crate::scan::FRAME;
-use crate::schema::quoted;
+use crate::unmarked::{bare, bare_list};
 
 /// The meaning of a marker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -297,80 +296,6 @@ pub(crate) fn follow(format: &'static Format, mark: Mark, tok: &str) -> Follow {
         }
     }
     Follow::Any
-}
-
-/// How a call begins that no marker announces. None: all calls have a marker.
-pub(crate) fn bare(format: &Format) -> Option<char> {
-    let marked = |steps: &[Step]| steps.iter().any(|s| matches!(s, Step::Tok(_)));
-    match format.call.first() {
-        _ if marked(format.begin) => None,
-        Some(Step::Args(Codec::Object { .. })) => Some('{'),
-        Some(Step::Name) => Some('['),
-        _ => None,
-    }
-}
-
-/// Whether models omit the marker before a list of calls.
-pub(crate) fn bare_list(format: &Format) -> bool {
-    let lists = |s: &Step| matches!(s, Step::Lit(l) if l.trim() == "[");
-    matches!(format.call.first(), Some(Step::Args(Codec::Object { .. })))
-        && format.begin.iter().any(|s| matches!(s, Step::Tok(_)))
-        && format.begin.iter().any(lists)
-}
-
-/// The mark of a code block.
-pub(crate) const OPENING_FENCE: &str = "```";
-
-/// Whether a character may stand around calls that begin an output without a marker, beside [`OPENING_FENCE`].
-pub(crate) fn is_opening_layout(b: u8) -> bool {
-    b.is_ascii_whitespace() || b",[]".contains(&b)
-}
-
-/// The same as a regular expression.
-pub(crate) const OPENING_LAYOUT: &str = r"([ \t\r\n,\[\]]|```[A-Za-z_]*)*";
-
-/// Blanks of any kind.
-const BLANKS: &str = r"[ \t\r\n]*";
-/// Simple values of members that are not reported.
-const IGNORED_VALUE: &str = r#"("[^"\\\x00-\x1f]*"|0|[1-9][0-9]{0,19}|null)"#;
-/// Such members before the name, at most.
-pub(crate) const IGNORED_MEMBERS: usize = 2;
-
-/// Regular expressions for the beginning of a call of this tool in text: up to its arguments, and without any. The
-/// parser reads exactly these as calls where no marker precedes them.
-pub(crate) fn bare_beginnings(format: &Format, name: &str) -> (String, Option<String>) {
-    match format.codec() {
-        Codec::Object { members, ignored } => {
-            let before = ignored_members(ignored, BLANKS, |member| format!("{member}{BLANKS},{BLANKS}"));
-            let between = ignored_members(ignored, BLANKS, |member| format!("{BLANKS},{BLANKS}{member}"));
-            let names = keys(members.iter().filter_map(Member::name).flatten());
-            let arguments = keys(members.iter().filter_map(Member::arguments).flatten());
-            let named = escape(&quoted(name));
-            let begun = format!(r"\{{{BLANKS}{before}{names}{BLANKS}:{BLANKS}{named}{between}{BLANKS}");
-            (format!("{begun},{BLANKS}{arguments}{BLANKS}:"), Some(begun + r"\}"))
-        }
-        _ => (format!(r"\[{BLANKS}{}{BLANKS}\(", escape(name)), None),
-    }
-}
-
-/// A regular expression for a few members that are not reported; `place` adds the comma before or after one.
-pub(crate) fn ignored_members(keys_of: &[&str], blanks: &str, place: impl Fn(String) -> String) -> String {
-    if keys_of.is_empty() {
-        return String::new();
-    }
-    let member = place(simple_member(keys_of, blanks));
-    format!("({member}){{0,{IGNORED_MEMBERS}}}")
-}
-
-/// A regular expression for a member with one of these keys and a simple value.
-pub(crate) fn simple_member(keys_of: &[&str], blanks: &str) -> String {
-    format!("{}{blanks}:{blanks}{IGNORED_VALUE}", keys(keys_of.iter()))
-}
-
-/// A regular expression for one of these keys, as JSON writes it.
-pub(crate) fn keys<'k>(keys: impl Iterator<Item = &'k &'k str>) -> String {
-    let all: Vec<_> = keys.map(|k| escape(&quoted(k))).collect();
-    format!("({})", all.join("|"))
 }
 
 fn marker_first(steps: &[Step]) -> bool {

@@ -4,9 +4,9 @@ use super::json::{self, Fed, Json};
 use super::{End, OpenCall, Progress, Trust};
 use crate::event::Event;
 use crate::format::{self, Codec};
-use crate::marks::IGNORED_MEMBERS;
 use crate::scan::text;
 use crate::schema::quoted;
+use crate::unmarked::IGNORED_MEMBERS;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Arguments {

@@ -8,10 +8,10 @@ use crate::codec::{code, python};
 use crate::format::{CallIdStyle, Codec, Markers, Member, Step};
 use crate::json_schema::local;
 use crate::lark::{GrammarForm, Writer, escape, literal, some_blanks};
-use crate::marks::{bare_beginnings, ignored_members, keys, simple_member};
 use crate::rules::{Enforcement, RuleError};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
 use crate::tools::Tool;
+use crate::unmarked::{bare_beginnings, ignored_members, keys, simple_member};
 use crate::validate::accepts;
 
 /// Names of undeclared arguments.

@@ -5,8 +5,8 @@ use super::marker::{GrammarPart, after_name, join};
 use super::{Exit, Output, Places};
 use crate::format::{CallPosition, Codec, Format, Step, marker};
 use crate::lark::{GrammarForm, either, layout};
-use crate::marks::{OPENING_LAYOUT, bare, bare_list};
 use crate::rules::RuleError;
+use crate::unmarked::{OPENING_LAYOUT, bare, bare_list};
 
 /// Calls, ready to be inserted where the format has them.
 pub(super) struct CallEntry {

@@ -13,9 +13,9 @@ use crate::budget::Budget;
 use crate::format::{CallIdStyle, CallPosition, Format, Markers, Region, Step, marker};
 use crate::lark::{GrammarForm, HEADER, SOME_TEXT, Writer, escape, layout, literal};
 use crate::limits::MAX_BLANKS;
-use crate::marks::{OPENING_LAYOUT, bare, bare_beginnings, bare_list};
 use crate::rules::{Relaxation, Response, RuleError, Rules};
 use crate::schema::Work;
+use crate::unmarked::{OPENING_LAYOUT, bare, bare_beginnings, bare_list};
 use crate::vocab::Vocab;
 
 pub(crate) use count::prefix as count_prefix;

@@ -3,8 +3,8 @@
 
 use super::{Cause, Parser, State, Trial};
 use crate::event::Event;
-use crate::marks::{OPENING_FENCE, is_opening_layout};
 use crate::scan::{FRAME, text};
+use crate::unmarked::{OPENING_FENCE, is_opening_layout};
 
 /// Length limit of layout before a call.
 const LONGEST_LAYOUT: usize = 256;
