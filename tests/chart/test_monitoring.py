@@ -55,6 +55,8 @@ FIRING = {
     ),
     "ReinInvalidCalls": ({"rein_grammar_invalid_calls_total": "0+1x20"}, {"rein_grammar_invalid_calls_total": "3x20"}),
     "ReinMalformedCalls": ({'rein_malformed_total{model="k2",format="kimi_k2"}': "0+1x20"}, {'rein_malformed_total{model="k2",format="kimi_k2"}': "2x20"}),
+    "ReinCallsAreDeliveredAsText": ({'rein_lookalike_calls_total{model="k2",format="hermes"}': "0+1x20"}, {'rein_lookalike_calls_total{model="k2",format="hermes"}': "2x20"}),
+    "ReinModelsWriteResultsThemselves": ({'rein_self_written_results_total{model="k2",format="hermes"}': "0+1x20"}, {'rein_self_written_results_total{model="k2",format="hermes"}': "2x20"}),
     "ReinManyRefusals": ({"rein_grammar_tokens_refused_total": "0+10x20", "rein_grammar_tokens_checked_total": "0+100x20"}, {"rein_grammar_tokens_refused_total": "0+1x20", "rein_grammar_tokens_checked_total": "0+100x20"}),
     "ReinAnEngineKeepsNoPrefixCache": ({'rein_engine_prefix_cache{model="k2",engine="engines/0"}': "0x20"}, {'rein_engine_prefix_cache{model="k2",engine="engines/0"}': "1x20"}),
     "ReinAnEngineIsSilentAboutItsCache": ({'rein_engine_block_events{model="k2",engine="engines/0"}': "0x20"}, {'rein_engine_block_events{model="k2",engine="engines/0"}': "1x20"}),

@@ -240,13 +240,14 @@ def options():
     return set(re.findall(r"--[a-z0-9-]+", text))
 
 
-# Options of other programs in the docs: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.
+# Options of other programs in the docs, and of the scripts of tests/real and benches: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.
 FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture",
            "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output", "--attention-backend",
            "--conversations", "--api", "--incremental-streaming-output", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
            "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused",
            "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching",
+           "--models", "--parts", "--modes", "--cases", "--again", "--answers", "--prompts", "--tool-tokens", "--no-llama",
            "--ssl-certfile", "--ssl-keyfile", "--sum-us", "--link-gbs", "--data"}
 
 
