@@ -432,14 +432,6 @@ impl Source {
         let mut budget = Budget::default();
         let written = write(format, vocab, rules, GrammarForm::Canonical, *loose, &mut budget).ok()?;
         // Clients' own grammars have one form.
-        #[cfg(test)]
-        if let Err(e) = parser(vocab, &written, &mut Budget::default()) {
-            let why = match e {
-                Refusal::Rule(e) => e.to_string(),
-                Refusal::Grammar(e) => e,
-            };
-            panic!("{why}\n{}", written.lark);
-        }
         written.foreign.is_empty().then(|| parser(vocab, &written, &mut budget).ok()).flatten()
     }
 }

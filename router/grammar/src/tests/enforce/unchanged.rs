@@ -190,3 +190,43 @@ fn right_outputs_are_accepted_whole() {
     assert!(failures.is_empty(), "{} of {right}\n{}", failures.len(), failures.join("\n"));
     assert!(right > 3000, "{right} outputs");
 }
+
+/// What the renderer writes is canonical in every format, and offers no blanks but those that it writes.
+#[test]
+fn the_canonical_form_follows_what_the_renderer_writes() {
+    let mut failures = Vec::new();
+    for format in formats().iter().filter(|f| f.has_calls()) {
+        for spelled in [false, true] {
+            if spelled && format.markers == Markers::Special {
+                continue;
+            }
+            let b = Bench::new(format, spelled);
+            for seed in 0..6 {
+                let mut random = Random::new(seed);
+                let most = if format.many { 2 } else { 1 };
+                let calls: Vec<Call> = (0..1 + random.below(most)).map(|_| call(&mut random)).collect();
+                let reasons = format.reasoning.is_some() && random.one_in(2);
+                let turn = Turn { reasoning: reasons.then(|| "hm".into()), calls, ..Turn::default() };
+                let choice = if random.one_in(2) { crate::ToolChoice::Required } else { crate::ToolChoice::Auto };
+                let compiled = b.compile(&Rules { choice, reasons, ..declared() });
+                let Some(mut canonical) = compiled.canonical() else {
+                    failures.push(format!("{} {spelled}: no canonical form", format.name));
+                    break;
+                };
+                let options = RenderOptions { spelled, ..RenderOptions::default() };
+                let ids = b.tokens.ids(&render(format, &turn, options));
+                let lost = (0..=ids.len()).find(|n| {
+                    canonical.follow(&ids[..*n]);
+                    canonical.mask().is_none()
+                });
+                if let Some(n) = lost {
+                    let (taken, rest) = ids.split_at(n);
+                    let (taken, rest) = (b.tokens.show(taken), b.tokens.show(rest));
+                    failures.push(format!("{} spelled={spelled} seed {seed}: {taken:?} | {rest:?}", format.name));
+                    break;
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
