@@ -216,11 +216,12 @@ def test_many_at_once_finish_while_a_worker_is_killed(model, tmp_path):
     def answer(body):
         if not any(tool.get("name") == "Bash" for tool in body.get("tools", [])):
             return "A title"
-        return ("It is done. " * 20).strip() if results(body) else call("Bash", {"command": "echo hi", "description": "Say hi"})
+        return ("It is done. " * 200).strip() if results(body) else call("Bash", {"command": "echo hi", "description": "Say hi"})
 
     with sim_fleet(tmp_path, model) as (fleet, router), ScriptProxy(router, thinking(answer)) as proxy:
         agents = [Agent(tmp_path / str(number), proxy.http).start("say hi", "--allowedTools", "Bash") for number in range(AGENTS)]
         until("answers have begun", lambda: len(proxy.bodies) > AGENTS, timeout=120)
+        until("all workers compute answers", lambda: fleet.metric("r0", "rein_open_streams") > 2, timeout=60)
         fleet.kill("w0")
-        assert {agent.answer(within=240)["result"] for agent in agents} == {("It is done. " * 20).strip()}
+        assert {agent.answer(within=240)["result"] for agent in agents} == {("It is done. " * 200).strip()}
         assert fleet.metric("r0", "rein_resumed_total") > 0

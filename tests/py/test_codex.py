@@ -152,11 +152,12 @@ def test_codex_calls_an_mcp_server(roomy, tmp_path):
 
 def test_many_at_once_finish_while_a_worker_is_killed(roomy_model, tmp_path):
     def answer(body):
-        return "It is done. " * 20 if outputs(body) else calls(("exec_command", {"cmd": "echo hi"}, 0))
+        return "It is done. " * 200 if outputs(body) else calls(("exec_command", {"cmd": "echo hi"}, 0))
 
     with sim_fleet(tmp_path, roomy_model) as (fleet, router), ScriptProxy(router, answer) as proxy:
         agents = [Codex(tmp_path / str(number), proxy.http).start("say hi") for number in range(AGENTS)]
         until("answers have begun", lambda: len(proxy.bodies) > AGENTS, timeout=60)
+        until("all workers compute answers", lambda: fleet.metric("r0", "rein_open_streams") > 2, timeout=60)
         fleet.kill("w0")
-        assert {answered(agent) for agent in agents} == {("It is done. " * 20).strip()}
+        assert {answered(agent) for agent in agents} == {("It is done. " * 200).strip()}
         assert fleet.metric("r0", "rein_resumed_total") > 0
