@@ -5,9 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Bench, rules, tool};
 use crate::tests::{Random, cases};
-use crate::{
-    Call, Codec, Event, Format, Markers, OwnedPiece, Parser, Region, RenderOptions, Rules, Turn, formats, render,
-};
+use crate::{Call, Codec, Format, Markers, OwnedPiece, Region, RenderOptions, Rules, Turn, formats, render};
 
 fn declared() -> Rules {
     let search = json!({"type": "object", "required": ["q"], "properties": {
@@ -129,21 +127,7 @@ fn lenient(format: &Format, pieces: &[OwnedPiece], random: &mut Random) -> Vec<O
 
 /// Whether the parser reads this many calls, all valid and of declared tools, and else only text and reasoning.
 fn is_right(b: &Bench, compiled: &crate::Compiled, rules: &Rules, pieces: &[OwnedPiece], written: usize) -> bool {
-    let mut parser = Parser::new(b.format, super::parser_options(rules));
-    let mut events = Vec::new();
-    for piece in pieces {
-        parser.push(piece.as_piece(), &mut events);
-    }
-    parser.finish(&mut events);
-    let mut calls: Vec<(String, String)> = Vec::new();
-    for event in events {
-        match event {
-            Event::ToolCallStart { name, .. } => calls.push((name, String::new())),
-            Event::ArgumentsDelta { text, .. } => calls.last_mut().expect("a call").1.push_str(&text),
-            Event::ToolCallEnd { complete: false, .. } | Event::Malformed(_) => return false,
-            _ => {}
-        }
-    }
+    let Ok(calls) = b.parse(rules, &b.tokens.ids(pieces)) else { return false };
     let named = |name: &str| rules.tools.iter().any(|tool| tool.name == name);
     calls.len() == written
         && calls.iter().all(|(name, arguments)| {
