@@ -74,6 +74,12 @@ pub const EMBEDDINGS_AT_ONCE: usize = 32;
 pub const EMBEDDING_NUMBERS: usize = 8 << 20;
 /// Equal calls in a row after which an answer ends: it would only repeat the call until its length.
 pub const EQUAL_CALLS: u32 = 16;
+/// The last part of `max_tokens`, as a fraction, in which `finish_structured` leads a JSON answer to its end.
+pub const FINISHING_SHARE: u32 = 4;
+/// Bytes at the end of a JSON answer that do nothing but repeat one text, after which it is led to its end.
+pub const REPETITION_BYTES: usize = 4 << 10;
+/// How often the text must be repeated in them.
+pub const REPETITIONS: usize = 32;
 /// Stop strings of a request.
 pub const STOP_STRINGS: usize = 16;
 /// Bytes of a stop string.

@@ -397,6 +397,20 @@ def sim_fleet(directory, model):
         fleet.close()
 
 
+def kill_computing(fleet):
+    """Kills the worker that computes the most answers, once one computes several: agents start one after the other, and
+    prefixes that they share lead them to one worker."""
+    workers = {name: group["ranks"][0]["worker"] for name, group in fleet.status()["groups"].items()}
+    counts = {}
+
+    def computing():
+        counts.update({name: fleet.metric("r0", "rein_engine_running_sequences", engine=name) for name in workers})
+        return max(counts.values()) > 2
+
+    until("a worker computes answers", computing, timeout=120)
+    fleet.kill(workers[max(counts, key=counts.get)])
+
+
 def serving_engines(fleet):
     try:
         return fleet.metric("r0", "rein_engines", model="demo", standing="serving")

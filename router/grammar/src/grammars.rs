@@ -401,6 +401,11 @@ impl Compiled {
         self.shared.validators.call(name, arguments)
     }
 
+    /// Whether the answer's text is one JSON value.
+    pub fn answers_json(&self) -> bool {
+        self.shared.source.answers_json()
+    }
+
     /// Whether a complete response is validated.
     pub fn validates_response(&self) -> bool {
         self.shared.validators.validates_response()
@@ -423,10 +428,13 @@ impl Compiled {
 }
 
 impl Source {
+    fn answers_json(&self) -> bool {
+        matches!(self.rules.response, Some(Response::JsonObject | Response::JsonSchema { .. }))
+    }
+
     fn canonical(&self) -> Option<Matcher> {
         let Self { format, vocab, rules, loose } = self;
-        let schema = matches!(rules.response, Some(Response::JsonObject | Response::JsonSchema { .. }));
-        if rules.callable().is_empty() && !schema {
+        if rules.callable().is_empty() && !self.answers_json() {
             return None;
         }
         let mut budget = Budget::default();

@@ -12,6 +12,7 @@ mod canonical;
 mod codec;
 mod describe;
 mod event;
+mod finish;
 mod format;
 mod formats;
 mod grammars;

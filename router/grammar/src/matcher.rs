@@ -202,6 +202,11 @@ impl Matcher {
         Ok(mask)
     }
 
+    /// Removes the tokens from a mask that are not on the shortest way to the end of a JSON answer.
+    pub fn lead_to_end(&self, mask: &mut [u8]) {
+        self.vocab.lead_to_end(mask);
+    }
+
     /// Tokens that must come next, as the tokenizer itself would write them; often none. They must still be accepted.
     pub fn forced(&mut self) -> Vec<u32> {
         if self.ended || !self.vocab.canonical() || self.at_end() || self.has_choice() {

@@ -1,13 +1,14 @@
 //! A model's vocabulary for the grammar. It does not tokenize.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use llguidance::{Logger, ParserFactory, TokenParser};
 
+use crate::finish::Ranks;
 use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES, MAX_ROW_ITEMS, MAX_STEP_FUEL};
 
 /// Encodes plain text: it never produces a control token.
@@ -32,6 +33,7 @@ pub struct Vocab {
     special: HashMap<Box<str>, u32>,
     stops: Vec<u32>,
     size: usize,
+    ranks: OnceLock<Ranks>,
 }
 
 impl std::fmt::Debug for Vocab {
@@ -92,7 +94,7 @@ impl Vocab {
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.max_items_in_row = MAX_ROW_ITEMS;
         limits.step_lexer_fuel = MAX_STEP_FUEL;
-        Ok(Self { factory, capabilities, special, stops: stop_ids.to_vec(), size })
+        Ok(Self { factory, capabilities, special, stops: stop_ids.to_vec(), size, ranks: OnceLock::new() })
     }
 
     /// Number of ids.
@@ -129,6 +131,12 @@ impl Vocab {
     /// Text as tokens, as the tokenizer writes it if there is one.
     pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
         self.factory.tok_env().tokenize_bytes(text.as_bytes())
+    }
+
+    /// Removes the tokens from a mask that are not on the shortest way to the end of a JSON answer.
+    pub(crate) fn lead_to_end(&self, mask: &mut [u8]) {
+        let ranks = self.ranks.get_or_init(|| Ranks::new((0..self.size as u32).map(|id| self.text(id))));
+        ranks.narrow(&self.stops, mask);
     }
 
     pub(crate) fn stops(&self) -> &[u32] {

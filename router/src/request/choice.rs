@@ -28,6 +28,8 @@ pub struct SteeredOutput {
     pub session: GrammarSession,
     pub max_tokens: u32,
     pub thinking: Option<ThinkingBudget>,
+    /// When a JSON answer is led to its end. None: the answer is not JSON.
+    pub ending: Option<Ending>,
     /// The memory that the grammar's state takes beyond that of its start. None: there is no grammar.
     pub growth: Option<MemoryCharge>,
 }
@@ -42,6 +44,13 @@ pub struct ThinkingBudget {
     pub close: Vec<u32>,
 }
 
+/// When a JSON answer is led to its end by the shortest valid way.
+#[derive(Debug, Clone, Copy)]
+pub struct Ending {
+    /// After this many tokens, if the request asks for it.
+    pub after: Option<u32>,
+}
+
 impl SteeredOutput {
     /// Checks drawn tokens; None before the first draw. At most `room` more tokens fit.
     fn check(&mut self, drawn: Option<&[u32]>, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
@@ -49,6 +58,11 @@ impl SteeredOutput {
             Some(drawn) => self.session.check(drawn, room),
             None => self.session.begin(room),
         }
+    }
+
+    /// Whether its budgets are checked after each token, so that batching does not change the output.
+    fn ends_in_time(&self) -> bool {
+        self.thinking.is_some() || self.ending.is_some()
     }
 
     /// Charges the memory that the grammar's state takes by now.
@@ -152,12 +166,12 @@ impl Choice {
     async fn handle(&mut self, output: Result<EngineOutput, Error>) -> Result<(), Error> {
         match output? {
             EngineOutput::Admitted(admitted) => self.admit(&admitted),
-            // The reasoning budget is checked after each token, so that batching does not change the output.
-            EngineOutput::Tokens(drawn) if self.steered.as_ref().is_some_and(|steered| steered.thinking.is_some()) => {
+            EngineOutput::Tokens(drawn) if self.steered.as_ref().is_some_and(SteeredOutput::ends_in_time) => {
                 for drawn in drawn {
                     let id = drawn.id;
                     let steered = self.check_and_apply(vec![drawn]).await?;
-                    if self.end_reasoning(Some(id)).await? || steered || self.engine.is_none() {
+                    let ended = self.end_reasoning(Some(id)).await? || self.lead_to_end().await?;
+                    if ended || steered || self.engine.is_none() {
                         break;
                     }
                 }
@@ -245,6 +259,19 @@ impl Choice {
             Ok(Some(outcome)) => self.apply(Vec::new(), outcome).await.map(|()| true),
             Err(error) => Err(Error::from_session(error)),
         }
+    }
+
+    /// Leads a JSON answer to its end where the request wants it, or where the answer does nothing but repeat itself.
+    /// Returns whether that began now.
+    async fn lead_to_end(&mut self) -> Result<bool, Error> {
+        let room = self.room();
+        let Some(SteeredOutput { session, ending: Some(ending), .. }) = &mut self.steered else { return Ok(false) };
+        let after = ending.after;
+        if session.is_led_to_end() || self.engine.is_none() || !self.transcript.lead_to_end(after) {
+            return Ok(false);
+        }
+        let outcome = session.lead_to_end(room).map_err(Error::from_session)?;
+        self.apply(Vec::new(), outcome).await.map(|()| true)
     }
 
     /// Emits the accepted tokens and those that are forced after them, and steers the engine.

@@ -132,6 +132,8 @@ pub struct GrammarSession {
     /// The only continuation that the grammar allows: a draw that differs from it is overruled.
     pending_forced: VecDeque<u32>,
     hold: Hold,
+    /// Only tokens on the shortest way to the answer's end are drawn.
+    ending: bool,
     /// Compute a mask at every step from the first, as a baseline for optimistic drawing.
     always_mask: bool,
     /// The engine waits for a steer.
@@ -160,6 +162,7 @@ impl GrammarSession {
             consecutive_refusals: 0,
             pending_forced: VecDeque::new(),
             hold: Hold::default(),
+            ending: false,
             always_mask,
             engine_waits: always_mask,
             stats: GrammarStats::default(),
@@ -221,6 +224,16 @@ impl GrammarSession {
         }
         self.pending_forced = ids.iter().copied().collect();
         self.timed(|session| session.append_and_steer(DrawOutcome::default(), true, room)).map(Some)
+    }
+
+    /// From here on, only tokens on the shortest way to the end of a JSON answer are drawn.
+    pub fn lead_to_end(&mut self, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
+        self.ending = true;
+        self.timed(|session| session.append_and_steer(DrawOutcome::default(), true, room))
+    }
+
+    pub fn is_led_to_end(&self) -> bool {
+        self.ending
     }
 
     fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
@@ -308,7 +321,7 @@ impl GrammarSession {
             self.stats.forced += outcome.forced.len() as u64;
             outcome.ended = !outcome.forced.is_empty() && self.is_stopped();
         }
-        let hold = self.always_mask || self.hold.is_active();
+        let hold = self.always_mask || self.ending || self.hold.is_active();
         if outcome.ended || !(overruled || hold || self.engine_waits || !outcome.forced.is_empty()) {
             return Ok(outcome);
         }
@@ -403,6 +416,9 @@ impl GrammarSession {
             if both.iter().any(|&byte| byte != 0) {
                 mask = both;
             }
+        }
+        if let Some(matcher) = self.matcher.as_ref().filter(|_| self.ending) {
+            matcher.lead_to_end(&mut mask);
         }
         self.stats.masks += 1;
         if !self.restrictions.is_empty() && mask.iter().all(|&byte| byte == 0) {

@@ -36,6 +36,8 @@ pub struct Generation {
     pub priority: Option<i64>,
     /// Maximum number of reasoning tokens; then the router closes the reasoning.
     pub thinking_token_budget: Option<u32>,
+    /// The answer, which must be JSON, is led to its end before its length is reached.
+    pub finish_structured: bool,
     pub truncate_prompt_tokens: Option<Truncation>,
     /// Requests of one session are routed to the same engine if possible.
     pub session: Option<String>,
@@ -173,7 +175,8 @@ impl ChatJob {
             let message = format!("'chat_template_kwargs' may not set '{name}': {why}");
             return Err(Error::invalid(format!("chat_template_kwargs.{name}"), message));
         }
-        self.generation.check("top_logprobs")
+        self.generation.check("top_logprobs")?;
+        self.generation.check_response(self.response.as_ref())
     }
 
     /// `tool_choice` may only name declared tools.
@@ -309,7 +312,8 @@ impl CompletionJob {
             };
             return scored.check("logprobs");
         }
-        self.generation.check("logprobs")
+        self.generation.check("logprobs")?;
+        self.generation.check_response(self.response.as_ref())
     }
 }
 
@@ -354,6 +358,15 @@ impl Generation {
 
     pub fn max_tokens_param(&self) -> &'static str {
         self.max_tokens_param.unwrap_or("max_tokens")
+    }
+
+    /// Only JSON can be led to its end.
+    fn check_response(&self, response: Option<&Response>) -> Result<(), Error> {
+        if !self.finish_structured || matches!(response, Some(Response::JsonObject | Response::JsonSchema { .. })) {
+            return Ok(());
+        }
+        let message = "'finish_structured' may only be true if the response format is json_object or json_schema";
+        Err(Error::invalid("finish_structured", message))
     }
 
     /// Checks values against their ranges. `logprobs` names the field with the number of alternatives.

@@ -1,6 +1,7 @@
 //! Turns the tokens of one choice into typed events. It must not do I/O or read the clock.
 
 mod calls;
+mod repetition;
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -14,9 +15,13 @@ use rein_text::{
 };
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use crate::{fleet::engine_stream::DrawnToken, request::model::ServedModel};
+use crate::{fleet::engine_stream::DrawnToken, limits, request::model::ServedModel};
 use calls::CurrentCall;
 pub(crate) use calls::{CallOutcome, CallReport};
+
+/// Stop reasons of JSON answers that were led to their end: the request wanted it, or they repeated themselves.
+const FINISHED_EARLY: &str = "finish_structured";
+const REPEATED_TEXT: &str = "repeated_text";
 
 /// How the output is parsed.
 pub enum Reader {
@@ -90,8 +95,12 @@ pub struct Transcript {
     /// The output is complete, and whether the length limit ended it.
     finished: bool,
     by_length: bool,
-    /// The text so far. None: the finished response needs no validation.
+    /// The text so far. None: the finished response needs no validation, and is not JSON.
     response: Option<String>,
+    /// Why a JSON answer is led to its end. None: it is not.
+    led_to_end: Option<&'static str>,
+    /// How much of the response was looked at for repetitions.
+    looked_at: usize,
     /// The beginning of the text, where calls are looked for that the format does not read. None: there are no tools.
     said: Option<String>,
     /// Where and why the finished response violates its format.
@@ -134,7 +143,8 @@ impl Transcript {
         }
         let in_reasoning = options.start == Region::Reasoning;
         let next_offset = options.echo.chars().count() as u32;
-        let response = options.grammar.as_ref().is_some_and(Compiled::validates_response).then(String::new);
+        let collects = |grammar: &Compiled| grammar.validates_response() || grammar.answers_json();
+        let response = options.grammar.as_ref().is_some_and(collects).then(String::new);
         let mut transcript = Transcript {
             model,
             options,
@@ -153,6 +163,8 @@ impl Transcript {
             finished: false,
             by_length: false,
             response,
+            led_to_end: None,
+            looked_at: 0,
             said: None,
             invalid_response: None,
             grammar_report: None,
@@ -215,6 +227,34 @@ impl Transcript {
     /// Whether the output is in reasoning and has at least this many reasoning tokens.
     pub fn has_reasoned(&self, tokens: u32) -> bool {
         self.in_reasoning && self.reasoning_tokens >= tokens
+    }
+
+    /// Whether a JSON answer, which has begun, is to be led to its end: after this many tokens, or because it repeats
+    /// itself.
+    pub fn lead_to_end(&mut self, after: Option<u32>) -> bool {
+        let begun = !self.in_reasoning && self.call.is_none() && self.response.as_ref().is_some_and(|text| !text.is_empty());
+        self.led_to_end = if !begun {
+            None
+        } else if after.is_some_and(|after| self.completion_tokens >= after) {
+            Some(FINISHED_EARLY)
+        } else {
+            self.repeats_itself().then_some(REPEATED_TEXT)
+        };
+        self.led_to_end.is_some()
+    }
+
+    /// Whether the end of the response is one text again and again.
+    fn repeats_itself(&mut self) -> bool {
+        let Some(text) = &self.response else { return false };
+        if text.len() < self.looked_at + limits::REPETITION_BYTES / 8 {
+            return false;
+        }
+        self.looked_at = text.len();
+        let repeats = repetition::ends_in_repetition(text);
+        if repeats {
+            tracing::warn!(parent: &self.options.span, "the answer repeats one text; it is led to its end");
+        }
+        repeats
     }
 
     pub fn push(&mut self, drawn: DrawnToken) -> Flow {
@@ -290,6 +330,9 @@ impl Transcript {
             self.record_truncated_call("", false);
         }
         self.flush_stops();
+        if let Some(why) = self.led_to_end.filter(|_| !length && self.stop_reason.is_empty()) {
+            self.stop_reason = why.to_owned();
+        }
         self.emit_done(match (length, self.calls) {
             (true, _) => v1::FinishReason::Length,
             (false, 0) => v1::FinishReason::Stop,

@@ -67,6 +67,11 @@ fn chat_rows() -> Vec<(&'static str, Set<v1::ChatRequest>, Value)> {
         ("thinking", |r| r.thinking = Some(true), json!({"thinking": true})),
         ("reasoning_effort", |r| r.reasoning_effort = Some("low".into()), json!({"reasoning_effort": "low"})),
         ("thinking_token_budget", |r| r.thinking_token_budget = Some(4), json!({"thinking_token_budget": 4})),
+        (
+            "finish_structured",
+            |r| (r.finish_structured, r.response_format) = (true, constrained(Kind::JsonObject(true))),
+            json!({"finish_structured": true, "response_format": {"type": "json_object"}}),
+        ),
         ("truncate_prompt_tokens", |r| r.truncate_prompt_tokens = Some(4), json!({"truncate_prompt_tokens": 4})),
         ("truncate_prompt_tokens", |r| r.truncate_prompt_tokens = Some(-1), json!({"truncate_prompt_tokens": -1})),
         ("skip_special_tokens", |r| r.skip_special_tokens = Some(false), json!({"skip_special_tokens": false})),

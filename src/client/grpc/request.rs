@@ -48,6 +48,7 @@ struct Chat {
     thinking: Option<bool>,
     reasoning_effort: Option<String>,
     thinking_token_budget: Option<u32>,
+    finish_structured: Option<bool>,
     truncate_prompt_tokens: Option<i32>,
     skip_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
@@ -227,6 +228,7 @@ pub fn chat(body: &[u8]) -> Result<v1::ChatRequest, String> {
         thinking_token_budget: chat.thinking_token_budget,
         truncate_prompt_tokens: chat.truncate_prompt_tokens,
         skip_special_tokens: chat.skip_special_tokens,
+        finish_structured: chat.finish_structured.unwrap_or_default(),
     })
 }
 

@@ -39,6 +39,7 @@ fn every_field_of_the_message_has_an_openai_field() {
         "max_tokens": 5, "min_tokens": 1, "stop": "s", "stop_token_ids": [4], "include_stop_str_in_output": true,
         "ignore_eos": true, "n": 2, "logprobs": true, "top_logprobs": 3, "prompt_logprobs": 1, "return_token_ids": true,
         "return_grammar": true, "return_decisions": true, "script": [6], "thinking": false, "reasoning_effort": "low", "thinking_token_budget": 8,
+        "finish_structured": true,
         "truncate_prompt_tokens": -1, "skip_special_tokens": false, "add_generation_prompt": true,
         "continue_final_message": false, "chat_template_kwargs": {"k": 1}, "cache_salt": "salt", "priority": -2, "user": "u",
     });
@@ -115,6 +116,7 @@ fn every_field_of_the_message_has_an_openai_field() {
         return_decisions: true,
         priority: Some(-2),
         thinking_token_budget: Some(8),
+        finish_structured: true,
         truncate_prompt_tokens: Some(-1),
         skip_special_tokens: Some(false),
     };

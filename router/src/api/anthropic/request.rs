@@ -165,6 +165,7 @@ fn generation(fields: &mut Fields, max_tokens: Option<u32>, budget: Option<u32>)
         script: fields.ids("script")?.unwrap_or_default(),
         priority: fields.signed("priority")?,
         thinking_token_budget: budget,
+        finish_structured: fields.bool("finish_structured")?.unwrap_or(false),
         truncate_prompt_tokens: openai::truncation(fields)?,
         session: session(fields)?,
         fit_max_tokens: true,

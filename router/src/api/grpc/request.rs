@@ -48,6 +48,7 @@ pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
             return_decisions: request.return_decisions,
             priority: request.priority,
             thinking_token_budget: request.thinking_token_budget,
+            finish_structured: request.finish_structured,
             truncate_prompt_tokens: truncation(request.truncate_prompt_tokens)?,
         },
         show_special_tokens: request.skip_special_tokens == Some(false),
@@ -126,6 +127,7 @@ pub fn complete(request: v1::CompleteRequest) -> Result<CompletionJob, Error> {
             return_decisions: false,
             priority: request.priority,
             thinking_token_budget: None,
+            finish_structured: request.finish_structured,
             truncate_prompt_tokens: truncation(request.truncate_prompt_tokens)?,
         },
     })

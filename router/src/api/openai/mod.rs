@@ -109,6 +109,7 @@ pub(super) fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions
         return_decisions: false,
         priority: fields.signed("priority")?,
         thinking_token_budget: None,
+        finish_structured: fields.bool("finish_structured")?.unwrap_or(false),
         truncate_prompt_tokens: truncation(fields)?,
         session: session(fields.string("prompt_cache_key")?, fields.string("user")?),
         fit_max_tokens: false,

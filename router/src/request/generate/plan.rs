@@ -16,8 +16,9 @@ use tokio::time::Instant;
 use super::Grammar;
 use crate::{
     error::Error,
+    limits,
     request::{
-        choice::{SteeredOutput, ThinkingBudget},
+        choice::{Ending, SteeredOutput, ThinkingBudget},
         grammar_session::{self, GrammarSession, Restrictions},
         job::{Generation, Truncation},
         model::{Bounds, ServedModel},
@@ -44,6 +45,8 @@ pub struct Plan {
     script: Vec<u32>,
     restrictions: Restrictions,
     thinking: Option<ThinkingBudget>,
+    /// A JSON answer is led to its end after this many tokens.
+    ending: Option<u32>,
     vocab: usize,
     /// Compute the prompt's logprobs and generate nothing.
     pub(super) score_only: bool,
@@ -76,6 +79,7 @@ impl Plan {
         let mut stop_token_ids = [eos, &requested.stop_token_ids].concat();
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
+        let ending = generation.finish_structured.then(|| max_tokens - max_tokens / limits::FINISHING_SHARE);
         if !generation.script.is_empty() && !bounds.scripted {
             return Err(Error::unsupported("script", "only the sim engine supports a script"));
         }
@@ -100,7 +104,8 @@ impl Plan {
             cache_salt: generation.cache_salt.clone().unwrap_or_default(),
             script: generation.script.clone(),
             restrictions,
-            thinking: thinking(generation, model)?,
+            thinking: thinking(generation, model, ending)?,
+            ending,
             vocab: bounds.vocab as usize,
             score_only,
         })
@@ -179,9 +184,11 @@ impl Plan {
             always_mask: self.masks_always(grammar),
         };
         let (max_tokens, thinking) = (self.limits.max_tokens, self.thinking.clone());
+        let json = compiled.is_some_and(Compiled::answers_json);
+        let ending = json.then_some(Ending { after: self.ending });
         let session = GrammarSession::new(rules);
         let session = if self.decisions { session.with_decisions() } else { session };
-        Ok(Some(SteeredOutput { session, max_tokens, thinking, growth: None }))
+        Ok(Some(SteeredOutput { session, max_tokens, thinking, ending, growth: None }))
     }
 }
 
@@ -209,11 +216,18 @@ pub fn restrictions(
     Ok(Restrictions::new(&requested.allowed_token_ids, words, bounds.vocab as usize))
 }
 
-/// The reasoning budget. None: the request sets none, or the model's format has no reasoning.
-fn thinking(generation: &Generation, model: &ServedModel) -> Result<Option<ThinkingBudget>, Error> {
-    let (Some(tokens), Some(markers)) = (generation.thinking_token_budget, model.reasoning_markers()) else {
+/// The reasoning budget. None: the request sets none, or the model's format has no reasoning. The end of a JSON answer
+/// is also the end of the reasoning before it.
+fn thinking(
+    generation: &Generation,
+    model: &ServedModel,
+    ending: Option<u32>,
+) -> Result<Option<ThinkingBudget>, Error> {
+    let budget = generation.thinking_token_budget;
+    let (Some(tokens), Some(markers)) = (budget.or(ending), model.reasoning_markers()) else {
         return Ok(None);
     };
+    let tokens = ending.map_or(tokens, |ending| tokens.min(ending));
     let ids = |text: &str| model.tokens(text, "thinking_token_budget");
     let (open, close) = (ids(&markers.open)?, ids(&markers.close)?);
     let open = open.first().copied().filter(|_| open.len() == 1);

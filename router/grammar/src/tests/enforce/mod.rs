@@ -2,6 +2,7 @@
 
 mod builtins;
 mod closure;
+mod ending;
 mod exact;
 mod hostile;
 mod kimi;

@@ -1,0 +1,76 @@
+//! Leads a JSON answer to its end: which of the tokens that the grammar allows are on the shortest way there. It ranks
+//! tokens by their text alone, and knows no schema: the grammar has excluded what is not valid.
+
+/// Ranks of tokens outside of strings: the lowest rank that the grammar allows is on the shortest way to the end.
+mod rank {
+    /// Only closing brackets.
+    pub const CLOSES: u8 = 0;
+    /// A quote, alone or with what closes the string and its parents: a string can be empty, or end here.
+    pub const QUOTE: u8 = 1;
+    /// Commas and colons.
+    pub const SEPARATES: u8 = 2;
+    /// The beginning of a number or a literal, or more digits.
+    pub const SCALAR: u8 = 3;
+    pub const LIST: u8 = 4;
+    pub const OBJECT: u8 = 5;
+    pub const OTHER: u8 = 6;
+    pub const BLANK: u8 = 7;
+}
+/// The token begins with a letter that begins no value: where it is allowed, the answer is inside a string.
+const LETTER: u8 = 0x80;
+const LETTERS: &[u8] = b"qxzQXZ";
+const RANK: u8 = 0x0F;
+
+/// The rank of each token of a vocabulary.
+pub(crate) struct Ranks(Vec<u8>);
+
+impl Ranks {
+    /// The texts in the order of the ids. None: a control token.
+    pub(crate) fn new(texts: impl Iterator<Item = Option<String>>) -> Self {
+        Self(texts.map(|text| text.map_or(rank::OTHER, |text| of(&text))).collect())
+    }
+
+    /// Removes the tokens from a mask that are not on the shortest way to the end.
+    pub(crate) fn narrow(&self, stops: &[u32], mask: &mut [u8]) {
+        let allowed = |mask: &[u8], id: usize| mask.get(id / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1);
+        let ids: Vec<usize> = (0..self.0.len()).filter(|id| allowed(mask, *id)).collect();
+        let is_stop = |id: &usize| stops.contains(&(*id as u32));
+        let best = ids.iter().map(|id| self.0[*id] & RANK).min();
+        let in_string = ids.iter().any(|id| self.0[*id] & LETTER != 0);
+        let keep: Vec<usize> = if ids.iter().any(is_stop) {
+            ids.into_iter().filter(is_stop).collect()
+        } else if in_string {
+            // Without a quote, the string has to go on: with what, the model knows best.
+            ids.into_iter().filter(|id| self.0[*id] & RANK == rank::QUOTE).collect()
+        } else {
+            ids.into_iter().filter(|id| Some(self.0[*id] & RANK) == best).collect()
+        };
+        if keep.is_empty() {
+            return;
+        }
+        mask.fill(0);
+        for id in keep {
+            mask[id / 8] |= 1 << (id % 8);
+        }
+    }
+}
+
+fn of(text: &str) -> u8 {
+    let bytes = text.trim_ascii().as_bytes();
+    let only = |bytes: &[u8], these: &[u8]| bytes.iter().all(|byte| these.contains(byte));
+    match bytes {
+        [] => rank::BLANK,
+        _ if only(bytes, b"}]") => rank::CLOSES,
+        // In a string, a blank before the quote would be text.
+        [b'"', rest @ ..] if only(rest, b"}]") && text.starts_with('"') => rank::QUOTE,
+        _ if only(bytes, b",:") => rank::SEPARATES,
+        [b'n' | b't' | b'f' | b'-' | b'0'..=b'9', ..] => rank::SCALAR,
+        b"[" | b"[]" => rank::LIST,
+        b"{" | b"{}" => rank::OBJECT,
+        [first, ..] if LETTERS.contains(first) && !text.starts_with(' ') => rank::OTHER | LETTER,
+        _ => rank::OTHER,
+    }
+}
+
+#[cfg(test)]
+mod tests;
