@@ -137,4 +137,7 @@ pub struct ServeArgs {
     pub api: ApiArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Before serving, ask the model a dozen tool questions: which of its calls are read, lost or changed
+    #[arg(long, env = "REIN_CHECK_LIVE", help_heading = "Tool calls")]
+    pub check_live: bool,
 }

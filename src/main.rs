@@ -12,6 +12,7 @@ mod ending;
 mod fingerprint;
 mod key;
 mod listen;
+mod live;
 mod load;
 mod metrics;
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use rein_router::{ModelEntry, ResponsesStoreMode, Router, RouterConfig};
+use rein_router::{ModelEntry, ModelPolicy, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::{ModelOverrides, ModelText};
 use rein_worker::bytes::ByteCount;
 use rein_worker::executor::Executor;
@@ -17,7 +17,8 @@ use crate::args::{EngineArgs, EngineKind, EngineTask, ServeArgs};
 use crate::banner::Banner;
 use crate::ending::{self, EXIT_TIME};
 use crate::listen::CLOSE_TIME;
-use crate::{fingerprint, load};
+use crate::live::{self, Asked};
+use crate::{fingerprint, load, terminal};
 
 /// How often it is checked whether the engine still computes.
 const ENGINE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -31,15 +32,13 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let devices = load::devices(&args.engine.on, args.model.tp)?;
     let policy = api_server::policy(&args.api.tool_calls)?;
     let files = load::text_files(weights, args.engine.task)?;
-    let mut text = ModelText::load(
-        &weights.model,
-        &ModelOverrides {
-            name: args.engine.served_name.clone(),
-            template: args.api.tool_calls.chat_template.clone(),
-            max_context: args.engine.max_context.map(|n| n as usize),
-            ..ModelOverrides::from_env()?
-        },
-    )?;
+    let overrides = ModelOverrides {
+        name: args.engine.served_name.clone(),
+        template: args.api.tool_calls.chat_template.clone(),
+        max_context: args.engine.max_context.map(|n| n as usize),
+        ..ModelOverrides::from_env()?
+    };
+    let mut text = ModelText::load(&weights.model, &overrides)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listeners = Listeners::bind(&args.api).await?;
@@ -88,6 +87,9 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
             }
         };
         let engine = rein_worker::start(executor, engine_options(&args.engine, &devices));
+        if args.check_live {
+            check_live(ModelText::load(&weights.model, &overrides)?, policy, &engine).await?;
+        }
         let process_metrics = api_server::process_metrics(listeners.certificate().into_iter().collect());
         let router = Router::new(
             RouterConfig { process_metrics, ..config },
@@ -115,6 +117,19 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         ending::kill_after(EXIT_TIME);
         served
     })
+}
+
+/// Asks the loaded model tool questions and prints the findings. They end nothing: operators read them.
+async fn check_live(text: ModelText, policy: ModelPolicy, engine: &EngineService) -> Result<(), Box<dyn Error>> {
+    let engine = rein_router::transport(engine.clone().into_server());
+    let entry = ModelEntry { text, engine, kind: String::new(), policy };
+    // Without keys, and with metrics of its own.
+    let router = Router::new(RouterConfig::default(), vec![entry])?;
+    let report = live::report(&Asked::Router(router.http()), policy.format, live::TOKENS).await;
+    let report = report.map_err(|error| format!("--check-live: {error}"))?;
+    terminal::out(crate::tools::check::table(&report));
+    report.warn();
+    Ok(())
 }
 
 /// Why the engine can no longer compute. It is abandoned if its step does not end.

@@ -371,8 +371,20 @@ pub struct RouterRecord {
     pub grpc: String,
     pub in_flight: usize,
     pub draining: bool,
+    /// By model. Empty: no call was lost.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lost_calls: BTreeMap<String, LostCalls>,
     #[serde(default, flatten)]
     pub release: Release,
+}
+
+/// Calls of declared tools that a router delivered as text, because the model's format does not read them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostCalls {
+    pub answers: u64,
+    /// A format that reads the latest of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
 }
 
 /// An engine that was there before (vLLM, SGLang, llama-server), behind an adapter.

@@ -32,9 +32,10 @@ pub mod seal;
 mod state;
 mod surface_metrics;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use prometheus_client::metrics::counter::Counter;
+use rein_control_plane::records::LostCalls;
 use rein_proto::v1::inference_server::SERVICE_NAME;
 use rein_text::model_text::{ModelText, TextError};
 use tonic_health::{ServingStatus, server::HealthReporter};
@@ -165,6 +166,11 @@ impl Router {
     /// The client stall timeout, and the counter of connections that are closed because of it.
     pub fn client_stalls(&self) -> (Duration, Counter) {
         (self.state.config.client_stall, self.state.surfaces.connections_cut.clone())
+    }
+
+    /// The models whose calls were delivered as text, because their format does not read them.
+    pub fn lost_calls(&self) -> BTreeMap<String, LostCalls> {
+        self.state.metrics.outcomes.lost_calls()
     }
 
     /// Number of requests in flight.

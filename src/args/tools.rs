@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 
 use super::{DeviceArgs, GpuKernelsArg, ModelArgs};
-use crate::option_values;
+use crate::{live, option_values};
 
 #[derive(Debug, Clone, Args)]
 pub struct ScoreArgs {
@@ -45,8 +45,8 @@ pub struct AcceptArgs {
 #[derive(Debug, Clone, Args)]
 pub struct CheckArgs {
     /// Model directory: config.json, tokenizer, chat template
-    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
-    pub model: PathBuf,
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR", required_unless_present = "live")]
+    pub model: Option<PathBuf>,
     /// Chat template file to use instead of the model's
     #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
@@ -56,6 +56,18 @@ pub struct CheckArgs {
     /// Tool-call format: a name that `rein formats` lists, or a JSON file [default: detected from the model directory]
     #[arg(long, env = "REIN_FORMAT", value_name = "NAME|FILE")]
     pub format: Option<String>,
+    /// Ask the first model of this server a dozen tool questions: which of its calls are read, lost or changed
+    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "http://127.0.0.1:8000")]
+    pub live: Option<String>,
+    /// API key for --live
+    #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true, requires = "live")]
+    pub api_key: Option<String>,
+    /// File with certificates (PEM) for --live, to trust in addition to the public authorities
+    #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE", requires = "live")]
+    pub ca_file: Option<PathBuf>,
+    /// Most tokens of an answer to --live
+    #[arg(long, default_value_t = live::TOKENS, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub live_tokens: u32,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -349,7 +349,7 @@ impl<'a> ReusedConnection<'a> {
         result
     }
 
-    async fn get(&mut self, path: &str) -> Result<Bytes, Failure> {
+    pub async fn get(&mut self, path: &str) -> Result<Bytes, Failure> {
         collect_body(self.request(Method::GET, path, Bytes::new()).await?.0).await
     }
 

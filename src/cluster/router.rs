@@ -96,9 +96,9 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let publish = {
             let (router, session, key) = (router.clone(), session.clone(), keys.router(&id));
             move |draining| {
-                let in_flight = router.in_flight();
+                let (in_flight, lost_calls) = (router.in_flight(), router.lost_calls());
                 let (http, grpc) = (http.to_string(), grpc.to_string());
-                let record = RouterRecord { http, grpc, in_flight, draining, release: super::release() };
+                let record = RouterRecord { http, grpc, in_flight, draining, lost_calls, release: super::release() };
                 session.put(key.clone(), encode(&record));
             }
         };

@@ -7,7 +7,7 @@ use std::io::Write;
 use rein_control_plane::connectivity::Connectivity;
 use rein_control_plane::epoch;
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{EngineRecord, Load, RankFailure, Release, WorkerRecord, WorkerState};
+use rein_control_plane::records::{EngineRecord, Load, LostCalls, RankFailure, Release, WorkerRecord, WorkerState};
 use rein_control_plane::view::GroupState;
 use rein_control_plane::{ClusterView, Mirror};
 use serde_json::{Value, json};
@@ -270,6 +270,14 @@ fn table(cluster: &str, view: &ClusterView) -> String {
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
+    for (id, router) in &view.routers {
+        for (model, LostCalls { answers, format }) in &router.lost_calls {
+            let hint = format.as_ref().map(|format| format!("; --format {format} reads them")).unwrap_or_default();
+            out.push_str(&format!(
+                "{id}: {answers} answers of {model} had calls as text that its format does not read{hint}\n"
+            ));
+        }
+    }
     out
 }
 

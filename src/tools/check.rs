@@ -1,31 +1,63 @@
-//! `rein check`: checks whether a model directory supports tool calls. It reads no weights.
+//! `rein check`: checks whether a model directory supports tool calls, without reading weights, and with --live what
+//! becomes of the calls of a model that a server has loaded.
 
 use std::error::Error;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use rein_text::check::{CheckReport, Verdict, check};
 use rein_text::model_text::{ModelOverrides, ModelText};
 
 use crate::args::CheckArgs;
+use crate::client::Endpoint;
+use crate::live::{self, Asked};
+
+/// Time for one answer.
+const LIVE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Returns exit code 1 if tool calls would fail.
 pub fn run(args: &CheckArgs) -> Result<ExitCode, Box<dyn Error>> {
-    crate::model_dir::check(&args.model)?;
-    let overrides = ModelOverrides {
-        template: args.chat_template.clone(),
-        tokenizer: args.tokenizer.clone(),
-        ..ModelOverrides::from_env()?
+    let of_files = args.model.as_deref().map(|model| of_files(args, model)).transpose()?;
+    let of_server = args.live.as_deref().map(|url| of_server(args, url)).transpose()?;
+    let report = match (of_files, of_server) {
+        (Some(mut report), Some(live)) => {
+            report.findings.extend(live.findings);
+            report
+        }
+        (files, live) => files.or(live).ok_or("set --model or --live")?,
     };
-    let mut text = ModelText::load(&args.model, &overrides)?;
-    let format = text.settle_format(args.format.as_deref().map(super::formats::named).transpose()?);
-    let report = check(&text, format);
     let out = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { table(&report) };
     std::io::stdout().write_all(out.as_bytes())?;
     Ok(ExitCode::from(u8::from(report.worst() == Verdict::Broken)))
 }
 
-fn table(report: &CheckReport) -> String {
+fn of_files(args: &CheckArgs, model: &Path) -> Result<CheckReport, Box<dyn Error>> {
+    crate::model_dir::check(model)?;
+    let overrides = ModelOverrides {
+        template: args.chat_template.clone(),
+        tokenizer: args.tokenizer.clone(),
+        ..ModelOverrides::from_env()?
+    };
+    let mut text = ModelText::load(model, &overrides)?;
+    let format = text.settle_format(args.format.as_deref().map(super::formats::named).transpose()?);
+    Ok(check(&text, format))
+}
+
+fn of_server(args: &CheckArgs, url: &str) -> Result<CheckReport, Box<dyn Error>> {
+    // As in other commands, a URL may include `/v1`.
+    let url = url.trim_end_matches('/').trim_end_matches("/v1");
+    let endpoint = Endpoint::new(url, args.api_key.as_deref(), args.ca_file.as_deref(), LIVE_TIMEOUT);
+    let endpoint = endpoint.map_err(|error| error.to_string().replace("--base-url", "--live"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let given = args.format.as_deref().map(super::formats::named).transpose()?;
+    let report = runtime.block_on(live::report(&Asked::Server(endpoint), given, args.live_tokens));
+    Ok(report.map_err(|error| format!("--live: {url}: {error}"))?)
+}
+
+/// The report for people.
+pub fn table(report: &CheckReport) -> String {
     let head = [
         ("model", Some(report.model.as_str())),
         ("revision", report.revision.as_deref()),

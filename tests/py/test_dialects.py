@@ -2,12 +2,17 @@
 same conversation gives the same tokens through all APIs."""
 import contextlib
 import json
+import os
+import re
 import socket
 import subprocess
 import threading
 import urllib.request
 
 import pytest
+from anthropic import Anthropic
+from jsonschema import Draft202012Validator
+from openai import BadRequestError, OpenAI
 
 from conftest import BIN, REPOSITORY, Server
 from test_cuda import ask
@@ -17,7 +22,7 @@ TLS = REPOSITORY / "tests/fixtures/tls"
 
 
 def rein(*arguments, code=0):
-    done = subprocess.run([BIN, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([BIN, *map(str, arguments)], capture_output=True, text=True, timeout=600)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -44,6 +49,22 @@ def test_verify_gives_the_same_results_over_grpc(demo, samples, tmp_path):
     seen = results(tmp_path / "http")
     assert len(seen) == 24 and any(calls for _, calls in seen) and any(not calls for _, calls in seen)
     assert results(tmp_path / "grpc") == seen
+
+
+def test_enforcement_leaves_valid_answers_alone(demo, tmp_path):
+    """What is text and valid calls without enforcement is the same with it. REIN_CASES samples in a full run."""
+    samples = tmp_path / "samples.jsonl"
+    rein("verify", "--generate", int(os.environ.get("REIN_CASES", "60")), "--seed", 11, "--out", samples)
+    common = ["verify", "--model", "demo", "--samples", samples, "--temperature", 0, "--max-tokens", 120, "--stream", "only", "--concurrency", 8]
+    off = Server("--enforcement", "off")
+    rein(*common, "--base-url", f"{off.http}/v1", "--out", tmp_path / "off")
+    off.stop()
+    rein(*common, "--base-url", f"{demo.http}/v1", "--out", tmp_path / "on")
+    free, enforced = results(tmp_path / "off"), results(tmp_path / "on")
+    pairs = [(before, after) for before, after in zip(free, enforced, strict=True) if not before[0]["problems"] and before[0]["finish_reason"] != "length"]
+    assert len(pairs) > len(free) / 10 and any(calls for (_, calls), _ in pairs), len(pairs)
+    for before, after in pairs:
+        assert before == after
 
 
 def test_verify_gives_the_same_results_over_the_messages_api(demo, samples, tmp_path):
@@ -262,3 +283,60 @@ def test_every_field_that_would_change_the_answer_is_refused_by_name(sim, schema
         if len(refusals) < 4:
             accepted.append((field, refusals))
     assert accepted == []
+
+
+ENDLESS = {"type": "object", "properties": {"names": {"type": "array", "items": {"type": "string"}}, "count": {"type": "integer"}},
+           "required": ["names", "count"], "additionalProperties": False}
+
+
+def test_json_is_led_to_its_end_in_every_dialect(sim):
+    """Random draws do not end a list: the length would cut the answer."""
+    sdk, claude = OpenAI(base_url=f"{sim.http}/v1", api_key="none"), Anthropic(base_url=sim.http, api_key="none")
+    schema = {"name": "answer", "schema": ENDLESS}
+    form = {"type": "json_schema", "json_schema": schema}
+    messages, extra = [{"role": "user", "content": "hi"}], {"finish_structured": True}
+    early = []
+    for seed in range(6):
+        cut = sdk.chat.completions.create(model="demo", messages=messages, response_format=form, max_tokens=160, seed=seed)
+        chat = sdk.chat.completions.create(model="demo", messages=messages, response_format=form, max_tokens=160, seed=seed, extra_body=extra)
+        stream = sdk.chat.completions.create(
+            model="demo", messages=messages, response_format=form, max_tokens=160, seed=seed, extra_body=extra, stream=True)
+        chunks = [chunk.choices[0] for chunk in stream if chunk.choices]
+        text = "".join(chunk.delta.content or "" for chunk in chunks)
+        assert (text, chunks[-1].finish_reason) == (chat.choices[0].message.content, "stop")
+        response = sdk.responses.create(
+            model="demo", input="hi", text={"format": {"type": "json_schema", **schema}}, max_output_tokens=160, extra_body={**extra, "seed": seed})
+        message = claude.messages.create(
+            model="demo", messages=messages, max_tokens=160, extra_body={**extra, "seed": seed, "output_config": {"format": {"type": "json_schema", "schema": ENDLESS}}})
+        assert (response.status, message.stop_reason) == ("completed", "end_turn")
+        for text in (chat.choices[0].message.content, response.output_text, message.content[-1].text):
+            Draft202012Validator(ENDLESS).validate(json.loads(text))
+        ended = [getattr(answer, "ended_early", None) for answer in (chat.choices[0], chunks[-1], response, message)]
+        # An answer that ends by itself is the same with it.
+        if cut.choices[0].finish_reason == "stop" and not ended[0]:
+            assert chat.choices[0].message.content == cut.choices[0].message.content
+        else:
+            assert cut.choices[0].finish_reason == "length" or ended[0]
+        assert len(set(ended)) == 1, ended
+        early.append(ended[0])
+    assert "finish_structured" in early, early
+
+
+def test_only_json_is_led_to_its_end(sim):
+    sdk = OpenAI(base_url=f"{sim.http}/v1", api_key="none")
+    with pytest.raises(BadRequestError) as refused:
+        sdk.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hi"}], extra_body={"finish_structured": True})
+    assert refused.value.param == "finish_structured" and "json_object or json_schema" in str(refused.value)
+
+
+def test_a_loaded_model_is_asked_live(demo):
+    """The demo model speaks its format: its calls are read, and enforcement leaves them alone."""
+    report = json.loads(rein("check", "--live", demo.http, "--json"))
+    assert report["format"] == "kimi_k2"
+    found = {finding["check"]: finding for finding in report["findings"]}
+    assert found["live lost"]["verdict"] == found["live required"]["verdict"] == "fine", found
+    valid, invalid = re.match(r"(\d+) valid and (\d+) invalid calls in 12 answers", found["live calls"]["message"]).groups()
+    assert int(valid) > 8 and invalid == "0", found
+    assert found["live changed"]["message"] == "enforcement changed no answer that was valid without it"
+    assert "live changed" in rein("check", "--live", f"{demo.http}/v1")
+    assert "--live: http://127.0.0.1:1: /v1/models" in rein("check", "--live", "http://127.0.0.1:1", code=1)

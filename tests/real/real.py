@@ -115,12 +115,9 @@ class Model:
 
     def measure_structured(self):
         chosen = structured.questions(self.arguments.answers)
-        kinds = {"plain": ("rein", False), "strict": ("rein", True), "llama": ("llama", False)}
-        if self.arguments.no_llama:
-            del kinds["llama"]
+        modes = [mode for mode in structured.MODES if not (self.arguments.no_llama and mode == "llama")]
         records = {
-            mode: self.timed(f"structured {mode}", structured.measure, self.server(kind), chosen, strict, self.arguments.answer_tokens)
-            for mode, (kind, strict) in kinds.items()}
+            mode: self.timed(f"structured {mode}", structured.measure, self.server, chosen, mode, self.arguments.answer_tokens) for mode in modes}
         figures, laws = structured.summary(records)
         return {**figures, "records": records}, laws, structured.tables
 

@@ -1,4 +1,5 @@
-"""Structured answers: twenty schemas of the kinds that people write, five questions each, with and without `strict`."""
+"""Structured answers: twenty schemas of the kinds that people write, five questions each, plain, with `strict`, and led to their end
+with `finish_structured`."""
 import json
 import statistics
 
@@ -97,12 +98,21 @@ def questions(count):
     return made[:count]
 
 
-def measure(server, chosen, strict, max_tokens):
+# By mode: the server, members of `json_schema`, and fields of the request.
+MODES = {
+    "plain": ("rein", {}, {}), "strict": ("rein", {"strict": True}, {}), "finished": ("rein", {}, {"finish_structured": True}),
+    "llama": ("llama", {}, {})}
+
+
+def measure(servers, chosen, mode, max_tokens):
+    server, members, fields = MODES[mode]
+    server = servers(server)
+
     def ask(case):
-        form = {"name": "answer", "schema": case["schema"], **({"strict": True} if strict else {})}
+        form = {"name": "answer", "schema": case["schema"], **members}
         answer = server.chat(
             messages=[{"role": "user", "content": case["question"]}], max_tokens=max_tokens,
-            response_format={"type": "json_schema", "json_schema": form})
+            response_format={"type": "json_schema", "json_schema": form}, **fields)
         return {"id": case["id"], "name": case["name"], **answer, "outcome": outcome(case["schema"], answer)}
 
     return at_once(ask, chosen)
@@ -135,6 +145,8 @@ def summary(records):
             laws[f"{mode}: finished answers that are not valid"] = [record for record in asked if record["outcome"] == "invalid"]
             laws[f"{mode}: errors"] = [
                 record for record in asked if record["outcome"] == "error" or record["outcome"] == "refused" and mode != "strict"]
+        if mode == "finished":
+            laws[f"{mode}: answers that the length cut"] = [record for record in asked if record["outcome"] == "length"]
     return made, laws
 
 

@@ -4,45 +4,45 @@
 
 use crate::matcher::{Matcher, MatcherError};
 
-/// A matcher of the canonical form, as far as the output has been followed in it.
+/// Matchers of the canonical form, as far as the output has been followed in them.
 pub struct Canonical {
-    /// None: the output is in a form that only the tolerant grammar knows.
-    matcher: Option<Matcher>,
+    /// The closest to what a writer would write comes first. Those that could not follow the output are gone; if none is
+    /// left, the output is in a form that only the tolerant grammar knows.
+    forms: Vec<Matcher>,
     followed: usize,
 }
 
 impl Canonical {
-    pub(crate) fn new(matcher: Matcher) -> Self {
-        Self { matcher: Some(matcher), followed: 0 }
+    pub(crate) fn new(forms: Vec<Matcher>) -> Self {
+        Self { forms, followed: 0 }
     }
 
     /// Follows an output, of which a prefix was followed before.
     pub fn follow(&mut self, output: &[u32]) {
-        for &id in output.get(self.followed..).unwrap_or_default() {
-            if self.matcher.as_mut().is_some_and(|matcher| !take(matcher, id).unwrap_or(false)) {
-                self.matcher = None;
-            }
-        }
+        let more = output.get(self.followed..).unwrap_or_default();
+        self.forms.retain_mut(|form| more.iter().all(|id| take(form, *id).unwrap_or(false)));
         self.followed = output.len();
     }
 
     /// The tokens that may come next, as in [`Matcher::mask`]. None: the output could not be followed.
     pub fn mask(&mut self) -> Option<Vec<u8>> {
-        let mask = self.matcher.as_mut()?.mask();
-        if mask.is_err() {
-            self.matcher = None;
+        while let Some(form) = self.forms.first_mut() {
+            match form.mask() {
+                Ok(mask) => return Some(mask),
+                Err(_) => drop(self.forms.remove(0)),
+            }
         }
-        mask.ok()
+        None
     }
 
     /// Tokens that must come next.
     pub fn forced(&mut self) -> Vec<u32> {
-        self.matcher.as_mut().map(Matcher::forced).unwrap_or_default()
+        self.forms.first_mut().map(Matcher::forced).unwrap_or_default()
     }
 
     /// Approximate memory.
     pub fn bytes(&self) -> usize {
-        self.matcher.as_ref().map_or(0, Matcher::bytes)
+        self.forms.iter().map(Matcher::bytes).sum()
     }
 }
 

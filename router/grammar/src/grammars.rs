@@ -40,6 +40,7 @@ struct Shared {
     /// Never advanced: each request gets a copy.
     fresh: Matcher,
     relaxations: Vec<Relaxation>,
+    narrowed: u64,
     validators: Validators,
     first: First,
     lark: String,
@@ -49,8 +50,8 @@ struct Shared {
     bytes: usize,
     /// How the canonical form is made, when it is first needed.
     source: Source,
-    /// None: it could not be made, or is the same.
-    canonical: OnceLock<Option<Matcher>>,
+    /// Empty: it could not be made, or is the same.
+    canonical: OnceLock<Vec<Matcher>>,
 }
 
 /// Of what a grammar is made.
@@ -126,7 +127,7 @@ impl Grammars {
     fn build(&self, rules: &Rules, budget: &mut Budget) -> Result<Shared, RuleError> {
         let mut loose = false;
         loop {
-            let written = match write(self.format, &self.vocab, rules, GrammarForm::Tolerant, loose, budget) {
+            let written = match write(self.format, &self.vocab, rules, GrammarForm::Tolerant, false, loose, budget) {
                 Err(RuleError::TooLarge { .. }) if !loose => {
                     loose = true;
                     continue;
@@ -145,7 +146,7 @@ impl Grammars {
             }
             match parser(&self.vocab, &written, budget).and_then(|fresh| self.tried(fresh, &written, rules)) {
                 Ok(mut fresh) => {
-                    let Written { relaxations, first, lark, .. } = written;
+                    let Written { relaxations, narrowed, first, lark, .. } = written;
                     let validators = Validators::new(rules);
                     budget.spend((validators.regex_bytes() / REGEX_BYTES_PER_STEP) as u64)?;
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
@@ -155,6 +156,7 @@ impl Grammars {
                     return Ok(Shared {
                         fresh,
                         relaxations,
+                        narrowed,
                         validators,
                         first,
                         lark,
@@ -366,9 +368,11 @@ impl Compiled {
     /// forms but those that the format itself writes. It is made when it is first needed. None: the grammar has no
     /// other form.
     pub fn canonical(&self) -> Option<Canonical> {
-        let shared = &self.shared;
-        let fresh = shared.canonical.get_or_init(|| shared.source.canonical()).clone()?;
-        begun(fresh, shared.first, self.calls_before).ok().map(Canonical::new)
+        let Shared { canonical, source, first, .. } = &*self.shared;
+        let fresh = canonical.get_or_init(|| source.canonical()).iter();
+        let forms: Vec<Matcher> =
+            fresh.filter_map(|fresh| begun(fresh.clone(), *first, self.calls_before).ok()).collect();
+        (!forms.is_empty()).then(|| Canonical::new(forms))
     }
 
     /// Whether [`Self::canonical`] would do work that grows with the request.
@@ -384,6 +388,12 @@ impl Compiled {
     /// What the grammar leaves to validation.
     pub fn relaxations(&self) -> &[Relaxation] {
         &self.shared.relaxations
+    }
+
+    /// Objects in the tools' schemas that declare members and do not say whether they take others: the grammar takes
+    /// the declared ones only (docs/decisions/0003).
+    pub fn narrowed(&self) -> u64 {
+        self.shared.narrowed
     }
 
     /// Approximate memory, including a copy of its matcher.
@@ -432,15 +442,22 @@ impl Source {
         matches!(self.rules.response, Some(Response::JsonObject | Response::JsonSchema { .. }))
     }
 
-    fn canonical(&self) -> Option<Matcher> {
+    /// With the members of objects in the order of their schemas, then in any.
+    fn canonical(&self) -> Vec<Matcher> {
         let Self { format, vocab, rules, loose } = self;
         if rules.callable().is_empty() && !self.answers_json() {
-            return None;
+            return Vec::new();
         }
-        let mut budget = Budget::default();
-        let written = write(format, vocab, rules, GrammarForm::Canonical, *loose, &mut budget).ok()?;
-        // Clients' own grammars have one form.
-        written.foreign.is_empty().then(|| parser(vocab, &written, &mut budget).ok()).flatten()
+        let mut texts = Vec::new();
+        let mut made = |in_order| {
+            let mut budget = Budget::default();
+            let written = write(format, vocab, rules, GrammarForm::Canonical, in_order, *loose, &mut budget).ok()?;
+            let repeated = texts.contains(&written.lark);
+            texts.push(written.lark.clone());
+            // Clients' own grammars have one form.
+            (!repeated && written.foreign.is_empty()).then(|| parser(vocab, &written, &mut budget).ok()).flatten()
+        };
+        [true, false].into_iter().filter_map(&mut made).collect()
     }
 }
 

@@ -117,8 +117,10 @@ pub const MAX_BLANKS: usize = 8;
 pub const MAX_INDENT: usize = 40;
 /// Nesting of a value without a schema; JSON parsers stop at 128.
 pub const MAX_FREE_DEPTH: usize = 32;
-/// Undeclared members of an object that declares others.
+/// Undeclared members of an object that declares others, if its schema does not say that it takes more.
 pub const MAX_UNDECLARED_MEMBERS: usize = 32;
+/// The same if the schema says so, by `additionalProperties`, `unevaluatedProperties` or `patternProperties`.
+pub const MAX_MAP_MEMBERS: usize = 1_000;
 /// Properties of an object that may come in any order; more than this must come in the order of the schema.
 pub const MAX_ANY_ORDER: usize = 63;
 /// Digits of a call's number.

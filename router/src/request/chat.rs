@@ -115,6 +115,8 @@ pub async fn generate(
     context.metrics.grammar.compile.observe(began.elapsed());
     let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
+    let narrowed = grammar.as_ref().map_or(0, |grammar| grammar.compiled.narrowed());
+    context.metrics.outcomes.count_narrowed(model.name(), narrowed);
     let output_mode = OutputMode::Regions {
         start,
         resumed,

@@ -1,7 +1,7 @@
 //! Counts, per model, how choices ended and the outcomes of their tool calls.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -11,6 +11,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
+use rein_control_plane::records::LostCalls;
 use rein_proto::v1::FinishReason;
 use tokio::time::Instant;
 
@@ -27,6 +28,11 @@ const REASONS: [&str; 5] = ["stop", "length", "tool_calls", CANCELLED, ERROR];
 struct FinishedLabels {
     model: String,
     reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabels {
+    model: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,8 +57,16 @@ pub struct Outcomes {
     malformed: Family<MalformedLabels, Counter>,
     lookalikes: Family<MalformedLabels, Counter>,
     own_results: Family<MalformedLabels, Counter>,
-    /// When the log last told of each model's lost calls.
-    told: Mutex<HashMap<String, Instant>>,
+    narrowed: Family<ModelLabels, Counter>,
+    lost: Mutex<BTreeMap<String, Lost>>,
+}
+
+/// A model's calls that were delivered as text.
+#[derive(Default)]
+struct Lost {
+    calls: LostCalls,
+    /// When the log last told of them.
+    told: Option<Instant>,
 }
 
 impl Outcomes {
@@ -72,12 +86,21 @@ impl Outcomes {
         registry.register("rein_lookalike_calls", help, self.lookalikes.clone());
         let help = "Answers in which the model wrote a tool's result itself, with the marker of its template";
         registry.register("rein_self_written_results", help, self.own_results.clone());
+        let help = "Objects in the schemas of requests' tools that declare members and do not say whether they take others: \
+            the grammar takes the declared ones only";
+        registry.register("rein_narrowed_objects", help, self.narrowed.clone());
     }
 
     /// Exports the counters of a newly served model, at 0.
     pub fn add_model(&self, model: &str, format: &'static str) {
         REASONS.iter().for_each(|reason| self.count_finished(model, reason, 0));
         self.count_calls(model, format, &CallReport::default());
+        self.count_narrowed(model, 0);
+    }
+
+    /// Counts the objects of a request's tools that the grammar closes.
+    pub fn count_narrowed(&self, model: &str, objects: u64) {
+        self.narrowed.get_or_create(&ModelLabels { model: model.to_owned() }).inc_by(objects);
     }
 
     pub fn count_finished(&self, model: &str, reason: &'static str, choices: u64) {
@@ -96,14 +119,25 @@ impl Outcomes {
         self.own_results.get_or_create(&labels).inc_by(report.own_result.into());
     }
 
-    /// Logs a call that was delivered as text, once in a while for each model.
+    /// The models whose calls were delivered as text.
+    pub fn lost_calls(&self) -> BTreeMap<String, LostCalls> {
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.iter().map(|(model, lost)| (model.clone(), lost.calls.clone())).collect()
+    }
+
+    /// Notes a call that was delivered as text, and logs it once in a while for each model.
     pub(crate) fn tell_of_lost_calls(&self, model: &str, format: &str, report: &CallReport, now: Instant) {
         let Some((tool, reads)) = &report.lookalike else { return };
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.get(model).is_some_and(|last| now.duration_since(*last) < TELL_INTERVAL) {
-            return;
+        {
+            let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            let lost = lost.entry(model.to_owned()).or_default();
+            lost.calls.answers += 1;
+            lost.calls.format = reads.map(|reads| reads.name.to_owned());
+            if lost.told.is_some_and(|last| now.duration_since(last) < TELL_INTERVAL) {
+                return;
+            }
+            lost.told = Some(now);
         }
-        told.insert(model.to_owned(), now);
         let hint =
             reads.map_or_else(|| "no format reads it".to_owned(), |reads| format!("--format {} reads it", reads.name));
         tracing::warn!(

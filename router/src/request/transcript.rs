@@ -19,7 +19,7 @@ use crate::{fleet::engine_stream::DrawnToken, limits, request::model::ServedMode
 use calls::CurrentCall;
 pub(crate) use calls::{CallOutcome, CallReport};
 
-/// Stop reasons of JSON answers that were led to their end: the request wanted it, or they repeated themselves.
+/// Why JSON answers are led to their end: the request wants it, or they repeat themselves.
 const FINISHED_EARLY: &str = "finish_structured";
 const REPEATED_TEXT: &str = "repeated_text";
 
@@ -97,8 +97,8 @@ pub struct Transcript {
     by_length: bool,
     /// The text so far. None: the finished response needs no validation, and is not JSON.
     response: Option<String>,
-    /// Why a JSON answer is led to its end. None: it is not.
-    led_to_end: Option<&'static str>,
+    /// Why the answer ends, or is led to its end, before the model would end it.
+    ended_early: Option<&'static str>,
     /// How much of the response was looked at for repetitions.
     looked_at: usize,
     /// The beginning of the text, where calls are looked for that the format does not read. None: there are no tools.
@@ -163,7 +163,7 @@ impl Transcript {
             finished: false,
             by_length: false,
             response,
-            led_to_end: None,
+            ended_early: None,
             looked_at: 0,
             said: None,
             invalid_response: None,
@@ -232,15 +232,16 @@ impl Transcript {
     /// Whether a JSON answer, which has begun, is to be led to its end: after this many tokens, or because it repeats
     /// itself.
     pub fn lead_to_end(&mut self, after: Option<u32>) -> bool {
-        let begun = !self.in_reasoning && self.call.is_none() && self.response.as_ref().is_some_and(|text| !text.is_empty());
-        self.led_to_end = if !begun {
+        let begun =
+            !self.in_reasoning && self.call.is_none() && self.response.as_ref().is_some_and(|text| !text.is_empty());
+        self.ended_early = if !begun {
             None
         } else if after.is_some_and(|after| self.completion_tokens >= after) {
             Some(FINISHED_EARLY)
         } else {
             self.repeats_itself().then_some(REPEATED_TEXT)
         };
-        self.led_to_end.is_some()
+        self.ended_early.is_some()
     }
 
     /// Whether the end of the response is one text again and again.
@@ -330,9 +331,6 @@ impl Transcript {
             self.record_truncated_call("", false);
         }
         self.flush_stops();
-        if let Some(why) = self.led_to_end.filter(|_| !length && self.stop_reason.is_empty()) {
-            self.stop_reason = why.to_owned();
-        }
         self.emit_done(match (length, self.calls) {
             (true, _) => v1::FinishReason::Length,
             (false, 0) => v1::FinishReason::Stop,
@@ -477,6 +475,7 @@ impl Transcript {
             malformed: self.report.malformed.clone(),
             incomplete_tool_calls: self.report.incomplete.clone(),
             invalid_response: self.invalid_response.clone().unwrap_or_default(),
+            ended_early: self.ended_early.filter(|_| reason != v1::FinishReason::Length).unwrap_or_default().to_owned(),
         };
         self.emit(chat_event::Event::Done(done));
     }

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use rein_control_plane::records::{ExpertLoad, GroupMember, GroupRecord, Ready, RouterRecord, Seat};
+use rein_control_plane::records::{ExpertLoad, GroupMember, GroupRecord, LostCalls, Ready, RouterRecord, Seat};
 use rein_control_plane::{ModelShape, place};
 
 use super::*;
@@ -82,6 +82,7 @@ fn view() -> ClusterView {
         grpc: "r0:9000".into(),
         in_flight: 6,
         draining: true,
+        lost_calls: [("demo".to_owned(), LostCalls { answers: 3, format: Some("hermes_json".into()) })].into(),
         release: release(),
     };
     let workers = [("w0", Some("demo-1")), ("w1", Some("demo-1")), ("w2", None)];
@@ -116,7 +117,9 @@ fn every_column_of_the_table_has_its_value() {
     ];
     let rows = cells(&shown);
     assert_eq!(rows[..7], expected, "{shown}");
-    assert_eq!(rows[7..], [["r0", "r0:8000", "r0:9000", "draining", "6", "2 h", "1.2.3", "7"]], "{shown}");
+    assert_eq!(rows[7], ["r0", "r0:8000", "r0:9000", "draining", "6", "2 h", "1.2.3", "7"], "{shown}");
+    let lost = "r0: 3 answers of demo had calls as text that its format does not read; --format hermes_json reads them";
+    assert_eq!(rows[8..], [[lost]], "{shown}");
 }
 
 #[test]

@@ -441,6 +441,11 @@ fn condition(text: &mut Text<'_>) -> Option<ParamCond> {
             text.takes(",").then_some(())?;
             ParamCond::And(Box::new(first), Box::new(condition(text)?))
         }
+        "or" => {
+            let first = condition(text)?;
+            text.takes(",").then_some(())?;
+            ParamCond::Or(Box::new(first), Box::new(condition(text)?))
+        }
         "bit_clear" => ParamCond::EQ(ParamRef::single_bit(text.bit().filter(|bit| *bit < BITS)?), ParamValue(0)),
         "is_ones" => {
             let bits = text.bits()?;

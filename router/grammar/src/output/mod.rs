@@ -31,6 +31,8 @@ pub(crate) struct Written {
     /// Grammars that it refers to, by name.
     pub foreign: Vec<(String, String)>,
     pub relaxations: Vec<Relaxation>,
+    /// As in [`Compiled::narrowed`](crate::Compiled::narrowed).
+    pub narrowed: u64,
     pub first: First,
 }
 
@@ -44,19 +46,21 @@ pub(crate) enum First {
     Turn,
 }
 
-/// Writes the grammar of a request.
+/// Writes the grammar of a request. `in_order`: members of objects come in the order of their schemas.
 pub(crate) fn write(
     format: &'static Format,
     vocab: &Vocab,
     rules: &Rules,
     form: GrammarForm,
+    in_order: bool,
     loose: bool,
     budget: &mut Budget,
 ) -> Result<Written, RuleError> {
     let mut writer = Writer::default();
     writer.form = form;
     let closes = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }));
-    let mut work = Work { writer: &mut writer, relaxations: Vec::new(), loose, closes, nodes: 0, budget };
+    let mut work =
+        Work { writer: &mut writer, relaxations: Vec::new(), loose, closes, in_order, narrowed: 0, nodes: 0, budget };
     let marking = Marking { format, vocab, form };
     let first = output(&marking, &mut work, rules).map_err(|e| match e {
         CallError::Rule(e) => e,
@@ -66,10 +70,10 @@ pub(crate) fn write(
             problem: format!("the model's tokenizer has no token {marker:?}"),
         },
     })?;
-    let relaxations = work.relaxations;
+    let (relaxations, narrowed) = (work.relaxations, work.narrowed);
     // A mask contains whatever may be accepted, not only what a tokenizer would write.
     let lark = HEADER.to_owned() + writer.text();
-    Ok(Written { lark, foreign: writer.foreign, relaxations, first })
+    Ok(Written { lark, foreign: writer.foreign, relaxations, narrowed, first })
 }
 
 /// How prose ends: a marker, or text that begins a call without one, and what follows it.

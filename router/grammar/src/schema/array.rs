@@ -98,6 +98,6 @@ impl Compiler<'_, '_, '_> {
             members.push(MemberRule { rule: either(&rules), required: false });
         }
         let (comma, close) = (self.comma(), self.punctuation(Punctuation::ArrayEnd));
-        Ok(Some(self.sequence(members, Layout { comma, close, min, max, other: None })))
+        Ok(Some(self.sequence(members, Layout { comma, close, min, max, other: None, others: 0, in_order: false })))
     }
 }

@@ -5,11 +5,10 @@ use std::sync::LazyLock;
 
 use super::Compiler;
 use crate::lark::{GrammarForm, Writer};
-use crate::limits::{MAX_ANY_ORDER, MAX_INDENT, MAX_UNDECLARED_MEMBERS};
+use crate::limits::{MAX_ANY_ORDER, MAX_INDENT};
 
-/// Bits of a rule's parameter, and those that count undeclared members.
+/// Bits of a rule's parameter.
 const PARAMETER_BITS: usize = 64;
-const UNDECLARED_BITS: usize = 6;
 
 /// A member that may occur once.
 pub(super) struct MemberRule {
@@ -73,8 +72,11 @@ pub(super) struct Layout {
     pub close: String,
     pub min: usize,
     pub max: usize,
-    /// Undeclared members, after all required ones.
+    /// Undeclared members, after all required ones, and how many.
     pub other: Option<String>,
+    pub others: usize,
+    /// Members come in the order of the schema.
+    pub in_order: bool,
 }
 
 impl Compiler<'_, '_, '_> {
@@ -106,7 +108,7 @@ impl Compiler<'_, '_, '_> {
 
     /// Members in any order, each at most once, then `layout.close`.
     pub(super) fn sequence(&mut self, mut members: Vec<MemberRule>, layout: Layout) -> String {
-        let Layout { comma, close, min, max, other } = layout;
+        let Layout { comma, close, min, max, other, others, in_order } = layout;
         if members.is_empty() {
             return match other {
                 Some(other) if max > 0 => {
@@ -121,7 +123,7 @@ impl Compiler<'_, '_, '_> {
                 _ => close,
             };
         }
-        if members.len() > MAX_ANY_ORDER {
+        if in_order || members.len() > MAX_ANY_ORDER {
             return self.in_order(&members, &comma, &close, other.as_deref());
         }
         // Required members have the lowest bits, so that one condition covers them.
@@ -135,14 +137,18 @@ impl Compiler<'_, '_, '_> {
             done.push(format!("bit_count_ge(_, {min})"));
         }
         let room = (max < members.len()).then(|| format!("bit_count_lt(_, {max})"));
+        // The bits above those of the members count undeclared ones.
+        let (low, high) = (members.len(), members.len() + (others + 1).ilog2() as usize + 1);
+        let few = (other.is_some() && high <= PARAMETER_BITS).then(|| format!("lt([{low}:{high}],{others})"));
         // No comma unless something may follow it.
-        let more_may_come = match other {
-            Some(_) => String::new(),
-            None => format!(" %if bit_count_lt(_, {})", max.min(members.len())),
+        let more_may_come = match (&other, &few) {
+            (Some(_), Some(few)) => format!(" %if or(bit_count_lt([0:{low}],{low}),{few})"),
+            (Some(_), None) => String::new(),
+            (None, _) => format!(" %if bit_count_lt(_, {})", max.min(members.len())),
         };
         let w = self.w();
         let key = format!(
-            "{comma} {close} {done:?} {room:?} {other:?} {}",
+            "{comma} {close} {done:?} {room:?} {other:?} {others} {}",
             members.iter().map(|m| m.rule.as_str()).collect::<Vec<_>>().join("\n")
         );
         if let Some((first, ..)) = w.shared(&key) {
@@ -161,12 +167,8 @@ impl Compiler<'_, '_, '_> {
         // Undeclared members come last, and are not endless: a model that has left out a required member would go on
         // to invent others.
         alternatives.extend(other.map(|other| {
-            let (low, high) = (members.len(), members.len() + UNDECLARED_BITS);
             let last = (required > 0).then(|| format!("is_ones([0:{required}])"));
-            let (count, few) = match high <= PARAMETER_BITS {
-                true => (format!("incr([{low}:{high}])"), Some(format!("lt([{low}:{high}],{MAX_UNDECLARED_MEMBERS})"))),
-                false => ("_".to_owned(), None),
-            };
+            let count = few.as_ref().map_or_else(|| "_".to_owned(), |_| format!("incr([{low}:{high}])"));
             let condition = match (last, few) {
                 (Some(last), Some(few)) => format!(" %if and({last},{few})"),
                 (Some(one), None) | (None, Some(one)) => format!(" %if {one}"),
@@ -192,7 +194,7 @@ impl Compiler<'_, '_, '_> {
         first
     }
 
-    /// Members in the order of the schema, if they are too many for a rule's parameter.
+    /// Members in the order of the schema.
     fn in_order(&mut self, members: &[MemberRule], comma: &str, close: &str, other: Option<&str>) -> String {
         let end = if close.is_empty() { "\"\"" } else { close };
         // After a member, and before the first.

@@ -65,6 +65,10 @@ pub(crate) struct Work<'w> {
     pub loose: bool,
     /// Objects of a response that declare properties take no others unless they say so: the schema is strict.
     pub closes: bool,
+    /// Members come in the order of their schema: JSON writers write them so.
+    pub in_order: bool,
+    /// Objects of tools' arguments that take fewer members than their schema allows.
+    pub narrowed: u64,
     pub nodes: usize,
     pub budget: &'w mut Budget,
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::members::{Layout, MemberRule};
 use super::{Compiler, Schema};
 use crate::json_schema::{count, matches, steps};
-use crate::limits::{MAX_COMPILE_WORK, MAX_ORDERED_PROPERTIES, MAX_PATTERNS};
+use crate::limits::{MAX_COMPILE_WORK, MAX_MAP_MEMBERS, MAX_ORDERED_PROPERTIES, MAX_PATTERNS, MAX_UNDECLARED_MEMBERS};
 use crate::rules::RuleError;
 
 /// The members of an object that its schema names, and all names that it uses.
@@ -32,6 +32,7 @@ impl Compiler<'_, '_, '_> {
         let narrow = (!self.is_open() || self.work.closes)
             && (flat.contains_key("properties") || flat.contains_key("patternProperties"));
         let rest = flat.get("additionalProperties").or_else(|| flat.get("unevaluatedProperties"));
+        self.work.narrowed += u64::from(narrow && rest.is_none() && !self.is_open());
         let rest = rest.cloned().unwrap_or(Value::Bool(!narrow));
         let other = if rest == Value::Bool(false) && !flat.contains_key("patternProperties") {
             None
@@ -56,7 +57,10 @@ impl Compiler<'_, '_, '_> {
         let (open, close, comma) = (self.open(), self.close(), self.comma());
         let min = if counted { min } else { 0 };
         let max = if most { max } else { usize::MAX };
-        let inner = self.sequence(members, Layout { comma, close, min, max, other });
+        let asked = ["additionalProperties", "unevaluatedProperties", "patternProperties"];
+        let others = if asked.iter().any(|k| flat.contains_key(*k)) { MAX_MAP_MEMBERS } else { MAX_UNDECLARED_MEMBERS };
+        let in_order = self.work.in_order && min == 0 && max == usize::MAX;
+        let inner = self.sequence(members, Layout { comma, close, min, max, other, others, in_order });
         Ok(Some(self.w().rule(&format!("{open} {inner}"))))
     }
 

@@ -10,6 +10,7 @@ use super::text::TextConstraints;
 use super::{Compiler, Dialect, Schema};
 use crate::json_schema::types;
 use crate::lark::{Writer, either, escape, literal};
+use crate::limits::MAX_MAP_MEMBERS;
 use crate::rules::RuleError;
 
 /// The name of a Python keyword argument.
@@ -167,7 +168,9 @@ impl Compiler<'_, '_, '_> {
             }
             if let Some((members, other)) = members(self, &flat)? {
                 let other = other.map(|rule| self.w().rule(&rule));
-                let layout = Layout { comma: comma.clone(), close: String::new(), min: 0, max: usize::MAX, other };
+                let (others, in_order) = (MAX_MAP_MEMBERS, self.work.in_order);
+                let (comma, close, min, max) = (comma.clone(), String::new(), 0, usize::MAX);
+                let layout = Layout { comma, close, min, max, other, others, in_order };
                 let body = self.sequence(members, layout);
                 let body = if body.is_empty() { "\"\"".to_owned() } else { body };
                 all.push(self.w().rule(&body));

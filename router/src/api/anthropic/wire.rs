@@ -53,6 +53,9 @@ pub struct MessageEnd {
     /// Own field: where and why the finished answer violates its schema.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub invalid_response: String,
+    /// Own field, as in the proto.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ended_early: String,
 }
 
 #[derive(Serialize)]
@@ -85,6 +88,7 @@ impl MessageEnd {
             incomplete_tool_calls: incomplete.collect(),
             malformed: done.malformed,
             invalid_response: done.invalid_response,
+            ended_early: done.ended_early,
         }
     }
 }

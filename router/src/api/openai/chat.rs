@@ -153,6 +153,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         token_ids: chunks.token_ids.then_some(event.token_ids.as_slice()),
         grammar: choice_end.and_then(|done| done.grammar.as_ref()).map(GrammarReport::from),
         invalid_response: choice_end.map_or("", |done| &done.invalid_response),
+        ended_early: choice_end.map_or("", |done| &done.ended_early),
     };
     let chunk = ChatChunk {
         id: &chunks.start.id,

@@ -99,6 +99,7 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: DeliveryOptions, token_id
             token_ids: token_ids.then_some(ids),
             grammar: done.grammar.as_ref().map(GrammarReport::from),
             invalid_response: &done.invalid_response,
+            ended_early: &done.ended_early,
         }
     };
     let body = ChatBody {
@@ -132,6 +133,7 @@ pub fn completion_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
             prompt_token_ids: (!start.prompt_token_ids.is_empty()).then_some(&start.prompt_token_ids),
             prompt_logprobs: wire::prompt_logprobs(&start.prompt_logprobs),
             invalid_response: &done.invalid_response,
+            ended_early: &done.ended_early,
         }
     };
     let body = CompletionBody {

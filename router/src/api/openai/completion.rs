@@ -97,6 +97,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         prompt_token_ids: (!beginning.prompt_token_ids.is_empty()).then_some(&beginning.prompt_token_ids),
         prompt_logprobs: wire::prompt_logprobs(&beginning.prompt_logprobs),
         invalid_response: choice_end.map_or("", |done| &done.invalid_response),
+        ended_early: choice_end.map_or("", |done| &done.ended_early),
     };
     let chunk = CompletionBody {
         id: &chunks.start.id,

@@ -42,6 +42,9 @@ pub struct ChatChoice<'a> {
     /// Own field: where and why the finished answer violates its schema, choices or regular expression.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub invalid_response: &'a str,
+    /// Own field, as in the proto.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub ended_early: &'a str,
 }
 
 #[derive(Serialize, Default)]
@@ -110,6 +113,9 @@ pub struct ChatBodyChoice<'a> {
     /// Own field: where and why the finished answer violates its schema, choices or regular expression.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub invalid_response: &'a str,
+    /// Own field, as in the proto.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub ended_early: &'a str,
 }
 
 #[derive(Serialize)]
@@ -262,6 +268,9 @@ pub struct CompletionChoice<'a> {
     pub prompt_logprobs: Option<PromptLogprobs<'a>>,
     #[serde(skip_serializing_if = "str::is_empty")]
     pub invalid_response: &'a str,
+    /// Own field, as in the proto.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub ended_early: &'a str,
 }
 
 /// Parallel lists, one entry per token. Offsets are in characters of the choice's text.

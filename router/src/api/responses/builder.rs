@@ -42,6 +42,8 @@ pub(super) struct ExtraFields {
     /// Calls that the length limit cut off before their name.
     pub unnamed_calls: Vec<Value>,
     pub invalid_response: String,
+    /// As in the proto.
+    pub ended_early: String,
     pub prompt_token_ids: Vec<u32>,
     pub token_ids: Vec<u32>,
 }
@@ -337,6 +339,7 @@ impl ResponseBuilder {
         }
         self.own.malformed = done.malformed;
         self.own.invalid_response = done.invalid_response;
+        self.own.ended_early = done.ended_early;
         self.status = if cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed };
     }
 

@@ -90,6 +90,9 @@ impl Serialize for ResponseObject<'_> {
         if !own.invalid_response.is_empty() {
             map.serialize_entry("invalid_response", &own.invalid_response)?;
         }
+        if !own.ended_early.is_empty() {
+            map.serialize_entry("ended_early", &own.ended_early)?;
+        }
         if response.parameters.token_ids {
             map.serialize_entry("prompt_token_ids", &own.prompt_token_ids)?;
             map.serialize_entry("token_ids", &own.token_ids)?;

@@ -6,7 +6,7 @@ use rein_proto::v1::{self, chat_event};
 use super::{Flow, Transcript, run_validation};
 use crate::limits;
 
-/// The `stop_reason` of an answer that ends because it repeats one call.
+/// Why an answer ends that repeats one call.
 const REPEATED_CALLS: &str = "repeated_calls";
 
 /// The call that is being parsed.
@@ -136,7 +136,7 @@ impl Transcript {
         }
         let (span, calls) = (&self.options.span, self.equal_calls);
         tracing::warn!(parent: span, name, calls, "the answer repeats one call; it ends here");
-        self.stop_reason = REPEATED_CALLS.to_owned();
+        self.ended_early = Some(REPEATED_CALLS);
         self.emit_done(v1::FinishReason::ToolCalls);
         Flow::Ended
     }

@@ -1,6 +1,6 @@
 //! Finds texts that do nothing but repeat themselves.
 
-use crate::limits::{REPETITIONS, REPETITION_BYTES};
+use crate::limits::{REPETITION_BYTES, REPETITIONS};
 
 /// Whether the text ends in one text, at least [`REPETITIONS`] times and over at least [`REPETITION_BYTES`]. Numbers
 /// do not count: data repeats.

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use rein_control_plane::records::{GroupMember, Release, encode};
 use rein_control_plane::{MemoryStore, Placement, RankPlacement, Transaction};
 use rein_proto::internal::EventsRequest;
@@ -42,6 +44,7 @@ impl Worker {
             grpc: String::new(),
             in_flight: 0,
             draining,
+            lost_calls: BTreeMap::new(),
             release: Release::default(),
         };
         self.put(self.keys.router("r"), record).await;

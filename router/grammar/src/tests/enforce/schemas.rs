@@ -368,6 +368,38 @@ fn undeclared_arguments_are_accepted_if_the_schema_allows_them() {
     }
 }
 
+/// The last undeclared member is followed by the end, not by a comma that nothing can follow.
+#[test]
+fn undeclared_members_end_in_no_dead_end() {
+    let b = Bench::new(crate::PLAIN, false);
+    let unit = json!({"unit": {"type": "string"}});
+    for (schema, most) in [
+        (json!({"type": "object", "properties": unit}), 32),
+        (json!({"type": "object", "properties": unit, "required": ["unit"]}), 32),
+        (
+            json!({"type": "object", "properties": unit, "required": ["unit"], "additionalProperties": {"type": "number"}}),
+            1_000,
+        ),
+        (json!({"type": "object", "properties": unit, "patternProperties": {"^x": {"type": "number"}}}), 1_000),
+    ] {
+        let response = crate::Response::JsonSchema { schema: schema.clone(), strict: false };
+        let rules = Rules { response: Some(response), ..Rules::default() };
+        let others = |count: usize| (0..count).map(|i| format!(", \"x{i}\": {i}")).collect::<String>();
+        let whole = format!("{{\"unit\": \"m\"{}}}", others(most));
+        assert!(b.takes(&rules, &whole), "{schema}");
+        let begun = whole.trim_end_matches('}');
+        for more in [",", ", ", ",\n"] {
+            assert_eq!(b.prefix(&rules, &format!("{begun}{more}")).trim_end(), begun, "{schema}");
+        }
+        assert!(b.takes(&rules, &format!("{{\"unit\": \"m\"{}}}", others(most - 1))), "{schema}");
+    }
+    // Declared members may follow undeclared ones, however many those are.
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]});
+    let rules = Rules { response: Some(crate::Response::JsonSchema { schema, strict: false }), ..Rules::default() };
+    let others: String = (0..32).map(|i| format!(", \"x{i}\": {i}")).collect();
+    assert!(b.takes(&rules, &format!("{{\"a\": 1{others}, \"b\": 2}}")));
+}
+
 #[test]
 fn numbers_do_not_round_to_a_bound_that_they_exclude() {
     let schema = json!({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 5});
