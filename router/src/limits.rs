@@ -76,6 +76,8 @@ pub const EMBEDDING_NUMBERS: usize = 8 << 20;
 pub const EQUAL_CALLS: u32 = 16;
 /// The last part of `max_tokens`, as a fraction, in which `finish_structured` leads a JSON answer to its end.
 pub const FINISHING_SHARE: u32 = 4;
+/// Tokens that are kept for the end of each open object and list of such an answer, if they are more.
+pub const LEVEL_TOKENS: u32 = 16;
 /// Bytes at the end of a JSON answer that do nothing but repeat one text, after which it is led to its end.
 pub const REPETITION_BYTES: usize = 4 << 10;
 /// How often the text must be repeated in them.

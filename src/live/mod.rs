@@ -26,7 +26,7 @@ const FINE_TOKENS: f64 = 1.5;
 /// What is asked: a router of this process, or a server.
 pub enum Asked {
     Router(axum::Router),
-    Server(Endpoint),
+    Server(Box<Endpoint>),
 }
 
 /// A model's name, and its format as the server names it.

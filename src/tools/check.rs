@@ -52,7 +52,7 @@ fn of_server(args: &CheckArgs, url: &str) -> Result<CheckReport, Box<dyn Error>>
     let endpoint = endpoint.map_err(|error| error.to_string().replace("--base-url", "--live"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let given = args.format.as_deref().map(super::formats::named).transpose()?;
-    let report = runtime.block_on(live::report(&Asked::Server(endpoint), given, args.live_tokens));
+    let report = runtime.block_on(live::report(&Asked::Server(Box::new(endpoint)), given, args.live_tokens));
     Ok(report.map_err(|error| format!("--live: {url}: {error}"))?)
 }
 

@@ -47,8 +47,8 @@ pub struct ThinkingBudget {
 /// When a JSON answer is led to its end by the shortest valid way.
 #[derive(Debug, Clone, Copy)]
 pub struct Ending {
-    /// After this many tokens, if the request asks for it.
-    pub after: Option<u32>,
+    /// Within this many tokens, if the request asks for it.
+    pub within: Option<u32>,
 }
 
 impl SteeredOutput {
@@ -266,8 +266,8 @@ impl Choice {
     async fn lead_to_end(&mut self) -> Result<bool, Error> {
         let room = self.room();
         let Some(SteeredOutput { session, ending: Some(ending), .. }) = &mut self.steered else { return Ok(false) };
-        let after = ending.after;
-        if session.is_led_to_end() || self.engine.is_none() || !self.transcript.lead_to_end(after) {
+        let within = ending.within;
+        if session.is_led_to_end() || self.engine.is_none() || !self.transcript.leads_to_end(within) {
             return Ok(false);
         }
         let outcome = session.lead_to_end(room).map_err(Error::from_session)?;

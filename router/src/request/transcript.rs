@@ -1,7 +1,7 @@
 //! Turns the tokens of one choice into typed events. It must not do I/O or read the clock.
 
 mod calls;
-mod repetition;
+mod response;
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -15,13 +15,10 @@ use rein_text::{
 };
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use crate::{fleet::engine_stream::DrawnToken, limits, request::model::ServedModel};
+use crate::{fleet::engine_stream::DrawnToken, request::model::ServedModel};
 use calls::CurrentCall;
 pub(crate) use calls::{CallOutcome, CallReport};
-
-/// Why JSON answers are led to their end: the request wants it, or they repeat themselves.
-const FINISHED_EARLY: &str = "finish_structured";
-const REPEATED_TEXT: &str = "repeated_text";
+use response::{REPEATED_TEXT, Response};
 
 /// How the output is parsed.
 pub enum Reader {
@@ -96,11 +93,9 @@ pub struct Transcript {
     finished: bool,
     by_length: bool,
     /// The text so far. None: the finished response needs no validation, and is not JSON.
-    response: Option<String>,
+    response: Option<Response>,
     /// Why the answer ends, or is led to its end, before the model would end it.
     ended_early: Option<&'static str>,
-    /// How much of the response was looked at for repetitions.
-    looked_at: usize,
     /// The beginning of the text, where calls are looked for that the format does not read. None: there are no tools.
     said: Option<String>,
     /// Where and why the finished response violates its format.
@@ -144,7 +139,7 @@ impl Transcript {
         let in_reasoning = options.start == Region::Reasoning;
         let next_offset = options.echo.chars().count() as u32;
         let collects = |grammar: &Compiled| grammar.validates_response() || grammar.answers_json();
-        let response = options.grammar.as_ref().is_some_and(collects).then(String::new);
+        let response = options.grammar.as_ref().is_some_and(collects).then(Response::default);
         let mut transcript = Transcript {
             model,
             options,
@@ -164,7 +159,6 @@ impl Transcript {
             by_length: false,
             response,
             ended_early: None,
-            looked_at: 0,
             said: None,
             invalid_response: None,
             grammar_report: None,
@@ -229,33 +223,16 @@ impl Transcript {
         self.in_reasoning && self.reasoning_tokens >= tokens
     }
 
-    /// Whether a JSON answer, which has begun, is to be led to its end: after this many tokens, or because it repeats
-    /// itself.
-    pub fn lead_to_end(&mut self, after: Option<u32>) -> bool {
-        let begun =
-            !self.in_reasoning && self.call.is_none() && self.response.as_ref().is_some_and(|text| !text.is_empty());
-        self.ended_early = if !begun {
-            None
-        } else if after.is_some_and(|after| self.completion_tokens >= after) {
-            Some(FINISHED_EARLY)
-        } else {
-            self.repeats_itself().then_some(REPEATED_TEXT)
-        };
-        self.ended_early.is_some()
-    }
-
-    /// Whether the end of the response is one text again and again.
-    fn repeats_itself(&mut self) -> bool {
-        let Some(text) = &self.response else { return false };
-        if text.len() < self.looked_at + limits::REPETITION_BYTES / 8 {
-            return false;
-        }
-        self.looked_at = text.len();
-        let repeats = repetition::ends_in_repetition(text);
-        if repeats {
+    /// Whether a JSON answer is to be led to its end. `most`: most tokens of an answer that is to be finished within
+    /// them.
+    pub fn leads_to_end(&mut self, most: Option<u32>) -> bool {
+        let tokens = self.completion_tokens;
+        let response = self.response.as_mut().filter(|_| !self.in_reasoning && self.call.is_none());
+        self.ended_early = response.and_then(|response| response.leads_to_end(tokens, most));
+        if self.ended_early == Some(REPEATED_TEXT) {
             tracing::warn!(parent: &self.options.span, "the answer repeats one text; it is led to its end");
         }
-        repeats
+        self.ended_early.is_some()
     }
 
     pub fn push(&mut self, drawn: DrawnToken) -> Flow {
@@ -340,7 +317,7 @@ impl Transcript {
 
     /// Validates the finished response. It was streamed already, so a violation is only reported.
     fn check_response(&mut self) {
-        let (Some(text), Some(grammar)) = (&self.response, &self.options.grammar) else { return };
+        let (Some(Response { text, .. }), Some(grammar)) = (&self.response, &self.options.grammar) else { return };
         if self.started_calls > 0 || !self.report.malformed.is_empty() {
             return;
         }
@@ -483,7 +460,7 @@ impl Transcript {
     fn emit(&mut self, mut event: chat_event::Event) {
         if let chat_event::Event::TextDelta(v1::Delta { text }) = &mut event {
             if let Some(response) = &mut self.response {
-                response.push_str(text);
+                response.push(text);
             }
             if let Some(said) = self.said.as_mut().filter(|said| said.len() <= MAX_LOOKALIKE_BYTES) {
                 said.push_str(text);

@@ -159,6 +159,11 @@ fn completion_rows() -> Vec<(&'static str, Set<v1::CompleteRequest>, Value)> {
         ("add_special_tokens", |r| r.add_special_tokens = Some(false), json!({"add_special_tokens": false})),
         ("skip_special_tokens", |r| r.skip_special_tokens = Some(false), json!({"skip_special_tokens": false})),
         ("priority", |r| r.priority = Some(2), json!({"priority": 2})),
+        (
+            "finish_structured",
+            |r| (r.finish_structured, r.response_format) = (true, constrained(Kind::JsonObject(true))),
+            json!({"finish_structured": true, "response_format": {"type": "json_object"}}),
+        ),
         ("truncate_prompt_tokens", |r| r.truncate_prompt_tokens = Some(4), json!({"truncate_prompt_tokens": 4})),
         (
             "response_format",

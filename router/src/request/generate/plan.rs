@@ -45,8 +45,8 @@ pub struct Plan {
     script: Vec<u32>,
     restrictions: Restrictions,
     thinking: Option<ThinkingBudget>,
-    /// A JSON answer is led to its end after this many tokens.
-    ending: Option<u32>,
+    /// A JSON answer is finished within `max_tokens`.
+    finishes: bool,
     vocab: usize,
     /// Compute the prompt's logprobs and generate nothing.
     pub(super) score_only: bool,
@@ -79,7 +79,8 @@ impl Plan {
         let mut stop_token_ids = [eos, &requested.stop_token_ids].concat();
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
-        let ending = generation.finish_structured.then(|| max_tokens - max_tokens / limits::FINISHING_SHARE);
+        // Three quarters of an answer that is to be finished may be reasoning.
+        let reasoning = generation.finish_structured.then(|| max_tokens - max_tokens / limits::FINISHING_SHARE);
         if !generation.script.is_empty() && !bounds.scripted {
             return Err(Error::unsupported("script", "only the sim engine supports a script"));
         }
@@ -104,8 +105,8 @@ impl Plan {
             cache_salt: generation.cache_salt.clone().unwrap_or_default(),
             script: generation.script.clone(),
             restrictions,
-            thinking: thinking(generation, model, ending)?,
-            ending,
+            thinking: thinking(generation, model, reasoning)?,
+            finishes: generation.finish_structured,
             vocab: bounds.vocab as usize,
             score_only,
         })
@@ -185,7 +186,7 @@ impl Plan {
         };
         let (max_tokens, thinking) = (self.limits.max_tokens, self.thinking.clone());
         let json = compiled.is_some_and(Compiled::answers_json);
-        let ending = json.then_some(Ending { after: self.ending });
+        let ending = json.then_some(Ending { within: self.finishes.then_some(max_tokens) });
         let session = GrammarSession::new(rules);
         let session = if self.decisions { session.with_decisions() } else { session };
         Ok(Some(SteeredOutput { session, max_tokens, thinking, ending, growth: None }))
@@ -216,18 +217,13 @@ pub fn restrictions(
     Ok(Restrictions::new(&requested.allowed_token_ids, words, bounds.vocab as usize))
 }
 
-/// The reasoning budget. None: the request sets none, or the model's format has no reasoning. The end of a JSON answer
-/// is also the end of the reasoning before it.
-fn thinking(
-    generation: &Generation,
-    model: &ServedModel,
-    ending: Option<u32>,
-) -> Result<Option<ThinkingBudget>, Error> {
+/// The reasoning budget: the request's, at most `most`. None: there is none, or the model's format has no reasoning.
+fn thinking(generation: &Generation, model: &ServedModel, most: Option<u32>) -> Result<Option<ThinkingBudget>, Error> {
     let budget = generation.thinking_token_budget;
-    let (Some(tokens), Some(markers)) = (budget.or(ending), model.reasoning_markers()) else {
+    let (Some(tokens), Some(markers)) = (budget.or(most), model.reasoning_markers()) else {
         return Ok(None);
     };
-    let tokens = ending.map_or(tokens, |ending| tokens.min(ending));
+    let tokens = most.map_or(tokens, |most| tokens.min(most));
     let ids = |text: &str| model.tokens(text, "thinking_token_budget");
     let (open, close) = (ids(&markers.open)?, ids(&markers.close)?);
     let open = open.first().copied().filter(|_| open.len() == 1);

@@ -15,3 +15,20 @@ fn only_long_repetitions_of_words_count() {
     assert!(!ends_in_repetition(&often(&(0..200).map(|i| format!("word {i} ")).collect::<String>(), REPETITION_BYTES)));
     assert!(!ends_in_repetition(&(0..400).map(|i| format!("{{\"name\": \"Ann {i}\"}}, ")).collect::<String>()));
 }
+
+#[test]
+fn deep_values_are_led_to_their_end_earlier() {
+    let led = |text: &str, tokens| {
+        let mut response = Response::default();
+        // The state goes on from piece to piece.
+        text.chars().for_each(|c| response.push(&c.to_string()));
+        response.leads_to_end(tokens, Some(400)).is_some()
+    };
+    assert!(!led("{\"a\": [1", 299) && led("{\"a\": [1", 300));
+    let deep = "{\"a\": ".repeat(10);
+    assert!(!led(&deep, 239) && led(&deep, 240));
+    // Closed values and brackets in strings do not count.
+    assert!(!led(&format!("{deep}1{}", "}".repeat(9)), 299));
+    assert!(!led(&format!("{{\"a\": \"\\\"{}", "[".repeat(40)), 299));
+    assert!(Response::default().leads_to_end(399, Some(400)).is_none(), "there is no answer yet");
+}
