@@ -60,10 +60,10 @@ pub struct CheckArgs {
     #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "http://127.0.0.1:8000")]
     pub live: Option<String>,
     /// API key for --live
-    #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true, requires = "live")]
+    #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,
     /// File with certificates (PEM) for --live, to trust in addition to the public authorities
-    #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE", requires = "live")]
+    #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
     /// Most tokens of an answer to --live
     #[arg(long, default_value_t = live::TOKENS, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -51,6 +51,13 @@ def test_verify_gives_the_same_results_over_grpc(demo, samples, tmp_path):
     assert results(tmp_path / "grpc") == seen
 
 
+def repeats_a_member(call):
+    """Readers of JSON differ about `{"a": 1, "a": 2}`."""
+    repeated = []
+    json.loads(call[1], object_pairs_hook=lambda pairs: repeated.append(len(pairs) > len(dict(pairs))) or dict(pairs))
+    return any(repeated)
+
+
 def test_enforcement_leaves_valid_answers_alone(demo, tmp_path):
     """What is text and valid calls without enforcement is the same with it. REIN_CASES samples in a full run."""
     samples = tmp_path / "samples.jsonl"
@@ -61,7 +68,8 @@ def test_enforcement_leaves_valid_answers_alone(demo, tmp_path):
     off.stop()
     rein(*common, "--base-url", f"{demo.http}/v1", "--out", tmp_path / "on")
     free, enforced = results(tmp_path / "off"), results(tmp_path / "on")
-    pairs = [(before, after) for before, after in zip(free, enforced, strict=True) if not before[0]["problems"] and before[0]["finish_reason"] != "length"]
+    valid = lambda record, calls: not record["problems"] and record["finish_reason"] != "length" and not any(map(repeats_a_member, calls))
+    pairs = [(before, after) for before, after in zip(free, enforced, strict=True) if valid(*before)]
     assert len(pairs) > len(free) / 10 and any(calls for (_, calls), _ in pairs), len(pairs)
     for before, after in pairs:
         assert before == after

@@ -392,7 +392,8 @@ def test_verify_finds_only_valid_calls_of_random_drafts(sim, samples, tmp_path):
     rein("verify", "--dialect", "responses", "--base-url", f"{sim.http}/v1", "--model", "demo", "--samples", samples, "--temperature", 1,
          "--max-tokens", 700, "--extra-body", '{"tool_choice": "required"}', "--min-schema-accuracy", 1, "--out", tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["schema_accuracy"] == 1 and summary["successful_tool_call_count"] > 10
+    # Random drafts end by themselves in a third of the answers.
+    assert summary["schema_accuracy"] == 1 and summary["successful_tool_call_count"] > 2
 
 
 NODE = """

@@ -5,7 +5,7 @@
 //   REIN_FAKE_NCCL_TRACE    a file that gets a line for each call: the process's id, the rank (-1: none), the function,
 //                           the bytes that it sends
 //   REIN_FAKE_NCCL_FAULT    RANK:WHAT[:AFTER[:CODE]], for one rank (-1: all), after that many groups (0):
-//     group  ncclGroupEnd fails with CODE (1, ncclUnhandledCudaError)
+//     group  ncclGroupEnd fails with CODE (1, ncclUnhandledCudaError), once in a process
 //     async  ncclCommGetAsyncError gives CODE (6, ncclRemoteError)
 //     hang   groups move no more bytes
 //     kill   the process kills itself while a group moves bytes
@@ -263,7 +263,8 @@ FUNCTION(ncclGroupEnd) {
   work[0].comm->sent += bytes;
   trace(work[0].comm->rank, __func__, bytes);
   int wrong = fault(*work[0].comm, "group");
-  if (wrong >= 0) return wrong;
+  static std::atomic<bool> failed{false};
+  if (wrong >= 0 && !failed.exchange(true)) return wrong;
   enqueue(stream_of_group, std::move(work));
   return IN_PROGRESS;
 }

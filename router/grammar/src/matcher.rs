@@ -202,6 +202,25 @@ impl Matcher {
         Ok(mask)
     }
 
+    /// The tokens of a refused draw's beginning that may stand here, if it begins with punctuation of JSON: a model that
+    /// draws `","` ends its string, whatever may come then.
+    pub fn kept(&self, refused: u32) -> Result<Vec<u32>, MatcherError> {
+        let text = self.vocab.text(refused).unwrap_or_default();
+        let punctuation = text.bytes().take_while(|byte| b"\"}],:".contains(byte)).count();
+        for end in (1..text.len().min(punctuation + 1)).rev() {
+            let ids = self.vocab.encode(&text[..end]);
+            let mut matcher = self.clone();
+            let mut fits = self.vocab.trie().decode_raw(&ids) == text.as_bytes()[..end];
+            for id in &ids {
+                fits = fits && matcher.accept(*id)?;
+            }
+            if fits {
+                return Ok(ids);
+            }
+        }
+        Ok(Vec::new())
+    }
+
     /// Removes the tokens from a mask that are not on the shortest way to the end of a JSON answer.
     pub fn lead_to_end(&self, mask: &mut [u8]) {
         self.vocab.lead_to_end(mask);

@@ -261,7 +261,7 @@ impl GrammarSession {
                     if self.stop_ids.contains(&id) && self.stop_begins_call()? {
                         self.pending_forced.extend(&self.call_opening);
                     } else {
-                        let forced = self.canonical_forced()?;
+                        let forced = self.replacing(id)?;
                         self.pending_forced.extend(forced);
                     }
                 }
@@ -394,10 +394,15 @@ impl GrammarSession {
         Some(canonical)
     }
 
-    /// Tokens that follow in the canonical form in place of a refused draw, if there is one way only.
-    fn canonical_forced(&mut self) -> Result<Vec<u32>, GrammarSessionError> {
-        if !self.restrictions.is_empty() {
+    /// Tokens that follow in place of a refused draw: the punctuation with which it begins, or what comes next in the
+    /// canonical form, if there is one way only.
+    fn replacing(&mut self, refused: u32) -> Result<Vec<u32>, GrammarSessionError> {
+        if !self.restrictions.is_empty() || matches!(self.canonical, Replacement::Same) {
             return Ok(Vec::new());
+        }
+        let kept = self.matcher.as_ref().map_or(Ok(Vec::new()), |matcher| matcher.kept(refused))?;
+        if !kept.is_empty() {
+            return Ok(kept);
         }
         let forced = self.canonical().map(Canonical::forced).unwrap_or_default();
         Ok(if self.can_follow(&forced)? { forced } else { Vec::new() })

@@ -26,6 +26,31 @@ fn open(text: &str) -> usize {
     depth + usize::from(in_string)
 }
 
+#[test]
+fn the_punctuation_of_a_refused_draw_is_kept() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": false});
+    let b = Bench::new(crate::PLAIN, false);
+    let r = Rules { response: Some(Response::JsonSchema { schema, strict: true }), ..rules(Vec::new()) };
+    let token = |text: &str| {
+        let id = b.tokens.words.iter().position(|(word, _)| word == text.as_bytes());
+        id.expect("a token") as u32
+    };
+    for (begun, refused, kept) in [
+        ("{\"a\": \"x", "\", \"", "\""),
+        ("{\"a\": \"x", "\"}}", "\"}"),
+        ("{\"a\": \"x\"", "]}", ""),
+        ("{\"a\": \"x\"", ", ", ""),
+        ("{", "name", ""),
+    ] {
+        let mut matcher = b.matcher(&r);
+        let output = b.tokens.text(begun);
+        assert_eq!(b.run(&mut matcher, &output).0, output.len());
+        assert_eq!(matcher.accept(token(refused)), Ok(false), "{begun:?} {refused:?}");
+        let ids = matcher.kept(token(refused)).expect("tokens");
+        assert_eq!(b.tokens.show(&ids), kept, "{begun:?} {refused:?}");
+    }
+}
+
 fn ids(mask: &[u8]) -> Vec<u32> {
     (0..8 * mask.len() as u32).filter(|id| mask[*id as usize / 8] >> (id % 8) & 1 == 1).collect()
 }
