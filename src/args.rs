@@ -76,7 +76,7 @@ pub enum Command {
     Key(KeyArgs),
     /// Check whether a model's template, format and tokenizer support tool calls
     ///
-    /// Weights are not read. The exit code is 1 if tool calls would fail.
+    /// Weights are not read; with --live, a running server is asked. The exit code is 1 if tool calls would fail.
     Check(CheckArgs),
     /// List the tool-call formats
     Formats(FormatsArgs),

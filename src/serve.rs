@@ -119,16 +119,22 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Asks the loaded model tool questions and prints the findings. They end nothing: operators read them.
+/// Asks the loaded model tool questions and prints the findings. They end nothing, nor does a model that cannot be
+/// asked: operators read them.
 async fn check_live(text: ModelText, policy: ModelPolicy, engine: &EngineService) -> Result<(), Box<dyn Error>> {
+    // The rest of a short context is for the questions.
+    let tokens = text.max_context.map_or(live::TOKENS, |context| live::TOKENS.min((context / 4).max(1) as u32));
     let engine = rein_router::transport(engine.clone().into_server());
     let entry = ModelEntry { text, engine, kind: String::new(), policy };
     // Without keys, and with metrics of its own.
     let router = Router::new(RouterConfig::default(), vec![entry])?;
-    let report = live::report(&Asked::Router(router.http()), policy.format, live::TOKENS).await;
-    let report = report.map_err(|error| format!("--check-live: {error}"))?;
-    terminal::out(crate::tools::check::table(&report));
-    report.warn();
+    match live::report(&Asked::Router(router.http()), policy.format, tokens).await {
+        Ok(report) => {
+            terminal::out(crate::tools::check::table(&report));
+            report.warn();
+        }
+        Err(error) => tracing::warn!(error, "--check-live: the model cannot be asked"),
+    }
     Ok(())
 }
 

@@ -76,7 +76,10 @@ pub const EMBEDDING_NUMBERS: usize = 8 << 20;
 pub const EQUAL_CALLS: u32 = 16;
 /// The last part of `max_tokens`, as a fraction, in which `finish_structured` leads a JSON answer to its end.
 pub const FINISHING_SHARE: u32 = 4;
-/// Tokens that are kept for the end of each open object and list of such an answer, if they are more.
+/// From this many open objects and lists on, [`LEVEL_TOKENS`] for each are kept if they are more, at most half of
+/// `max_tokens`.
+pub const DEEP_LEVELS: u32 = 8;
+/// Tokens that the end of an open object or list takes.
 pub const LEVEL_TOKENS: u32 = 16;
 /// Bytes at the end of a JSON answer that do nothing but repeat one text, after which it is led to its end.
 pub const REPETITION_BYTES: usize = 4 << 10;

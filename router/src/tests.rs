@@ -14,6 +14,7 @@ pub(crate) mod fake;
 mod fields;
 mod grpc;
 mod grpc_fields;
+mod history;
 mod hostile;
 mod ignored_inputs;
 mod keys_and_queue;

@@ -45,7 +45,7 @@ pub struct AcceptArgs {
 #[derive(Debug, Clone, Args)]
 pub struct CheckArgs {
     /// Model directory: config.json, tokenizer, chat template
-    #[arg(long, env = "REIN_MODEL", value_name = "DIR", required_unless_present = "live")]
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// Chat template file to use instead of the model's
     #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]

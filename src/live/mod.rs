@@ -179,12 +179,14 @@ fn findings(answers: &[Answers], format: &'static Format) -> Vec<Finding> {
     if required > 0 {
         found.push(finding(
             "live required",
-            when(missed > 0, Verdict::Broken),
+            when(missed > 0, Verdict::Broken).max(when(kept == 0, Verdict::Warning)),
             format!(
                 "{kept} of {required} answers that must call a tool have valid calls only; {} ended by length",
                 demanded().filter(|r| r.cut).count()
             ),
         ));
+    }
+    if natural > 0 {
         found.push(finding(
             "live tokens",
             when(ratio > FINE_TOKENS, Verdict::Warning),

@@ -20,16 +20,21 @@ const LIVE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Returns exit code 1 if tool calls would fail.
 pub fn run(args: &CheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     let of_files = args.model.as_deref().map(|model| of_files(args, model)).transpose()?;
-    let of_server = args.live.as_deref().map(|url| of_server(args, url)).transpose()?;
-    let report = match (of_files, of_server) {
-        (Some(mut report), Some(live)) => {
+    let of_server = args.live.as_deref().map(|url| of_server(args, url));
+    let (report, failed) = match (of_files, of_server) {
+        (Some(mut report), Some(Ok(live))) => {
             report.findings.extend(live.findings);
-            report
+            (report, None)
         }
-        (files, live) => files.or(live).ok_or("set --model or --live")?,
+        (Some(report), live) => (report, live.and_then(Result::err)),
+        (None, Some(live)) => (live?, None),
+        (None, None) => return Err("set --model DIR, --live [URL] of a running server, or both".into()),
     };
     let out = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { table(&report) };
     std::io::stdout().write_all(out.as_bytes())?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
     Ok(ExitCode::from(u8::from(report.worst() == Verdict::Broken)))
 }
 
@@ -48,6 +53,9 @@ fn of_files(args: &CheckArgs, model: &Path) -> Result<CheckReport, Box<dyn Error
 fn of_server(args: &CheckArgs, url: &str) -> Result<CheckReport, Box<dyn Error>> {
     // As in other commands, a URL may include `/v1`.
     let url = url.trim_end_matches('/').trim_end_matches("/v1");
+    if !url.starts_with("http://") && !url.starts_with("https://") {
+        return Err(format!("--live: {url}: must start with http:// or https://").into());
+    }
     let endpoint = Endpoint::new(url, args.api_key.as_deref(), args.ca_file.as_deref(), LIVE_TIMEOUT);
     let endpoint = endpoint.map_err(|error| error.to_string().replace("--base-url", "--live"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -212,15 +212,22 @@ def test_a_truncated_call_is_not_finished(demo):
 def test_lazy_and_constant_masks_give_the_same_greedy_tokens(demo, samples):
     masked = Server("--masks", "always")
     try:
-        clients = [client_of(demo), client_of(masked)]
+        clients, compared = [client_of(demo), client_of(masked)], 0
         for i in range(max(CASES, 6)):
             request = {k: v for k, v in samples[i * 3 % len(samples)].items() if k in ("messages", "tools", "tool_choice", "parallel_tool_calls")}
-            answers = []
+            answers, refused = [], []
             for client in clients:
                 try:
-                    answers.append(client.chat.completions.create(model="demo", temperature=0, max_tokens=160, extra_body={"return_token_ids": True}, **request).choices[0].token_ids)
+                    extra = {"return_token_ids": True, "return_grammar": True}
+                    choice = client.chat.completions.create(model="demo", temperature=0, max_tokens=160, extra_body=extra, **request).choices[0]
+                    answers.append(choice.token_ids)
+                    refused.append(choice.grammar["refusals"] if getattr(choice, "grammar", None) else [])
                 except BadRequestError as error:
                     answers.append(error.message)
-            assert answers[0] == answers[1], request
+            # What replaces a refused draw is canonical, and not the likeliest token of the whole mask.
+            until = refused[0][0]["position"] if refused and refused[0] else None
+            assert answers[0][:until] == answers[1][:until], request
+            compared += until is None or until > 10
+        assert compared > 2
     finally:
         masked.stop()

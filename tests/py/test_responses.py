@@ -129,9 +129,8 @@ def test_every_kind_of_item_is_the_same_in_the_stream_and_when_fetched(scripted)
     answered = scripted("Done.", input=[history[0], sealed, *history[2:]], tools=TOOLS)
     assert answered.output_text == "Done." and answered.usage.input_tokens == count(history)
     sealed["encrypted_content"] = sealed["encrypted_content"][:-2] + "AA"
-    with pytest.raises(openai.BadRequestError) as caught:
-        scripted("Done.", input=[history[0], sealed])
-    assert caught.value.param == "input[1].encrypted_content"
+    # What does not open is left out.
+    assert count([history[0], sealed, *history[2:]]) < count(history)
 
 
 def test_a_cut_answer_is_incomplete(scripted):

@@ -5,7 +5,7 @@
 mod rank {
     /// Only closing brackets.
     pub const CLOSES: u8 = 0;
-    /// A quote, alone or with what closes the string and its parents: a string can be empty, or end here.
+    /// A quote: a string can be empty.
     pub const QUOTE: u8 = 1;
     /// Commas and colons.
     pub const SEPARATES: u8 = 2;
@@ -19,6 +19,10 @@ mod rank {
 /// The token begins with a letter that begins no value: where it is allowed, the answer is inside a string.
 const LETTER: u8 = 0x80;
 const LETTERS: &[u8] = b"qxzQXZ";
+/// The token ends a string, alone or with what closes its parents.
+const ENDS: u8 = 0x40;
+/// The token ends a key.
+const ENDS_KEY: u8 = 0x20;
 const RANK: u8 = 0x0F;
 
 /// The rank of each token of a vocabulary.
@@ -30,28 +34,34 @@ impl Ranks {
         Self(texts.map(|text| text.map_or(rank::OTHER, |text| of(&text))).collect())
     }
 
-    /// Removes the tokens from a mask that are not on the shortest way to the end.
-    pub(crate) fn narrow(&self, stops: &[u32], mask: &mut [u8]) {
+    /// Removes the tokens from a mask that are not on the shortest way to the end, as far as their texts tell. `opened`:
+    /// the last token has opened a string. Returns whether texts alone do not tell, among the names or values of a string.
+    pub(crate) fn narrow(&self, stops: &[u32], opened: bool, mask: &mut [u8]) -> bool {
         let allowed = |mask: &[u8], id: usize| mask.get(id / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1);
         let ids: Vec<usize> = (0..self.0.len()).filter(|id| allowed(mask, *id)).collect();
         let is_stop = |id: &usize| stops.contains(&(*id as u32));
         let best = ids.iter().map(|id| self.0[*id] & RANK).min();
-        let in_string = ids.iter().any(|id| self.0[*id] & LETTER != 0);
+        let any = |flag: u8| ids.iter().any(|id| self.0[*id] & flag != 0);
+        let (in_string, in_key) = (any(LETTER), any(ENDS_KEY));
         let keep: Vec<usize> = if ids.iter().any(is_stop) {
             ids.into_iter().filter(is_stop).collect()
+        } else if in_string && in_key && opened {
+            // A name of its own has at least one letter, or names would be equal.
+            ids.into_iter().filter(|id| self.0[*id] & (ENDS | ENDS_KEY) == 0).collect()
         } else if in_string {
             // Without a quote, the string has to go on: with what, the model knows best.
-            ids.into_iter().filter(|id| self.0[*id] & RANK == rank::QUOTE).collect()
+            ids.into_iter().filter(|id| self.0[*id] & ENDS != 0).collect()
         } else {
             ids.into_iter().filter(|id| Some(self.0[*id] & RANK) == best).collect()
         };
         if keep.is_empty() {
-            return;
+            return false;
         }
         mask.fill(0);
         for id in keep {
             mask[id / 8] |= 1 << (id % 8);
         }
+        !in_string && best == Some(rank::OTHER)
     }
 }
 
@@ -62,7 +72,9 @@ fn of(text: &str) -> u8 {
         [] => rank::BLANK,
         _ if only(bytes, b"}]") => rank::CLOSES,
         // In a string, a blank before the quote would be text.
-        [b'"', rest @ ..] if only(rest, b"}]") && text.starts_with('"') => rank::QUOTE,
+        [b'"'] if text.starts_with('"') => rank::QUOTE | ENDS,
+        [b'"', rest @ ..] if only(rest, b"}]") && text.starts_with('"') => rank::OTHER | ENDS,
+        [b'"', b':', ..] if text.starts_with('"') => rank::OTHER | ENDS_KEY,
         _ if only(bytes, b",:") => rank::SEPARATES,
         [b'n' | b't' | b'f' | b'-' | b'0'..=b'9', ..] => rank::SCALAR,
         b"[" | b"[]" => rank::LIST,

@@ -1,5 +1,6 @@
 //! The state of one request's grammar. It does not know requests or engines.
 
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -221,9 +222,65 @@ impl Matcher {
         Ok(Vec::new())
     }
 
-    /// Removes the tokens from a mask that are not on the shortest way to the end of a JSON answer.
-    pub fn lead_to_end(&self, mask: &mut [u8]) {
-        self.vocab.lead_to_end(mask);
+    /// Removes the tokens from a mask that are not on the shortest way to the end of a JSON answer. `last`: the token
+    /// before.
+    pub fn lead_to_end(&self, last: Option<u32>, mask: &mut [u8]) {
+        /// Most first bytes among which the way to the end decides. Where there are more, a string goes on.
+        const MOST_WAYS: usize = 16;
+        if !self.vocab.lead_to_end(last, mask) {
+            return;
+        }
+        // Of tokens that begin alike, the longest stands for all: they are beginnings of the same names and values.
+        let mut ways: BTreeMap<u8, (usize, Vec<u32>, u32)> = BTreeMap::new();
+        for id in ids(mask) {
+            let token = self.vocab.trie().token(id);
+            let Some(first) = token.first().copied().filter(|_| is_text(token)) else { return };
+            let (longest, all, chosen) = ways.entry(first).or_default();
+            if token.len() > *longest {
+                (*longest, *chosen) = (token.len(), id);
+            }
+            all.push(id);
+            if ways.len() > MOST_WAYS {
+                return;
+            }
+        }
+        if ways.len() < 2 {
+            return;
+        }
+        let ends: Vec<(Option<usize>, Vec<u32>)> =
+            ways.into_values().map(|(_, all, chosen)| (self.distance(chosen), all)).collect();
+        let Some(nearest) = ends.iter().filter_map(|(distance, _)| *distance).min() else { return };
+        let near = |distance: Option<usize>| distance.is_some_and(|distance| distance <= nearest);
+        mask.fill(0);
+        ends.iter().filter(|(distance, _)| near(*distance)).for_each(|(_, all)| set(mask, all));
+    }
+
+    /// Tokens from this one, in a string, to the end of the object or list around it, on one way that the ranks of tokens
+    /// lead. None: it is long.
+    fn distance(&self, first: u32) -> Option<usize> {
+        const LONGEST: usize = 48;
+        let mut matcher = self.clone();
+        let (mut id, mut in_string, mut depth) = (first, true, 0);
+        for length in 1..=LONGEST {
+            if !matcher.accept(id).ok()? {
+                return None;
+            }
+            for byte in matcher.vocab.trie().token(id) {
+                match byte {
+                    b'"' => in_string = !in_string,
+                    b'{' | b'[' if !in_string => depth += 1,
+                    b'}' | b']' if !in_string => depth -= 1,
+                    _ => {}
+                }
+            }
+            if depth < 0 || matcher.is_stopped() {
+                return Some(length);
+            }
+            let mut mask = matcher.mask().ok()?;
+            matcher.vocab.lead_to_end(Some(id), &mut mask);
+            id = ids(&mask).next()?;
+        }
+        None
     }
 
     /// Tokens that must come next, as the tokenizer itself would write them; often none. They must still be accepted.
@@ -385,6 +442,11 @@ fn fuel(parser: &mut TokenParser, vocab: &Vocab) {
 
     // A mask of what follows some bytes is not cached.
     parser.parser.compute_bias(&Nothing(vocab.trie()), &[0]);
+}
+
+/// The ids in a mask.
+fn ids(mask: &[u8]) -> impl Iterator<Item = u32> + '_ {
+    (0..8 * mask.len() as u32).filter(|id| mask[*id as usize / 8] >> (id % 8) & 1 == 1)
 }
 
 fn set(mask: &mut [u8], ids: &[u32]) {

@@ -133,10 +133,11 @@ impl Vocab {
         self.factory.tok_env().tokenize_bytes(text.as_bytes())
     }
 
-    /// Removes the tokens from a mask that are not on the shortest way to the end of a JSON answer.
-    pub(crate) fn lead_to_end(&self, mask: &mut [u8]) {
+    /// As in [`Ranks::narrow`]. `last`: the token before.
+    pub(crate) fn lead_to_end(&self, last: Option<u32>, mask: &mut [u8]) -> bool {
         let ranks = self.ranks.get_or_init(|| Ranks::new((0..self.size as u32).map(|id| self.text(id))));
-        ranks.narrow(&self.stops, mask);
+        let opened = last.and_then(|id| self.text(id)).is_some_and(|text| text.ends_with('"'));
+        ranks.narrow(&self.stops, opened, mask)
     }
 
     pub(crate) fn stops(&self) -> &[u32] {

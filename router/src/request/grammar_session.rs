@@ -423,7 +423,7 @@ impl GrammarSession {
             }
         }
         if let Some(matcher) = self.matcher.as_ref().filter(|_| self.ending) {
-            matcher.lead_to_end(&mut mask);
+            matcher.lead_to_end(self.output.last().copied(), &mut mask);
         }
         self.stats.masks += 1;
         if !self.restrictions.is_empty() && mask.iter().all(|&byte| byte == 0) {

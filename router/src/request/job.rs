@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt::Display};
 use rein_grammar::{Response, ToolChoice};
 use rein_proto::v1;
 use rein_text::{
-    conversation,
+    conversation, results,
     template::{self, ChatTemplate},
     tools::ToolSet,
 };
@@ -233,8 +233,20 @@ impl ChatJob {
         declared
     }
 
+    /// Replaces what no model could read in the history, which an agent cannot take back. Returns its paths, and those of
+    /// fields that only a template can use and that this template never reads.
+    pub fn settle(&mut self, template: Option<&ChatTemplate>) -> Vec<String> {
+        let mut paths = results::replace_unreadable(&mut self.messages);
+        if let Some(exact) = self.exact.as_mut().and_then(|exact| exact.messages.as_mut()) {
+            results::replace_unreadable(exact);
+        }
+        paths.extend(conversation::broken_arguments(&self.messages));
+        paths.extend(self.unread_fields(template));
+        paths
+    }
+
     /// Fields of the request that only a template can use and that this template never reads.
-    pub fn unread_fields(&self, template: Option<&ChatTemplate>) -> Vec<String> {
+    fn unread_fields(&self, template: Option<&ChatTemplate>) -> Vec<String> {
         let Some(template) = template else { return Vec::new() };
         let tools = !self.declared_tools().is_empty();
         let reads = |names: &[&str]| names.iter().any(|name| template.reads(name, tools));

@@ -39,18 +39,6 @@ fn chat_rows() -> Vec<Row> {
             "messages[0].tool_calls[0].function.name",
             "empty",
         ),
-        (
-            "messages",
-            json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}]),
-            "messages[0].tool_calls[0].function.arguments",
-            "got an array",
-        ),
-        (
-            "messages",
-            json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]),
-            "messages[0].tool_calls[0].function.arguments",
-            "required",
-        ),
         ("messages", json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id", "required"),
         ("include_reasoning", json!("no"), "include_reasoning", "a boolean"),
         ("model", json!(null), "model", "required"),

@@ -27,6 +27,8 @@ fn constrained(kind: Kind) -> Option<v1::ResponseFormat> {
 }
 
 /// The fields that a row sets, and a gRPC and an HTTP request of the same meaning.
+const NUMBERS: &str = r#"{"type":"object","properties":{"a":{"enum":[1.5,12345678901234567890]}}}"#;
+
 fn chat_rows() -> Vec<(&'static str, Set<v1::ChatRequest>, Value)> {
     vec![
         ("temperature", |r| sampling(r).temperature = Some(0.5), json!({"temperature": 0.5})),
@@ -47,6 +49,16 @@ fn chat_rows() -> Vec<(&'static str, Set<v1::ChatRequest>, Value)> {
         ("ignore_eos", |r| of_limits(r).ignore_eos = true, json!({"ignore_eos": true})),
         ("include_stop", |r| of_limits(r).include_stop = true, json!({"include_stop_str_in_output": true})),
         ("tools", |r| r.tools = vec![tool()], json!({"tools": [http_tool()]})),
+        (
+            // A number has its value in the grammar, and its text in the prompt.
+            "tools",
+            |r| r.tools = vec![v1::Tool { parameters_json: Some(NUMBERS.into()), ..tool() }],
+            {
+                let mut tool = http_tool();
+                tool["function"]["parameters"] = serde_json::from_str(NUMBERS).unwrap();
+                json!({"tools": [tool]})
+            },
+        ),
         (
             "tool_choice",
             |r| r.tool_choice = Some(v1::ToolChoice { mode: Mode::Named.into(), name: "f".into(), names: vec![] }),
@@ -98,12 +110,12 @@ fn chat_rows() -> Vec<(&'static str, Set<v1::ChatRequest>, Value)> {
         (
             "response_format",
             |r| {
-                let schema_json = "{\"type\": \"integer\"}".into();
+                let schema_json = "{\"type\": \"integer\", \"maximum\": 2.5}".into();
                 r.response_format =
                     constrained(Kind::JsonSchema(v1::response_format::JsonSchema { schema_json, strict: true }));
             },
             json!({"response_format": {"type": "json_schema",
-                "json_schema": {"name": "n", "schema": {"type": "integer"}, "strict": true}}}),
+                "json_schema": {"name": "n", "schema": {"type": "integer", "maximum": 2.5}, "strict": true}}}),
         ),
         (
             "response_format",

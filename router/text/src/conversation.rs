@@ -195,22 +195,37 @@ fn check_calls(at: &str, message: &Map<String, Value>) -> Result<bool, InvalidRe
                 return Err(InvalidRequest::missing(&format!("{at}.function"), "an object with name and arguments"));
             }
         };
+        // Arguments may be anything: a stream that the length cut leaves half an object, and an error would come back on
+        // every turn.
         check_name(&format!("{at}.function.name"), function)?;
-        match function.get("arguments") {
-            Some(Value::String(_) | Value::Object(_)) => {}
-            None | Some(Value::Null) => {
-                return Err(InvalidRequest::missing(&format!("{at}.function.arguments"), "a JSON object as a string"));
-            }
-            Some(other) => {
-                return Err(InvalidRequest::wrong_type(
-                    &format!("{at}.function.arguments"),
-                    "a JSON object as a string",
-                    other,
-                ));
+    }
+    Ok(!calls.is_empty())
+}
+
+/// Paths of past calls' arguments that are no JSON object. Templates get `{}` in their place, or the text if they print
+/// texts.
+pub fn broken_arguments(messages: &[Value]) -> Vec<String> {
+    let mut paths = Vec::new();
+    for (i, message) in messages.iter().enumerate() {
+        let calls = message.get("tool_calls").and_then(Value::as_array);
+        for (j, call) in calls.into_iter().flatten().enumerate() {
+            let whole = match call.pointer("/function/arguments") {
+                Some(Value::Object(_)) => true,
+                // Empty arguments are common for tools without parameters.
+                Some(Value::String(text)) => text.trim().is_empty() || is_object(text),
+                _ => false,
+            };
+            if !whole {
+                paths.push(format!("messages[{i}].tool_calls[{j}].function.arguments"));
             }
         }
     }
-    Ok(!calls.is_empty())
+    paths
+}
+
+/// Whether the text is a JSON object.
+fn is_object(text: &str) -> bool {
+    text.trim_start().starts_with('{') && serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
 fn check_type_is_function(at: &str, object: &Map<String, Value>) -> Result<(), InvalidRequest> {

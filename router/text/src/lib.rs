@@ -11,6 +11,7 @@ pub mod limits;
 pub mod model_text;
 pub mod pieces;
 pub mod regular_file;
+pub mod results;
 pub mod stop_strings;
 pub mod template;
 #[cfg(test)]

@@ -8,7 +8,7 @@ fn the_nearest_end_comes_first() {
         let bit = |word: &str| words.iter().position(|other| *other == word).expect("a word");
         let mut mask = vec![0; 2];
         allowed.iter().for_each(|word| mask[bit(word) / 8] |= 1 << (bit(word) % 8));
-        ranks.narrow(&[10], &mut mask);
+        ranks.narrow(&[10], false, &mut mask);
         let kept = words.iter().enumerate().filter(|(id, _)| mask[id / 8] >> (id % 8) & 1 == 1);
         kept.map(|(_, word)| *word).collect::<Vec<_>>()
     };

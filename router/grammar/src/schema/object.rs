@@ -59,6 +59,7 @@ impl Compiler<'_, '_, '_> {
         let max = if most { max } else { usize::MAX };
         let asked = ["additionalProperties", "unevaluatedProperties", "patternProperties"];
         let others = if asked.iter().any(|k| flat.contains_key(*k)) { MAX_MAP_MEMBERS } else { MAX_UNDECLARED_MEMBERS };
+        let others = others.max(min.min(MAX_MAP_MEMBERS));
         let in_order = self.work.in_order && min == 0 && max == usize::MAX;
         let inner = self.sequence(members, Layout { comma, close, min, max, other, others, in_order });
         Ok(Some(self.w().rule(&format!("{open} {inner}"))))

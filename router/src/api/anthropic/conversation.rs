@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 
-use rein_text::fields::Fields;
+use rein_text::{
+    fields::Fields,
+    results::{self, ResultText},
+};
 use serde_json::{Map, Value, json};
 
 use super::{origins::MessageOrigin, thinking::ThinkingSeal, tools::ToolChanges};
@@ -197,7 +200,15 @@ impl Reader<'_> {
                     self.out.tool_changes.add(name.clone());
                     format!("tool_reference: {name}")
                 }
-                other => return Err(not_text(&at, other)),
+                other => {
+                    let mut block = block.into_map();
+                    block.insert("type".to_owned(), other.into());
+                    let ResultText { text, whole } = results::as_text(&block);
+                    if !whole {
+                        self.out.left_out.push(at.clone());
+                    }
+                    text
+                }
             };
             texts.push(TextPart { text, at });
         }
@@ -247,7 +258,10 @@ impl Reader<'_> {
                 let arguments = match block.take("input") {
                     None => json!({}),
                     Some(input @ Value::Object(_)) => input,
-                    Some(other) => return Err(Error::wrong_type(&format!("{at}.input"), "an object", &other)),
+                    Some(_) => {
+                        self.out.left_out.push(format!("{at}.input"));
+                        json!({})
+                    }
                 };
                 let function = json!({"name": name, "arguments": arguments});
                 turn.calls.push(json!({"id": id, "type": "function", "function": function}));

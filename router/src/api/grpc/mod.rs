@@ -201,13 +201,13 @@ impl Inference for Service {
         let trace = new_trace("chat", "chatcmpl-", request.metadata());
         let answer = async {
             let incoming = self.incoming(&request)?;
-            let (job, charge) = self.read(request, &incoming.requester(), request::chat).await?;
+            let (mut job, charge) = self.read(request, &incoming.requester(), request::chat).await?;
             let choices = job.generation.choices() as usize;
             let (context, model) =
                 incoming.admit_generation(&trace, job.model.as_deref(), &job.generation, choices).await?;
             let context = RequestContext { memory_charge: charge, ..context };
             trace.record_request(model.name(), true);
-            let ignored = job.unread_fields(model.text.template.as_ref());
+            let ignored = job.settle(model.text.template.as_ref());
             let (events, relaxed) = chat::generate(context, model, job).await?;
             let span = trace.span.clone();
             let status = move |event: Result<_, Error>| event.map_err(|error| span.in_scope(|| grpc_status(&error)));

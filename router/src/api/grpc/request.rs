@@ -4,21 +4,25 @@ use rein_grammar::{Response, ToolChoice};
 use rein_proto::v1;
 use rein_text::fields::json;
 use rein_text::template::lossless;
+use rein_text::tools::ToolSet;
 use serde_json::{Map, Value, json};
 
 use crate::{
     error::Error,
-    request::job::{ChatJob, CompletionJob, EmbedJob, Generation, Prompt, Truncation},
+    request::job::{ChatJob, CompletionJob, EmbedJob, ExactValues, Generation, Prompt, Truncation},
 };
 
 /// `bytes` is the size of the message.
 pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
-    let messages = request.messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
-    let tools = request.tools.into_iter().enumerate().map(|(i, tool)| self::tool(&format!("tools[{i}]"), tool));
+    // Templates print numbers as the client wrote them; grammars read their values.
+    let in_messages = request.messages.iter().any(|message| message.tools.iter().any(needs_exact));
+    let exact_messages = in_messages.then(|| messages(request.messages.clone(), Numbers::Exact)).transpose()?;
+    let in_tools = request.tools.iter().any(needs_exact);
+    let exact_tools = in_tools.then(|| tools(request.tools.clone(), Numbers::Exact)).transpose()?;
     Ok(ChatJob {
         model: Some(request.model),
-        messages: messages.collect::<Result<_, _>>()?,
-        tools: tools.collect::<Result<Vec<_>, _>>()?.into(),
+        messages: messages(request.messages, Numbers::Plain)?,
+        tools: ToolSet::new(tools(request.tools, Numbers::Plain)?, exact_tools),
         tool_choice: tool_choice(request.tool_choice)?,
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
         response: request.response_format.map(response).transpose()?.flatten(),
@@ -28,7 +32,7 @@ pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
         thinking: request.thinking,
         reasoning_effort: request.reasoning_effort,
         template_kwargs: match request.chat_template_kwargs_json {
-            Some(text) => object("chat_template_kwargs_json", &text)?,
+            Some(text) => object("chat_template_kwargs_json", &text, Numbers::Exact)?,
             None => Map::new(),
         },
         generation: Generation {
@@ -53,7 +57,8 @@ pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
         },
         show_special_tokens: request.skip_special_tokens == Some(false),
         bytes,
-        exact: None,
+        exact: exact_messages
+            .map(|messages| Box::new(ExactValues { messages: Some(messages), documents: None, template_kwargs: None })),
     })
 }
 
@@ -81,7 +86,7 @@ fn response(format: v1::ResponseFormat) -> Result<Option<Response>, Error> {
         None | Some(Format::JsonObject(false)) => None,
         Some(Format::JsonObject(true)) => Some(Response::JsonObject),
         Some(Format::JsonSchema(schema)) => Some(Response::JsonSchema {
-            schema: object("response_format.json_schema.schema_json", &schema.schema_json)?.into(),
+            schema: object("response_format.json_schema.schema_json", &schema.schema_json, Numbers::Plain)?.into(),
             strict: schema.strict,
         }),
         Some(Format::Regex(regex)) => Some(Response::Regex(regex)),
@@ -92,7 +97,7 @@ fn response(format: v1::ResponseFormat) -> Result<Option<Response>, Error> {
         Some(Format::Choice(choice)) => Some(Response::Choice(choice.options)),
         Some(Format::Lark(grammar)) => Some(Response::Lark(grammar)),
         Some(Format::StructuralTagJson(text)) => {
-            Some(Response::StructuralTag(object("response_format.structural_tag_json", &text)?.into()))
+            Some(Response::StructuralTag(object("response_format.structural_tag_json", &text, Numbers::Plain)?.into()))
         }
     })
 }
@@ -156,8 +161,29 @@ fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<ToolChoice, Error> {
     }
 }
 
+/// How numbers of JSON texts are kept.
+#[derive(Clone, Copy)]
+enum Numbers {
+    Plain,
+    /// As in `template::lossless`.
+    Exact,
+}
+
+/// Whether a tool has a number that prints differently than its value.
+fn needs_exact(tool: &v1::Tool) -> bool {
+    tool.parameters_json.as_deref().is_some_and(|text| lossless::marked(text).is_some())
+}
+
+fn messages(messages: Vec<v1::Message>, numbers: Numbers) -> Result<Vec<Value>, Error> {
+    messages.into_iter().enumerate().map(|(i, message)| self::message(i, message, numbers)).collect()
+}
+
+fn tools(tools: Vec<v1::Tool>, numbers: Numbers) -> Result<Vec<Value>, Error> {
+    tools.into_iter().enumerate().map(|(i, tool)| self::tool(&format!("tools[{i}]"), tool, numbers)).collect()
+}
+
 /// Converts a message to OpenAI's format, which templates read.
-fn message(i: usize, message: v1::Message) -> Result<Value, Error> {
+fn message(i: usize, message: v1::Message, numbers: Numbers) -> Result<Value, Error> {
     let mut map = Map::new();
     map.insert("role".into(), message.role.into());
     if message.content.is_some() && !message.parts.is_empty() {
@@ -181,7 +207,8 @@ fn message(i: usize, message: v1::Message) -> Result<Value, Error> {
     }
     if !message.tools.is_empty() {
         let at = format!("messages[{i}].tools");
-        let tools = message.tools.into_iter().enumerate().map(|(j, tool)| self::tool(&format!("{at}[{j}]"), tool));
+        let tools = message.tools.into_iter().enumerate();
+        let tools = tools.map(|(j, tool)| self::tool(&format!("{at}[{j}]"), tool, numbers));
         map.insert("tools".into(), tools.collect::<Result<_, _>>()?);
     }
     if !message.tool_calls.is_empty() {
@@ -194,14 +221,14 @@ fn message(i: usize, message: v1::Message) -> Result<Value, Error> {
     Ok(Value::Object(map))
 }
 
-fn tool(at: &str, tool: v1::Tool) -> Result<Value, Error> {
+fn tool(at: &str, tool: v1::Tool, numbers: Numbers) -> Result<Value, Error> {
     let mut function = Map::new();
     function.insert("name".into(), tool.name.into());
     if let Some(description) = tool.description {
         function.insert("description".into(), description.into());
     }
     if let Some(text) = tool.parameters_json {
-        function.insert("parameters".into(), object(&format!("{at}.parameters_json"), &text)?.into());
+        function.insert("parameters".into(), object(&format!("{at}.parameters_json"), &text, numbers)?.into());
     }
     if let Some(strict) = tool.strict {
         function.insert("strict".into(), strict.into());
@@ -209,8 +236,11 @@ fn tool(at: &str, tool: v1::Tool) -> Result<Value, Error> {
     Ok(json!({"type": "function", "function": function}))
 }
 
-fn object(at: &str, text: &str) -> Result<Map<String, Value>, Error> {
-    let marked = lossless::marked(text);
+fn object(at: &str, text: &str, numbers: Numbers) -> Result<Map<String, Value>, Error> {
+    let marked = match numbers {
+        Numbers::Plain => None,
+        Numbers::Exact => lossless::marked(text),
+    };
     match json::document(at, marked.as_deref().unwrap_or(text))? {
         Value::Object(map) => Ok(map),
         other => Err(Error::wrong_type(at, "a JSON object as text", &other)),

@@ -50,7 +50,7 @@ pub async fn create(
         let (context, model) =
             incoming.admit_generation(&trace, job.model.as_deref(), &job.generation, choices).await?;
         let context = RequestContext { memory_charge: Some(Arc::new(charge)), ..context };
-        ignored.extend(job.unread_fields(model.text.template.as_ref()).iter().map(|field| origins.rename_field(field)));
+        ignored.extend(job.settle(model.text.template.as_ref()).iter().map(|field| origins.rename_field(field)));
         trace.record_request(model.name(), stream);
         let name = model.name().to_owned();
         let (events, relaxed) = chat::generate(context, model, job).await.map_err(|error| origins.rename(error))?;
@@ -77,7 +77,7 @@ pub async fn count_tokens(State(state): Shared, Extension(known): Tools, request
         let MessagesRequest { mut job, origins, .. } = value;
         job.bytes = bytes;
         let (permit, model) = incoming.admit(job.model.as_deref()).await?;
-        ignored.extend(job.unread_fields(model.text.template.as_ref()).iter().map(|field| origins.rename_field(field)));
+        ignored.extend(job.settle(model.text.template.as_ref()).iter().map(|field| origins.rename_field(field)));
         let rendered = chat::render(&model, job, &requester).await.map_err(|error| origins.rename(error))?;
         let answer = json_bytes(anthropic::counted(rendered.ids.len()));
         Ok(held(&state, with_ignored_fields(answer, &ignored), permit))

@@ -121,7 +121,7 @@ async fn chat_completions(
         let (context, model) =
             incoming.admit_generation(&trace, job.model.as_deref(), &job.generation, choices).await?;
         let context = RequestContext { memory_charge: Some(Arc::new(charge)), ..context };
-        ignored.extend(job.unread_fields(model.text.template.as_ref()));
+        ignored.extend(job.settle(model.text.template.as_ref()));
         trace.record_request(model.name(), delivery.stream);
         // `continuous_usage` counts token ids, even if the client does not request them.
         let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
@@ -172,7 +172,7 @@ async fn render(State(state): Shared, Extension(known): Tools, request: Request)
             read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known)).await?;
         let (permit, model) = incoming.admit(job.model.as_deref()).await?;
         job.bytes = bytes;
-        ignored.extend(job.unread_fields(model.text.template.as_ref()));
+        ignored.extend(job.settle(model.text.template.as_ref()));
         let rendered = chat::render(&model, job, &requester).await?;
         let write = move |model: &ServedModel| Ok(openai::rendered(model.name(), &rendered));
         let answer = model.run_text_work(bytes, &requester, write).await?;
@@ -192,8 +192,8 @@ async fn tokenize(State(state): Shared, Extension(known): Tools, request: Reques
             TokenizeInput::Text { prompt, add_special_tokens } => {
                 model.encode(prompt, add_special_tokens, "prompt", &requester).await?
             }
-            TokenizeInput::Chat(job) => {
-                ignored.extend(job.unread_fields(model.text.template.as_ref()));
+            TokenizeInput::Chat(mut job) => {
+                ignored.extend(job.settle(model.text.template.as_ref()));
                 chat::render(&model, ChatJob { bytes, ..*job }, &requester).await?.ids
             }
         };

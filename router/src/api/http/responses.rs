@@ -245,9 +245,9 @@ impl Received {
             let prepared = request.prepare(history, bytes, &open)?;
             Ok((prepared, request, input))
         };
-        let (prepared, request, input) = model.run_text_work(bytes, requester, convert).await?;
+        let (mut prepared, request, input) = model.run_text_work(bytes, requester, convert).await?;
         ignored.extend(prepared.ignored);
-        let unread = prepared.job.unread_fields(model.text.template.as_ref());
+        let unread = prepared.job.settle(model.text.template.as_ref());
         ignored.extend(unread.into_iter().map(|name| prepared.origins.field(name)));
         Ok(Prepared { job: prepared.job, request, origins: prepared.origins, ignored, input })
     }

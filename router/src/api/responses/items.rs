@@ -1,7 +1,10 @@
 //! Converts the input of a request, a list of items, to the messages of a chat: an assistant's reasoning, text and
 //! calls are items of their own here, and one message there.
 
-use rein_text::fields::Fields;
+use rein_text::{
+    fields::Fields,
+    results::{self, ResultText},
+};
 use serde_json::{Map, Value, json};
 
 use super::{custom_input, origins::ItemOrigin, output, tools::ToolTable};
@@ -64,14 +67,20 @@ impl<'a> InputConverter<'a> {
             None | Some("message") => self.message(path, &mut fields, response)?,
             Some("reasoning") => self.reasoning(path, &mut fields, response)?,
             Some("function_call") => {
-                let arguments = fields.required("arguments", "a JSON object as a string")?;
+                // What is no JSON object is named with the rest of the history.
+                let arguments = fields.take("arguments").unwrap_or_default();
                 self.call(path, &mut fields, arguments, response)?;
             }
             Some("custom_tool_call") => {
                 let input = fields.required("input", "the text that the model passed to the tool")?;
-                self.call(path, &mut fields, custom_input::arguments(&input), response)?;
+                self.call(path, &mut fields, custom_input::arguments(&input).into(), response)?;
             }
             Some("function_call_output" | "custom_tool_call_output") => self.output(path, &mut fields)?,
+            // What tools did that another server ran. Their results are in the text that follows.
+            Some(other) if is_hosted(other) => {
+                body.extend_ignored(&[path.to_owned()]);
+                return Ok(());
+            }
             Some(other) => {
                 let at = fields.at("type");
                 let message = format!(
@@ -89,7 +98,7 @@ impl<'a> InputConverter<'a> {
         let role = fields.required("role", "one of user, assistant, system, developer")?;
         // Which part of an answer a message is does not change the prompt.
         fields.take("phase");
-        let content = content(fields, "content")?;
+        let content = content(fields, "content", false)?;
         match role.as_str() {
             "assistant" => {
                 let continues = self.turn.as_ref().is_some_and(|turn| response.is_some() && turn.response == response);
@@ -118,15 +127,15 @@ impl<'a> InputConverter<'a> {
         fields.take("summary");
         let sealed = fields.string("encrypted_content")?.filter(|sealed| !sealed.is_empty());
         let parts = fields.array("content")?.unwrap_or_default();
-        let text = match sealed {
-            Some(sealed) => (self.open)(&sealed).ok_or_else(|| {
+        let opened = sealed.as_ref().map(|sealed| (self.open)(sealed));
+        let text = match opened {
+            Some(Some(text)) => text,
+            // Sealed by another server, before a restart, or for another model or API key. The client cannot mend it.
+            Some(None) => {
                 let at = fields.at("encrypted_content");
-                let message = format!(
-                    "'{at}' does not open: it was sealed by another cluster, or for another model or API key; leave \
-                     the item out"
-                );
-                Error { code: Some("invalid_encrypted_content"), ..Error::invalid(at, message) }
-            })?,
+                fields.extend_ignored(&[at]);
+                String::new()
+            }
             None => {
                 let text = |(i, part): (usize, &Value)| match part.get("text") {
                     Some(Value::String(text)) => Ok(text.clone()),
@@ -147,7 +156,7 @@ impl<'a> InputConverter<'a> {
         &mut self,
         path: &str,
         fields: &mut Fields,
-        arguments: String,
+        arguments: Value,
         response: Option<String>,
     ) -> Result<(), Error> {
         let name = fields.required("name", "the tool's name")?;
@@ -165,7 +174,7 @@ impl<'a> InputConverter<'a> {
         for name in ["name", "namespace"] {
             fields.take(name);
         }
-        let content = content(fields, "output")?;
+        let content = content(fields, "output", true)?;
         self.end_turn();
         self.push(path, json!({"role": "tool", "tool_call_id": id, "content": content}), |origin| {
             origin.is_output = true;
@@ -214,8 +223,17 @@ impl<'a> InputConverter<'a> {
     }
 }
 
-/// A text, or parts with text. One part becomes a text, as chats have it.
-fn content(fields: &mut Fields, name: &'static str) -> Result<Value, Error> {
+/// Whether an item tells of a tool that another server runs.
+fn is_hosted(kind: &str) -> bool {
+    kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
+}
+
+/// Kinds of parts that are texts.
+const TEXT_KINDS: [&str; 4] = ["input_text", "output_text", "text", "refusal"];
+
+/// A text, or parts with text. One part becomes a text, as chats have it. In a tool's result, a text stands for what is
+/// none.
+fn content(fields: &mut Fields, name: &'static str, result: bool) -> Result<Value, Error> {
     let at = fields.at(name);
     let parts = match fields.take(name) {
         Some(Value::String(text)) => return Ok(text.into()),
@@ -224,12 +242,22 @@ fn content(fields: &mut Fields, name: &'static str) -> Result<Value, Error> {
         None => return Err(Error::missing(&at, "a string or an array of text parts")),
     };
     let mut converted = Vec::with_capacity(parts.len());
+    let mut unread = Vec::new();
     for (i, part) in parts.into_iter().enumerate() {
         let at = format!("{at}[{i}]");
         let Value::Object(map) = part else { return Err(Error::wrong_type(&at, "an object", &part)) };
         let mut part = Fields::within(&format!("{at}."), map);
         let kind = part.required("type", "'input_text'")?;
         let (kind, text) = match kind.as_str() {
+            other if result && !TEXT_KINDS.contains(&other) => {
+                let mut part = part.into_map();
+                part.insert("type".to_owned(), other.into());
+                let ResultText { text, whole } = results::as_text(&part);
+                if !whole {
+                    unread.push(at);
+                }
+                ("text", text)
+            }
             "input_text" | "output_text" | "text" => ("text", part.required("text", "a string")?),
             "refusal" => ("refusal", part.required("refusal", "a string")?),
             other => {
@@ -242,6 +270,7 @@ fn content(fields: &mut Fields, name: &'static str) -> Result<Value, Error> {
         };
         converted.push(json!({"type": kind, kind: text}));
     }
+    fields.extend_ignored(&unread);
     Ok(joined_parts(converted, || Value::Array(Vec::new())))
 }
 

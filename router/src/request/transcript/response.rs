@@ -1,6 +1,6 @@
 //! The text of a response so far, and when JSON among them is to be led to its end.
 
-use crate::limits::{FINISHING_SHARE, LEVEL_TOKENS, REPETITION_BYTES, REPETITIONS};
+use crate::limits::{DEEP_LEVELS, FINISHING_SHARE, LEVEL_TOKENS, REPETITION_BYTES, REPETITIONS};
 
 /// Why JSON is led to its end: the request wants it, or it repeats itself.
 pub const FINISHED_EARLY: &str = "finish_structured";
@@ -38,7 +38,9 @@ impl Response {
         if self.text.is_empty() {
             return None;
         }
-        let due = |most: u32| most.saturating_sub(tokens) <= (most / FINISHING_SHARE).max(self.depth * LEVEL_TOKENS);
+        // More than a quarter is kept for deep values only, and at most half.
+        let deep = if self.depth < DEEP_LEVELS { 0 } else { self.depth * LEVEL_TOKENS };
+        let due = |most: u32| most.saturating_sub(tokens) <= (most / FINISHING_SHARE).max(deep.min(most / 2));
         if most.is_some_and(due) {
             return Some(FINISHED_EARLY);
         }

@@ -140,6 +140,11 @@ impl<'a> Fields<'a> {
         self.failed.is_none()
     }
 
+    /// What was not taken of an object within the body.
+    pub fn into_map(self) -> Map<String, Value> {
+        self.map
+    }
+
     /// Path of a field in the request.
     pub fn at(&self, name: &str) -> String {
         format!("{}{name}", self.path)

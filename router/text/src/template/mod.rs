@@ -428,15 +428,19 @@ impl PreparedInput<'_> {
         owned.filter(|json| contains(json, chars)).for_each(|json| remove(json, chars));
     }
 
-    /// If the template rejects the conversation, system messages in the middle of it become part of the turns beside
-    /// them, and then all system messages. A conversation that the template accepts stays as it is.
+    /// If the template rejects the conversation, neighbours of one side become one turn, system messages in the middle of
+    /// it become part of the turns beside them, and then all system messages. A conversation that the template accepts
+    /// stays as it is.
     pub fn render(&self) -> Result<String, TemplateError> {
         let rejected = match self.render_once() {
             Err(error) if error.reason == Reason::Raised && self.folds => error,
             rendered => return rendered,
         };
-        for kept in [KeptSystem::First, KeptSystem::None] {
-            let Some(messages) = system_turns::fold(&self.messages, kept) else { continue };
+        let folded = [KeptSystem::First, KeptSystem::None].map(|kept| system_turns::fold(&self.messages, kept));
+        let joined = |messages: &Vec<Json>| system_turns::join_neighbours(messages);
+        let attempts = std::iter::once(system_turns::join_neighbours(&self.messages))
+            .chain(folded.into_iter().flat_map(|folded| [folded.clone(), folded.as_ref().and_then(joined)]));
+        for messages in attempts.flatten() {
             match (PreparedInput { messages, ..self.clone() }).render_once() {
                 Err(error) if error.reason == Reason::Raised => {}
                 rendered => return rendered,

@@ -169,10 +169,7 @@ fn check_call(at: &str, call: &Json) -> Result<(), TemplateError> {
         None | Some(Json::String(_)) => {}
         Some(other) => return Err(wrong(&format!("{at}.name"), "a string", other)),
     }
-    match function.get("arguments") {
-        None | Some(Json::Null | Json::String(_) | Json::Object(_)) => Ok(()),
-        Some(other) => Err(wrong(&format!("{at}.arguments"), "a JSON string or an object", other)),
-    }
+    Ok(())
 }
 
 fn wrong(at: &str, expected: &str, got: &Json) -> TemplateError {
@@ -211,12 +208,7 @@ fn normalize_message(message: &Map<String, Json>, traits: &TemplateCapabilities)
                 None => continue,
             },
             ("content", Json::Array(parts)) if !traits.part_lists.of(role) => flatten(parts),
-            ("tool_calls", Json::Array(calls)) if !traits.string_arguments => {
-                calls.iter().cloned().map(parse_arguments).collect()
-            }
-            ("tool_calls", Json::Array(calls)) if !traits.object_arguments => {
-                calls.iter().cloned().map(write_arguments).collect()
-            }
+            ("tool_calls", Json::Array(calls)) => calls.iter().cloned().map(|call| mend_call(call, traits)).collect(),
             _ => value.clone(),
         };
         out.insert(key.clone(), value);
@@ -276,28 +268,27 @@ fn flatten(parts: &[Json]) -> Json {
     texts.map_or_else(|| Json::Array(parts.to_vec()), |texts| Json::String(texts.join("\n")))
 }
 
-/// Writes arguments that are an object as JSON, as Python's `json.dumps` does.
-fn write_arguments(mut call: Json) -> Json {
-    if let Some(slot) = call.pointer_mut("/function/arguments")
-        && slot.is_object()
-        && let Ok(text) = python::JsonDumpsOptions::default().dump(&python::from_json(slot))
-    {
-        *slot = Json::String(text);
-    }
-    call
-}
-
-/// Parses arguments that are the text of a JSON object; empty arguments become an empty object; others stay a string.
-fn parse_arguments(mut call: Json) -> Json {
+/// Gives a call arguments in a form that the template renders. Arguments that are no JSON object become an empty one, or
+/// stay a text if the template prints texts.
+fn mend_call(mut call: Json, traits: &TemplateCapabilities) -> Json {
     let nested = call.get("function").is_some_and(Json::is_object);
     let holder = if nested { call.get_mut("function") } else { Some(&mut call) };
-    if let Some(slot) = holder.and_then(|holder| holder.get_mut("arguments"))
-        && let Json::String(text) = slot
-    {
-        let parsed = if text.trim().is_empty() { Ok(Json::Object(Map::new())) } else { lossless::from_str(text) };
-        if let Ok(object @ Json::Object(_)) = parsed {
-            *slot = object;
-        }
-    }
+    let Some(Json::Object(holder)) = holder else { return call };
+    let arguments = holder.get("arguments").unwrap_or(&Json::Null);
+    let mended = match arguments {
+        Json::String(_) if traits.string_arguments => return call,
+        Json::String(text) => match lossless::from_str(text) {
+            Ok(object @ Json::Object(_)) => object,
+            _ => Json::Object(Map::new()),
+        },
+        Json::Object(_) if traits.object_arguments => return call,
+        Json::Object(_) => arguments.clone(),
+        _ => Json::Object(Map::new()),
+    };
+    let mended = match python::JsonDumpsOptions::default().dump(&python::from_json(&mended)) {
+        Ok(text) if !traits.object_arguments => Json::String(text),
+        _ => mended,
+    };
+    holder.insert("arguments".into(), mended);
     call
 }

@@ -1,5 +1,5 @@
-//! Moves system messages into the turns beside them, for templates that reject them at their place. It does not know
-//! templates.
+//! Moves system messages into the turns beside them, and joins neighbours of one side, for templates that reject them
+//! at their place. It does not know templates.
 
 use serde_json::{Value as Json, json};
 
@@ -49,6 +49,25 @@ pub(super) fn fold(messages: &[Json], kept: KeptSystem) -> Option<Vec<Json>> {
         out.push(message);
     }
     Some(out)
+}
+
+/// Joins turns that follow each other on one side: of the user, texts of the assistant, and what the user says after a
+/// tool's result. `None`: there is nothing to join.
+pub(super) fn join_neighbours(messages: &[Json]) -> Option<Vec<Json>> {
+    let said = |message: &Json| ["tool_calls", "reasoning_content"].iter().all(|key| message[key].is_null());
+    let mut out: Vec<Json> = Vec::with_capacity(messages.len());
+    for message in messages {
+        let joins = |last: &&mut Json| match (last["role"].as_str(), message["role"].as_str()) {
+            (Some("user" | "tool"), Some("user")) => true,
+            (Some("assistant"), Some("assistant")) => said(last) && said(message),
+            _ => false,
+        };
+        match out.last_mut().filter(joins) {
+            Some(last) => join(&mut last["content"], &message["content"]),
+            None => out.push(message.clone()),
+        }
+    }
+    (out.len() < messages.len()).then_some(out)
 }
 
 /// Appends content to other content: texts, or lists of parts.

@@ -61,15 +61,26 @@ fn the_way_to_the_end_is_short_from_everywhere() {
     let mut all = schemas::nasty();
     let cases: Vec<Value> = serde_json::from_str(include_str!("schemas.json")).expect("cases");
     all.extend(cases.iter().filter_map(|case| case.get("schema").cloned()));
+    // An object with these members, all required.
+    let closed = |properties: Value| {
+        let names: Vec<&String> = properties.as_object().into_iter().flat_map(serde_json::Map::keys).collect();
+        json!({"type": "object", "required": names, "properties": properties, "additionalProperties": false})
+    };
     let node = json!({"type": "object", "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
         "required": ["name", "children"], "additionalProperties": false});
     all.extend([
         json!({"$defs": {"node": node}, "$ref": "#/$defs/node"}),
         json!({"$defs": {"list": {"type": "object", "properties": {"value": {"type": "integer", "minimum": 1000}, "next": {"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}]}},
             "required": ["value", "next"]}}, "$ref": "#/$defs/list"}),
+        json!({"$defs": {"e": {"anyOf": [closed(json!({"args": {"type": "array", "items": {"$ref": "#/$defs/e"}, "minItems": 2}})), closed(json!({"leaf": {"type": "string"}}))]}}, "$ref": "#/$defs/e"}),
+        json!({"$defs": {"f": {"anyOf": [closed(json!({"and": {"type": "array", "items": {"$ref": "#/$defs/f"}, "minItems": 1}})), closed(json!({"not": {"$ref": "#/$defs/f"}})),
+            closed(json!({"field": {"type": "string"}, "eq": {"type": "integer"}}))]}}, "$ref": "#/$defs/f"}),
+        json!({"$defs": {"x": {"anyOf": [closed(json!({"kind": {"const": "binary"}, "left": {"$ref": "#/$defs/x"}, "right": {"$ref": "#/$defs/x"}})),
+            closed(json!({"kind": {"const": "number"}, "value": {"type": "number"}}))]}}, "$ref": "#/$defs/x"}),
         json!({"type": "array", "items": {"type": "string", "minLength": 4}, "minItems": 2}),
         json!({"type": "object", "additionalProperties": {"type": "array", "items": {"type": "number"}}}),
     ]);
+    all.push(json!({"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 3}));
     let b = Bench::new(&crate::BARE, false);
     let stop = b.tokens.special(STOP);
     let mut random = Random::new(17);
@@ -106,7 +117,7 @@ fn the_way_to_the_end_is_short_from_everywhere() {
                     let both: Vec<u8> = mask.iter().zip(canonical).map(|(a, b)| a & b).collect();
                     mask = if both.iter().any(|byte| *byte != 0) { both } else { mask };
                 }
-                matcher.lead_to_end(&mut mask);
+                matcher.lead_to_end(output.last().copied(), &mut mask);
                 ended = draw(&mut matcher, &mut output, &mask);
             }
             led += 1;

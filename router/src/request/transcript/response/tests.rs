@@ -27,6 +27,12 @@ fn deep_values_are_led_to_their_end_earlier() {
     assert!(!led("{\"a\": [1", 299) && led("{\"a\": [1", 300));
     let deep = "{\"a\": ".repeat(10);
     assert!(!led(&deep, 239) && led(&deep, 240));
+    assert!(
+        !led(&"[".repeat(7), 299)
+            && led(&"[".repeat(8), 300)
+            && !led(&"[".repeat(60), 199)
+            && led(&"[".repeat(60), 200)
+    );
     // Closed values and brackets in strings do not count.
     assert!(!led(&format!("{deep}1{}", "}".repeat(9)), 299));
     assert!(!led(&format!("{{\"a\": \"\\\"{}", "[".repeat(40)), 299));
