@@ -212,7 +212,7 @@ def test_files_outlive_the_server_and_off_keeps_nothing(tmp_path):
     ({"input": []}, "input"),
     ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
-    ({"input": [{"role": "user", "content": "x"}, {"type": "computer_call", "call_id": "c"}]}, "input[1].type"),
+    ({"input": [{"role": "user", "content": "x"}, {"type": "computer", "call_id": "c"}]}, "input[1].type"),
     ({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b", "parameters": {}}]}, "tools[1].name"),
     ({"tools": [{"type": "namespace", "name": "n", "description": "", "tools": [{"type": "function", "name": "f", "parameters": 3}]}]}, "tools[0].tools[0].parameters"),
     ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
