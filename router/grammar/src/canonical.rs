@@ -6,8 +6,8 @@ use crate::matcher::{Matcher, MatcherError};
 
 /// Matchers of the canonical form, as far as the output has been followed in them.
 pub struct Canonical {
-    /// The closest to what a writer would write comes first. Those that could not follow the output are gone; if none is
-    /// left, the output is in a form that only the tolerant grammar knows.
+    /// The closest to what a writer would write comes first. Those that could not follow the output are gone; if none
+    /// is left, the output is in a form that only the tolerant grammar knows.
     forms: Vec<Matcher>,
     followed: usize,
 }

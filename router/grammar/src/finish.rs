@@ -34,8 +34,8 @@ impl Ranks {
         Self(texts.map(|text| text.map_or(rank::OTHER, |text| of(&text))).collect())
     }
 
-    /// Removes the tokens from a mask that are not on the shortest way to the end, as far as their texts tell. `opened`:
-    /// the last token has opened a string. Returns whether texts alone do not tell, among the names or values of a string.
+    /// Removes the tokens from a mask that are not on the shortest way to the end, as far as their texts tell.
+    /// `opened`: the last token has opened a string. Returns whether texts alone do not tell, among names or constants.
     pub(crate) fn narrow(&self, stops: &[u32], opened: bool, mask: &mut [u8]) -> bool {
         let allowed = |mask: &[u8], id: usize| mask.get(id / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1);
         let ids: Vec<usize> = (0..self.0.len()).filter(|id| allowed(mask, *id)).collect();

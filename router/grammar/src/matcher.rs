@@ -203,8 +203,8 @@ impl Matcher {
         Ok(mask)
     }
 
-    /// The tokens of a refused draw's beginning that may stand here, if it begins with punctuation of JSON: a model that
-    /// draws `","` ends its string, whatever may come then.
+    /// The tokens of a refused draw's beginning that may stand here, if it begins with punctuation of JSON: a model
+    /// that draws `","` ends its string, whatever may come then.
     pub fn kept(&self, refused: u32) -> Result<Vec<u32>, MatcherError> {
         let text = self.vocab.text(refused).unwrap_or_default();
         let punctuation = text.bytes().take_while(|byte| b"\"}],:".contains(byte)).count();
@@ -255,8 +255,8 @@ impl Matcher {
         ends.iter().filter(|(distance, _)| near(*distance)).for_each(|(_, all)| set(mask, all));
     }
 
-    /// Tokens from this one, in a string, to the end of the object or list around it, on one way that the ranks of tokens
-    /// lead. None: it is long.
+    /// Tokens from this one, in a string, to the end of the object or list around it, on one way that the ranks of
+    /// tokens lead. None: it is long.
     fn distance(&self, first: u32) -> Option<usize> {
         const LONGEST: usize = 48;
         let mut matcher = self.clone();

@@ -233,8 +233,8 @@ impl ChatJob {
         declared
     }
 
-    /// Replaces what no model could read in the history, which an agent cannot take back. Returns its paths, and those of
-    /// fields that only a template can use and that this template never reads.
+    /// Replaces what no model could read in the history, which an agent cannot take back. Returns its paths, and those
+    /// of fields that only a template can use and that this template never reads.
     pub fn settle(&mut self, template: Option<&ChatTemplate>) -> Vec<String> {
         let mut paths = results::replace_unreadable(&mut self.messages);
         if let Some(exact) = self.exact.as_mut().and_then(|exact| exact.messages.as_mut()) {

@@ -18,7 +18,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use crate::{fleet::engine_stream::DrawnToken, request::model::ServedModel};
 use calls::CurrentCall;
 pub(crate) use calls::{CallOutcome, CallReport};
-use response::{REPEATED_TEXT, Response};
+use response::{REPEATED_TEXT, ResponseText};
 
 /// How the output is parsed.
 pub enum Reader {
@@ -93,7 +93,7 @@ pub struct Transcript {
     finished: bool,
     by_length: bool,
     /// The text so far. None: the finished response needs no validation, and is not JSON.
-    response: Option<Response>,
+    response: Option<ResponseText>,
     /// Why the answer ends, or is led to its end, before the model would end it.
     ended_early: Option<&'static str>,
     /// The beginning of the text, where calls are looked for that the format does not read. None: there are no tools.
@@ -139,7 +139,7 @@ impl Transcript {
         let in_reasoning = options.start == Region::Reasoning;
         let next_offset = options.echo.chars().count() as u32;
         let collects = |grammar: &Compiled| grammar.validates_response() || grammar.answers_json();
-        let response = options.grammar.as_ref().is_some_and(collects).then(Response::default);
+        let response = options.grammar.as_ref().is_some_and(collects).then(ResponseText::default);
         let mut transcript = Transcript {
             model,
             options,
@@ -317,7 +317,7 @@ impl Transcript {
 
     /// Validates the finished response. It was streamed already, so a violation is only reported.
     fn check_response(&mut self) {
-        let (Some(Response { text, .. }), Some(grammar)) = (&self.response, &self.options.grammar) else { return };
+        let (Some(ResponseText { text, .. }), Some(grammar)) = (&self.response, &self.options.grammar) else { return };
         if self.started_calls > 0 || !self.report.malformed.is_empty() {
             return;
         }

@@ -195,8 +195,8 @@ fn check_calls(at: &str, message: &Map<String, Value>) -> Result<bool, InvalidRe
                 return Err(InvalidRequest::missing(&format!("{at}.function"), "an object with name and arguments"));
             }
         };
-        // Arguments may be anything: a stream that the length cut leaves half an object, and an error would come back on
-        // every turn.
+        // Arguments may be anything: a stream that the length cut leaves half an object, and an error would come back
+        // on every turn.
         check_name(&format!("{at}.function.name"), function)?;
     }
     Ok(!calls.is_empty())

@@ -7,7 +7,7 @@ pub const FINISHED_EARLY: &str = "finish_structured";
 pub const REPEATED_TEXT: &str = "repeated_text";
 
 #[derive(Default)]
-pub struct Response {
+pub struct ResponseText {
     pub text: String,
     /// Open objects and lists, and whether the text ends in a string or after a backslash in one.
     depth: u32,
@@ -17,7 +17,7 @@ pub struct Response {
     looked_at: usize,
 }
 
-impl Response {
+impl ResponseText {
     pub fn push(&mut self, text: &str) {
         self.text.push_str(text);
         for byte in text.bytes() {

@@ -19,7 +19,7 @@ fn only_long_repetitions_of_words_count() {
 #[test]
 fn deep_values_are_led_to_their_end_earlier() {
     let led = |text: &str, tokens| {
-        let mut response = Response::default();
+        let mut response = ResponseText::default();
         // The state goes on from piece to piece.
         text.chars().for_each(|c| response.push(&c.to_string()));
         response.leads_to_end(tokens, Some(400)).is_some()
@@ -36,5 +36,5 @@ fn deep_values_are_led_to_their_end_earlier() {
     // Closed values and brackets in strings do not count.
     assert!(!led(&format!("{deep}1{}", "}".repeat(9)), 299));
     assert!(!led(&format!("{{\"a\": \"\\\"{}", "[".repeat(40)), 299));
-    assert!(Response::default().leads_to_end(399, Some(400)).is_none(), "there is no answer yet");
+    assert!(ResponseText::default().leads_to_end(399, Some(400)).is_none(), "there is no answer yet");
 }
