@@ -428,9 +428,9 @@ impl PreparedInput<'_> {
         owned.filter(|json| contains(json, chars)).for_each(|json| remove(json, chars));
     }
 
-    /// If the template rejects the conversation, neighbours of one side become one turn, system messages in the middle of
-    /// it become part of the turns beside them, and then all system messages. A conversation that the template accepts
-    /// stays as it is.
+    /// If the template rejects the conversation, neighbours of one side become one turn, system messages in the middle
+    /// of it become part of the turns beside them, and then all system messages. A conversation that the template
+    /// accepts stays as it is.
     pub fn render(&self) -> Result<String, TemplateError> {
         let rejected = match self.render_once() {
             Err(error) if error.reason == Reason::Raised && self.folds => error,

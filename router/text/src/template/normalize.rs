@@ -268,8 +268,8 @@ fn flatten(parts: &[Json]) -> Json {
     texts.map_or_else(|| Json::Array(parts.to_vec()), |texts| Json::String(texts.join("\n")))
 }
 
-/// Gives a call arguments in a form that the template renders. Arguments that are no JSON object become an empty one, or
-/// stay a text if the template prints texts.
+/// Gives a call arguments in a form that the template renders. Arguments that are no JSON object become an empty one,
+/// or stay a text if the template prints texts.
 fn mend_call(mut call: Json, traits: &TemplateCapabilities) -> Json {
     let nested = call.get("function").is_some_and(Json::is_object);
     let holder = if nested { call.get_mut("function") } else { Some(&mut call) };
