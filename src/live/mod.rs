@@ -3,8 +3,6 @@
 
 mod answers;
 
-use std::sync::Arc;
-
 use futures::{StreamExt, stream};
 use rein_grammar::Format;
 use rein_text::check::{CheckReport, Finding, Verdict};
@@ -114,11 +112,9 @@ pub async fn report(asked: &Asked, format: Option<&'static Format>, tokens: u32)
 
 async fn ask(asked: &Asked, model: &Served, format: &'static Format, tokens: u32) -> Result<Vec<Answers>, String> {
     let (questions, tools) = Question::read()?;
-    let tools = Arc::new(tools);
-    let ask = |question: Question| {
-        let tools = tools.clone();
-        async move { Answers::ask(asked, model, format, question.declared(&tools), question, tokens).await }
-    };
+    let tools = &tools;
+    let ask =
+        async |question: Question| Answers::ask(asked, model, format, question.declared(tools), question, tokens).await;
     let answers: Vec<Result<Answers, String>> = stream::iter(questions).map(ask).buffered(AT_ONCE).collect().await;
     answers.into_iter().collect()
 }

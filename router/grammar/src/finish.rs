@@ -1,6 +1,8 @@
 //! Leads a JSON answer to its end: which of the tokens that the grammar allows are on the shortest way there. It ranks
 //! tokens by their text alone, and knows no schema: the grammar has excluded what is not valid.
 
+use crate::mask;
+
 /// Ranks of tokens outside of strings: the lowest rank that the grammar allows is on the shortest way to the end.
 mod rank {
     /// Only closing brackets.
@@ -37,30 +39,28 @@ impl Ranks {
     /// Removes the tokens from a mask that are not on the shortest way to the end, as far as their texts tell.
     /// `opened`: the last token has opened a string. Returns whether texts alone do not tell, among names or constants.
     pub(crate) fn narrow(&self, stops: &[u32], opened: bool, mask: &mut [u8]) -> bool {
-        let allowed = |mask: &[u8], id: usize| mask.get(id / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1);
-        let ids: Vec<usize> = (0..self.0.len()).filter(|id| allowed(mask, *id)).collect();
-        let is_stop = |id: &usize| stops.contains(&(*id as u32));
-        let best = ids.iter().map(|id| self.0[*id] & RANK).min();
-        let any = |flag: u8| ids.iter().any(|id| self.0[*id] & flag != 0);
+        let ids: Vec<u32> = mask::ids(mask).collect();
+        let of = |id: &u32| self.0.get(*id as usize).copied().unwrap_or(rank::BLANK);
+        let is_stop = |id: &u32| stops.contains(id);
+        let best = ids.iter().map(|id| of(id) & RANK).min();
+        let any = |flag: u8| ids.iter().any(|id| of(id) & flag != 0);
         let (in_string, in_key) = (any(LETTER), any(ENDS_KEY));
-        let keep: Vec<usize> = if ids.iter().any(is_stop) {
+        let keep: Vec<u32> = if ids.iter().any(is_stop) {
             ids.into_iter().filter(is_stop).collect()
         } else if in_string && in_key && opened {
             // A name of its own has at least one letter, or names would be equal.
-            ids.into_iter().filter(|id| self.0[*id] & (ENDS | ENDS_KEY) == 0).collect()
+            ids.into_iter().filter(|id| of(id) & (ENDS | ENDS_KEY) == 0).collect()
         } else if in_string {
             // Without a quote, the string has to go on: with what, the model knows best.
-            ids.into_iter().filter(|id| self.0[*id] & ENDS != 0).collect()
+            ids.into_iter().filter(|id| of(id) & ENDS != 0).collect()
         } else {
-            ids.into_iter().filter(|id| Some(self.0[*id] & RANK) == best).collect()
+            ids.into_iter().filter(|id| Some(of(id) & RANK) == best).collect()
         };
         if keep.is_empty() {
             return false;
         }
         mask.fill(0);
-        for id in keep {
-            mask[id / 8] |= 1 << (id % 8);
-        }
+        mask::set(mask, &keep);
         !in_string && best == Some(rank::OTHER)
     }
 }

@@ -23,6 +23,7 @@ mod limits;
 mod load;
 mod lookalike;
 mod marks;
+mod mask;
 mod matcher;
 mod models;
 mod output;

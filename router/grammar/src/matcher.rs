@@ -14,6 +14,7 @@ use llguidance::toktrie::{Recognizer, SimpleVob, TokTrie};
 use crate::limits::{
     MAX_FORCED_TOKENS, MAX_MATCHER_BYTES, MAX_STEP_TIME, MAX_TRIAL_TIME, TOKENS_PER_MEASUREMENT, TOKENS_PER_STEP,
 };
+use crate::mask::{ids, set};
 use crate::trial;
 use crate::vocab::Vocab;
 use crate::watchdog::watch;
@@ -165,12 +166,11 @@ impl Matcher {
                 break;
             }
             let mask = self.mask()?;
-            let allowed = (0..self.vocab.size() as u32)
-                .filter(|id| mask[*id as usize / 8] >> (id % 8) & 1 == 1 && !self.vocab.is_stop(*id));
+            let allowed = ids(&mask).filter(|id| !self.vocab.is_stop(*id));
             // Control tokens would leave the client's grammar.
             let (text, control): (Vec<u32>, Vec<u32>) = allowed.partition(|id| is_text(self.vocab.trie().token(*id)));
-            let ids = if text.is_empty() { control } else { text };
-            let Some(id) = ids.get(step * STRIDE % ids.len().max(1)) else { break };
+            let chosen = if text.is_empty() { control } else { text };
+            let Some(id) = chosen.get(step * STRIDE % chosen.len().max(1)) else { break };
             if !self.accept(*id)? {
                 return Err(MatcherError::Internal(format!("token {id} was in the mask and then rejected")));
             }
@@ -442,17 +442,4 @@ fn fuel(parser: &mut TokenParser, vocab: &Vocab) {
 
     // A mask of what follows some bytes is not cached.
     parser.parser.compute_bias(&Nothing(vocab.trie()), &[0]);
-}
-
-/// The ids in a mask.
-fn ids(mask: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    (0..8 * mask.len() as u32).filter(|id| mask[*id as usize / 8] >> (id % 8) & 1 == 1)
-}
-
-fn set(mask: &mut [u8], ids: &[u32]) {
-    for id in ids {
-        if let Some(byte) = mask.get_mut(*id as usize / 8) {
-            *byte |= 1 << (id % 8);
-        }
-    }
 }

@@ -28,8 +28,9 @@ pub struct SteeredOutput {
     pub session: GrammarSession,
     pub max_tokens: u32,
     pub thinking: Option<ThinkingBudget>,
-    /// When a JSON answer is led to its end. None: the answer is not JSON.
-    pub ending: Option<Ending>,
+    /// The answer is JSON, which is led to its end if it repeats itself, and if it is to be finished in time.
+    pub json: bool,
+    pub finishes: bool,
     /// The memory that the grammar's state takes beyond that of its start. None: there is no grammar.
     pub growth: Option<MemoryCharge>,
 }
@@ -44,13 +45,6 @@ pub struct ThinkingBudget {
     pub close: Vec<u32>,
 }
 
-/// When a JSON answer is led to its end by the shortest valid way.
-#[derive(Debug, Clone, Copy)]
-pub struct Ending {
-    /// Within this many tokens, if the request asks for it.
-    pub within: Option<u32>,
-}
-
 impl SteeredOutput {
     /// Checks drawn tokens; None before the first draw. At most `room` more tokens fit.
     fn check(&mut self, drawn: Option<&[u32]>, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
@@ -62,7 +56,7 @@ impl SteeredOutput {
 
     /// Whether its budgets are checked after each token, so that batching does not change the output.
     fn ends_in_time(&self) -> bool {
-        self.thinking.is_some() || self.ending.is_some()
+        self.thinking.is_some() || self.json
     }
 
     /// Charges the memory that the grammar's state takes by now.
@@ -264,13 +258,15 @@ impl Choice {
     /// Leads a JSON answer to its end where the request wants it, or where the answer does nothing but repeat itself.
     /// Returns whether that began now.
     async fn lead_to_end(&mut self) -> Result<bool, Error> {
-        let room = self.room();
-        let Some(SteeredOutput { session, ending: Some(ending), .. }) = &mut self.steered else { return Ok(false) };
-        let within = ending.within;
+        let Some(SteeredOutput { session, max_tokens, json: true, finishes, .. }) = &mut self.steered else {
+            return Ok(false);
+        };
+        let within = finishes.then_some(*max_tokens);
         if session.is_led_to_end() || self.engine.is_none() || !self.transcript.leads_to_end(within) {
             return Ok(false);
         }
-        let outcome = session.lead_to_end(room).map_err(Error::from_session)?;
+        session.lead_to_end();
+        let outcome = self.check(Some(Vec::new())).await?;
         self.apply(Vec::new(), outcome).await.map(|()| true)
     }
 

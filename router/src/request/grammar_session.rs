@@ -226,10 +226,9 @@ impl GrammarSession {
         self.timed(|session| session.append_and_steer(DrawOutcome::default(), true, room)).map(Some)
     }
 
-    /// From here on, only tokens on the shortest way to the end of a JSON answer are drawn.
-    pub fn lead_to_end(&mut self, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
+    /// From the next check on, only tokens on the shortest way to the end of a JSON answer are drawn.
+    pub fn lead_to_end(&mut self) {
         self.ending = true;
-        self.timed(|session| session.append_and_steer(DrawOutcome::default(), true, room))
     }
 
     pub fn is_led_to_end(&self) -> bool {

@@ -26,9 +26,8 @@ pub fn as_text(part: &Map<String, Value>) -> ResultText {
         Some(text) => ResultText { text, whole: true },
         None => {
             let what = kind.trim_start_matches("input_").trim_end_matches("_url");
-            let name = ["/filename", "/file/filename", "/title", "/name"];
-            let whole = Value::Object(part.clone());
-            let name = name.iter().find_map(|at| string(whole.pointer(at)));
+            let file = part.get("file").and_then(Value::as_object).unwrap_or(part);
+            let name = ["filename", "title", "name"].into_iter().find_map(|name| string(file.get(name)));
             let name = name.map(|name| format!(" {name:?}")).unwrap_or_default();
             ResultText { text: format!("[{what}{name}: not shown, because this model reads only text]"), whole: false }
         }

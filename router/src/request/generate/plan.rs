@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     limits,
     request::{
-        choice::{Ending, SteeredOutput, ThinkingBudget},
+        choice::{SteeredOutput, ThinkingBudget},
         grammar_session::{self, GrammarSession, Restrictions},
         job::{Generation, Truncation},
         model::{Bounds, ServedModel},
@@ -186,10 +186,9 @@ impl Plan {
         };
         let (max_tokens, thinking) = (self.limits.max_tokens, self.thinking.clone());
         let json = compiled.is_some_and(Compiled::answers_json);
-        let ending = json.then_some(Ending { within: self.finishes.then_some(max_tokens) });
         let session = GrammarSession::new(rules);
         let session = if self.decisions { session.with_decisions() } else { session };
-        Ok(Some(SteeredOutput { session, max_tokens, thinking, ending, growth: None }))
+        Ok(Some(SteeredOutput { session, max_tokens, thinking, json, finishes: self.finishes, growth: None }))
     }
 }
 
