@@ -37,6 +37,7 @@ pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
         mask_always: args.masks == MasksArg::Always,
         allow_control_tokens: args.allow_control_tokens,
         allow_dropped_tools: args.allow_dropped_tools,
+        max_tools: Some(args.max_tools as usize),
     })
 }
 

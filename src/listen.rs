@@ -11,8 +11,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket};
@@ -67,10 +68,10 @@ const HTTP_CONNECTIONS: usize = 16_384;
 const HTTP_BUFFER: usize = 64 << 10;
 /// Maximum number of open gRPC connections.
 const GRPC_CONNECTIONS: usize = 4_096;
-/// Maximum number of open requests on a gRPC connection.
-const GRPC_STREAMS: u32 = 4_096;
-/// Idle time of a gRPC connection after which a keepalive ping is sent.
-const GRPC_KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// Maximum number of open requests on a connection of gRPC, or of HTTP/2.
+const HTTP2_STREAMS: u32 = 4_096;
+/// Idle time of such a connection after which a keepalive ping is sent.
+const HTTP2_KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Timeout for the head of a request. It also closes idle connections.
 const HEADER_TIME: Duration = Duration::from_secs(60);
 /// Pause after a failed accept.
@@ -84,6 +85,7 @@ pub async fn wait_until_true(mut closed: watch::Receiver<bool>) {
     let _ = closed.wait_for(|closed| *closed).await;
 }
 
+/// HTTP/1, and HTTP/2 as clients begin it that know that the server speaks it (h2c).
 pub async fn serve_http(
     app: axum::Router,
     listener: TcpListener,
@@ -91,10 +93,13 @@ pub async fn serve_http(
     timeout: WriteTimeout,
     closed: impl Future<Output = ()>,
 ) -> Result<(), String> {
-    let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HTTP_BUFFER);
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    server.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HTTP_BUFFER);
+    let keep_alive = Some(HTTP2_KEEP_ALIVE);
+    server.http2().timer(TokioTimer::new()).keep_alive_interval(keep_alive).max_concurrent_streams(HTTP2_STREAMS);
     accept("http", listener, HTTP_CONNECTIONS, tls, timeout, closed, move |socket| {
-        server.serve_connection(socket, TowerToHyperService::new(app.clone()))
+        // The connection borrows its builder.
+        server.serve_connection(socket, TowerToHyperService::new(app.clone())).into_owned()
     })
     .await
 }
@@ -108,7 +113,7 @@ pub async fn serve_grpc(
 ) -> Result<(), String> {
     let app = routes.prepare().into_axum_router();
     let mut server = http2::Builder::new(TokioExecutor::new());
-    server.timer(TokioTimer::new()).keep_alive_interval(Some(GRPC_KEEP_ALIVE)).max_concurrent_streams(GRPC_STREAMS);
+    server.timer(TokioTimer::new()).keep_alive_interval(Some(HTTP2_KEEP_ALIVE)).max_concurrent_streams(HTTP2_STREAMS);
     accept("grpc", listener, GRPC_CONNECTIONS, tls, timeout, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
@@ -126,7 +131,7 @@ async fn accept<C>(
     serve: impl Fn(TokioIo<Connection<Socket>>) -> C + Send + Sync + 'static,
 ) -> Result<(), String>
 where
-    C: GracefulConnection<Error = hyper::Error> + Send + 'static,
+    C: GracefulConnection<Error: std::fmt::Display> + Send + 'static,
 {
     let open = GracefulShutdown::new();
     let serve = Arc::new(serve);

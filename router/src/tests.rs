@@ -4,6 +4,7 @@ mod bad_input;
 mod calls;
 mod chat;
 mod completions;
+mod compressed;
 mod control_tokens;
 mod conversations;
 mod cuts;
@@ -24,6 +25,7 @@ mod messages;
 mod metrics_reference;
 #[path = "../text/src/tests/model_dir.rs"]
 mod model_dir;
+mod odd_schemas;
 mod pool;
 mod random;
 mod responses;
@@ -92,6 +94,13 @@ impl TestRouter {
     fn of(template: &str, config: RouterConfig, fake: Fake) -> Self {
         let entry = entry(template, &fake);
         TestRouter { router: Router::new(config, vec![entry]).unwrap(), fake }
+    }
+
+    /// With the server's default enforcement. The engine must write what the grammar accepts.
+    fn enforcing() -> Self {
+        let fake = Fake::default();
+        let entry = ModelEntry { policy: ModelPolicy::default(), ..entry(TEMPLATE, &fake) };
+        TestRouter { router: Router::new(RouterConfig::default(), vec![entry]).unwrap(), fake }
     }
 
     /// With this policy, but enforcement off.

@@ -109,6 +109,9 @@ pub struct ToolCallArgs {
     /// Accept requests with tools even if the chat template does not show tools to the model
     #[arg(long, env = "REIN_ALLOW_DROPPED_TOOLS")]
     pub allow_dropped_tools: bool,
+    /// Maximum number of tools of a request, while calls are enforced; a large number takes long to compile
+    #[arg(long, env = "REIN_MAX_TOOLS", default_value_t = rein_grammar::MAX_TOOLS as u32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    pub max_tools: u32,
 }
 
 /// Who may send requests, and how many are served at once.

@@ -1,4 +1,5 @@
-//! A connection with a write timeout and a lingering close. It does not know the protocol.
+//! A connection with a write timeout and a lingering close. It does not know the protocol, only how many bytes tell
+//! which one it is.
 //!
 //! A write without progress for the stall time ends the connection. A close lingers: what the client is still sending
 //! is read and dropped. The kernel resets a socket that is closed with unread data, and the client may then lose the
@@ -13,6 +14,10 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+/// Bytes that tell HTTP/2 from HTTP/1: its preface.
+const PREFACE_BYTES: usize = 24;
+/// Time for these to arrive. After it, the protocol's own timeouts apply.
+pub const PREFACE_TIME: Duration = Duration::from_secs(60);
 /// Maximum time that a connection lingers.
 const LINGER_TIME: Duration = Duration::from_secs(60);
 /// A lingering connection closes after this time without data from the client.
@@ -48,7 +53,14 @@ pub struct Connection<S> {
     timeout: WriteTimeout,
     /// Set while a write waits for the client.
     writing: Option<Pin<Box<Sleep>>>,
+    /// Until the first bytes have been read.
+    preface: Option<Preface>,
     closing: Closing,
+}
+
+struct Preface {
+    late: Pin<Box<Sleep>>,
+    missing: usize,
 }
 
 enum Closing {
@@ -64,7 +76,9 @@ enum Closing {
 
 impl<S> Connection<S> {
     pub fn new(stream: S, timeout: WriteTimeout) -> Self {
-        Connection { stream, timeout, writing: None, closing: Closing::Open }
+        let late = Box::pin(tokio::time::sleep(PREFACE_TIME));
+        let preface = Some(Preface { late, missing: PREFACE_BYTES });
+        Connection { stream, timeout, writing: None, preface, closing: Closing::Open }
     }
 
     /// Applies the write timeout to the result of a write.
@@ -84,7 +98,23 @@ impl<S> Connection<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let known = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let Some(preface) = &mut self.preface else { return read };
+        match read {
+            Poll::Pending => {
+                ready!(preface.late.as_mut().poll(cx));
+                let message = format!("no request began within {} seconds", PREFACE_TIME.as_secs());
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
+            }
+            Poll::Ready(done) => {
+                preface.missing = preface.missing.saturating_sub(buf.filled().len() - known);
+                if preface.missing == 0 {
+                    self.preface = None;
+                }
+                Poll::Ready(done)
+            }
+        }
     }
 }
 

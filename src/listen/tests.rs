@@ -1,6 +1,8 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use hyper::server::conn::http1;
+
 use super::*;
 
 #[tokio::test]
@@ -36,4 +38,32 @@ async fn a_connection_over_the_limit_waits_for_another_to_end() -> Result<(), Bo
     drop(second);
     closing.send_replace(true);
     Ok(server.await??)
+}
+
+#[tokio::test]
+async fn http_2_without_tls_is_spoken_beside_http_1() -> Result<(), Box<dyn Error>> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let (closing, closed) = watch::channel(false);
+    let app = axum::Router::new().route("/", axum::routing::get(async || "here"));
+    let server = tokio::spawn(serve_http(app, listener, None, WriteTimeout::default(), wait_until_true(closed)));
+    let socket = TokioIo::new(TcpStream::connect(address).await?);
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), socket).await?;
+    let connection = tokio::spawn(connection);
+    let request = http::Request::get(format!("http://{address}/")).body(String::new())?;
+    let answer = sender.send_request(request).await?;
+    assert_eq!((answer.status().as_u16(), answer.version()), (200, http::Version::HTTP_2));
+    let mut socket = TcpStream::connect(address).await?;
+    socket.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await?;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("here"), "{answer}");
+    // One that says nothing does not hold up the end.
+    let _silent = TcpStream::connect(address).await?;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    closing.send_replace(true);
+    tokio::time::timeout(CLOSE_TIME, server).await???;
+    drop(sender);
+    connection.await??;
+    Ok(())
 }

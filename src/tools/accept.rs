@@ -135,11 +135,8 @@ fn rules(request: &Map<String, Json>) -> Result<Rules, String> {
 fn tool(tool: &Json) -> Result<Tool, String> {
     let function = tool.get("function").unwrap_or(tool);
     let name = function.get("name").and_then(Json::as_str).ok_or("tools: function.name must be a string")?;
-    Ok(Tool {
-        name: name.into(),
-        parameters: function.get("parameters").cloned(),
-        strict: function.get("strict").and_then(Json::as_bool).unwrap_or(false),
-    })
+    let strict = function.get("strict").and_then(Json::as_bool).unwrap_or(false);
+    Ok(Tool::declared(name.into(), function.get("parameters").cloned(), strict))
 }
 
 #[cfg(test)]

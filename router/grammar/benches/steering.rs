@@ -27,7 +27,7 @@ fn tools(n: usize) -> Vec<Tool> {
                 {"deep": {"type": "boolean"}, "tags": {"type": "array", "items": {"type": "string"}}}},
             "since": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]},
         }})),
-        strict: false,
+        ..Tool::default()
     };
     (0..n).map(one).collect()
 }

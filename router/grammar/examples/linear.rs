@@ -38,7 +38,7 @@ fn atoms(format: &Format) -> Vec<String> {
 }
 
 fn read(format: &'static Format, start: Region, pieces: &[OwnedPiece], chunk: usize) {
-    let tools = vec![Tool { name: "f".into(), parameters: None, strict: false }].into();
+    let tools = vec![Tool { name: "f".into(), parameters: None, ..Tool::default() }].into();
     let mut parser = Parser::new(format, ParserOptions { start, tools, parse_tools: true });
     let mut events = Vec::new();
     for piece in pieces {

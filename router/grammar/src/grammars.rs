@@ -1,5 +1,6 @@
 //! Compiles and caches the grammars of requests. It does not know prompts or engines.
 
+use std::borrow::Cow;
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,7 @@ use crate::budget::Budget;
 use crate::cache::{Cache, Key, key_of};
 use crate::canonical::Canonical;
 use crate::format::{Codec, Format, Step};
-use crate::json_schema::folded_characters_of_lark;
+use crate::json_schema::{Mended, folded_characters_of_lark, mended};
 use crate::lark::{self, Common, GrammarForm, is_costly_grammar};
 use crate::limits::{
     MAX_CACHED_BYTES, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES,
@@ -23,7 +24,7 @@ use crate::limits::{
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
-use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
+use crate::rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
 use crate::schema::{self, divisor_price};
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
@@ -32,6 +33,7 @@ use crate::vocab::Vocab;
 pub struct Grammars {
     format: &'static Format,
     vocab: Arc<Vocab>,
+    max_tools: usize,
     cache: Cache<Arc<Shared>>,
 }
 
@@ -86,7 +88,13 @@ impl std::fmt::Debug for Grammars {
 
 impl Grammars {
     pub fn new(format: &'static Format, vocab: Arc<Vocab>) -> Self {
-        Self { format, vocab, cache: Cache::new(MAX_CACHED_BYTES) }
+        Self { format, vocab, max_tools: MAX_TOOLS, cache: Cache::new(MAX_CACHED_BYTES) }
+    }
+
+    /// Refuses requests with more tools.
+    #[must_use]
+    pub fn with_max_tools(self, max_tools: usize) -> Self {
+        Self { max_tools, ..self }
     }
 
     /// The grammar of a request. None: nothing to enforce.
@@ -118,13 +126,15 @@ impl Grammars {
     /// Compiles the grammar of a request that is not [known](Self::known), within the budget.
     pub fn compile_within(&self, rules: &Rules, budget: &mut Budget) -> Result<Compiled, RuleError> {
         budget.go_on()?;
-        check(rules)?;
-        let shared = Arc::new(self.build(rules, budget)?);
+        let (meant, mended) = meant(rules);
+        check(&meant, self.max_tools)?;
+        let shared = Arc::new(self.build(&meant, mended, budget)?);
         self.cache.keep(self.key(rules), shared.clone(), shared.bytes + shared.validators.regex_bytes());
         Ok(Compiled { shared, calls_before: rules.calls_before })
     }
 
-    fn build(&self, rules: &Rules, budget: &mut Budget) -> Result<Shared, RuleError> {
+    /// `mended`: what is relaxed before anything is compiled.
+    fn build(&self, rules: &Rules, mended: Vec<Relaxation>, budget: &mut Budget) -> Result<Shared, RuleError> {
         let mut loose = false;
         loop {
             let written = match write(self.format, &self.vocab, rules, GrammarForm::Tolerant, false, loose, budget) {
@@ -146,7 +156,9 @@ impl Grammars {
             }
             match parser(&self.vocab, &written, budget).and_then(|fresh| self.tried(fresh, &written, rules)) {
                 Ok(mut fresh) => {
-                    let Written { relaxations, narrowed, first, lark, .. } = written;
+                    let Written { narrowed, first, lark, .. } = written;
+                    let mut relaxations = mended;
+                    relaxations.extend(written.relaxations);
                     let validators = Validators::new(rules);
                     budget.spend((validators.regex_bytes() / REGEX_BYTES_PER_STEP) as u64)?;
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
@@ -476,6 +488,27 @@ fn begun(mut matcher: Matcher, first: First, calls_before: usize) -> Result<Matc
     Ok(matcher)
 }
 
+/// The rules with the response's schema as it was meant, unless it is strict, and what is relaxed in all schemas.
+fn meant(rules: &Rules) -> (Cow<'_, Rules>, Vec<Relaxation>) {
+    let mut relaxations = Vec::new();
+    let mut relax = |tool: &str, pointers: Vec<String>| {
+        relaxations.extend(pointers.into_iter().map(|pointer| {
+            let (path, keyword) = pointer.rsplit_once('/').unwrap_or_default();
+            Relaxation { tool: tool.into(), path: path.into(), keyword: keyword.into(), cause: Cause::NoMeans }
+        }));
+    };
+    for tool in rules.tools.iter().filter(|tool| rules.enforced(tool) == Enforcement::NamesAndArguments) {
+        relax(&tool.name, tool.mended.clone());
+    }
+    let Some(Response::JsonSchema { schema, strict: false }) = &rules.response else {
+        return (Cow::Borrowed(rules), relaxations);
+    };
+    let Mended { schema, relaxed } = mended(schema.clone());
+    relax("", relaxed);
+    let response = Some(Response::JsonSchema { schema, strict: false });
+    (Cow::Owned(Rules { response, ..rules.clone() }), relaxations)
+}
+
 /// A strict schema must be enforced completely.
 fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> {
     let strict_response = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }));
@@ -493,9 +526,9 @@ fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> 
     }
 }
 
-fn check(rules: &Rules) -> Result<(), RuleError> {
-    if rules.tools.len() > MAX_TOOLS {
-        let (found, limit) = (rules.tools.len(), MAX_TOOLS);
+fn check(rules: &Rules, max_tools: usize) -> Result<(), RuleError> {
+    if rules.tools.len() > max_tools {
+        let (found, limit) = (rules.tools.len(), max_tools);
         return Err(RuleError::TooLarge { field: "tools".into(), what: "the number of tools", found, limit });
     }
     let mut names = std::collections::HashSet::new();

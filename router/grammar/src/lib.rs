@@ -53,6 +53,7 @@ pub use format::{
 };
 pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};
+pub use limits::MAX_TOOLS;
 pub use load::FormatError;
 pub use lookalike::{MAX_TEXT_BYTES as MAX_LOOKALIKE_BYTES, lookalike};
 pub use matcher::{Matcher, MatcherError};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Tools per request.
-pub const MAX_TOOLS: usize = 256;
+/// Tools per request, unless the server says otherwise.
+pub const MAX_TOOLS: usize = 1_024;
 /// Bytes of a tool's name.
 pub const MAX_NAME_BYTES: usize = 128;
 /// Bytes of one schema, as JSON.
@@ -39,7 +39,7 @@ pub const MAX_OVERLAP: u64 = 256;
 /// Bytes of the grammar of a string, once its characters are spelled as in JSON.
 pub const MAX_SPELLED_GRAMMAR_BYTES: usize = 512 << 10;
 /// llguidance's fuel for building the lexer.
-pub const MAX_LEXER_FUEL: u64 = 1_000_000;
+pub const MAX_LEXER_FUEL: u64 = 2_000_000;
 /// A minimum of that fuel, however little of the budget is left.
 pub const MIN_LEXER_FUEL: u64 = 200_000;
 /// llguidance's fuel for a mask, or for a few tokens without one: 10 to 30 ms.

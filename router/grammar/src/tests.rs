@@ -97,7 +97,8 @@ pub fn cuts(pieces: &[OwnedPiece], random: &mut Random) -> Vec<Vec<OwnedPiece>> 
 }
 
 pub fn options(start: Region, tools: &[&str]) -> ParserOptions {
-    let tools = tools.iter().map(|name| Tool { name: (*name).to_owned(), parameters: None, strict: false }).collect();
+    let tools =
+        tools.iter().map(|name| Tool { name: (*name).to_owned(), parameters: None, ..Tool::default() }).collect();
     ParserOptions { start, tools, parse_tools: true }
 }
 

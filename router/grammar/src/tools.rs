@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 
 use crate::cache::{Key, key_of};
+use crate::json_schema::{Mended, mended};
 
 /// A declared tool. The name decides how an ambiguous header is split; the schema decides which raw values are strings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -16,6 +17,24 @@ pub struct Tool {
     pub parameters: Option<Value>,
     /// The schema must be enforced completely, whatever the server's policy is.
     pub strict: bool,
+    /// What in the schema was given another meaning than its author wrote: JSON pointers.
+    pub mended: Vec<String>,
+}
+
+impl Tool {
+    /// As a client declares it. Unless the schema is strict, what has no meaning in it is relaxed.
+    #[must_use]
+    pub fn declared(name: String, parameters: Option<Value>, strict: bool) -> Self {
+        let parameters = parameters.filter(|schema| !schema.is_null());
+        let (parameters, mended) = match parameters {
+            Some(schema) if !strict => {
+                let Mended { schema, relaxed } = mended(schema);
+                (Some(schema), relaxed)
+            }
+            parameters => (parameters, Vec::new()),
+        };
+        Tool { name, parameters, strict, mended }
+    }
 }
 
 /// Declared tools. Copies share them.
@@ -34,8 +53,8 @@ impl Tools {
         *self.0.key.get_or_init(|| {
             let mut text = Vec::new();
             // Writing to memory does not fail, and neither does JSON with text as keys.
-            for Tool { name, parameters, strict } in &self.0.list {
-                let _ = write!(text, " {name:?} {strict} ");
+            for Tool { name, parameters, strict, mended } in &self.0.list {
+                let _ = write!(text, " {name:?} {strict} {mended:?} ");
                 if let Some(parameters) = parameters {
                     let _ = serde_json::to_writer(&mut text, parameters);
                 }

@@ -42,20 +42,24 @@ const IGNORED_VALUE: &str = r#"("[^"\\\x00-\x1f]*"|0|[1-9][0-9]{0,19}|null)"#;
 /// Such members before the name, at most.
 pub(crate) const IGNORED_MEMBERS: usize = 2;
 
-/// Regular expressions for the beginning of a call of this tool in text: up to its arguments, and without any. The
-/// parser reads exactly these as calls where no marker precedes them.
-pub(crate) fn bare_beginnings(format: &Format, name: &str) -> (String, Option<String>) {
+/// Regular expressions for the beginning of a call of one of these tools in text: up to its arguments, and without any.
+/// The parser reads exactly these as calls where no marker precedes them.
+pub(crate) fn bare_beginnings(format: &Format, tools: &[&str]) -> (String, Option<String>) {
+    let named = |written: fn(&str) -> String| match tools {
+        [one] => escape(&written(one)),
+        many => format!("({})", many.iter().map(|name| escape(&written(name))).collect::<Vec<_>>().join("|")),
+    };
     match format.codec() {
         Codec::Object { members, ignored } => {
             let before = ignored_members(ignored, BLANKS, |member| format!("{member}{BLANKS},{BLANKS}"));
             let between = ignored_members(ignored, BLANKS, |member| format!("{BLANKS},{BLANKS}{member}"));
             let names = keys(members.iter().filter_map(Member::name).flatten());
             let arguments = keys(members.iter().filter_map(Member::arguments).flatten());
-            let named = escape(&quoted(name));
+            let named = named(quoted);
             let begun = format!(r"\{{{BLANKS}{before}{names}{BLANKS}:{BLANKS}{named}{between}{BLANKS}");
             (format!("{begun},{BLANKS}{arguments}{BLANKS}:"), Some(begun + r"\}"))
         }
-        _ => (format!(r"\[{BLANKS}{}{BLANKS}\(", escape(name)), None),
+        _ => (format!(r"\[{BLANKS}{}{BLANKS}\(", named(str::to_owned)), None),
     }
 }
 

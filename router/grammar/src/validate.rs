@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 use jsonschema::{Draft, PatternOptions, ValidationError, ValidationOptions, Validator};
 use serde_json::Value;
 
-use crate::json_schema::{PlainPattern, SchemaPattern, backtracks, compiled_bytes, counting, named, within_budget};
+use crate::json_schema::{
+    PlainPattern, SchemaPattern, backtracks, compiled_bytes, counting, fault, named, within_budget,
+};
 use crate::limits::{
     MAX_BACKTRACKS, MAX_QUICK_REGEX_WORK, MAX_QUICK_VALIDATION_BYTES, MAX_VALIDATED_PATTERNS_BYTES,
     MAX_VALIDATED_REGEX_WORK,
@@ -403,23 +405,9 @@ fn parse(text: &str) -> Result<Value, Violation> {
 
 /// Rejects invalid schemas, by the draft that they name.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
-    let schema = &*counting(schema);
-    let result = match named(schema) {
-        Some(Draft::Draft4) => jsonschema::draft4::meta::validate(schema),
-        Some(Draft::Draft6) => jsonschema::draft6::meta::validate(schema),
-        Some(Draft::Draft7) => jsonschema::draft7::meta::validate(schema),
-        Some(Draft::Draft201909) => jsonschema::draft201909::meta::validate(schema),
-        _ => jsonschema::draft202012::meta::validate(schema),
-    };
-    result.map_err(|e| {
-        let path = e.instance_path().to_string();
-        RuleError::Unenforceable {
-            field: field.to_owned(),
-            keyword: path.rsplit('/').next().unwrap_or_default().to_owned(),
-            path,
-            reason: e.to_string(),
-        }
-    })
+    let Some((path, reason)) = fault(schema) else { return Ok(()) };
+    let keyword = path.rsplit('/').next().unwrap_or_default().to_owned();
+    Err(RuleError::Unenforceable { field: field.to_owned(), path, keyword, reason })
 }
 
 #[cfg(test)]

@@ -89,10 +89,12 @@ impl ServedModel {
         }
         let grammars = vocabulary(&text, format).map(|vocab| {
             let vocab = Arc::new(vocab);
-            ModelGrammars {
-                turns: Arc::new(Grammars::new(format, vocab.clone())),
-                texts: Arc::new(Grammars::new(&grammar::BARE, vocab)),
-            }
+            let turns = Grammars::new(format, vocab.clone());
+            let turns = match policy.max_tools {
+                Some(max_tools) => turns.with_max_tools(max_tools),
+                None => turns,
+            };
+            ModelGrammars { turns: Arc::new(turns), texts: Arc::new(Grammars::new(&grammar::BARE, vocab)) }
         });
         let controls = match policy.allow_control_tokens {
             true => None,
@@ -354,6 +356,8 @@ pub struct ModelPolicy {
     pub allow_control_tokens: bool,
     /// Accept requests with tools even if the template does not show the tools to the model.
     pub allow_dropped_tools: bool,
+    /// Tools per request whose calls are enforced. None: the default.
+    pub max_tools: Option<usize>,
 }
 
 fn digest(text: &ModelText) -> Digest {

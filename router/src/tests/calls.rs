@@ -429,7 +429,7 @@ async fn a_response_that_a_stop_cuts_is_validated() {
 #[tokio::test]
 async fn a_call_that_the_grammar_accepts_but_the_schema_rejects_is_invalid() {
     let schema = |max| json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": max}}});
-    let tool = |max| grammar::Tool { name: "f".into(), parameters: Some(schema(max)), strict: false };
+    let tool = |max| grammar::Tool { name: "f".into(), parameters: Some(schema(max)), ..grammar::Tool::default() };
     let stricter = || Rules { tools: vec![tool(5)].into(), ..Rules::default() };
     let of = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": schema(9)}});
     let script = [&[SECTION], call("functions.f:0", "{\"a\": 7}").as_slice(), &[END_SECTION]].concat();

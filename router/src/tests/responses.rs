@@ -292,7 +292,7 @@ async fn wrong_bodies_get_errors_that_name_their_fields() {
         json!([{"type": "message", "role": "user", "content": [{"type": "input_text"}]}]),
         json!([{"type": "reasoning", "content": [1]}]),
         json!([{"type": "item_reference", "id": "msg_1"}]),
-        json!({"format": {"type": "json_schema", "name": "x", "schema": {"type": 3}}}),
+        json!({"format": {"type": "json_schema", "name": "x", "strict": true, "schema": {"type": 3}}}),
     ];
     let names = [
         "input",

@@ -1,11 +1,12 @@
 //! Validates the messages and tools of a request, because a template renders wrong shapes to wrong prompts instead of
 //! failing. It knows no template and changes nothing.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use crate::{InvalidRequest, limits};
+use crate::{InvalidRequest, fields::surrogates, limits};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// Fields of the last message with which other APIs ask to continue it: Kimi's, then DeepSeek's and Mistral's.
@@ -223,9 +224,11 @@ pub fn broken_arguments(messages: &[Value]) -> Vec<String> {
     paths
 }
 
-/// Whether the text is a JSON object.
+/// Whether the text is a JSON object, without half surrogate pairs, which serde_json skips unread.
 fn is_object(text: &str) -> bool {
-    text.trim_start().starts_with('{') && serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
+    text.trim_start().starts_with('{')
+        && serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
+        && matches!(surrogates::replaced(text), Cow::Borrowed(_))
 }
 
 fn check_type_is_function(at: &str, object: &Map<String, Value>) -> Result<(), InvalidRequest> {

@@ -63,9 +63,7 @@ impl From<Vec<Value>> for ToolSet {
 /// Converts a tool in the OpenAI shape; `None` if it has no name.
 pub fn tool(tool: &Value) -> Option<Tool> {
     let function = tool.get("function")?;
-    Some(Tool {
-        name: function.get("name")?.as_str()?.to_owned(),
-        parameters: function.get("parameters").filter(|schema| !schema.is_null()).cloned(),
-        strict: function.get("strict").and_then(Value::as_bool).unwrap_or(false),
-    })
+    let name = function.get("name")?.as_str()?.to_owned();
+    let strict = function.get("strict").and_then(Value::as_bool).unwrap_or(false);
+    Some(Tool::declared(name, function.get("parameters").cloned(), strict))
 }

@@ -58,3 +58,25 @@ async fn a_close_reads_what_the_client_still_sends() {
     assert!(began.elapsed() <= LINGER_TIME + LINGER_SILENCE, "{:?}", began.elapsed());
     sending.await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_ends_that_does_not_say_what_it_speaks() {
+    for sent in [0, PREFACE_BYTES - 1] {
+        let (mut client, server) = duplex(100);
+        let mut server = Connection::new(server, timeout_after(60));
+        client.write_all(&vec![b'P'; sent]).await.unwrap();
+        let began = Instant::now();
+        let error = server.read_exact(&mut [0; PREFACE_BYTES]).await.unwrap_err();
+        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, PREFACE_TIME), "{sent}");
+    }
+    // What follows may be late.
+    let (mut client, server) = duplex(100);
+    let mut server = Connection::new(server, timeout_after(60));
+    let late = tokio::spawn(async move {
+        client.write_all(&[b'P'; PREFACE_BYTES]).await?;
+        tokio::time::sleep(2 * PREFACE_TIME).await;
+        client.write_all(b"!").await
+    });
+    server.read_exact(&mut [0; PREFACE_BYTES + 1]).await.unwrap();
+    late.await.unwrap().unwrap();
+}

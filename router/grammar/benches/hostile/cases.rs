@@ -29,7 +29,7 @@ pub struct Case {
 }
 
 fn tool(schema: Value, strict: bool) -> Rules {
-    let tool = Tool { name: "f".into(), parameters: Some(schema), strict };
+    let tool = Tool { name: "f".into(), parameters: Some(schema), strict, ..Tool::default() };
     Rules { tools: vec![tool].into(), parallel: true, ..Rules::default() }
 }
 

@@ -48,7 +48,8 @@ pub(crate) fn named(schema: &Value) -> Option<Draft> {
 }
 
 /// The schema with the keywords that count. If it names no draft, the keywords of all drafts count, older forms are
-/// rewritten as in Draft 2020-12, and annotations of a wrong type, which do not constrain values, are removed.
+/// rewritten as in Draft 2020-12, and annotations of a wrong type, which do not constrain values, are removed. The
+/// fragment of an `$id`, which newer drafts refuse, is an anchor.
 pub(crate) fn counting(root: &Value) -> Cow<'_, Value> {
     let draft = named(root);
     if !mentions(root, &|key, value| is_foreign(draft, key, value)) {
@@ -56,8 +57,12 @@ pub(crate) fn counting(root: &Value) -> Cow<'_, Value> {
     }
     let mut root = root.clone();
     each_schema(&mut root, &|map| match draft {
-        Some(_) => map.retain(|key, value| !is_foreign(draft, key, value)),
+        Some(_) => {
+            anchor_fragment(map, draft);
+            map.retain(|key, value| !is_foreign(draft, key, value));
+        }
         None => {
+            anchor_fragment(map, draft);
             map.retain(|key, value| !is_wrong_annotation(key, value));
             if map.get("items").is_some_and(Value::is_array)
                 || ["exclusiveMinimum", "exclusiveMaximum"].iter().any(|k| map.get(*k).is_some_and(Value::is_boolean))
@@ -69,9 +74,41 @@ pub(crate) fn counting(root: &Value) -> Cow<'_, Value> {
     Cow::Owned(root)
 }
 
+/// Why this is no schema of the draft that it names: a JSON pointer, and what is wrong there.
+pub(crate) fn fault(schema: &Value) -> Option<(String, String)> {
+    let schema = &*counting(schema);
+    let result = match named(schema) {
+        Some(Draft::Draft4) => jsonschema::draft4::meta::validate(schema),
+        Some(Draft::Draft6) => jsonschema::draft6::meta::validate(schema),
+        Some(Draft::Draft7) => jsonschema::draft7::meta::validate(schema),
+        Some(Draft::Draft201909) => jsonschema::draft201909::meta::validate(schema),
+        _ => jsonschema::draft202012::meta::validate(schema),
+    };
+    result.err().map(|e| (e.instance_path().to_string(), e.to_string()))
+}
+
+/// The fragment of an `$id`, in the drafts that expect it in `$anchor`.
+fn id_fragment(draft: Option<Draft>, value: &Value) -> Option<(&str, &str)> {
+    let id = value.as_str().filter(|_| draft.is_none_or(|draft| draft >= Draft::Draft201909))?;
+    id.split_once('#').filter(|(_, fragment)| !fragment.is_empty())
+}
+
+fn anchor_fragment(map: &mut Map<String, Value>, draft: Option<Draft>) {
+    let Some(id) = map.get("$id").cloned() else { return };
+    let Some((address, fragment)) = id_fragment(draft, &id) else { return };
+    match address {
+        "" => drop(map.shift_remove("$id")),
+        _ => drop(map.insert("$id".into(), address.into())),
+    }
+    if is_anchor(fragment) {
+        map.entry("$anchor").or_insert_with(|| fragment.into());
+    }
+}
+
 /// Whether a keyword in this form does not count.
 fn is_foreign(draft: Option<Draft>, key: &str, value: &Value) -> bool {
     match (draft, key) {
+        (_, "$id") => id_fragment(draft, value).is_some(),
         (Some(draft), _) => SINCE.iter().any(|(name, first, last)| *name == key && (draft < *first || draft > *last)),
         (None, "items") => value.is_array(),
         (None, "exclusiveMinimum" | "exclusiveMaximum") => value.is_boolean(),
@@ -86,6 +123,12 @@ fn is_wrong_annotation(key: &str, value: &Value) -> bool {
         "deprecated" | "readOnly" | "writeOnly" => !value.is_boolean(),
         _ => false,
     }
+}
+
+pub(super) fn is_anchor(text: &str) -> bool {
+    let mut chars = text.chars();
+    chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+        && chars.all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 fn mentions(value: &Value, wanted: &dyn Fn(&str, &Value) -> bool) -> bool {

@@ -5,6 +5,7 @@ mod argument_types;
 mod case_folding;
 mod draft;
 mod keywords;
+mod mend;
 mod names;
 mod pattern;
 mod refs;
@@ -15,10 +16,11 @@ use serde_json::{Map, Value};
 
 pub(crate) use argument_types::{Types, declared, declares};
 pub(crate) use case_folding::{folded_characters, folded_characters_of_lark};
-pub(crate) use draft::{counting, named};
+pub(crate) use draft::{counting, fault, named};
 pub(crate) use keywords::{
     TYPES, count, each, is_annotation, is_type, modern, percent_decoded, size, size_of_map, types,
 };
+pub(crate) use mend::{Mended, mended};
 pub(crate) use names::{matches, steps};
 pub(crate) use pattern::{PlainPattern, SchemaPattern, within_budget};
 pub(crate) use refs::{local, mentions};

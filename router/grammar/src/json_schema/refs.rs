@@ -1,12 +1,13 @@
 //! Rewrites references of any draft as JSON pointers into their schema.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use jsonschema::{Draft, uri};
 use serde_json::{Map, Value};
 
 use super::draft;
+use super::keywords::percent_decoded;
 use super::subschemas::{LIST, NAMED, ONE, below};
 
 /// The name of a schema without one.
@@ -31,15 +32,38 @@ pub(crate) fn local(root: &Value) -> Cow<'_, Value> {
     }
 }
 
+/// Pointers to the schemas whose `$ref` leads nowhere within the root.
+pub(super) fn dangling(root: &Value) -> Vec<String> {
+    if !mentions(root, &["$ref"]) {
+        return Vec::new();
+    }
+    let counting = draft::counting(root);
+    let places = SchemaLocations::of(&counting);
+    let (mut found, mut seen, mut ahead) = (Vec::new(), HashSet::new(), vec![(String::new(), ROOT.to_owned())]);
+    while let Some((pointer, base)) = ahead.pop() {
+        let Some(Value::Object(map)) = root.pointer(&pointer) else { continue };
+        if !seen.insert(pointer.clone()) {
+            continue;
+        }
+        let base = places.base(map, &base);
+        ahead.extend(below(map).into_iter().map(|(at, _)| (format!("{pointer}{at}"), base.clone())));
+        let Some(reference) = map.get("$ref").and_then(Value::as_str) else { continue };
+        let target = places.find(&base, reference).map(|target| percent_decoded(&target[1..]));
+        match target.filter(|target| root.pointer(target).is_some_and(|part| part.is_object() || part.is_boolean())) {
+            Some(target) => ahead.push((target, base)),
+            None => found.push(pointer),
+        }
+    }
+    found
+}
+
 fn rewritten(root: &Value) -> Option<Value> {
     const RESOLVED_KEYWORDS: &[&str] =
         &["$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef", "$schema"];
     if !mentions(root, RESOLVED_KEYWORDS) {
         return None;
     }
-    let ref_ignores_siblings = draft::named(root).is_some_and(|draft| draft < Draft::Draft201909);
-    let mut places = SchemaLocations { ref_ignores_siblings, ..SchemaLocations::default() };
-    places.collect(root, ROOT, "");
+    let places = SchemaLocations::of(root);
     let mut local = root.clone();
     places.rewrite(&mut local, ROOT);
     Some(local)
@@ -55,6 +79,13 @@ pub(crate) fn mentions(value: &Value, keys: &[&str]) -> bool {
 }
 
 impl SchemaLocations {
+    fn of(root: &Value) -> Self {
+        let ref_ignores_siblings = draft::named(root).is_some_and(|draft| draft < Draft::Draft201909);
+        let mut places = SchemaLocations { ref_ignores_siblings, ..SchemaLocations::default() };
+        places.collect(root, ROOT, "");
+        places
+    }
+
     fn collect(&mut self, schema: &Value, base: &str, pointer: &str) {
         let Value::Object(map) = schema else { return };
         let base = self.base(map, base);

@@ -3,7 +3,7 @@ use crate::Tool;
 
 #[test]
 fn calls_in_text_are_found_and_the_format_that_reads_them() {
-    let tools: Tools = vec![Tool { name: "f".into(), parameters: None, strict: false }].into();
+    let tools: Tools = vec![Tool { name: "f".into(), parameters: None, ..Tool::default() }].into();
     let found =
         |text: &str| lookalike(text, &tools).map(|(name, format)| format!("{name} {}", format.map_or("-", |f| f.name)));
     let cases = [

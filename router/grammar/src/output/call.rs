@@ -72,7 +72,7 @@ impl Caller<'_> {
         enforced: Enforcement,
         call: &[GrammarPart],
     ) -> Result<Vec<(String, String)>, CallError> {
-        let (begun, empty) = bare_beginnings(self.marking.format, &tool.name);
+        let (begun, empty) = bare_beginnings(self.marking.format, &[&tool.name]);
         let Codec::Object { members, ignored } = self.marking.format.codec() else {
             return Ok(vec![(begun, join(work.writer, after_name(&tool.name, call)))]);
         };

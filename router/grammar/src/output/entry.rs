@@ -89,7 +89,7 @@ impl<'a> Output<'a, '_> {
                 self.work.writer.define_parametric(&after, &[tail, format!("{advance}::_")]);
                 format!("{closed} {after}::_")
             }
-            None if many => format!("{closed} ({})* {tail}", next.join(" | ")),
+            None if many => format!("{closed} {}* {tail}", self.rule(&next)),
             // Without a section, text leads to the next call.
             None if settled.is_some() && !section => alone.clone(),
             None => format!("{closed} {tail}"),
@@ -121,11 +121,12 @@ impl<'a> Output<'a, '_> {
                 if lenient && bare_list(format) {
                     let end: Vec<_> = format.end.iter().filter(|s| matches!(s, Step::Lit(_))).copied().collect();
                     let end = join(self.work.writer, &self.marking.plain(&end)?);
+                    let next = self.rule(&next);
                     for (begin, rest) in &calls.unmarked {
                         let begin = self.work.writer.regex(&format!(r"[ \t\r\n]*\[[ \t\r\n]*{begin}"));
                         // With anything after it, the list is text.
                         let last = if self.must_call { &finish } else { &settles };
-                        lists.push(format!("{begin} {rest} ({})* {end} {last}", next.join(" | ")));
+                        lists.push(format!("{begin} {rest} {next}* {end} {last}"));
                     }
                 }
                 let whole = calls.heads.iter().map(|(_, head)| begin.iter().chain(head).cloned().collect());
@@ -263,7 +264,7 @@ impl<'a> Output<'a, '_> {
             exits.extend(self.marked_exits(&all, after).into_iter().take(1));
         }
         for (name, call) in &short {
-            let Some(begin) = self.marking.short_beginning(name) else { continue };
+            let Some(begin) = self.marking.short_beginning(&[name]) else { continue };
             let rest = [&[GrammarPart::Regex(GrammarForm::Tolerant.blanks())], after_name(name, call)].concat();
             let rest = format!("{} {after}", join(self.work.writer, &rest));
             exits.push(Exit { marker: GrammarPart::Regex(begin), rest });

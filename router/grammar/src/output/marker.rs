@@ -109,8 +109,8 @@ impl Marking<'_> {
         all
     }
 
-    /// The second marker of a call, if its letters count, up to where this tool's name has ended.
-    pub fn short_beginning(&self, name: &str) -> Option<String> {
+    /// The second marker of a call, if its letters count, up to where the name of one of these tools has ended.
+    pub fn short_beginning(&self, tools: &[&str]) -> Option<String> {
         let (before, _) = self.format.around_arguments();
         let at = before.iter().position(|s| *s == Step::Name)?;
         let ([.., Step::Tok(_), Step::Tok(letters)] | [.., Step::Tok(_), Step::Lit(_), Step::Tok(letters)]) =
@@ -118,8 +118,9 @@ impl Marking<'_> {
         else {
             return None;
         };
-        let spelled = self.format.markers == Markers::Either;
-        spelled.then(|| format!(r#"{}["']?{}["']?[ \t]*[>\n]"#, escape(letters), escape(name)))
+        let spelled = self.format.markers == Markers::Either && !tools.is_empty();
+        let names = tools.iter().map(|name| escape(name)).collect::<Vec<_>>().join("|");
+        spelled.then(|| format!(r#"{}["']?({names})["']?[ \t]*[>\n]"#, escape(letters)))
     }
 }
 

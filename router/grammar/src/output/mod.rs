@@ -361,7 +361,9 @@ impl Output<'_, '_> {
     fn prose(&mut self, exits: Vec<Exit>, end: Option<&str>, refused: &[String], not: Option<&str>) -> Vec<String> {
         let mut without: Vec<String> = Vec::new();
         if !refused.is_empty() {
-            without.push(format!("~/(?s:.*)({})(?s:.*)/", refused.join("|")));
+            // By its name: the list of all tools stands in it.
+            let refused = self.work.writer.terminal(&format!("/(?s:.*)({})(?s:.*)/", refused.join("|")));
+            without.push(format!("~{refused}"));
         }
         without.extend(not.map(|not| format!("~/{not}/")));
         let body = |any: &str| [vec![any.to_owned()], without.clone()].concat().join(" & ");
@@ -385,18 +387,21 @@ impl Output<'_, '_> {
         all
     }
 
+    fn tool_names(&self) -> Vec<&str> {
+        self.rules.tools.iter().map(|tool| tool.name.as_str()).collect()
+    }
+
     /// What text must not contain, because the parser would read it as the beginning of a call.
     fn call_beginnings(&self) -> Vec<String> {
         if !self.tools {
             return Vec::new();
         }
         let mut all: Vec<String> = self.marking.opening_letters().iter().map(|m| escape(m)).collect();
-        for tool in &self.rules.tools {
-            all.extend(self.marking.short_beginning(&tool.name));
-            if bare(self.marking.format).is_some() {
-                let (begun, empty) = bare_beginnings(self.marking.format, &tool.name);
-                all.extend([begun].into_iter().chain(empty));
-            }
+        let names = self.tool_names();
+        all.extend(self.marking.short_beginning(&names));
+        if bare(self.marking.format).is_some() && !names.is_empty() {
+            let (begun, empty) = bare_beginnings(self.marking.format, &names);
+            all.extend([begun].into_iter().chain(empty));
         }
         all
     }
@@ -430,18 +435,13 @@ impl Output<'_, '_> {
         let thinks = format.reasoning.as_ref().filter(|_| fresh && format.markers == Markers::Either);
         let thinks: Vec<String> = thinks.iter().flat_map(|r| r.open.iter().filter_map(marker)).map(escape).collect();
         let mut beginnings = thinks;
-        if opens && self.tools {
-            for tool in &self.rules.tools {
-                let (begun, empty) = bare_beginnings(format, &tool.name);
-                let all = [begun].into_iter().chain(empty);
-                beginnings.extend(all.map(|begin| format!("{OPENING_LAYOUT}{begin}")));
-            }
-        }
-        if fresh && self.tools && bare_list(format) {
-            for tool in &self.rules.tools {
-                let (begun, empty) = bare_beginnings(format, &tool.name);
-                let all = [begun].into_iter().chain(empty);
-                beginnings.extend(all.map(|begin| format!(r"\[[ \t\r\n]*{begin}")));
+        let names = self.tool_names();
+        let lists = fresh && bare_list(format);
+        if self.tools && (opens || lists) && !names.is_empty() {
+            let (begun, empty) = bare_beginnings(format, &names);
+            for begin in [begun].into_iter().chain(empty) {
+                beginnings.extend(opens.then(|| format!("{OPENING_LAYOUT}{begin}")));
+                beginnings.extend(lists.then(|| format!(r"\[[ \t\r\n]*{begin}")));
             }
         }
         let not = (!beginnings.is_empty()).then(|| format!(r"[ \t\r\n]*({})(?s:.*)", beginnings.join("|")));

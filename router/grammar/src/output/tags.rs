@@ -178,7 +178,7 @@ impl Tags<'_, '_, '_> {
         };
         let marking = Marking { format, vocab: self.marking.vocab, form: self.marking.form };
         let caller = Caller { marking: &marking, count: None };
-        let tool = Tool { name: String::new(), parameters: Some(schema.clone()), strict: true };
+        let tool = Tool { name: String::new(), parameters: Some(schema.clone()), strict: true, ..Tool::default() };
         let mut pieces = Vec::new();
         let all = Enforcement::NamesAndArguments;
         caller.arguments(format.codec(), self.work, &tool, field, all, &mut pieces).map_err(|error| match error {

@@ -137,7 +137,10 @@ fn typed(random: &mut Random, banned: &[&str]) -> Map<String, Value> {
 pub(super) fn tools(names: &[&str]) -> Vec<Tool> {
     let properties: Map<String, Value> = TYPED.iter().map(|(k, t)| ((*k).to_owned(), json!({"type": t}))).collect();
     let parameters = Some(json!({"type": "object", "properties": properties}));
-    names.iter().map(|name| Tool { name: (*name).to_owned(), parameters: parameters.clone(), strict: false }).collect()
+    names
+        .iter()
+        .map(|name| Tool { name: (*name).to_owned(), parameters: parameters.clone(), ..Tool::default() })
+        .collect()
 }
 
 fn names(format: &Format) -> &'static [&'static str] {

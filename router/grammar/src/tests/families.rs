@@ -14,7 +14,9 @@ fn tools() -> Vec<Tool> {
         "s": {"type": "string"}, "t": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"},
         "l": {"type": "array"}, "o": {"type": ["object", "null"]}, "m": {"anyOf": [{"type": "string"}, {"type": "null"}]}
     }}));
-    ["f", "search", "ns.tool-x"].map(|n| Tool { name: n.into(), parameters: parameters.clone(), strict: false }).into()
+    ["f", "search", "ns.tool-x"]
+        .map(|n| Tool { name: n.into(), parameters: parameters.clone(), ..Tool::default() })
+        .into()
 }
 
 pub(super) fn check_from(name: &str, start: Region, cases: &[(&str, &str)]) {

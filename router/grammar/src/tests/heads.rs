@@ -132,7 +132,7 @@ fn builtin_tools_of_llama_are_read() {
         let tool = |name: &&str| {
             let key = if *name == "brave_search" { "query" } else { "code" };
             let parameters = json!({"type": "object", "properties": {key: {"type": "string"}}});
-            Tool { name: (*name).to_owned(), parameters: Some(parameters), strict: false }
+            Tool { name: (*name).to_owned(), parameters: Some(parameters), ..Tool::default() }
         };
         names.iter().map(tool).collect()
     };

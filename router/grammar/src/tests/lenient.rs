@@ -283,7 +283,7 @@ fn broken_utf8_becomes_replacement_characters() {
 /// Text is held back only while it could become a marker.
 #[test]
 fn text_is_not_held_longer_than_needed() {
-    let tools = vec![Tool { name: "f".into(), parameters: None, strict: false }].into();
+    let tools = vec![Tool { name: "f".into(), parameters: None, ..Tool::default() }].into();
     let mut parser = Parser::new(format("hermes"), ParserOptions { start: Region::Text, tools, parse_tools: true });
     let mut shown = Vec::new();
     for c in ["Hi", "<", "tool", " ", "\n", "x", "<tool_cal", "m"] {

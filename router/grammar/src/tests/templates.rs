@@ -84,7 +84,7 @@ fn tools() -> Vec<Tool> {
         "city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}, "deep": {"type": "object"}
     }});
     ["get_weather", "search"]
-        .map(|n| Tool { name: n.into(), parameters: Some(parameters.clone()), strict: false })
+        .map(|n| Tool { name: n.into(), parameters: Some(parameters.clone()), ..Tool::default() })
         .into()
 }
 

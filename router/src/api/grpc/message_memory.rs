@@ -70,7 +70,7 @@ async fn read_message(
     let mut charge = state.memory.open_charge();
     let until = Instant::now() + limits::BODY_TIME;
     let limit = state.config.body_bytes;
-    let body = collect(body, limit + FRAME, &mut charge).await.map_err(|error| match error.kind {
+    let body = collect(body, limit + FRAME, 0, &mut charge).await.map_err(|error| match error.kind {
         ErrorKind::TooLarge => Error::body_too_large(None, limit),
         _ => error,
     })?;

@@ -21,6 +21,7 @@ use axum::{
 use futures::StreamExt;
 use http::{HeaderValue, Method, Uri, header};
 use rein_proto::v1;
+use rein_text::fields::surrogates;
 use serde_json::{Value, json};
 use tracing::Instrument;
 use uuid::Uuid;
@@ -230,7 +231,14 @@ async fn read<T: Send + 'static>(
     let deadline = requester.deadline;
     let body = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline);
     let (body, mut charge) = incoming.unless_evicted(body).await?;
-    let read = state.memory.parse(body.len(), &requester, move || parse(&body)).await?;
+    let body_bytes = body.len();
+    let parse = move || {
+        let (body, replaced) = surrogates::replaced_in_body(&body);
+        let mut read = parse(&body)?;
+        read.ignored.extend(replaced);
+        Ok(read)
+    };
+    let read = state.memory.parse(body_bytes, &requester, parse).await?;
     charge.resize(read.bytes, deadline).await?;
     Ok((read, charge))
 }

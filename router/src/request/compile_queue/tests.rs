@@ -14,7 +14,7 @@ fn grammars() -> Arc<Grammars> {
 
 fn rules(parameters: Value) -> Rules {
     Rules {
-        tools: vec![Tool { name: "f".into(), parameters: Some(parameters), strict: false }].into(),
+        tools: vec![Tool { name: "f".into(), parameters: Some(parameters), ..Tool::default() }].into(),
         ..Rules::default()
     }
 }

@@ -65,7 +65,7 @@ fn weather(choice: ToolChoice) -> Rules {
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
         "required": ["city"]});
     Rules {
-        tools: vec![Tool { name: "get_weather".into(), parameters: Some(parameters), strict: false }].into(),
+        tools: vec![Tool { name: "get_weather".into(), parameters: Some(parameters), ..Tool::default() }].into(),
         choice,
         parallel: true,
         enforcement: Enforcement::NamesAndArguments,

@@ -76,7 +76,7 @@ pub fn marked(text: &str) -> Option<String> {
 }
 
 /// How many bytes at the beginning are plain.
-pub(super) fn run_length(bytes: &[u8], plain: impl Fn(u8) -> bool) -> usize {
+pub(crate) fn run_length(bytes: &[u8], plain: impl Fn(u8) -> bool) -> usize {
     // The compiler checks the bytes of a block at once.
     let blocks = bytes.chunks_exact(32).take_while(|block| block.iter().fold(true, |all, b| all & plain(*b)));
     let whole = 32 * blocks.count();
@@ -84,7 +84,7 @@ pub(super) fn run_length(bytes: &[u8], plain: impl Fn(u8) -> bool) -> usize {
     more.map_or(bytes.len(), |more| whole + more)
 }
 
-fn skip_string(bytes: &[u8], open: usize) -> usize {
+pub(crate) fn skip_string(bytes: &[u8], open: usize) -> usize {
     let mut at = open + 1;
     while at < bytes.len() {
         at += run_length(&bytes[at..], |b| b != b'"' && b != b'\\');

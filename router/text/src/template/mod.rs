@@ -15,6 +15,7 @@ mod generators;
 mod lazy;
 pub mod lossless;
 mod methods;
+mod neutral_tools;
 mod normalize;
 mod operators;
 mod printf;
@@ -48,6 +49,7 @@ use crate::tokenize::NAMED_SPECIAL_TOKENS;
 use crate::tools::ToolSet;
 use continuation::Continuation;
 use lazy::LazyJson;
+use neutral_tools::{Fill, filled};
 use system_turns::KeptSystem;
 
 /// Largest template source, bytes.
@@ -325,6 +327,7 @@ impl ChatTemplate {
             continuation: None,
             reasoning_open: input.reasoning_open.clone(),
             folds: !input.raw,
+            declares_tools: false,
         };
         let messages = match input.raw {
             true => input.messages.clone(),
@@ -369,6 +372,8 @@ pub(crate) struct PreparedInput<'a> {
     reasoning_open: Option<String>,
     /// Moves system messages that the template rejects.
     folds: bool,
+    /// The variable of [`Self::declare_tools`] was set by it.
+    declares_tools: bool,
 }
 
 impl PreparedInput<'_> {
@@ -381,14 +386,20 @@ impl PreparedInput<'_> {
                 self.tools.get_or_insert_default().to_mut().extend(declared);
             }
         }
+        self.declare_tools();
+        normalize::normalize(&messages, traits)
+    }
+
+    /// Sets the variable with which some templates show the tools.
+    fn declare_tools(&mut self) {
         if let Some(tools) = self.tools.as_mut().filter(|_| self.source.contains(typescript::VARIABLE)) {
             *tools = tools.iter().map(typescript::sorted).collect();
             // Without this variable the template falls back to JSON, as in Python.
             if let (false, Ok(text)) = (self.kwargs.contains_key(typescript::VARIABLE), typescript::declare(tools)) {
                 self.kwargs.insert(typescript::VARIABLE.into(), text.into());
+                self.declares_tools = true;
             }
         }
-        normalize::normalize(&messages, traits)
     }
 
     /// Removes these characters from all strings of the conversation.
@@ -431,7 +442,33 @@ impl PreparedInput<'_> {
     /// If the template rejects the conversation, neighbours of one side become one turn, system messages in the middle
     /// of it become part of the turns beside them, and then all system messages. A conversation that the template
     /// accepts stays as it is.
+    ///
+    /// If it fails all the same, tools get what they lack.
     pub fn render(&self) -> Result<String, TemplateError> {
+        let failed = match self.render_turns() {
+            Err(error) if matches!(error.reason, Reason::Raised | Reason::Failed) && self.folds => error,
+            rendered => return rendered,
+        };
+        let given: &[Json] = match (&self.tools, self.tool_set) {
+            (None, _) => return Err(failed),
+            // Without the marks of exact numbers.
+            (Some(Cow::Borrowed(_)), Some(declared)) => declared,
+            (Some(tools), _) => tools,
+        };
+        for fill in [Fill::Function, Fill::Parameters] {
+            let mut chat = PreparedInput { tools: Some(Cow::Owned(filled(given, fill))), ..self.clone() };
+            if chat.declares_tools {
+                chat.kwargs.remove(typescript::VARIABLE);
+            }
+            chat.declare_tools();
+            if let Ok(prompt) = chat.render_turns() {
+                return Ok(prompt);
+            }
+        }
+        Err(failed)
+    }
+
+    fn render_turns(&self) -> Result<String, TemplateError> {
         let rejected = match self.render_once() {
             Err(error) if error.reason == Reason::Raised && self.folds => error,
             rendered => return rendered,

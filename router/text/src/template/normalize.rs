@@ -4,6 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::error::TemplateError;
 use super::{RenderInput, lossless, python};
+use crate::fields::surrogates;
 
 /// The inputs that a template supports, as found by `probe`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -277,7 +278,7 @@ fn mend_call(mut call: Json, traits: &TemplateCapabilities) -> Json {
     let arguments = holder.get("arguments").unwrap_or(&Json::Null);
     let mended = match arguments {
         Json::String(_) if traits.string_arguments => return call,
-        Json::String(text) => match lossless::from_str(text) {
+        Json::String(text) => match lossless::from_str(&surrogates::replaced(text)) {
             Ok(object @ Json::Object(_)) => object,
             _ => Json::Object(Map::new()),
         },

@@ -477,3 +477,35 @@ fn system_messages_that_a_template_rejects_become_part_of_the_turns_beside_them(
     let late = json!([{"role": "user", "content": "a"}, {"role": "developer", "content": "S"}]);
     assert_eq!(template(&rejects).render(&input(late)).unwrap(), "[user:a\n\nS]");
 }
+
+#[test]
+fn tools_get_what_a_template_cannot_render_without() {
+    let described = "{% for t in tools %}// {{ '[' + t.function.description + ']' }}{{ t.function.name }};{% endfor %}";
+    let counted = "{% for t in tools %}{{ t.function.name }}({% for k, v in t.function.parameters.properties.items() %}\
+        {{ k + ':' + v.type }}{% endfor %}){% endfor %}";
+    let raising = "{% for t in tools %}{% if not t.function.parameters is mapping %}{{ raise_exception('no parameters') }}\
+        {% endif %}{{ t.function.name }}{% endfor %}";
+    let tool = |function: Json| {
+        let mut input = user("x");
+        input.tools = Some(vec![json!({"type": "function", "function": function})].into());
+        input
+    };
+    let whole = json!({"name": "f", "description": "d", "parameters": {"properties": {"a": {"type": "string"}}}});
+    for (source, function, expected) in [
+        (described, whole.clone(), "// [d]f;"),
+        (described, json!({"name": "f"}), "// []f;"),
+        (described, json!({"name": "f", "description": null}), "// []f;"),
+        (counted, whole, "f(a:string)"),
+        (counted, json!({"name": "f", "parameters": null}), "f()"),
+        (counted, json!({"name": "f", "parameters": {"type": "object"}}), "f()"),
+        (counted, json!({"name": "f", "parameters": {"properties": []}}), "f()"),
+        (counted, json!({"name": "f", "parameters": {"properties": {"a": {"enum": [1]}}}}), "f(a:any)"),
+        (raising, json!({"name": "f"}), "f"),
+    ] {
+        assert_eq!(template(source).render(&tool(function.clone())).as_deref(), Ok(expected), "{source}: {function}");
+    }
+    // A template that renders without them gets nothing.
+    assert_eq!(template("{{ tools[0].function }}").render(&tool(json!({"name": "f"}))).unwrap(), "{'name': 'f'}");
+    let raises = template("{% for t in tools %}{{ raise_exception('no') }}{% endfor %}");
+    assert_eq!(raises.render(&tool(json!({"name": "f"}))).unwrap_err().message, "no");
+}

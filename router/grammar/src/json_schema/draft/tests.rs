@@ -3,8 +3,9 @@ use serde_json::json;
 use crate::tests::enforce::Bench;
 use crate::{Response, RuleError, Rules};
 
+/// Strict: the schema counts as it is written.
 fn rules(schema: &serde_json::Value) -> Rules {
-    let response = Some(Response::JsonSchema { schema: schema.clone(), strict: false });
+    let response = Some(Response::JsonSchema { schema: schema.clone(), strict: true });
     Rules { response, ..Rules::default() }
 }
 

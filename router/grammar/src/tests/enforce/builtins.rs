@@ -47,7 +47,7 @@ fn builtin_calls_are_accepted_if_their_tools_are_declared() {
         let tools = tools.iter().map(|(name, schema)| Tool {
             name: (*name).into(),
             parameters: Some(schema.clone()),
-            strict: false,
+            ..Tool::default()
         });
         let options = ParserOptions { tools: tools.collect(), parse_tools: true, ..ParserOptions::default() };
         let want = want.replace("\\n", "\n").replace('\n', "\\n");

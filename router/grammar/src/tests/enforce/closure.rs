@@ -20,7 +20,7 @@ pub fn tools() -> Rules {
         tool("get_weather", weather),
         tool("get", json!({"type": "object", "properties": {}})),
         tool("get-time.now", json!({"type": "object", "properties": {"zone": {"type": "string"}}})),
-        crate::Tool { name: "ping".into(), parameters: None, strict: false },
+        crate::Tool { name: "ping".into(), parameters: None, ..crate::Tool::default() },
     ])
 }
 

@@ -236,7 +236,7 @@ pub fn parser_options(rules: &Rules) -> ParserOptions {
 }
 
 pub fn tool(name: &str, parameters: Value) -> Tool {
-    Tool { name: name.into(), parameters: Some(parameters), strict: false }
+    Tool { name: name.into(), parameters: Some(parameters), ..Tool::default() }
 }
 
 pub fn rules(tools: Vec<Tool>) -> Rules {

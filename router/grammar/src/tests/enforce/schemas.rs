@@ -187,7 +187,7 @@ fn relaxations_are_reported() {
     let compiled = b.compile(&rules(vec![tool("f", schema.clone())]));
     let told: Vec<_> = compiled.relaxations().iter().map(|r| (r.path.as_str(), r.keyword.as_str())).collect();
     assert_eq!(told, [("/properties/a", "pattern"), ("/properties/c", "format"), ("/properties/d", "uniqueItems")]);
-    let strict = rules(vec![Tool { name: "f".into(), parameters: Some(schema), strict: true }]);
+    let strict = rules(vec![Tool { name: "f".into(), parameters: Some(schema), strict: true, ..Tool::default() }]);
     match b.grammars.compile(&Rules { enforcement: Enforcement::Off, ..strict }) {
         Err(RuleError::Unenforceable { path, keyword, field, .. }) => {
             assert_eq!((path.as_str(), keyword.as_str()), ("/properties/a", "pattern"));
@@ -229,7 +229,7 @@ fn unsatisfiable_schemas_are_rejected() {
         let result = b.grammars.compile(&rules(vec![tool("f", schema)]));
         assert!(result.is_err(), "{shown}: {result:?}");
     }
-    let many = (0..300).map(|i| tool(&format!("t{i}"), json!({}))).collect();
+    let many = (0..=crate::MAX_TOOLS).map(|i| tool(&format!("t{i}"), json!({}))).collect();
     assert!(matches!(b.grammars.compile(&rules(many)), Err(RuleError::TooLarge { .. })));
     assert!(b.grammars.compile(&rules(vec![tool("f", json!({})), tool("f", json!({}))])).is_err());
 }
@@ -429,6 +429,33 @@ fn constants_that_their_format_or_pattern_excludes_are_not_offered() {
             let ids = b.tokens.encode(text.as_bytes());
             let ended = b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true);
             assert_eq!(ended, taken, "{text}: {constraint}");
+        }
+    }
+}
+
+/// As many tools as a request may have, of several sizes: they compile, and what they cost too much is named.
+#[test]
+fn a_thousand_tools_compile() {
+    let parameter = |i: usize| match i % 4 {
+        0 => json!({"type": "string", "description": "A text."}),
+        1 => json!({"type": "integer", "minimum": 0, "maximum": 100}),
+        2 => json!({"enum": ["a", "b", "c"]}),
+        _ => {
+            json!({"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}})
+        }
+    };
+    for format in crate::formats().iter().filter(|format| format.has_calls()) {
+        let sizes: &[usize] = if format.name == "qwen3_coder" { &[3, 24] } else { &[3] };
+        for members in sizes {
+            let schema = |of: usize| {
+                let properties: serde_json::Map<String, Value> =
+                    (0..*members).map(|i| (format!("p{of}_{i}"), parameter(of + i))).collect();
+                json!({"type": "object", "properties": properties, "required": [format!("p{of}_0")]})
+            };
+            let tools = (0..crate::MAX_TOOLS).map(|i| tool(&format!("tool_{i}"), schema(i))).collect();
+            let b = Bench::new(format, false);
+            let compiled = b.grammars.compile(&rules(tools));
+            assert!(compiled.as_ref().is_ok_and(Option::is_some), "{}, {members}: {compiled:?}", format.name);
         }
     }
 }
