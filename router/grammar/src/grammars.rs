@@ -1,6 +1,5 @@
 //! Compiles and caches the grammars of requests. It does not know prompts or engines.
 
-use std::borrow::Cow;
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +14,7 @@ use crate::budget::Budget;
 use crate::cache::{Cache, Key, key_of};
 use crate::canonical::Canonical;
 use crate::format::{Codec, Format, Step};
-use crate::json_schema::{Mended, folded_characters_of_lark, mended};
+use crate::json_schema::folded_characters_of_lark;
 use crate::lark::{self, Common, GrammarForm, is_costly_grammar};
 use crate::limits::{
     MAX_CACHED_BYTES, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES,
@@ -24,7 +23,7 @@ use crate::limits::{
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
-use crate::rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
+use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
 use crate::schema::{self, divisor_price};
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
@@ -126,7 +125,7 @@ impl Grammars {
     /// Compiles the grammar of a request that is not [known](Self::known), within the budget.
     pub fn compile_within(&self, rules: &Rules, budget: &mut Budget) -> Result<Compiled, RuleError> {
         budget.go_on()?;
-        let (meant, mended) = meant(rules);
+        let (meant, mended) = rules.meant();
         check(&meant, self.max_tools)?;
         let shared = Arc::new(self.build(&meant, mended, budget)?);
         self.cache.keep(self.key(rules), shared.clone(), shared.bytes + shared.validators.regex_bytes());
@@ -486,27 +485,6 @@ fn begun(mut matcher: Matcher, first: First, calls_before: usize) -> Result<Matc
         matcher.begin(&prefix)?;
     }
     Ok(matcher)
-}
-
-/// The rules with the response's schema as it was meant, unless it is strict, and what is relaxed in all schemas.
-fn meant(rules: &Rules) -> (Cow<'_, Rules>, Vec<Relaxation>) {
-    let mut relaxations = Vec::new();
-    let mut relax = |tool: &str, pointers: Vec<String>| {
-        relaxations.extend(pointers.into_iter().map(|pointer| {
-            let (path, keyword) = pointer.rsplit_once('/').unwrap_or_default();
-            Relaxation { tool: tool.into(), path: path.into(), keyword: keyword.into(), cause: Cause::NoMeans }
-        }));
-    };
-    for tool in rules.tools.iter().filter(|tool| rules.enforced(tool) == Enforcement::NamesAndArguments) {
-        relax(&tool.name, tool.mended.clone());
-    }
-    let Some(Response::JsonSchema { schema, strict: false }) = &rules.response else {
-        return (Cow::Borrowed(rules), relaxations);
-    };
-    let Mended { schema, relaxed } = mended(schema.clone());
-    relax("", relaxed);
-    let response = Some(Response::JsonSchema { schema, strict: false });
-    (Cow::Owned(Rules { response, ..rules.clone() }), relaxations)
 }
 
 /// A strict schema must be enforced completely.

@@ -1,8 +1,11 @@
 //! What a request requires of the output. It does not know how that is enforced.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use crate::format::Region;
+use crate::json_schema::{Mended, mended};
 use crate::tools::{Tool, Tools};
 
 /// What to enforce for one request.
@@ -143,6 +146,27 @@ pub struct Violation {
 }
 
 impl Rules {
+    /// The rules with the response's schema as it was meant, unless it is strict, and what is relaxed in all schemas.
+    pub(crate) fn meant(&self) -> (Cow<'_, Rules>, Vec<Relaxation>) {
+        let mut relaxations = Vec::new();
+        let mut relax = |tool: &str, pointers: Vec<String>| {
+            relaxations.extend(pointers.into_iter().map(|pointer| {
+                let (path, keyword) = pointer.rsplit_once('/').unwrap_or_default();
+                Relaxation { tool: tool.into(), path: path.into(), keyword: keyword.into(), cause: Cause::NoMeans }
+            }));
+        };
+        for tool in self.tools.iter().filter(|tool| self.enforced(tool) == Enforcement::NamesAndArguments) {
+            relax(&tool.name, tool.mended.clone());
+        }
+        let Some(Response::JsonSchema { schema, strict: false }) = &self.response else {
+            return (Cow::Borrowed(self), relaxations);
+        };
+        let Mended { schema, relaxed } = mended(schema.clone());
+        relax("", relaxed);
+        let response = Some(Response::JsonSchema { schema, strict: false });
+        (Cow::Owned(Rules { response, ..self.clone() }), relaxations)
+    }
+
     /// The tools that may be called.
     pub(crate) fn callable(&self) -> Vec<&Tool> {
         let allowed = |t: &&Tool| match &self.choice {

@@ -1,4 +1,4 @@
-//! Schemas that JSON Schema does not allow, as serializers and agents write them: one of them does not refuse all tools.
+//! Schemas that JSON Schema does not allow, as serializers and agents write them: one must not refuse all tools.
 
 use rein_proto::v1;
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use crate::{InvalidRequest, fields::surrogates, limits};
+use crate::{InvalidRequest, limits, surrogates};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// Fields of the last message with which other APIs ask to continue it: Kimi's, then DeepSeek's and Mistral's.

@@ -7,12 +7,14 @@ pub mod conversation;
 mod digest;
 pub mod fields;
 mod invalid;
+mod json_text;
 pub mod limits;
 pub mod model_text;
 pub mod pieces;
 pub mod regular_file;
 pub mod results;
 pub mod stop_strings;
+pub mod surrogates;
 pub mod template;
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,7 @@ use axum::{
 use futures::StreamExt;
 use http::{HeaderValue, Method, Uri, header};
 use rein_proto::v1;
-use rein_text::fields::surrogates;
+use rein_text::surrogates;
 use serde_json::{Value, json};
 use tracing::Instrument;
 use uuid::Uuid;

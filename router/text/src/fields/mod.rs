@@ -6,7 +6,6 @@ pub mod json;
 mod neutral;
 mod range;
 pub mod shared;
-pub mod surrogates;
 
 use std::ops::RangeInclusive;
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::error::TemplateError;
 use super::{RenderInput, lossless, python};
-use crate::fields::surrogates;
+use crate::surrogates;
 
 /// The inputs that a template supports, as found by `probe`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -9,8 +9,9 @@ use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use super::lazy::LazyJson;
-use super::lossless::{self, run_length};
+use super::lossless;
 use super::views::is_view;
+use crate::json_text::run_length;
 
 /// A number that the template engine cannot hold or would print differently: an integer beyond 128 bits, or a float
 /// whose Python form has an exponent.

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use crate::template::lossless::{run_length, skip_string};
+use crate::json_text::{run_length, skip_string};
 
 const ESCAPE_BYTES: usize = 6;
 /// U+FFFD, as an escape.
