@@ -8,8 +8,9 @@ use crate::codec::{code, python};
 use crate::format::{CallIdStyle, Codec, Markers, Member, Step};
 use crate::json_schema::local;
 use crate::lark::{GrammarForm, Writer, escape, literal, some_blanks};
+use crate::marks::{Lexicon, Mark};
 use crate::rules::{Enforcement, RuleError};
-use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
+use crate::schema::{Closer, Compiler, Dialect, Forbidden, Pattern, Work, quoted};
 use crate::tools::Tool;
 use crate::unmarked::{bare_beginnings, ignored_members, keys, simple_member};
 use crate::validate::accepts;
@@ -20,6 +21,8 @@ const ANY_KEY: &str = r#"[^\x00-\x20\x7f"'<>=\/\\|(){}\[\],:;]{1,64}"#;
 pub(super) struct Caller<'a> {
     pub marking: &'a Marking<'a>,
     pub count: Option<&'a Count>,
+    /// Arguments without the call around them.
+    pub alone: bool,
 }
 
 /// Why a call cannot be written as a grammar.
@@ -100,9 +103,19 @@ impl Caller<'_> {
         steps: &'static [Step],
     ) -> Result<Vec<GrammarPart>, CallError> {
         let mut out = Vec::new();
+        let gap = |steps: Option<&Step>| match steps {
+            Some(Step::Args(Codec::Params(steps))) => self.gap(steps),
+            _ => None,
+        };
         for (at, step) in steps.iter().enumerate() {
             match step {
-                Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
+                Step::Tok(_) | Step::Maybe(_) => {
+                    let mut pieces = self.marking.plain(std::slice::from_ref(step))?;
+                    if let (Some(gap), [GrammarPart::Text(text)]) = (gap(steps[..at].last()), pieces.as_slice()) {
+                        pieces = vec![with_gap(gap, text)];
+                    }
+                    out.extend(pieces);
+                }
                 // Models omit what precedes the name.
                 Step::Lit(l) if l.ends_with('.') && steps.get(at + 1) == Some(&Step::Name) => {
                     let word = l.rfind(['=', ' ']).map_or(0, |at| at + 1);
@@ -202,9 +215,10 @@ impl Caller<'_> {
                 let closer = self.closer(compiler.work, after)?;
                 // Markers were found above or are found here; a format has either all or none.
                 self.before(before, None, "")?;
+                let gap = self.gap(steps);
                 let spell = |w: &mut Writer, key: Option<&str>, kind: &str| {
                     let pieces = self.before(before, key, kind).unwrap_or_default();
-                    join(w, &pieces)
+                    join(w, &gap.iter().cloned().chain(pieces).collect::<Vec<_>>())
                 };
                 let key_end = match before.iter().skip_while(|step| **step != Step::Key).nth(1) {
                     Some(Step::Lit(l)) => Some(l.trim()).filter(|l| !l.is_empty()),
@@ -261,9 +275,12 @@ impl Caller<'_> {
             return Ok(Closer { lead, marker: None, forbidden: None, rest: String::new(), whole: String::new() });
         };
         let mut rest = vec![self.marking.marker(text)?];
-        rest.extend(self.marking.plain(&after[at + 1..])?);
         let spelled = matches!(rest.first(), Some(GrammarPart::Text(_)));
-        let forbidden = (self.marking.format.markers == Markers::Either).then_some(*text);
+        // After letters, blanks are part of the marker that follows: see `Self::gap`.
+        if !spelled || self.alone {
+            rest.extend(self.marking.plain(&after[at + 1..])?);
+        }
+        let forbidden = (self.marking.format.markers == Markers::Either).then(|| self.forbidden(text));
         let mut whole = vec![GrammarPart::Text(lead.clone())];
         whole.extend(rest.iter().cloned());
         let whole = join(work.writer, &whole);
@@ -273,6 +290,54 @@ impl Caller<'_> {
         let rest = join(work.writer, &rest);
         Ok(Closer { lead, marker: spelled.then_some(*text), forbidden, rest, whole })
     }
+
+    /// What ends a raw value: its end marker before a marker of the call, and the call's last markers before another
+    /// call. The parser reads it so.
+    fn forbidden(&self, end: &'static str) -> Forbidden {
+        const BLANKS: &str = r"[ \t\n\x0c\r]*";
+        if self.alone {
+            return Forbidden { marker: end, follows: None, ends: escape(end) };
+        }
+        let lex = Lexicon::new(self.marking.format);
+        let letters = |wanted: &dyn Fn(Mark) -> bool| {
+            let all: Vec<_> = lex.marks.iter().filter(|(mark, _)| wanted(*mark)).map(|(_, m)| escape(m)).collect();
+            format!("({})", all.join("|"))
+        };
+        let marks = letters(&|mark| matches!(mark, Mark::Param | Mark::Close | Mark::End) || mark.enters_calls());
+        let follows = format!("{BLANKS}{marks}");
+        let mut ends = format!("{}{follows}", escape(end));
+        if !lex.post.is_empty() {
+            let closing = lex.post.iter().map(|m| escape(m)).collect::<Vec<_>>().join(BLANKS);
+            let calls = letters(&|mark| mark == Mark::End || mark.enters_calls());
+            ends = format!("{ends}|{closing}{BLANKS}{calls}");
+        }
+        Forbidden { marker: end, follows: Some(follows), ends }
+    }
+
+    /// The blanks between the end of a raw value, if its marker has letters, and the next marker. Both are one lexeme:
+    /// the value goes on after letters that no marker follows, perhaps with blanks.
+    fn gap(&self, steps: &[Step]) -> Option<GrammarPart> {
+        let value = steps.iter().position(|step| *step == Step::Value)?;
+        let after = &steps[value + 1..];
+        let at = after.iter().position(|step| matches!(step, Step::Tok(_)))?;
+        let Step::Tok(text) = after[at] else { return None };
+        let spelled = !self.alone && matches!(self.marking.marker(text), Ok(GrammarPart::Text(_)));
+        let blanks: String =
+            after[at + 1..].iter().filter_map(|step| if let Step::Lit(l) = step { Some(*l) } else { None }).collect();
+        match lit(&blanks, self.marking.form) {
+            blanks @ (GrammarPart::Regex(_) | GrammarPart::Maybe(_)) if spelled => Some(blanks),
+            _ => None,
+        }
+    }
+}
+
+/// A marker with the blanks before it, as one part.
+fn with_gap(gap: GrammarPart, marker: &str) -> GrammarPart {
+    GrammarPart::Regex(match gap {
+        GrammarPart::Maybe(blanks) => format!("({blanks})?{}", escape(marker)),
+        GrammarPart::Regex(blanks) => format!("{blanks}{}", escape(marker)),
+        _ => escape(marker),
+    })
 }
 
 /// What the arguments must satisfy.

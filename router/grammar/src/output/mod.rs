@@ -143,7 +143,7 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
     let goes_on = may_call && out.response.is_none() && rules.may_go_on() && !format.ends_with_call();
     // Once a demanded call was made, the rest of the output is free.
     let settled = if goes_on && must_call { Some(out.reserve()) } else { goes_on.then(|| first.clone()) };
-    let caller = Caller { marking, count: count.as_ref() };
+    let caller = Caller { marking, count: count.as_ref(), alone: false };
     let entry = match may_call {
         true => Some(out.entry(&caller, settled.as_ref())?),
         false => None,

@@ -177,7 +177,7 @@ impl Tags<'_, '_, '_> {
             return Err(RuleError::invalid(format!("{path}.style"), problem));
         };
         let marking = Marking { format, vocab: self.marking.vocab, form: self.marking.form };
-        let caller = Caller { marking: &marking, count: None };
+        let caller = Caller { marking: &marking, count: None, alone: true };
         let tool = Tool { name: String::new(), parameters: Some(schema.clone()), strict: true, ..Tool::default() };
         let mut pieces = Vec::new();
         let all = Enforcement::NamesAndArguments;

@@ -42,7 +42,7 @@ use crate::rules::{Cause, Relaxation, RuleError};
 use crate::validate::accepts;
 
 pub(crate) use common::common_regexes;
-pub(crate) use params::{Closer, Pattern};
+pub(crate) use params::{Closer, Forbidden, Pattern};
 pub(crate) use scalar::{divisor_price, quoted};
 pub use string_grammar::LARK_KEYWORD;
 

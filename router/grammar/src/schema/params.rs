@@ -23,12 +23,23 @@ pub(crate) struct Closer {
     pub lead: String,
     /// The marker's letters. None: it is a special token.
     pub marker: Option<&'static str>,
-    /// Letters that the value must not contain.
-    pub forbidden: Option<&'static str>,
+    /// What the value must not contain, because it would end there.
+    pub forbidden: Option<Forbidden>,
     /// From the marker on (after it, if it has letters), as an expression.
     pub rest: String,
     /// `lead`, marker and the rest, for a value that is JSON.
     pub whole: String,
+}
+
+/// What ends a value within it.
+#[derive(Debug, Clone)]
+pub(crate) struct Forbidden {
+    /// The letters of the end marker.
+    pub marker: &'static str,
+    /// What follows the marker if it ends the value, as a regular expression. None: it always ends it.
+    pub follows: Option<String>,
+    /// A regular expression for all that ends the value.
+    pub ends: String,
 }
 
 impl Closer {
@@ -202,7 +213,7 @@ impl Compiler<'_, '_, '_> {
             if let Some(allowed) = values(flat) {
                 let (strings, rest): (Vec<_>, Vec<_>) = allowed.into_iter().partition(Value::is_string);
                 // A string that contains the letters that end it cannot be written.
-                let writable = |s: &&str| !pattern.closer.forbidden.is_some_and(|marker| s.contains(marker));
+                let writable = |s: &&str| !pattern.closer.forbidden.as_ref().is_some_and(|no| s.contains(no.marker));
                 let strings: Vec<_> =
                     strings.iter().filter_map(Value::as_str).filter(writable).map(str::to_owned).collect();
                 if !strings.is_empty() {
@@ -273,8 +284,24 @@ impl Compiler<'_, '_, '_> {
         Ok(Some(if constraints.is_free() { Text::Free } else { Text::Constrained(constraints) }))
     }
 
+    /// Any raw string and everything up to the next argument. It may hold its own end marker, which ends it only
+    /// before a marker of the call: after each other one it goes on.
+    fn raw_text(&mut self, closer: &Closer, ends: &str, follows: &str) -> String {
+        let end = literal(&closer.end());
+        let ends = self.w().regex(&format!("(?s:.*)({ends})(?s:.*)"));
+        let follows = self.w().regex(&format!("{follows}(?s:.*)"));
+        let first = self.w().lazy(&format!("(/(?s:.*)/ & ~{ends}) {end}"));
+        let more = self.w().lazy(&format!("(/(?s:.*)/ & ~{ends} & ~{follows}) {end}"));
+        format!("{first} {more}* {}", closer.rest)
+    }
+
     /// A raw string and everything up to the next argument.
     fn raw(&mut self, text: &Text, closer: &Closer) -> String {
+        if let (Text::Free, Some(_), Some(Forbidden { follows: Some(follows), ends, .. })) =
+            (text, closer.marker, &closer.forbidden)
+        {
+            return self.raw_text(closer, ends, follows);
+        }
         let end = closer.end();
         let suffix = if end.is_empty() { String::new() } else { format!(" {}", literal(&end)) };
         let body = match text {
@@ -285,7 +312,11 @@ impl Compiler<'_, '_, '_> {
                     Text::Constrained(constraints) => constraints.expression(Quotes::Raw),
                     _ => "/(?s:.*)/".to_owned(),
                 }];
-                all.extend(closer.forbidden.map(|m| format!("~/(?s:.*){}(?s:.*)/", escape(m))));
+                // The length of a text that its end marker divides could not be counted.
+                all.extend(closer.forbidden.as_ref().map(|no| match (text, closer.marker) {
+                    (Text::Free, None) => format!("~/(?s:.*)({})(?s:.*)/", no.ends),
+                    _ => format!("~/(?s:.*){}(?s:.*)/", escape(no.marker)),
+                }));
                 format!("({}){suffix}", all.join(" & "))
             }
         };
