@@ -13,19 +13,20 @@ use serde_json::Value;
 use crate::budget::Budget;
 use crate::cache::{Cache, Key, key_of};
 use crate::canonical::Canonical;
+use crate::check::{check, strictly};
 use crate::format::{Codec, Format, Step};
 use crate::json_schema::folded_characters_of_lark;
 use crate::lark::{self, Common, GrammarForm, is_costly_grammar};
 use crate::limits::{
-    MAX_CACHED_BYTES, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES,
-    MAX_QUICK_GRAMMAR_BYTES, MAX_REGEX_FOLDS, MAX_ROUND_DIVISOR, MAX_SCHEMAS_BYTES, MAX_TOOLS, MIN_LEXER_FUEL,
-    REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
+    MAX_CACHED_BYTES, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL,
+    MAX_QUICK_GRAMMAR_BYTES, MAX_REGEX_FOLDS, MAX_ROUND_DIVISOR, MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP,
+    TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
-use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
+use crate::rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
 use crate::schema::{self, divisor_price};
-use crate::validate::{self, Validators};
+use crate::validate::Validators;
 use crate::vocab::Vocab;
 
 /// The grammars of one model.
@@ -132,8 +133,35 @@ impl Grammars {
         Ok(Compiled { shared, calls_before: rules.calls_before })
     }
 
-    /// `mended`: what is relaxed before anything is compiled.
+    /// `mended`: what is relaxed before anything is compiled. If the tools are too many for a grammar of their schemas,
+    /// their names are enforced, and their arguments are left to validation.
     fn build(&self, rules: &Rules, mended: Vec<Relaxation>, budget: &mut Budget) -> Result<Shared, RuleError> {
+        let refused = match self.build_whole(rules, rules, mended.clone(), budget) {
+            Err(error) if error.is_of_size() => error,
+            built => return built,
+        };
+        if rules.enforcement != Enforcement::NamesAndArguments || rules.tools.iter().all(|tool| tool.strict) {
+            return Err(refused);
+        }
+        let names = Rules { enforcement: Enforcement::Names, ..rules.clone() };
+        let left = rules.tools.iter().filter(|tool| !tool.strict).map(|tool| Relaxation {
+            tool: tool.name.clone(),
+            path: String::new(),
+            keyword: "properties".into(),
+            cause: Cause::Cost,
+        });
+        let relaxations = mended.into_iter().chain(left).collect();
+        self.build_whole(&names, rules, relaxations, budget).map_err(|_| refused)
+    }
+
+    /// `validated`: the rules by which finished calls and responses are validated.
+    fn build_whole(
+        &self,
+        rules: &Rules,
+        validated: &Rules,
+        mended: Vec<Relaxation>,
+        budget: &mut Budget,
+    ) -> Result<Shared, RuleError> {
         let mut loose = false;
         loop {
             let written = match write(self.format, &self.vocab, rules, GrammarForm::Tolerant, false, loose, budget) {
@@ -158,7 +186,7 @@ impl Grammars {
                     let Written { narrowed, first, lark, .. } = written;
                     let mut relaxations = mended;
                     relaxations.extend(written.relaxations);
-                    let validators = Validators::new(rules);
+                    let validators = Validators::new(validated);
                     budget.spend((validators.regex_bytes() / REGEX_BYTES_PER_STEP) as u64)?;
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
                     let bytes = fresh.measure() + RULE_BYTES * lark.len() + validators.bytes();
@@ -179,9 +207,14 @@ impl Grammars {
                 }
                 Err(Refusal::Rule(error)) => return Err(error),
                 // The whole budget may show that the request is valid.
-                Err(Refusal::Grammar(_)) if budget.gives_up() => return Err(RuleError::Unfinished),
-                Err(Refusal::Grammar(_)) if !loose => loose = true,
-                Err(Refusal::Grammar(problem)) => return Err(RuleError::invalid(field(rules), problem)),
+                Err(Refusal::Grammar(_) | Refusal::Size(_)) if budget.gives_up() => return Err(RuleError::Unfinished),
+                Err(Refusal::Grammar(_) | Refusal::Size(_)) if !loose => loose = true,
+                Err(Refusal::Size(problem)) if written.foreign.is_empty() => {
+                    return Err(RuleError::TooCostly { field: field(rules).into(), problem });
+                }
+                Err(Refusal::Grammar(problem) | Refusal::Size(problem)) => {
+                    return Err(RuleError::invalid(field(rules), problem));
+                }
             }
         }
     }
@@ -261,10 +294,10 @@ fn parser(vocab: &Arc<Vocab>, written: &Written, budget: &mut Budget) -> Result<
         }
     };
     let (cost, symbols) = (lexer.cost(), grammar.num_symbols());
-    if cost > limits.initial_lexer_fuel || symbols > limits.max_grammar_size {
-        let (most, most_symbols) = (limits.initial_lexer_fuel, limits.max_grammar_size);
-        return Err(Refusal::Grammar(format!(
-            "its grammar has {symbols} symbols and a lexer of {cost} steps; the limits are {most_symbols} and {most}"
+    let most = limits.initial_lexer_fuel;
+    if cost > most || symbols > MAX_GRAMMAR_SYMBOLS {
+        return Err(Refusal::Size(format!(
+            "its grammar has {symbols} symbols and a lexer of {cost} steps; the limits are {MAX_GRAMMAR_SYMBOLS} and {most}"
         )));
     }
     budget.spend_fuel(cost + symbols as u64)?;
@@ -286,6 +319,8 @@ enum Refusal {
     Rule(RuleError),
     /// llguidance's message, or a fault found in the grammar.
     Grammar(String),
+    /// The grammar is too large.
+    Size(String),
 }
 
 impl From<RuleError> for Refusal {
@@ -485,73 +520,6 @@ fn begun(mut matcher: Matcher, first: First, calls_before: usize) -> Result<Matc
         matcher.begin(&prefix)?;
     }
     Ok(matcher)
-}
-
-/// A strict schema must be enforced completely.
-fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> {
-    let strict_response = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }));
-    let strict = |tool: &str| match tool {
-        "" => strict_response,
-        name => rules.tools.iter().any(|t| t.strict && t.name == name),
-    };
-    let field = |tool: &str| match tool {
-        "" => "response_format.json_schema.schema".into(),
-        name => format!("tools[{name}].function.parameters"),
-    };
-    match relaxations.iter().find(|r| strict(&r.tool)) {
-        None => Ok(()),
-        Some(relaxation) => Err(relaxation.refused(field(&relaxation.tool), "the schema is strict")),
-    }
-}
-
-fn check(rules: &Rules, max_tools: usize) -> Result<(), RuleError> {
-    if rules.tools.len() > max_tools {
-        let (found, limit) = (rules.tools.len(), max_tools);
-        return Err(RuleError::TooLarge { field: "tools".into(), what: "the number of tools", found, limit });
-    }
-    let mut names = std::collections::HashSet::new();
-    let mut bytes = 0;
-    for tool in &rules.tools {
-        let field = format!("tools[{}].function", tool.name);
-        if tool.name.is_empty() || tool.name.len() > MAX_NAME_BYTES {
-            return Err(RuleError::invalid(field, format!("a name must have 1 to {MAX_NAME_BYTES} bytes")));
-        }
-        if !names.insert(&tool.name) {
-            return Err(RuleError::invalid(field, "two tools have this name; names must be unique"));
-        }
-        let wanted = rules.enforced(tool) == Enforcement::NamesAndArguments;
-        if let Some(parameters) = tool.parameters.as_ref().filter(|p| wanted && !p.is_null()) {
-            let field = field + ".parameters";
-            bytes += schema::check(parameters, &field)?;
-            validate::check(parameters, &field)?;
-        }
-    }
-    if let Some(Response::JsonSchema { schema, .. }) = &rules.response {
-        bytes += schema::check(schema, "response_format.json_schema.schema")?;
-        validate::check(schema, "response_format.json_schema.schema")?;
-    }
-    if bytes > MAX_SCHEMAS_BYTES {
-        let (found, limit) = (bytes, MAX_SCHEMAS_BYTES);
-        return Err(RuleError::TooLarge {
-            field: "tools".into(),
-            what: "the size of all schemas in bytes",
-            found,
-            limit,
-        });
-    }
-    let unknown = |name: &String| !names.contains(name);
-    match &rules.choice {
-        ToolChoice::Named(name) if unknown(name) => {
-            Err(RuleError::invalid("tool_choice", format!("no tool {name:?} is declared")))
-        }
-        ToolChoice::Allowed { names, .. } if names.iter().any(unknown) => {
-            Err(RuleError::invalid("tool_choice", "allows a tool that is not declared"))
-        }
-        _ if rules.must_call() && rules.callable().is_empty() => {
-            Err(RuleError::invalid("tool_choice", "requires a call, but no tool can be called"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// [`lark::read`], with the expressions that most grammars have.

@@ -9,6 +9,7 @@ mod budget;
 mod cache;
 mod call_validator;
 mod canonical;
+mod check;
 mod codec;
 mod describe;
 mod event;

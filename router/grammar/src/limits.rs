@@ -38,6 +38,8 @@ pub const MAX_PATTERNS: usize = 16;
 pub const MAX_OVERLAP: u64 = 256;
 /// Bytes of the grammar of a string, once its characters are spelled as in JSON.
 pub const MAX_SPELLED_GRAMMAR_BYTES: usize = 512 << 10;
+/// Symbols of a grammar; llguidance numbers them with 16 bits.
+pub const MAX_GRAMMAR_SYMBOLS: usize = 65_000;
 /// llguidance's fuel for building the lexer.
 pub const MAX_LEXER_FUEL: u64 = 2_000_000;
 /// A minimum of that fuel, however little of the budget is left.
@@ -101,8 +103,6 @@ pub const MAX_TAG_REPEAT: i64 = 1000;
 pub const MAX_GRAMMAR_BYTES: usize = 4 << 20;
 /// Bytes of a grammar whose other forms are made on an async thread: a few milliseconds.
 pub const MAX_QUICK_GRAMMAR_BYTES: usize = 32 << 10;
-/// Symbols of a compiled grammar.
-pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;
 /// States of a grammar's lexer, about 1-2 KB each.
 pub const MAX_LEXER_STATES: usize = 100_000;
 /// Bytes of the state of one output: its copy of the lexer, and the parser's items for all accepted text.

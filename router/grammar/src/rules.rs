@@ -75,6 +75,8 @@ pub enum RuleError {
     Unenforceable { field: String, path: String, keyword: String, reason: String },
     #[error("{field}: {what} is {found}; the limit is {limit}")]
     TooLarge { field: String, what: &'static str, found: usize, limit: usize },
+    #[error("{field}: {problem}")]
+    TooCostly { field: String, problem: String },
     /// A first attempt took too long, or the caller has gone.
     #[error("the compilation was abandoned")]
     Unfinished,
@@ -84,6 +86,11 @@ pub enum RuleError {
 }
 
 impl RuleError {
+    /// Whether less to enforce could help: the tools' grammar is too large.
+    pub(crate) fn is_of_size(&self) -> bool {
+        matches!(self, RuleError::TooLarge { .. } | RuleError::TooCostly { .. })
+    }
+
     pub(crate) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         RuleError::Invalid { field: field.into(), problem: problem.into() }
     }

@@ -96,7 +96,8 @@ fn rule_error(error: RuleError) -> Error {
     let field = match &error {
         RuleError::Invalid { field, .. }
         | RuleError::Unenforceable { field, .. }
-        | RuleError::TooLarge { field, .. } => field,
+        | RuleError::TooLarge { field, .. }
+        | RuleError::TooCostly { field, .. } => field,
         RuleError::Format { field, .. } => *field,
         // A spent budget gives another error. Only the request's deadline leaves a compilation unfinished.
         RuleError::Unfinished => return Error::deadline(),

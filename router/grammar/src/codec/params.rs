@@ -89,6 +89,10 @@ struct Reading {
     newline: bool,
     /// The model wrote that the value is JSON, although it must be a string.
     json: bool,
+    /// What is reported before the value: the comma and the key.
+    head: String,
+    /// The key may wrap all others.
+    may_wrap: bool,
     text: String,
 }
 
@@ -100,8 +104,26 @@ pub(crate) struct Params {
     keys: Vec<String>,
     junk: String,
     members: Members,
+    reported: Reported,
+}
+
+/// What was reported of the arguments.
+#[derive(Debug, Default)]
+struct Reported {
+    any: bool,
     /// The only argument so far may be a wrapper: the offset of its value in the collected text.
     wrapper: Option<usize>,
+}
+
+impl Reported {
+    /// Reports the key, once.
+    fn key(&mut self, call: &mut OpenCall, value: &mut Reading) {
+        if !value.head.is_empty() {
+            call.delta.extend_from_slice(std::mem::take(&mut value.head).as_bytes());
+            self.wrapper = value.may_wrap.then_some(call.delta.len());
+            self.any = true;
+        }
+    }
 }
 
 impl Params {
@@ -115,7 +137,7 @@ impl Params {
             keys: Vec::new(),
             junk: String::new(),
             members: Members::default(),
-            wrapper: None,
+            reported: Reported::default(),
         }
     }
 
@@ -187,6 +209,9 @@ impl Params {
                 }
                 if !value.stream {
                     value.text.push_str(text);
+                    if !value.text.trim().is_empty() {
+                        self.reported.key(&mut self.call, value);
+                    }
                 } else if !text.is_empty() {
                     if std::mem::take(&mut value.newline) {
                         push_escaped(&mut self.call.delta, "\n");
@@ -224,27 +249,34 @@ impl Params {
             (None, Some(types)) => types,
             (None, None) => Types::of(self.schema(), &key),
         };
-        if !self.keys.is_empty() {
-            self.call.delta.extend_from_slice(b", ");
-        }
-        self.call.delta.extend_from_slice(Value::from(key.as_str()).to_string().as_bytes());
-        self.call.delta.extend_from_slice(b": ");
+        let comma = if self.reported.any { ", " } else { "" };
+        let head = format!("{comma}{}: ", Value::from(key.as_str()));
         let may_wrap = self.keys.is_empty() && self.may_wrap(&key);
-        self.wrapper = may_wrap.then_some(self.call.delta.len());
         let json = read.is_string == Some(false) && types.is_string();
         let stream = types.is_string() && !json;
+        self.keys.push(key);
+        let mut value = Reading { types, stream, lead, newline: false, json, head, may_wrap, text: String::new() };
         if stream {
+            self.reported.key(&mut self.call, &mut value);
             self.call.delta.push(b'"');
         }
-        self.keys.push(key);
-        self.at = At::Value(Reading { types, stream, lead, newline: false, json, text: String::new() });
+        self.at = At::Value(value);
+    }
+
+    /// Whether no text means that the argument is absent: the schema does not require it, and it is no string.
+    fn may_be_absent(&self, value: &Reading) -> bool {
+        let required = self.schema().and_then(|schema| schema.get("required")).and_then(Value::as_array);
+        let requires = |key: &String| required.is_some_and(|names| names.iter().any(|name| name == key));
+        !value.types.may_be_string() && self.keys.last().is_some_and(|key| !requires(key))
     }
 
     /// Ends the value.
     pub fn end_value(&mut self) {
         match std::mem::replace(&mut self.at, At::Between) {
             At::Value(value) if value.stream => self.call.delta.push(b'"'),
-            At::Value(value) => {
+            At::Value(value) if value.text.trim().is_empty() && self.may_be_absent(&value) => {}
+            At::Value(mut value) => {
+                self.reported.key(&mut self.call, &mut value);
                 let text = value.text.as_str();
                 let text = text.strip_suffix('\n').filter(|_| self.shape.tail).unwrap_or(text);
                 let json = self.value(text, &value);
@@ -304,7 +336,7 @@ impl Params {
     }
 
     pub fn flush(&mut self, out: &mut Vec<Event>) {
-        if self.wrapper.is_none() {
+        if self.reported.wrapper.is_none() {
             self.call.flush(out);
         }
     }
@@ -325,7 +357,7 @@ impl Params {
                 let whole = inner.unwrap_or_else(|| whole.to_owned());
                 self.call.delta.extend_from_slice(&whole.as_bytes()[1..]);
                 self.junk.clear();
-            } else if let Some(at) = self.wrapper
+            } else if let Some(at) = self.reported.wrapper
                 && let Some(inner) = self.unwrapped(&crate::scan::text(&self.call.delta[at..]))
             {
                 let reported = usize::from(self.call.delta.first() != Some(&b'{'));
@@ -333,7 +365,8 @@ impl Params {
             } else {
                 self.call.delta.push(b'}');
             }
-        } else if let At::Value(value) = &self.at {
+        } else if let At::Value(mut value) = std::mem::replace(&mut self.at, At::Between) {
+            self.reported.key(&mut self.call, &mut value);
             self.call.delta.extend_from_slice(value.text.as_bytes());
         }
         self.call.end(complete, out);

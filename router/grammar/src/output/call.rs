@@ -272,7 +272,14 @@ impl Caller<'_> {
         let lead: String =
             after[..at].iter().filter_map(|s| if let Step::Lit(l) = s { Some(*l) } else { None }).collect();
         let Some(Step::Tok(text)) = after.get(at) else {
-            return Ok(Closer { lead, marker: None, forbidden: None, rest: String::new(), whole: String::new() });
+            return Ok(Closer {
+                lead,
+                marker: None,
+                forbidden: None,
+                rest: String::new(),
+                whole: String::new(),
+                empty: None,
+            });
         };
         let mut rest = vec![self.marking.marker(text)?];
         let spelled = matches!(rest.first(), Some(GrammarPart::Text(_)));
@@ -281,14 +288,16 @@ impl Caller<'_> {
             rest.extend(self.marking.plain(&after[at + 1..])?);
         }
         let forbidden = (self.marking.format.markers == Markers::Either).then(|| self.forbidden(text));
-        let mut whole = vec![GrammarPart::Text(lead.clone())];
-        whole.extend(rest.iter().cloned());
-        let whole = join(work.writer, &whole);
+        let after = |lead: GrammarPart| [vec![lead], rest.clone()].concat();
+        let whole = join(work.writer, &after(GrammarPart::Text(lead.clone())));
+        let absent = after(GrammarPart::Regex(self.marking.form.blanks()));
+        let tolerant = self.marking.form == GrammarForm::Tolerant && !self.alone;
+        let empty = tolerant.then(|| join(work.writer, &absent));
         if spelled {
             rest.remove(0);
         }
         let rest = join(work.writer, &rest);
-        Ok(Closer { lead, marker: spelled.then_some(*text), forbidden, rest, whole })
+        Ok(Closer { lead, marker: spelled.then_some(*text), forbidden, rest, whole, empty })
     }
 
     /// What ends a raw value: its end marker before a marker of the call, and the call's last markers before another

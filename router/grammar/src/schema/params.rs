@@ -8,7 +8,7 @@ use super::object::declared;
 use super::spelled::Quotes;
 use super::text::TextConstraints;
 use super::{Compiler, Dialect, Schema};
-use crate::json_schema::types;
+use crate::json_schema::{is_type, types};
 use crate::lark::{Writer, either, escape, literal};
 use crate::limits::MAX_MAP_MEMBERS;
 use crate::rules::RuleError;
@@ -29,6 +29,8 @@ pub(crate) struct Closer {
     pub rest: String,
     /// `lead`, marker and the rest, for a value that is JSON.
     pub whole: String,
+    /// The same after no value. None: such a value is not written.
+    pub empty: Option<String>,
 }
 
 /// What ends a value within it.
@@ -69,6 +71,36 @@ enum Text {
     Constrained(TextConstraints),
     /// The reference to its grammar.
     Grammar(String),
+    /// Terminals of other values than strings.
+    Scalars(Vec<String>),
+    /// One of these.
+    AnyOf(Vec<Text>),
+}
+
+impl Text {
+    /// As an expression of terminals.
+    fn expression(&self) -> String {
+        match self {
+            Text::Free | Text::Grammar(_) => "/(?s:.*)/".to_owned(),
+            Text::Constants(all) => all.iter().map(|text| literal(text)).collect::<Vec<_>>().join(" | "),
+            Text::Constrained(constraints) => constraints.expression(Quotes::Raw),
+            Text::Scalars(all) => all.join(" | "),
+            Text::AnyOf(all) => {
+                let all: Vec<_> = all.iter().map(|text| format!("({})", text.expression())).collect();
+                format!("({})", all.join(" | "))
+            }
+        }
+    }
+
+    fn takes_empty(&self) -> bool {
+        match self {
+            Text::Free | Text::Grammar(_) => true,
+            Text::Constants(all) => all.iter().any(String::is_empty),
+            Text::Constrained(constraints) => constraints.takes_empty(),
+            Text::Scalars(_) => false,
+            Text::AnyOf(all) => all.iter().any(Text::takes_empty),
+        }
+    }
 }
 
 impl Compiler<'_, '_, '_> {
@@ -78,7 +110,7 @@ impl Compiler<'_, '_, '_> {
             let mut members = Vec::new();
             let other = match this.rest(flat) {
                 // The name may be a declared one: only validation can tell.
-                Some(rest) => this.argument(None, &rest, pattern)?,
+                Some(rest) => this.argument(None, &rest, false, pattern)?,
                 None => None,
             };
             for (name, schema, required) in declared(flat) {
@@ -93,7 +125,7 @@ impl Compiler<'_, '_, '_> {
                     }
                     continue;
                 }
-                match this.argument(Some(&name), schema, pattern)? {
+                match this.argument(Some(&name), schema, required, pattern)? {
                     Some(rule) => members.push(MemberRule { rule, required }),
                     None if required => return Ok(None),
                     None => {}
@@ -199,6 +231,7 @@ impl Compiler<'_, '_, '_> {
         &mut self,
         key: Option<&str>,
         schema: &Value,
+        required: bool,
         pattern: &Pattern<'_>,
     ) -> Result<Option<String>, RuleError> {
         let path = key.map_or_else(|| "/additionalProperties".to_owned(), |key| format!("/properties/{key}"));
@@ -236,36 +269,64 @@ impl Compiler<'_, '_, '_> {
                 }
                 let mut one = flat.clone();
                 one.insert("type".into(), json!(kind));
+                let excluded = excluded(flat);
+                let banned: Vec<&Value> = excluded.iter().filter(|value| is_type(value, kind)).collect();
                 let rule = match (kind, one.len()) {
                     ("object", 1) => Some(self.any_object()),
                     ("array", 1) => Some(self.any_array()),
+                    // As terminals.
+                    ("null", _) => banned.is_empty().then(|| self.null()),
+                    ("boolean", _) => self.boolean(&banned),
                     _ => self.value(&Value::Object(one), &path)?,
                 };
                 others.extend(rule.map(|rule| (if kind == "integer" { "number" } else { kind }, rule)));
             }
         }
         let closer = &pattern.closer;
+        let told_apart = pattern.typed || pattern.string_or_not;
+        // No value at all: an argument that is absent, if it cannot be an empty string.
+        let absent = closer.empty.clone().filter(|_| texts.is_empty() && !others.is_empty() && !required);
+        let bound = texts.iter().any(|text| matches!(text, Text::Constrained(_)))
+            && !texts.iter().any(|text| matches!(text, Text::Grammar(_)));
+        if !told_apart && !others.is_empty() && bound {
+            // One lexeme tells them apart, which a list or an object is not.
+            match others.iter().all(|(_, rule)| rule.starts_with(['T', '"'])) {
+                true => texts.push(Text::Scalars(others.drain(..).map(|(_, rule)| rule).collect())),
+                false => {
+                    for flat in &flats {
+                        let keywords = ["minLength", "maxLength", "pattern", "format"];
+                        keywords.iter().filter(|key| flat.contains_key(**key)).for_each(|key| self.relax(&path, key));
+                    }
+                    texts = vec![Text::Free];
+                }
+            }
+        }
         let free = texts.iter().any(|t| matches!(t, Text::Free));
-        let texts: Vec<String> = match free {
-            true => vec![self.raw(&Text::Free, closer)],
-            false => texts.iter().map(|t| self.raw(t, closer)).collect(),
+        let texts: Vec<String> = match (free, texts.iter().any(|text| matches!(text, Text::Scalars(_)))) {
+            (true, _) => vec![self.raw(&Text::Free, closer)],
+            (false, true) => vec![self.raw(&Text::AnyOf(texts), closer)],
+            (false, false) => texts.iter().map(|t| self.raw(t, closer)).collect(),
         };
         let others = others.into_iter().map(|(kind, rule)| (kind, format!("{rule} {}", closer.whole)));
         let mut all = Vec::new();
-        if pattern.typed || pattern.string_or_not {
+        if told_apart {
             if !texts.is_empty() {
                 all.push(format!("{} {}", (pattern.before)(self.work.writer, key, "string"), either(&texts)));
             }
-            for (kind, rule) in others {
+            let others: Vec<(&str, String)> = others.collect();
+            let kind = others.first().map(|(kind, _)| *kind);
+            for (kind, rule) in others.into_iter().chain(kind.zip(absent)) {
                 all.push(format!("{} {rule}", (pattern.before)(self.work.writer, key, kind)));
             }
         } else {
             // Free text matches anything, so nothing else can be distinguished from it.
-            let values: Vec<_> =
-                if free { texts } else { texts.into_iter().chain(others.map(|(_, rule)| rule)).collect() };
-            if !values.is_empty() {
-                all.push(format!("{} {}", (pattern.before)(self.work.writer, key, ""), either(&values)));
-            }
+            let values: Vec<_> = match free {
+                true => texts,
+                false => texts.into_iter().chain(others.map(|(_, rule)| rule)).chain(absent).collect(),
+            };
+            // Without a group, which would be a symbol more.
+            let before = (pattern.before)(self.work.writer, key, "");
+            all.extend(values.iter().map(|value| format!("{before} {value}")));
         }
         if all.is_empty() {
             return Ok(None);
@@ -307,11 +368,8 @@ impl Compiler<'_, '_, '_> {
         let body = match text {
             Text::Grammar(grammar) => return format!("{grammar}{suffix} {}", closer.rest),
             Text::Constants(all) => all.iter().map(|s| literal(&format!("{s}{end}"))).collect::<Vec<_>>().join(" | "),
-            Text::Free | Text::Constrained(_) => {
-                let mut all = vec![match text {
-                    Text::Constrained(constraints) => constraints.expression(Quotes::Raw),
-                    _ => "/(?s:.*)/".to_owned(),
-                }];
+            Text::Free | Text::Constrained(_) | Text::Scalars(_) | Text::AnyOf(_) => {
+                let mut all = vec![text.expression()];
                 // The length of a text that its end marker divides could not be counted.
                 all.extend(closer.forbidden.as_ref().map(|no| match (text, closer.marker) {
                     (Text::Free, None) => format!("~/(?s:.*)({})(?s:.*)/", no.ends),
@@ -320,17 +378,12 @@ impl Compiler<'_, '_, '_> {
                 format!("({}){suffix}", all.join(" & "))
             }
         };
-        let empty = end.is_empty() && !matches!(text, Text::Constants(all) if !all.iter().any(String::is_empty));
         if body == "\"\"" {
             return closer.rest.clone();
         }
         let lexeme = self.w().terminal(&body);
         // A lexeme cannot be empty, but a value can.
-        let lexeme = match text {
-            Text::Constrained(constraints) if empty && !constraints.takes_empty() => lexeme,
-            _ if empty => format!("{lexeme}?"),
-            _ => lexeme,
-        };
+        let lexeme = if end.is_empty() && text.takes_empty() { format!("{lexeme}?") } else { lexeme };
         format!("{lexeme} {}", closer.rest)
     }
 

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Bench, rules, tool};
-use crate::format::marker;
+use super::Bench;
 use crate::{Response, Rules};
 
 /// Classes around the characters that JSON escapes, and patterns with anchors and alternatives in every place.
@@ -246,49 +245,6 @@ fn raw_values_are_accepted_unescaped() {
             }
             let short = json!({"type": "string", "maxLength": 2});
             assert_eq!(takes(name, short, value), value.chars().count() <= 2, "{name}: {value:?}");
-        }
-    }
-}
-
-/// A raw value may hold its own end marker: it ends where a marker of the call follows.
-#[test]
-fn a_value_ends_where_a_marker_of_the_call_follows() {
-    let schema = json!({"type": "object", "properties": {"path": {"type": "string"}, "content": {"type": "string"}, "n": {"type": "integer"}},
-        "required": ["path", "content"]});
-    for format in crate::formats() {
-        let crate::Codec::Params(steps) = format.codec() else { continue };
-        let close = steps.iter().skip_while(|step| **step != crate::Step::Value).find_map(marker).expect("a marker");
-        let open = steps.iter().find_map(marker).expect("a marker");
-        for spelled in [true, false] {
-            if spelled && format.markers == crate::Markers::Special {
-                continue;
-            }
-            let b = Bench::new(format, spelled);
-            let rules = rules(vec![tool("write", schema.clone())]);
-            for value in [
-                format!("<x>\n  <hello></hello>\n{close}\n<x/>"),
-                format!("{close}"),
-                format!("{close}\n{close}"),
-                format!("a{close}b\n{close}\n\n c"),
-                format!("\n{close} {}", &open[..1]),
-                "plain".to_owned(),
-            ] {
-                for (path, content) in [("p", value.as_str()), (value.as_str(), "c"), (value.as_str(), value.as_str())]
-                {
-                    let arguments = json!({"path": path, "content": content, "n": 1}).to_string();
-                    let call = crate::Call { name: "write".into(), arguments: arguments.clone() };
-                    let turn = crate::Turn { calls: vec![call.clone(), call], ..crate::Turn::default() };
-                    let pieces = crate::render(format, &turn, crate::RenderOptions { spelled, ..Default::default() });
-                    let ids = b.tokens.ids(&pieces);
-                    let read = b.parse(&rules, &ids).unwrap_or_default();
-                    let same = |text: &str| {
-                        serde_json::from_str::<Value>(text).ok() == serde_json::from_str::<Value>(&arguments).ok()
-                    };
-                    let whole = read.len() == 2 && read.iter().all(|(_, read)| same(read));
-                    assert!(whole, "{} {spelled}: {arguments} is read as {read:?}", format.name);
-                    assert!(b.takes_ids(&rules, &ids), "{} {spelled}: {arguments} is refused", format.name);
-                }
-            }
         }
     }
 }
