@@ -62,6 +62,27 @@ impl Shape {
         })
     }
 
+    /// Whether an argument with this key is read with it, as the renderer writes it.
+    pub fn reads(&self, key: &str) -> bool {
+        let mut head = String::new();
+        for step in self.head {
+            match step {
+                Step::Lit(text) => head.push_str(text),
+                Step::Key => head.push_str(key),
+                Step::Type => head.push_str("string"),
+                Step::IsString => head.push_str("true"),
+                _ => {}
+            }
+        }
+        let whole = match self.key_mark {
+            Some(mark) => !key.contains(mark),
+            // The last visible character of the literal ends the key.
+            None => self.key_end(&head) == head.trim_end().len().checked_sub(self.key_char.len_utf8()),
+        };
+        let end = self.key_end(&head).unwrap_or(head.len());
+        whole && slots(self.head, &head[..end]).name.as_deref() == Some(key)
+    }
+
     /// The end of the key in the text after `open`, if a literal ends it. Models omit the literal before a newline.
     pub fn key_end(&self, text: &str) -> Option<usize> {
         if self.key_mark.is_some() { None } else { text.find([self.key_char, '\n']) }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::count::Count;
 use super::marker::{GrammarPart, Marking, Missing, after_name, join, lit};
+use crate::codec::params::Shape;
 use crate::codec::{code, python};
 use crate::format::{CallIdStyle, Codec, Markers, Member, Step};
 use crate::json_schema::local;
@@ -220,15 +221,11 @@ impl Caller<'_> {
                     let pieces = self.before(before, key, kind).unwrap_or_default();
                     join(w, &gap.iter().cloned().chain(pieces).collect::<Vec<_>>())
                 };
-                let key_end = match before.iter().skip_while(|step| **step != Step::Key).nth(1) {
-                    Some(Step::Lit(l)) => Some(l.trim()).filter(|l| !l.is_empty()),
-                    Some(Step::Tok(t) | Step::Maybe(t)) if self.marking.format.markers == Markers::Either => Some(*t),
-                    _ => None,
-                };
+                let shape = Shape::of(steps);
                 let pattern = Pattern {
                     before: &spell,
                     closer,
-                    key_end,
+                    reads: &|key| shape.is_none_or(|shape| key.is_empty() || shape.reads(key)),
                     typed: before.contains(&Step::Type),
                     string_or_not: before.contains(&Step::IsString),
                 };

@@ -1,5 +1,7 @@
 //! Grammars of objects.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 
 use super::members::{Layout, MemberRule};
@@ -87,15 +89,10 @@ impl Compiler<'_, '_, '_> {
         let mut names = Vec::new();
         for (name, schema, required) in declared(flat) {
             names.push(name.clone());
-            let mut all = vec![schema];
-            all.extend(patterns.into_iter().flatten().filter(|(p, _)| matches(p, &name)).map(|(_, schema)| schema));
+            let schema = with_patterns(flat, &name, schema);
             let allowed = allowed.as_ref().is_none_or(|names| names.is_valid(&name.as_str().into()));
             let path = format!("{path}/properties/{name}");
-            let value = match all.as_slice() {
-                _ if !allowed => None,
-                [one] => self.value(one, &path)?,
-                many => self.value(&json!({"allOf": many}), &path)?,
-            };
+            let value = if allowed { self.value(&schema, &path)? } else { None };
             match value {
                 Some(value) => {
                     let key = self.key(&name);
@@ -106,6 +103,17 @@ impl Compiler<'_, '_, '_> {
             }
         }
         Ok(Some((members, names)))
+    }
+}
+
+/// The schema of a property, with those of the patterns that its name matches.
+pub(super) fn with_patterns<'f>(flat: &'f Schema, name: &str, schema: &'f Value) -> Cow<'f, Value> {
+    let patterns = flat.get("patternProperties").and_then(Value::as_object);
+    let mut all = vec![schema];
+    all.extend(patterns.into_iter().flatten().filter(|(p, _)| matches(p, name)).map(|(_, schema)| schema));
+    match all.as_slice() {
+        [one] => Cow::Borrowed(one),
+        many => Cow::Owned(json!({"allOf": many})),
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::constants::{excluded, values};
 use super::members::{Layout, MemberRule};
-use super::object::declared;
+use super::object::{declared, with_patterns};
 use super::spelled::Quotes;
 use super::text::TextConstraints;
 use super::{Compiler, Dialect, Schema};
@@ -56,8 +56,8 @@ pub(crate) struct Pattern<'p> {
     /// The part before the value as an expression, given the key (None: any key) and the value's JSON type.
     pub before: &'p dyn Fn(&mut Writer, Option<&str>, &str) -> String,
     pub closer: Closer,
-    /// The letters that end a key.
-    pub key_end: Option<&'static str>,
+    /// Whether an argument with this key is read back.
+    pub reads: &'p dyn Fn(&str) -> bool,
     /// The text before the value distinguishes types.
     pub typed: bool,
     /// It distinguishes strings from everything else.
@@ -115,17 +115,15 @@ impl Compiler<'_, '_, '_> {
             };
             for (name, schema, required) in declared(flat) {
                 // The format cannot write this name.
-                if name.contains('\n') || pattern.key_end.is_some_and(|end| name.contains(end)) {
+                if !(pattern.reads)(&name) {
+                    let path = format!("/properties/{name}");
                     if required {
-                        return Err(this.refuse(
-                            &format!("/properties/{name}"),
-                            "properties",
-                            "the name cannot be written",
-                        ));
+                        return Err(this.refuse(&path, "properties", "the model's tool format cannot write this name"));
                     }
+                    this.relax("", &format!("properties/{name}"));
                     continue;
                 }
-                match this.argument(Some(&name), schema, required, pattern)? {
+                match this.argument(Some(&name), &with_patterns(flat, &name, schema), required, pattern)? {
                     Some(rule) => members.push(MemberRule { rule, required }),
                     None if required => return Ok(None),
                     None => {}
@@ -162,7 +160,7 @@ impl Compiler<'_, '_, '_> {
             let mut members = Vec::new();
             for (name, schema, required) in declared(flat) {
                 let path = format!("/properties/{name}");
-                match (this.value(schema, &path)?, spell(&name)) {
+                match (this.value(&with_patterns(flat, &name, schema), &path)?, spell(&name)) {
                     (Some(value), Some(key)) => {
                         let key = literal(&format!("{key}="));
                         members.push(MemberRule { rule: format!("{key} {value}"), required });

@@ -172,3 +172,77 @@ fn an_empty_tag_of_an_optional_argument_is_no_argument() {
         }
     }
 }
+
+/// A name that the format cannot write is refused by its name; every other one is read back.
+#[test]
+fn names_of_arguments_are_read_back_or_refused() {
+    let mut failures = Vec::new();
+    for (format, spelled) in ways() {
+        let b = Bench::new(format, spelled);
+        for name in [
+            "a>b",
+            "a\"b",
+            "a'b",
+            "a b",
+            " a",
+            "a ",
+            "a\nb",
+            "a<b",
+            "a=b",
+            "</arg_key>",
+            "é",
+            "a/b",
+            "a:b",
+            "a\\b",
+            "a\">b",
+            "a\" b",
+            "'a'",
+            "\"a\"",
+            "a>",
+            ">",
+            "a\tb",
+            "<a>",
+            "a string",
+            "$ref",
+            "a.b",
+            "a[0]",
+            "{a}",
+            "1",
+            "true",
+            "-",
+            "parameter",
+            "a,b",
+            "name=\"x\"",
+        ] {
+            let schema = json!({"type": "object", "properties": {name: {"type": "string"}, "z": {"type": "integer"}}, "required": [name, "z"]});
+            let arguments = json!({name: "v", "z": 1}).to_string();
+            match b.grammars.compile(&rules(vec![tool("write", schema.clone())])) {
+                Err(crate::RuleError::Unenforceable { path, .. }) if path == format!("/properties/{name}") => {}
+                Err(e) => failures.push(format!("{} {spelled} {name:?}: {e}", format.name)),
+                Ok(_) => {
+                    let (taken, read) = tried(&b, &schema, spelled, &arguments);
+                    if !taken || read.len() != 2 || !read.iter().all(|read| same(read, &arguments)) {
+                        failures.push(format!("{} {spelled} {name:?}: {taken} {read:?}", format.name));
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// A pattern of names constrains the declared properties that it matches, as in JSON.
+#[test]
+fn patterns_of_names_constrain_declared_arguments() {
+    let of = |pattern: &str, type_name: &str| {
+        json!({"type": "object", "properties": {"a1": {"type": "integer"}}, "required": ["a1"],
+            "patternProperties": {pattern: {"type": type_name}}})
+    };
+    for format in crate::formats().iter().filter(|format| format.has_calls()) {
+        let b = Bench::new(format, false);
+        let compile = |schema: Value| b.grammars.compile(&rules(vec![tool("write", schema)]));
+        assert!(compile(of("^b", "string")).is_ok() && compile(of("^a", "number")).is_ok(), "{}", format.name);
+        // No value is both.
+        assert!(compile(of("^a", "string")).is_err(), "{}", format.name);
+    }
+}
