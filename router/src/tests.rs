@@ -27,6 +27,7 @@ mod metrics_reference;
 mod model_dir;
 mod odd_schemas;
 mod pool;
+mod prefill;
 mod random;
 mod responses;
 mod sealed;

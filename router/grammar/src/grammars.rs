@@ -72,6 +72,7 @@ const RULE_BYTES: usize = 20;
 pub struct Compiled {
     shared: Arc<Shared>,
     calls_before: usize,
+    begun: String,
 }
 
 impl std::fmt::Debug for Compiled {
@@ -111,7 +112,7 @@ impl Grammars {
             return Some(None);
         }
         let shared = self.cache.get(self.key(rules))?;
-        Some(Some(Compiled { shared, calls_before: rules.calls_before }))
+        Some(Some(Compiled { shared, calls_before: rules.calls_before, begun: rules.begun.clone() }))
     }
 
     fn binds(&self, rules: &Rules) -> bool {
@@ -130,7 +131,7 @@ impl Grammars {
         check(&meant, self.max_tools)?;
         let shared = Arc::new(self.build(&meant, mended, budget)?);
         self.cache.keep(self.key(rules), shared.clone(), shared.bytes + shared.validators.regex_bytes());
-        Ok(Compiled { shared, calls_before: rules.calls_before })
+        Ok(Compiled { shared, calls_before: rules.calls_before, begun: rules.begun.clone() })
     }
 
     /// `mended`: what is relaxed before anything is compiled. If the tools are too many for a grammar of their schemas,
@@ -265,7 +266,7 @@ impl Grammars {
     }
 
     fn key(&self, rules: &Rules) -> Key {
-        let Rules { tools, choice, parallel, response, start, calls_before: _, enforcement, reasons } = rules;
+        let Rules { tools, choice, parallel, response, start, calls_before: _, begun: _, enforcement, reasons } = rules;
         let tools = tools.key();
         let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?} {reasons} {tools:?}").into_bytes();
         // Writing to memory does not fail, and neither does JSON with text as keys.
@@ -407,17 +408,31 @@ fn by_text(written: &Written) -> TopLevelGrammar {
 impl Compiled {
     /// A matcher at the start of the output.
     pub fn matcher(&self) -> Result<Matcher, MatcherError> {
-        begun(self.shared.fresh.clone(), self.shared.first, self.calls_before)
+        self.at_start(&self.shared.fresh)
+    }
+
+    /// A matcher that has read what precedes the output.
+    fn at_start(&self, fresh: &Matcher) -> Result<Matcher, MatcherError> {
+        let mut matcher = begun(fresh.clone(), self.shared.first, self.calls_before)?;
+        if !self.begun.is_empty() {
+            let ids = matcher.vocab().encode(&self.begun);
+            matcher.begin(&ids)?;
+        }
+        Ok(matcher)
+    }
+
+    /// Text with which the response has begun before the output.
+    pub fn begun(&self) -> &str {
+        &self.begun
     }
 
     /// A matcher of the grammar's canonical form at the start of the output: no blanks, spellings, reasoning and short
     /// forms but those that the format itself writes. It is made when it is first needed. None: the grammar has no
     /// other form.
     pub fn canonical(&self) -> Option<Canonical> {
-        let Shared { canonical, source, first, .. } = &*self.shared;
+        let Shared { canonical, source, .. } = &*self.shared;
         let fresh = canonical.get_or_init(|| source.canonical()).iter();
-        let forms: Vec<Matcher> =
-            fresh.filter_map(|fresh| begun(fresh.clone(), *first, self.calls_before).ok()).collect();
+        let forms: Vec<Matcher> = fresh.filter_map(|fresh| self.at_start(fresh).ok()).collect();
         (!forms.is_empty()).then(|| Canonical::new(forms))
     }
 

@@ -20,6 +20,8 @@ pub struct Rules {
     pub start: Region,
     /// Number of calls earlier in the conversation, for formats that number them.
     pub calls_before: usize,
+    /// Text with which the response has begun already: the answer continues it, and both together are judged.
+    pub begun: String,
     pub enforcement: Enforcement,
     /// The model's template has reasoning, and the request leaves it on: what replaces a refused draw may begin it. See
     /// [`Compiled::canonical`](crate::Compiled::canonical).

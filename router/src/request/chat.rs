@@ -73,10 +73,14 @@ impl Prepared {
         let bound = bound(job.bytes, deadline, generation.max_prompt_tokens(bounds.context));
         job.generation.cache_salt = generation.cache_salt.clone();
         let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
+        let (resumed, begun) = resumed.unzip();
         let RenderedPrompt { prompt, mut ids, .. } = model.render(&input, bound)?;
         generate::truncate(&mut ids, &generation, bounds);
         let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
         (rules.start, rules.calls_before) = (start, calls_before);
+        if rules.response.is_some() && start == Region::Text {
+            rules.begun = begun.unwrap_or_default();
+        }
         rules.reasons = model.format.reasons(model.text.template_source(), &prompt);
         let mut plan = Plan::new(&generation, model, bounds, ids.len(), DEFAULTS, restrictions)?;
         if calls_tools(&rules) {
@@ -113,6 +117,13 @@ pub async fn generate(
     let began = Instant::now();
     let compiled = model.compile(rules.clone(), context.caller.as_ref(), context.deadline).await?;
     context.metrics.grammar.compile.observe(began.elapsed());
+    if let Some(compiled) = compiled.as_ref().filter(|compiled| !compiled.begun().is_empty()) {
+        compiled.matcher().map_err(|_| {
+            let message =
+                "the last message, which the answer continues, does not begin what the response format allows";
+            Error::invalid("messages", message)
+        })?;
+    }
     let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
     let narrowed = grammar.as_ref().map_or(0, |grammar| grammar.compiled.narrowed());
@@ -137,8 +148,8 @@ struct Conversation {
     input: RenderInput,
     /// Calls in the conversation so far, from which the format's own ids continue.
     calls_before: usize,
-    /// The region that the answer continues. None: the answer begins a region.
-    resumed: Option<Region>,
+    /// The region that the answer continues, and its text so far. None: the answer begins a region.
+    resumed: Option<(Region, String)>,
 }
 
 impl Conversation {
@@ -175,14 +186,14 @@ impl Conversation {
     }
 }
 
-/// The region in which a message ends: reasoning if it has no content yet. None: no region has begun.
-fn resumed(message: &Value, reasoning: Option<&ReasoningMarkers>) -> Option<Region> {
+/// The region in which a message ends, and its text: reasoning if it has no content yet. None: no region has begun.
+fn resumed(message: &Value, reasoning: Option<&ReasoningMarkers>) -> Option<(Region, String)> {
     let content = match message.get("content") {
         Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
         Some(Value::String(text)) => text.clone(),
         _ => String::new(),
     };
-    let begun = |text: &str, region| (!text.trim().is_empty()).then_some(region);
+    let begun = |text: &str, region| (!text.trim().is_empty()).then(|| (region, text.to_owned()));
     if content.is_empty() {
         let reasoning = ["reasoning_content", "reasoning"].into_iter().find_map(|name| message.get(name)?.as_str());
         return begun(reasoning.unwrap_or_default(), Region::Reasoning);

@@ -139,7 +139,11 @@ impl Transcript {
         let in_reasoning = options.start == Region::Reasoning;
         let next_offset = options.echo.chars().count() as u32;
         let collects = |grammar: &Compiled| grammar.validates_response() || grammar.answers_json();
-        let response = options.grammar.as_ref().is_some_and(collects).then(ResponseText::default);
+        let response = options.grammar.as_ref().filter(|grammar| collects(grammar)).map(|grammar| {
+            let mut response = ResponseText::default();
+            response.push(grammar.begun());
+            response
+        });
         let mut transcript = Transcript {
             model,
             options,
