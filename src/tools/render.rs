@@ -13,6 +13,8 @@
 use std::error::Error;
 use std::path::Path;
 
+use rein_grammar::{Format, ModelDirFacts, PLAIN};
+use rein_text::call_ids;
 use rein_text::model_text::{ModelOverrides, TextError, special_tokens};
 use rein_text::template::{ChatTemplate, RenderInput, Sources, TemplateOptions, lossless};
 use rein_text::tokenize::{Encode, TokenizeError, Tokenizer, read_json};
@@ -44,6 +46,8 @@ pub fn run(args: &RenderArgs) -> Result<(), Box<dyn Error>> {
 pub struct RenderSource {
     template: Option<ChatTemplate>,
     tokenizer: Option<Tokenizer>,
+    /// In the model's format, ids of past calls are renamed as the endpoints do it.
+    format: &'static Format,
 }
 
 impl RenderSource {
@@ -77,7 +81,11 @@ impl RenderSource {
             true => None,
             false => Some(ChatTemplate::from_sources(sources, options)?),
         };
-        Ok(RenderSource { template, tokenizer })
+        let special = |name: &str| tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.special_id(name).is_some());
+        let source = template.as_ref().map(ChatTemplate::tool_source);
+        let facts = ModelDirFacts { template: source, architecture: None, special: &special };
+        let format = rein_grammar::detect(&facts).unwrap_or(PLAIN);
+        Ok(RenderSource { template, tokenizer, format })
     }
 
     /// Answers one input line.
@@ -102,7 +110,10 @@ impl RenderSource {
             let ids = ids.iter().map(|id| token_id(id, tokenizer)).collect::<Result<Vec<_>, _>>()?;
             return Ok(json!({ "text": String::from_utf8_lossy(&tokenizer.decode(&ids)) }));
         }
-        let input = render_input(request)?;
+        let mut input = render_input(request)?;
+        if !input.raw {
+            call_ids::assign_native_ids(&mut input.messages, |name, index| self.format.native_id(name, index));
+        }
         let template =
             self.template.as_ref().ok_or("no chat template; set --template, or --model to a model that has one")?;
         let prompt = template.render(&input).map_err(|e| e.to_string())?;

@@ -69,3 +69,25 @@ fn an_overlong_line_is_skipped() {
     assert_eq!(answers[1]["error"], "a line must be a JSON object");
     assert_eq!(answers.len(), 2);
 }
+
+/// As the endpoints do it, unless the line is raw.
+#[test]
+fn ids_of_past_calls_are_renamed() {
+    let path = std::env::temp_dir().join(format!("rein-render-ids-{}.jinja", std::process::id()));
+    let template = "{# <|tool_calls_section_begin|> #}{% for m in messages %}{{ m.role }}{% for t in m.tool_calls %} {{ t.id }}{% endfor %} {{ m.tool_call_id }};{% endfor %}";
+    std::fs::write(&path, template).unwrap();
+    let overrides = ModelOverrides {
+        template: Some(path.clone()),
+        tokenizer: Some(fixtures().join("kimi")),
+        ..ModelOverrides::default()
+    };
+    let source = RenderSource::parts(&overrides).unwrap();
+    std::fs::remove_file(path).unwrap();
+    let call = json!({"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "r"}]);
+    for (raw, id) in [(false, "functions.f:0"), (true, "call_1")] {
+        let line = json!({"messages": messages, "raw": raw, "add_generation_prompt": false});
+        assert_eq!(source.answer(&line.to_string())["prompt"], format!("user ;assistant {id} ;tool {id};"));
+    }
+}

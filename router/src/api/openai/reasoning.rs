@@ -70,10 +70,14 @@ fn thinking(fields: &mut Fields) -> Result<(Option<bool>, Option<u32>), Error> {
         None => Ok((None, None)),
         Some(Value::Bool(on)) => Ok((Some(on), None)),
         Some(Value::Object(map)) => {
+            // Kimi's `keep`, what of past reasoning stays in the prompt: alone, it turns reasoning on.
+            let keeps = map.get("keep").is_some_and(|keep| !keep.is_null());
             let mut object = Fields::within("thinking.", map);
-            let on = match object.take("type").as_ref().and_then(Value::as_str) {
+            let kind = object.take("type");
+            let on = match kind.as_ref().and_then(Value::as_str) {
                 Some("enabled") => true,
                 Some("disabled") => false,
+                None if kind.is_none() && keeps => true,
                 _ => return Err(Error::invalid("thinking.type", "'thinking.type' must be 'enabled' or 'disabled'")),
             };
             let budget = object.limit("budget_tokens")?;

@@ -51,3 +51,17 @@ fn the_fields_of_all_apis_are_equivalent_and_must_agree() {
         assert!(error.message.contains(said), "{error}");
     }
 }
+
+#[test]
+fn keep_alone_turns_reasoning_on() {
+    for (thinking, on) in [(json!({"keep": "all"}), true), (json!({"type": "disabled", "keep": "all"}), false)] {
+        let text = json!({"thinking": thinking}).to_string();
+        let found = Fields::of(&text).unwrap().read(|fields| read(fields)).unwrap();
+        assert_eq!((found.value.on, found.ignored), (Some(on), vec!["thinking.keep".to_owned()]), "{thinking}");
+    }
+    for thinking in
+        [json!({}), json!({"keep": null}), json!({"type": null, "keep": null}), json!({"type": "on", "keep": "all"})]
+    {
+        assert_eq!(of(json!({"thinking": thinking})).expect_err("no type").param.as_deref(), Some("thinking.type"));
+    }
+}
