@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::json_schema::{
     PlainPattern, SchemaPattern, backtracks, compiled_bytes, counting, fault, named, within_budget,
 };
+use crate::lark::ascii_classes;
 use crate::limits::{
     MAX_BACKTRACKS, MAX_QUICK_REGEX_WORK, MAX_QUICK_VALIDATION_BYTES, MAX_VALIDATED_PATTERNS_BYTES,
     MAX_VALIDATED_REGEX_WORK,
@@ -327,7 +328,7 @@ impl Validators {
             Some(Response::JsonSchema { schema, .. }) => Some(Whole::Json(Box::new(Lazy::new(schema.clone())))),
             Some(Response::JsonObject) => Some(Whole::Json(Box::new(Lazy::new(serde_json::json!({"type": "object"}))))),
             Some(Response::Choice(all)) => Some(Whole::OneOf(all.clone())),
-            Some(Response::Regex(regex)) => Some(Whole::Matching(PlainPattern::whole(regex))),
+            Some(Response::Regex(regex)) => Some(Whole::Matching(PlainPattern::whole(&ascii_classes(regex)))),
             // They are defined only by the grammar.
             Some(Response::Lark(_) | Response::StructuralTag(_)) | None => None,
         };

@@ -145,6 +145,28 @@ pub(crate) fn layout() -> String {
     format!(r"[ \t\r\n]{{1,{MAX_BLANKS}}}")
 }
 
+/// A client's regular expression for use between slashes.
+pub(crate) fn client_regex(regex: &str) -> String {
+    llguidance::regex_to_lark(&ascii_classes(regex), "")
+}
+
+/// The expression with ASCII classes for \d and \w, as in patterns of JSON Schema.
+pub(crate) fn ascii_classes(regex: &str) -> String {
+    let mut out = String::with_capacity(regex.len());
+    let mut chars = regex.chars();
+    while let Some(c) = chars.next() {
+        out.push_str(&match (c, if c == '\\' { chars.next() } else { None }) {
+            (_, Some('d')) => "[0-9]".to_owned(),
+            (_, Some('D')) => "[^0-9]".to_owned(),
+            (_, Some('w')) => "[0-9A-Za-z_]".to_owned(),
+            (_, Some('W')) => "[^0-9A-Za-z_]".to_owned(),
+            (_, Some(escaped)) => format!("\\{escaped}"),
+            (c, None) => c.to_string(),
+        });
+    }
+    out
+}
+
 /// A Lark string literal.
 pub(crate) fn literal(text: &str) -> String {
     // `::` would look like a parameter when expressions are searched for one.

@@ -3,7 +3,7 @@
 use super::marker::Marking;
 use super::parts::{check_regex, json, sized};
 use super::tags;
-use crate::lark::literal;
+use crate::lark::{client_regex, literal};
 use crate::rules::{Response, RuleError};
 use crate::schema::Work;
 
@@ -18,7 +18,7 @@ pub(super) fn write(work: &mut Work<'_>, response: &Response, marking: &Marking<
         Response::Regex(regex) => {
             sized("structured_outputs.regex", regex)?;
             check_regex("structured_outputs.regex", regex, work.budget)?;
-            let regex = llguidance::regex_to_lark(regex, "");
+            let regex = client_regex(regex);
             work.writer.regex(&regex)
         }
         Response::Choice(all) => {

@@ -10,7 +10,7 @@ use super::call::{CallError, Caller};
 use super::marker::{Marking, Missing, join};
 use super::parts::{check_regex, json, json_before, sized};
 use crate::by_name;
-use crate::lark::{escape, literal};
+use crate::lark::{client_regex, escape, literal};
 use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
 use crate::rules::{Enforcement, RuleError};
 use crate::schema::Work;
@@ -208,7 +208,7 @@ impl Tags<'_, '_, '_> {
                 self.none(node, path, "excludes")?;
                 let pattern = string(node, path, "pattern")?;
                 check_regex(&format!("{path}.pattern"), pattern, self.work.budget)?;
-                let pattern = llguidance::regex_to_lark(pattern, "");
+                let pattern = client_regex(pattern);
                 match until {
                     // One lexeme: the text might continue with the first letter of its end.
                     Until::Strings(_) => {

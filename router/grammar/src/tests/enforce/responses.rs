@@ -431,3 +431,37 @@ fn what_stands_around_a_response_is_accepted() {
         }
     }
 }
+
+/// As in patterns of JSON Schema: \d and \w are ASCII, in the grammar and in the validation of a finished response.
+#[test]
+fn classes_of_a_clients_regex_are_ascii() {
+    let b = Bench::new(crate::PLAIN, false);
+    for (regex, text, valid) in [
+        (r"\d{2}", "12", true),
+        (r"\d{2}", "٣٤", false),
+        (r"\w+", "a_9", true),
+        (r"\w+", "é", false),
+        (r"[\w-]+", "a-b", true),
+        (r"[\w-]+", "ü", false),
+        (r"\W", "é", true),
+        (r"[^\d]", "٣", true),
+        (r"\D", "7", false),
+        (r"\\d", "\\d", true),
+        (r"\\d", "7", false),
+        (r"a/\d", "a/1", true),
+    ] {
+        for pattern in [json!(null), json!({"format": {"type": "regex", "pattern": regex}})] {
+            let response = match pattern.is_null() {
+                true => Response::Regex(regex.into()),
+                false => Response::StructuralTag(pattern),
+            };
+            let rules = respond(response);
+            assert_eq!(b.takes(&rules, text), valid, "{regex}: {text}");
+            let validated = b.compile(&rules).validate_response(text).is_ok();
+            assert!(
+                validated == valid || matches!(rules.response, Some(Response::StructuralTag(_))),
+                "{regex}: {text}"
+            );
+        }
+    }
+}
