@@ -81,6 +81,11 @@ impl Input {
         }
     }
 
+    /// Drops the start of a character.
+    pub fn drop_partial(&mut self) {
+        self.partial.clear();
+    }
+
     /// What was not consumed, with the start of a character.
     pub fn held(&self) -> Vec<u8> {
         [self.rest(), &self.partial].concat()

@@ -90,6 +90,13 @@ impl Parser {
         spelled && self.lex.marks.iter().any(|(mark, m)| is(*mark) && self.counts(*mark, true) && begins(m))
     }
 
+    /// Whether the text is a part of the letters of a marker that counts here.
+    pub(super) fn is_piece_of_marker(&self, rest: &[u8]) -> bool {
+        let piece = |m: &str| m.as_bytes().starts_with(rest);
+        let spelled = self.format.markers != Markers::Special && !rest.is_empty();
+        spelled && self.lex.marks.iter().any(|(mark, m)| self.counts(*mark, true) && piece(m))
+    }
+
     pub(super) fn in_prose(&self, region: Region) -> bool {
         matches!(self.state, State::Prose) && self.region == region
     }

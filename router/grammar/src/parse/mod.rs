@@ -229,7 +229,9 @@ impl Parser {
             self.end_list(out);
             self.run(true, out);
         }
-        if let Some(head) = self.head.take() {
+        if let Some(head) = self.head.take()
+            && !(self.cut && matches!(self.state, State::Body(_)))
+        {
             self.give_up_head(&head, out);
         }
         if self.cut && self.may_be_call() {
@@ -279,6 +281,15 @@ impl Parser {
             State::Gap(_) => self.trial.is_none(),
             _ => self.in_prose(Region::Text),
         };
+        // A piece of a character or of a marker is no part of an argument.
+        if let State::Body(body) = &self.state {
+            self.input.drop_partial();
+            let raw = matches!(**body, Body::Params(_)) && self.head.is_none();
+            if raw && self.is_piece_of_marker(self.input.rest()) {
+                self.input.clear();
+            }
+            return;
+        }
         let held = self.input.held();
         if !outside || self.head.is_some() || !self.parse_tools {
             return;

@@ -86,3 +86,43 @@ fn text_that_cannot_become_a_call_stays_text() {
         }
     }
 }
+
+/// The arguments of each call.
+fn arguments(events: &[Event]) -> Vec<String> {
+    let mut calls: Vec<String> = Vec::new();
+    for event in events {
+        match event {
+            Event::ToolCallStart { .. } => calls.push(String::new()),
+            Event::ArgumentsDelta { text, .. } => calls.last_mut().unwrap().push_str(text),
+            _ => {}
+        }
+    }
+    calls
+}
+
+/// What is reported of a call that the length cut is the beginning of its arguments, without pieces of markers.
+#[test]
+fn the_arguments_of_a_cut_call_are_their_beginning() {
+    let mut failures = Vec::new();
+    for format in formats().iter().filter(|f| f.has_calls()) {
+        for (spelled, most) in [(false, 1), (true, 1), (true, 3)] {
+            let call = Call {
+                name: "search".into(),
+                arguments: r#"{"q": "a <b> é\n", "n": [1, {"m": 2}], "s": "</x>", "d": 12}"#.into(),
+            };
+            let turn = Turn { calls: vec![call.clone(), call], ..Turn::default() };
+            let options = RenderOptions { spelled, ..RenderOptions::default() };
+            let output = cut(&render(format, &turn, options), most, &mut Random::new(5));
+            let whole = arguments(&parse_cut(format, &output).0);
+            for n in 0..=output.len() {
+                let told = arguments(&parse_cut(format, &output[..n]).0);
+                for (told, whole) in told.iter().zip(&whole) {
+                    if !whole.starts_with(told) {
+                        failures.push(format!("{} {spelled} {:?}: {told}", format.name, written(&output[..n])));
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}\n{}", failures.len(), failures.join("\n"));
+}
