@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
 use opentelemetry::trace::{TraceContextExt, TracerProvider};
-use opentelemetry::{Context, KeyValue};
+use opentelemetry::{Array, Context, KeyValue, Value};
 use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider};
-use rein_proto::trace_context::{Get, Propagation};
+use rein_proto::trace_context::{AttributeValue, Get, Propagation};
 use tokio::runtime::Runtime;
 use tracing::{Level, Metadata, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -84,8 +84,8 @@ pub fn init(target: Option<TraceTarget>) -> Result<Telemetry, Box<dyn Error>> {
     let log = if json { log.json().boxed() } else { log.boxed() };
     Registry::default().with(traces).with(log.with_filter(shown)).init();
     rein_proto::trace_context::install(match exporting {
-        Some(_) => Propagation { headers, adopt },
-        None => Propagation { headers: passed, adopt: pass },
+        Some(_) => Propagation { headers, adopt, attribute },
+        None => Propagation { headers: passed, adopt: pass, attribute: |_, _, _| {} },
     });
     Ok(Telemetry(exporting))
 }
@@ -156,6 +156,17 @@ fn ratio() -> Result<f64, String> {
         .ok()
         .filter(|ratio| (0.0..=1.0).contains(ratio))
         .ok_or_else(|| format!("{name} must be a number from 0 to 1, got {text:?}"))
+}
+
+fn attribute(span: &Span, name: &'static str, value: AttributeValue) {
+    let value: Value = match value {
+        AttributeValue::Text(text) => text.into(),
+        AttributeValue::Texts(texts) => Value::Array(Array::String(texts.into_iter().map(Into::into).collect())),
+        AttributeValue::Integer(number) => number.into(),
+        AttributeValue::Number(number) => number.into(),
+        AttributeValue::Flag(flag) => flag.into(),
+    };
+    span.set_attribute(name, value);
 }
 
 struct Headers(Vec<(String, String)>);

@@ -9,12 +9,24 @@ use tracing::Span;
 /// Returns the value of a header.
 pub type Get<'a> = &'a dyn Fn(&str) -> Option<&'a str>;
 
+/// The value of an attribute.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AttributeValue {
+    Text(String),
+    Texts(Vec<String>),
+    Integer(i64),
+    Number(f64),
+    Flag(bool),
+}
+
 #[derive(Debug, Clone, Copy)]
 pub struct Propagation {
     /// The headers that identify this span.
     pub headers: fn(&Span) -> Vec<(String, String)>,
     /// Makes the span, which has not been entered yet, a child of the span in the headers. Returns the trace id.
     pub adopt: for<'a> fn(&Span, Get<'a>) -> Option<String>,
+    /// Sets an attribute of the span in traces, which log lines do not show.
+    pub attribute: fn(&Span, &'static str, AttributeValue),
 }
 
 static PROPAGATION: OnceLock<Propagation> = OnceLock::new();
@@ -40,6 +52,13 @@ pub fn adopt<'a>(span: &Span, get: Get<'a>) {
         && let Some(trace) = (propagation.adopt)(span, get)
     {
         span.record("trace_id", trace);
+    }
+}
+
+/// Sets an attribute that only traces have.
+pub fn set(span: &Span, name: &'static str, value: AttributeValue) {
+    if let Some(propagation) = PROPAGATION.get() {
+        (propagation.attribute)(span, name, value);
     }
 }
 

@@ -235,6 +235,27 @@ fn requests_of_every_api_are_one_trace_each() {
             assert_eq!(request.attributes[name], value, "{path}: {request:?}");
         }
         assert!(request.attributes["prompt_tokens"].parse::<u32>().unwrap() > 0, "{path}: {request:?}");
+        // As OpenTelemetry's semantic conventions name them.
+        let operation = match endpoint {
+            "completions" => "text_completion",
+            "embeddings" => "embeddings",
+            _ => "chat",
+        };
+        for (name, value) in [
+            ("gen_ai.operation.name", operation),
+            ("gen_ai.provider.name", "rein"),
+            ("gen_ai.request.model", "demo"),
+            ("gen_ai.response.model", "demo"),
+            ("gen_ai.request.stream", "false"),
+            ("gen_ai.usage.input_tokens", request.attributes["prompt_tokens"].as_str()),
+            ("gen_ai.usage.output_tokens", request.attributes["completion_tokens"].as_str()),
+        ] {
+            assert_eq!(request.attributes.get(name).map(String::as_str), Some(value), "{path}: {name}: {request:?}");
+        }
+        if endpoint != "embeddings" {
+            assert_eq!(request.attributes["gen_ai.request.max_tokens"], "8", "{path}: {request:?}");
+            assert!(request.attributes["gen_ai.response.finish_reasons"].contains("length"), "{path}: {request:?}");
+        }
         // One for each text.
         let tokenized = named(&spans, "tokenize");
         assert!(tokenized.len() == sequences && tokenized.iter().all(|span| span.parent == request.id), "{spans:#?}");

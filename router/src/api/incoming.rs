@@ -98,6 +98,7 @@ impl IncomingRequest {
         generation: &Generation,
         choices: usize,
     ) -> Result<(RequestContext, Arc<ServedModel>), Error> {
+        trace.record_generation(&generation.sampling, &generation.limits, generation.n);
         self.admit_sequences(trace, model, generation.priority, generation.session.as_deref(), choices).await
     }
 
