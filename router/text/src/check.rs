@@ -151,9 +151,14 @@ impl Subject<'_> {
     }
 
     fn plain(&self) -> Outcome {
-        match self.render(&self.input(vec![user()], false)) {
-            Ok(_) => fine("the template renders a chat without tools"),
-            Err(error) => warning(format!("the template rejects a chat without tools: {error}")),
+        let asked = |content: Json| self.render(&self.input(vec![json!({"role": "user", "content": content})], false));
+        match (asked(PROBE.into()), asked(json!([{"type": "text", "text": PROBE}]))) {
+            (Ok(text), Ok(parts)) if text.contains(PROBE) && parts.contains(PROBE) => {
+                fine("the template renders a chat without tools")
+            }
+            (Ok(text), _) if !text.contains(PROBE) => broken("the template drops the user's text"),
+            (Ok(_), _) => broken("the template drops the user's text if it is a list of parts"),
+            (Err(error), _) => warning(format!("the template rejects a chat without tools: {error}")),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Converts messages as clients send them to the form that a template supports.
 
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use super::error::TemplateError;
 use super::{RenderInput, lossless, python};
@@ -13,8 +13,8 @@ pub(super) struct TemplateCapabilities {
     pub string_arguments: bool,
     /// Renders tool-call arguments correctly if they are an object.
     pub object_arguments: bool,
-    /// Roles whose content may be a list of parts.
-    pub part_lists: PartLists,
+    /// What content may be, by role.
+    pub content: ContentForms,
     /// Shows the tools that a system message declares.
     pub message_tools: bool,
     /// Shows the tools of a request in every probed conversation.
@@ -54,16 +54,26 @@ impl NullContentForms {
     }
 }
 
+/// In which forms a template shows content.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct PartLists {
-    pub user: bool,
-    pub system: bool,
-    pub assistant: bool,
-    pub tool: bool,
+pub(super) enum ContentForm {
+    #[default]
+    Text,
+    /// A list of parts; it drops texts.
+    Parts,
+    Both,
 }
 
-impl PartLists {
-    pub fn of(&self, role: &str) -> bool {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct ContentForms {
+    pub user: ContentForm,
+    pub system: ContentForm,
+    pub assistant: ContentForm,
+    pub tool: ContentForm,
+}
+
+impl ContentForms {
+    pub fn of(&self, role: &str) -> ContentForm {
         match role {
             "system" | "developer" => self.system,
             "assistant" => self.assistant,
@@ -197,6 +207,7 @@ pub(super) fn normalize(messages: &[Json], traits: &TemplateCapabilities) -> Vec
 fn normalize_message(message: &Map<String, Json>, traits: &TemplateCapabilities) -> Json {
     let mut out = Map::with_capacity(message.len() + 2);
     let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
+    let form = traits.content.of(role);
     let absent = match traits.no_content.of(message) {
         NullContentForm::Null => Some(Json::Null),
         NullContentForm::EmptyText => Some(Json::String(String::new())),
@@ -208,7 +219,10 @@ fn normalize_message(message: &Map<String, Json>, traits: &TemplateCapabilities)
                 Some(absent) => absent.clone(),
                 None => continue,
             },
-            ("content", Json::Array(parts)) if !traits.part_lists.of(role) => flatten(parts),
+            ("content", Json::Array(parts)) if form == ContentForm::Text => flatten(parts),
+            ("content", Json::String(text)) if form == ContentForm::Parts && !text.is_empty() => {
+                json!([{"type": "text", "text": text}])
+            }
             ("tool_calls", Json::Array(calls)) => calls.iter().cloned().map(|call| mend_call(call, traits)).collect(),
             _ => value.clone(),
         };

@@ -4,7 +4,7 @@ use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
 
 use super::engine::Engine;
-use super::normalize::{NullContentForm, NullContentForms, PartLists, TemplateCapabilities};
+use super::normalize::{ContentForm, ContentForms, NullContentForm, NullContentForms, TemplateCapabilities};
 use super::python;
 
 const TEXT: &str = "xqzprobe";
@@ -15,14 +15,16 @@ const JSON_FORMS: [&str; 2] = [ARGUMENTS, r#"{"xqzkey":"xqzvalue"}"#];
 pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> TemplateCapabilities {
     let render = |messages: Vec<Json>| render(engine, name, source, &messages, Json::Null);
     let lists = |conversation: &dyn Fn(Json) -> Vec<Json>| {
-        let text = render(conversation(json!(TEXT)))?;
+        let text = render(conversation(json!(TEXT)));
         let parts = render(conversation(json!([{"type": "text", "text": TEXT}])));
         // A template that iterates over parts shows the text; one that prints the list as it is also shows its quotes.
-        text.contains(TEXT).then(|| {
-            parts.is_some_and(|parts| {
-                parts.contains(TEXT) && !["'type'", "\"type\"", "\\\"type"].iter().any(|t| parts.contains(t))
-            })
-        })
+        let iterates = parts.is_some_and(|parts| {
+            parts.contains(TEXT) && !["'type'", "\"type\"", "\\\"type"].iter().any(|t| parts.contains(t))
+        });
+        match text.is_some_and(|text| text.contains(TEXT)) {
+            true => Some(if iterates { ContentForm::Both } else { ContentForm::Text }),
+            false => iterates.then_some(ContentForm::Parts),
+        }
     };
     let user = |content: Json| vec![json!({"role": "user", "content": content})];
     let system =
@@ -39,8 +41,8 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> TemplateCapabi
         messages.push(json!({"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": content}));
         messages
     };
-    let by_user = lists(&user).unwrap_or(false);
-    let part_lists = PartLists {
+    let by_user = lists(&user).unwrap_or_default();
+    let content = ContentForms {
         user: by_user,
         system: lists(&system).unwrap_or(by_user),
         assistant: lists(&assistant).unwrap_or(by_user),
@@ -68,7 +70,7 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> TemplateCapabi
     let shown: Vec<bool> = with_tools.map(|prompt| prompt.contains(TEXT)).collect();
     let tools = !shown.is_empty() && shown.iter().all(|shown| *shown);
     let object_arguments = writes_json || !string_arguments;
-    TemplateCapabilities { string_arguments, object_arguments, part_lists, message_tools, tools, no_content }
+    TemplateCapabilities { string_arguments, object_arguments, content, message_tools, tools, no_content }
 }
 
 fn probe_no_content(

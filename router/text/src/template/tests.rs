@@ -509,3 +509,40 @@ fn tools_get_what_a_template_cannot_render_without() {
     let raises = template("{% for t in tools %}{{ raise_exception('no') }}{% endfor %}");
     assert_eq!(raises.render(&tool(json!({"name": "f"}))).unwrap_err().message, "no");
 }
+
+/// Templates of models that also take images iterate over parts, and drop a text.
+#[test]
+fn a_template_that_takes_only_parts_gets_parts() {
+    let parts = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %};{% endfor %}";
+    let selecting = "{% for m in messages %}{{ m.role }}:{% for p in m['content'] | selectattr('type', 'equalto', 'text') %}\
+        {{ p['text'] }}{% endfor %};{% endfor %}";
+    let texts = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    let either = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
+        [{{ p.text }}]{% endfor %}{% endif %};{% endfor %}";
+    let asked = |content: Json| {
+        input(
+            json!([{"role": "system", "content": "S"}, {"role": "user", "content": content}, {"role": "assistant", "content": "A"},
+            {"role": "user", "content": content}]),
+        )
+    };
+    let listed = json!([{"type": "text", "text": "U"}]);
+    for (source, content, expected) in [
+        (parts, json!("U"), "system:S;user:U;assistant:A;user:U;"),
+        (parts, listed.clone(), "system:S;user:U;assistant:A;user:U;"),
+        (selecting, json!("U"), "system:S;user:U;assistant:A;user:U;"),
+        (selecting, listed.clone(), "system:S;user:U;assistant:A;user:U;"),
+        (texts, listed.clone(), "system:S;user:U;assistant:A;user:U;"),
+        (either, json!("U"), "system:S;user:U;assistant:A;user:U;"),
+        (either, listed, "system:S;user:[U];assistant:A;user:[U];"),
+    ] {
+        assert_eq!(template(source).render(&asked(content.clone())).as_deref(), Ok(expected), "{source}: {content}");
+    }
+    let mut continued = asked(json!("U"));
+    continued.messages.pop();
+    (continued.continue_final_message, continued.add_generation_prompt) = (true, false);
+    assert_eq!(template(parts).render(&continued).unwrap(), "system:S;user:U;assistant:A");
+    // Only the user's content has parts.
+    let mixed = "{% for m in messages %}{{ m.role }}:{% if m.role == 'user' %}{% for p in m.content %}{{ p.text }}{% endfor %}\
+        {% else %}{{ m.content }}{% endif %};{% endfor %}";
+    assert_eq!(template(mixed).render(&asked(json!("U"))).unwrap(), "system:S;user:U;assistant:A;user:U;");
+}
