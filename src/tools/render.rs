@@ -4,7 +4,8 @@
 //! An input line is one of
 //!
 //! - a conversation: `{"messages", "tools", "documents", "chat_template_kwargs", "add_generation_prompt",
-//!   "continue_final_message", "raw"}` gives `{"prompt", "token_ids"}`;
+//!   "continue_final_message", "raw", "call_ids"}` gives `{"prompt", "token_ids"}`; as at the endpoints, past calls get
+//!   the ids that the model's format writes, unless `raw` is true or `call_ids` false;
 //! - `{"text"}`, which gives `{"token_ids"}`;
 //! - `{"token_ids"}`, which gives `{"text"}`.
 //!
@@ -111,7 +112,7 @@ impl RenderSource {
             return Ok(json!({ "text": String::from_utf8_lossy(&tokenizer.decode(&ids)) }));
         }
         let mut input = render_input(request)?;
-        if !input.raw {
+        if !input.raw && flag(request, "call_ids")?.unwrap_or(true) {
             call_ids::assign_native_ids(&mut input.messages, |name, index| self.format.native_id(name, index));
         }
         let template =

@@ -67,8 +67,8 @@ def by_careful_user(source):
 
 def by_rein(template, cases, raw):
     """Renders all cases of a template in one process. `raw`: the template gets the conversation as it is, as in transformers."""
-    lines = [json.dumps({"messages": messages, "tools": tools, "add_generation_prompt": prompt, "chat_template_kwargs": kwargs, "raw": raw},
-                        ensure_ascii=False) for _, messages, tools, prompt, kwargs in cases]
+    lines = [json.dumps({"messages": messages, "tools": tools, "add_generation_prompt": prompt, "chat_template_kwargs": kwargs, "raw": raw,
+                         "call_ids": False}, ensure_ascii=False) for _, messages, tools, prompt, kwargs in cases]
     done = subprocess.run([BIN, "render", "--template", str(template)], input="\n".join(lines) + "\n", text=True, capture_output=True,
                           encoding="utf-8", env={**os.environ, "REIN_TEMPLATE_NOW": NOW}, check=False)
     answers = [json.loads(line) for line in done.stdout.split("\n") if line]

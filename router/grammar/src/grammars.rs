@@ -421,6 +421,17 @@ impl Compiled {
         Ok(matcher)
     }
 
+    /// A matcher of the same grammar without the constraints of strings and numbers, for an output that met a limit in
+    /// them. None: a strict schema must be enforced completely, or they are left out already.
+    pub fn loosened(&self) -> Option<Matcher> {
+        self.at_start(&self.shared.source.loosened()?).ok()
+    }
+
+    /// Whether the response follows a grammar that the client wrote.
+    pub fn is_clients_grammar(&self) -> bool {
+        matches!(self.shared.source.rules.response, Some(Response::Lark(_) | Response::StructuralTag(_)))
+    }
+
     /// Text with which the response has begun before the output.
     pub fn begun(&self) -> &str {
         &self.begun
@@ -501,6 +512,20 @@ impl Compiled {
 impl Source {
     fn answers_json(&self) -> bool {
         matches!(self.rules.response, Some(Response::JsonObject | Response::JsonSchema { .. }))
+    }
+
+    /// See [`Compiled::loosened`].
+    fn loosened(&self) -> Option<Matcher> {
+        let Self { format, vocab, rules, loose } = self;
+        let strict = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }))
+            || rules.tools.iter().any(|tool| tool.strict);
+        if *loose || strict {
+            return None;
+        }
+        let mut budget = Budget::default();
+        let written = write(format, vocab, rules, GrammarForm::Tolerant, false, true, &mut budget).ok()?;
+        // What a client's own grammar costs would stay.
+        written.foreign.is_empty().then(|| parser(vocab, &written, &mut budget).ok()).flatten()
     }
 
     /// With the members of objects in the order of their schemas, then in any.

@@ -125,8 +125,8 @@ fn coding(headers: &HeaderMap) -> Result<Option<Coding>, Error> {
         "zstd" => Ok(Some(Coding::Zstd)),
         _ => {
             let message = format!("the header 'content-encoding' must be absent, identity, gzip or zstd, got {value}");
-            let code = Some("unsupported_content_encoding");
-            Err(Error { code, ..Error::new(ErrorKind::UnsupportedMediaType, message) })
+            let refused = Error::new(ErrorKind::UnsupportedMediaType, message);
+            Err(Error { code: Some("unsupported_content_encoding"), ..refused })
         }
     }
 }

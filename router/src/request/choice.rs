@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures::FutureExt;
+use rein_grammar::MatcherError;
 use rein_proto::{
     internal::{self, FinishReason as EngineFinish},
     v1,
@@ -223,9 +224,19 @@ impl Choice {
             self.steered = Some(steered);
             checked
         };
-        let outcome = checked.map_err(Error::from_session)?;
+        let outcome = match checked {
+            Err(GrammarSessionError::Matcher(MatcherError::Limit(limit))) if !self.limits_client() => {
+                self.transcript.ended_by_grammar(&limit);
+                return Ok(DrawOutcome { ended: true, ..DrawOutcome::default() });
+            }
+            checked => checked.map_err(Error::from_session)?,
+        };
         self.steered.as_mut().map_or(Ok(()), SteeredOutput::charge)?;
         Ok(outcome)
+    }
+
+    fn limits_client(&self) -> bool {
+        self.steered.as_ref().is_some_and(|steered| steered.session.limits_client())
     }
 
     /// How many more tokens may be generated.
@@ -286,7 +297,7 @@ impl Choice {
             }
         }
         if ended {
-            self.end(false);
+            self.end(self.transcript.is_ended_by_grammar());
             self.release();
         } else if let (Some(steering), Some(engine)) = (steering, &mut self.engine) {
             engine.steer(steering).await?;

@@ -104,6 +104,8 @@ pub struct SessionRules {
     pub matcher: Option<Matcher>,
     /// Refused draws are replaced from this grammar's canonical form. None: from the matcher.
     pub canonical: Option<Compiled>,
+    /// Where a limit is met, this grammar goes on without the constraints of strings and numbers.
+    pub loosened: Option<Compiled>,
     pub restrictions: Restrictions,
     /// Tokens that begin a call: they follow when the model draws a stop token but must call a tool.
     pub call_opening: Vec<u32>,
@@ -116,7 +118,10 @@ pub struct SessionRules {
 pub struct GrammarSession {
     matcher: Option<Matcher>,
     canonical: Replacement,
-    /// Accepted tokens, for the canonical form.
+    loosened: Option<Compiled>,
+    /// A limit that the output meets is an error of the client, whose own grammar it is.
+    limits_client: bool,
+    /// Accepted tokens, for the canonical form and the loosened grammar.
     output: Vec<u32>,
     restrictions: Restrictions,
     /// The latest accepted tokens, as many as the restrictions need.
@@ -148,10 +153,13 @@ pub struct GrammarSession {
 
 impl GrammarSession {
     pub fn new(rules: SessionRules) -> Self {
-        let SessionRules { matcher, canonical, restrictions, call_opening, stop_ids, vocab, always_mask } = rules;
+        let SessionRules { matcher, canonical, loosened, restrictions, call_opening, stop_ids, vocab, always_mask } =
+            rules;
         GrammarSession {
             matcher,
             canonical: canonical.map_or(Replacement::Same, Replacement::Source),
+            limits_client: loosened.as_ref().is_some_and(Compiled::is_clients_grammar),
+            loosened,
             output: Vec::new(),
             restrictions,
             recent: Vec::new(),
@@ -229,6 +237,10 @@ impl GrammarSession {
     /// From the next check on, only tokens on the shortest way to the end of a JSON answer are drawn.
     pub fn lead_to_end(&mut self) {
         self.ending = true;
+    }
+
+    pub fn limits_client(&self) -> bool {
+        self.limits_client
     }
 
     pub fn is_led_to_end(&self) -> bool {
@@ -346,8 +358,8 @@ impl GrammarSession {
         if self.restrictions.refuses(&self.recent, id) {
             return Ok(false);
         }
-        let accepted = self.matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
-        if accepted && !matches!(self.canonical, Replacement::Same) {
+        let accepted = self.within_limits(|matcher| matcher.accept(id))?.unwrap_or(true);
+        if accepted && (self.loosened.is_some() || !matches!(self.canonical, Replacement::Same)) {
             self.output.push(id);
         }
         if accepted && self.restrictions.lookback() > 0 {
@@ -358,6 +370,31 @@ impl GrammarSession {
         Ok(accepted)
     }
 
+    /// Asks the matcher. If it meets a limit, the rest of the output is matched without the constraints of strings and
+    /// numbers. None: there is no matcher.
+    fn within_limits<T>(
+        &mut self,
+        ask: impl Fn(&mut Matcher) -> Result<T, MatcherError>,
+    ) -> Result<Option<T>, GrammarSessionError> {
+        match self.matcher.as_mut().map(&ask).transpose() {
+            Err(MatcherError::Limit(limit)) if self.loosen() => {
+                tracing::warn!(%limit, "the grammar met a limit; it goes on without constraints of strings and numbers");
+                Ok(self.matcher.as_mut().map(ask).transpose()?)
+            }
+            asked => Ok(asked?),
+        }
+    }
+
+    fn loosen(&mut self) -> bool {
+        let Some(mut matcher) = self.loosened.take().and_then(|compiled| compiled.loosened()) else { return false };
+        let follows = self.output.iter().all(|id| matcher.accept(*id).is_ok_and(|accepted| accepted));
+        if follows {
+            self.matcher = Some(matcher);
+            self.canonical = Replacement::Same;
+        }
+        follows
+    }
+
     fn is_stopped(&self) -> bool {
         self.matcher.as_ref().is_some_and(Matcher::is_stopped)
     }
@@ -366,7 +403,11 @@ impl GrammarSession {
     fn can_follow(&self, ids: &[u32]) -> Result<bool, GrammarSessionError> {
         let (mut matcher, mut recent) = (self.matcher.clone(), self.recent.clone());
         for &id in ids {
-            let accepted = matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
+            let accepted = match matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id)) {
+                // What it may cost to go on shows when it does.
+                Err(MatcherError::Limit(_)) => return Ok(false),
+                accepted => accepted?,
+            };
             if !accepted || self.restrictions.refuses(&recent, id) {
                 return Ok(false);
             }
@@ -399,7 +440,10 @@ impl GrammarSession {
         if !self.restrictions.is_empty() || matches!(self.canonical, Replacement::Same) {
             return Ok(Vec::new());
         }
-        let kept = self.matcher.as_ref().map_or(Ok(Vec::new()), |matcher| matcher.kept(refused))?;
+        let kept = match self.matcher.as_ref().map_or(Ok(Vec::new()), |matcher| matcher.kept(refused)) {
+            Err(MatcherError::Limit(_)) => Vec::new(),
+            kept => kept?,
+        };
         if !kept.is_empty() {
             return Ok(kept);
         }
@@ -410,10 +454,7 @@ impl GrammarSession {
     /// The tokens that may be drawn where a draw was refused or may be: of the canonical form, if the output can be
     /// followed in it. Stop tokens are included where they begin a call, as in draws without a mask.
     fn mask(&mut self) -> Result<Bytes, GrammarSessionError> {
-        let mut mask = match &mut self.matcher {
-            Some(matcher) => matcher.mask()?,
-            None => full_mask(self.vocab),
-        };
+        let mut mask = self.within_limits(Matcher::mask)?.unwrap_or_else(|| full_mask(self.vocab));
         self.restrictions.apply(&self.recent, &mut mask);
         if let Some(canonical) = self.canonical().and_then(Canonical::mask) {
             let both: Vec<u8> = mask.iter().zip(canonical).map(|(a, b)| a & b).collect();

@@ -20,6 +20,9 @@ use calls::CurrentCall;
 pub(crate) use calls::{CallOutcome, CallReport};
 use response::{REPEATED_TEXT, ResponseText};
 
+/// Why an answer ends whose grammar met a limit.
+const GRAMMAR_LIMIT: &str = "grammar_limit";
+
 /// How the output is parsed.
 pub enum Reader {
     /// As the regions of a format.
@@ -239,6 +242,16 @@ impl Transcript {
         self.ended_early.is_some()
     }
 
+    /// The output ends here, as if it had reached its length.
+    pub fn ended_by_grammar(&mut self, limit: &str) {
+        tracing::warn!(parent: &self.options.span, limit, "the grammar of this request met a limit; the answer ends here");
+        self.ended_early = Some(GRAMMAR_LIMIT);
+    }
+
+    pub fn is_ended_by_grammar(&self) -> bool {
+        self.ended_early == Some(GRAMMAR_LIMIT)
+    }
+
     pub fn push(&mut self, drawn: DrawnToken) -> Flow {
         self.completion_tokens += 1;
         if self.options.report.token_ids {
@@ -447,6 +460,7 @@ impl Transcript {
             self.decisions.truncate(self.completion_tokens as usize);
             v1::GrammarReport { decisions: std::mem::take(&mut self.decisions), ..report }
         });
+        let told = |why: &&str| reason != v1::FinishReason::Length || *why == GRAMMAR_LIMIT;
         let done = v1::Done {
             finish_reason: reason.into(),
             usage: Some(self.usage()),
@@ -456,7 +470,7 @@ impl Transcript {
             malformed: self.report.malformed.clone(),
             incomplete_tool_calls: self.report.incomplete.clone(),
             invalid_response: self.invalid_response.clone().unwrap_or_default(),
-            ended_early: self.ended_early.filter(|_| reason != v1::FinishReason::Length).unwrap_or_default().to_owned(),
+            ended_early: self.ended_early.filter(told).unwrap_or_default().to_owned(),
         };
         self.emit(chat_event::Event::Done(done));
     }

@@ -178,6 +178,7 @@ impl Plan {
             matcher: compiled.map(Compiled::matcher).transpose().map_err(Error::from_matcher)?,
             // Masks at every step are for comparison, and take the place of no refused draw.
             canonical: compiled.filter(|_| !self.masks_always(grammar)).cloned(),
+            loosened: compiled.cloned(),
             restrictions: self.restrictions.clone(),
             call_opening: compiled.map(|compiled| compiled.opening().to_vec()).unwrap_or_default(),
             stop_ids: self.limits.stop_token_ids.clone(),

@@ -51,6 +51,7 @@ fn restricted(matcher: Option<Matcher>, restrictions: Restrictions, opening: &[u
     let vocab = 256 + MARKERS.len();
     let (call_opening, stop_ids) = (opening.to_vec(), vec![END]);
     GrammarSession::new(super::SessionRules {
+        loosened: None,
         matcher,
         canonical: None,
         restrictions,
@@ -432,6 +433,7 @@ fn marker(text: &str) -> u32 {
 fn replacing(rules: &Rules) -> GrammarSession {
     let compiled = compiled(rules);
     GrammarSession::new(super::SessionRules {
+        loosened: None,
         matcher: Some(compiled.matcher().unwrap()),
         canonical: Some(compiled),
         restrictions: Restrictions::default(),
@@ -487,4 +489,41 @@ fn a_refused_draw_is_replaced_by_what_the_format_writes() {
 
 fn bytes(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
+}
+
+/// A grammar whose cost shows only while the answer is written goes on without the constraints of strings; a strict one
+/// ends with its limit.
+#[test]
+fn a_limit_of_the_grammar_loosens_it_unless_it_is_strict() {
+    let text = json!({"type": "string", "maxLength": 512, "pattern": "^(?:\\S+\\s+){0,49}\\S+$"});
+    let schema = json!({"type": "object", "properties": {"a": text, "b": {"type": "integer"}}, "required": ["a", "b"],
+        "additionalProperties": false});
+    let answer = json!({"a": "some words and more ".repeat(12).trim(), "b": 1}).to_string();
+    let drawn: Vec<u32> = answer.bytes().map(u32::from).chain([END]).collect();
+    for strict in [false, true] {
+        let response = Some(rein_grammar::Response::JsonSchema { schema: schema.clone(), strict });
+        let compiled = compiled(&Rules { response, ..Rules::default() });
+        let mut session = GrammarSession::new(super::SessionRules {
+            loosened: Some(compiled.clone()),
+            matcher: Some(compiled.matcher().unwrap()),
+            canonical: Some(compiled),
+            restrictions: Restrictions::default(),
+            call_opening: Vec::new(),
+            stop_ids: vec![END],
+            vocab: 256 + MARKERS.len(),
+            always_mask: false,
+        });
+        let mut at = 0;
+        let ended = loop {
+            match session.check(&drawn[at..(at + 1).min(drawn.len())], 1000) {
+                Ok(outcome) if outcome.ended => break Ok(()),
+                Ok(outcome) => at += outcome.accepted + outcome.forced.len(),
+                Err(error) => break Err(error),
+            }
+        };
+        match strict {
+            false => assert_eq!((at, ended), (drawn.len() - 1, Ok(())), "{answer}"),
+            true => assert!(matches!(ended, Err(GrammarSessionError::Matcher(MatcherError::Limit(_)))), "{ended:?}"),
+        }
+    }
 }

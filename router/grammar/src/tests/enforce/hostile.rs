@@ -162,3 +162,24 @@ fn case_insensitive_classes_cost_a_bounded_time() {
     assert_eq!(compiled(json("(?i)^[a-z]+$")), Ok(0));
     assert_eq!(compiled(Response::Regex(r"(?i)[\s\S]{0,20}yes".into())), Ok(0));
 }
+
+/// What an answer costs shows only while it is written: without the constraints of strings it goes on.
+#[test]
+fn an_output_that_meets_a_limit_goes_on_loosened() {
+    let text = serde_json::json!({"type": "string", "maxLength": 512, "pattern": "^(?:\\S+\\s+){0,49}\\S+$"});
+    let schema = serde_json::json!({"type": "object", "properties": {"a": text, "b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": false});
+    let b = Bench::new(crate::PLAIN, false);
+    let answer = serde_json::json!({"a": "some words and more ".repeat(12).trim(), "b": 1}).to_string();
+    let ids = b.tokens.encode(answer.as_bytes());
+    for strict in [false, true] {
+        let response = Some(Response::JsonSchema { schema: schema.clone(), strict });
+        let compiled = b.compile(&Rules { response, ..Rules::default() });
+        let mut matcher = compiled.matcher().expect("a matcher");
+        let taken = ids.iter().take_while(|id| matcher.accept(**id) == Ok(true)).count();
+        assert!(taken < ids.len() && matches!(matcher.mask(), Err(crate::MatcherError::Limit(_))), "{taken}");
+        match compiled.loosened() {
+            Some(mut loosened) => assert!(!strict && b.run(&mut loosened, &ids) == (ids.len(), true)),
+            None => assert!(strict),
+        }
+    }
+}
