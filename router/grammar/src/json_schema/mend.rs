@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::draft::{fault, is_anchor, named};
 use super::keywords::{TYPES, percent_decoded};
 use super::refs::dangling;
+use super::subschemas::{LIST, NAMED, ONE};
 use super::{Schema, is_type};
 
 /// What the value of a keyword must be.
@@ -47,26 +48,13 @@ enum Note {
     List,
 }
 
+/// The first entry with a keyword counts.
 const SHAPES: &[(&[&str], Shape)] = &[
-    (
-        &[
-            "not",
-            "if",
-            "then",
-            "else",
-            "additionalItems",
-            "contains",
-            "additionalProperties",
-            "propertyNames",
-            "unevaluatedItems",
-            "unevaluatedProperties",
-        ],
-        Shape::Schema,
-    ),
     (&["items"], Shape::Items),
-    (&["allOf", "anyOf", "oneOf", "prefixItems"], Shape::Schemas),
-    (&["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"], Shape::Named),
     (&["dependencies"], Shape::Dependencies),
+    (ONE, Shape::Schema),
+    (LIST, Shape::Schemas),
+    (NAMED, Shape::Named),
     (&["type"], Shape::Type),
     (&["enum"], Shape::Values),
     (
