@@ -455,7 +455,7 @@ impl PreparedInput<'_> {
             (Some(Cow::Borrowed(_)), Some(declared)) => declared,
             (Some(tools), _) => tools,
         };
-        for fill in [Fill::Function, Fill::Parameters] {
+        for fill in [Fill::Function, Fill::Parameters, Fill::SingleTypes] {
             let mut chat = PreparedInput { tools: Some(Cow::Owned(filled(given, fill))), ..self.clone() };
             if chat.declares_tools {
                 chat.kwargs.remove(typescript::VARIABLE);

@@ -11,6 +11,8 @@ pub(super) enum Fill {
     Function,
     /// Those, and descriptions and types of the parameters at any depth.
     Parameters,
+    /// Those, and one type for each parameter, which any template knows: of several types, the first but null.
+    SingleTypes,
 }
 
 /// The tools with neutral values for what they lack, and with schemas as their authors meant them.
@@ -29,19 +31,25 @@ fn filled_tool(mut tool: Json, fill: Fill) -> Json {
         give(parameters, "type", "object".into());
         give(parameters, "properties", json!({}));
         give(parameters, "required", json!([]));
-        if fill == Fill::Parameters {
-            fill_properties(parameters);
+        if fill != Fill::Function {
+            fill_properties(parameters, fill);
         }
     }
     tool
 }
 
-fn fill_properties(schema: &mut Map<String, Json>) {
+fn fill_properties(schema: &mut Map<String, Json>, fill: Fill) {
     let within = |schema: &mut Json| {
         if let Json::Object(schema) = schema {
             give(schema, "description", "".into());
-            give(schema, "type", "any".into());
-            fill_properties(schema);
+            match fill {
+                Fill::SingleTypes => {
+                    let single = schema.get("type").map_or("string", single_type).to_owned();
+                    schema.insert("type".into(), single.into());
+                }
+                _ => give(schema, "type", "any".into()),
+            }
+            fill_properties(schema, fill);
         }
     };
     if let Some(Json::Object(properties)) = schema.get_mut("properties") {
@@ -50,6 +58,14 @@ fn fill_properties(schema: &mut Map<String, Json>) {
     if let Some(items) = schema.get_mut("items") {
         within(items);
     }
+}
+
+fn single_type(kind: &Json) -> &str {
+    let types = match kind {
+        Json::Array(types) => types.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    types.iter().filter_map(Json::as_str).find(|name| *name != "null").unwrap_or("string")
 }
 
 fn give(map: &mut Map<String, Json>, key: &str, value: Json) {

@@ -483,6 +483,9 @@ fn tools_get_what_a_template_cannot_render_without() {
     let described = "{% for t in tools %}// {{ '[' + t.function.description + ']' }}{{ t.function.name }};{% endfor %}";
     let counted = "{% for t in tools %}{{ t.function.name }}({% for k, v in t.function.parameters.properties.items() %}\
         {{ k + ':' + v.type }}{% endfor %}){% endfor %}";
+    // Knows no lists of types.
+    let single = "{% for t in tools %}{% for k, v in t.function.parameters.properties.items() %}{{ k }}:\
+        {% if v.type not in ['string', 'integer'] %}{{ raise_exception(v.type) }}{% endif %}{{ v.type[0] }},{% endfor %}{% endfor %}";
     let raising = "{% for t in tools %}{% if not t.function.parameters is mapping %}{{ raise_exception('no parameters') }}\
         {% endif %}{{ t.function.name }}{% endfor %}";
     let tool = |function: Json| {
@@ -501,6 +504,11 @@ fn tools_get_what_a_template_cannot_render_without() {
         (counted, json!({"name": "f", "parameters": {"properties": []}}), "f()"),
         (counted, json!({"name": "f", "parameters": {"properties": {"a": {"enum": [1]}}}}), "f(a:any)"),
         (raising, json!({"name": "f"}), "f"),
+        (
+            single,
+            json!({"name": "f", "parameters": {"properties": {"a": {"type": ["null", "integer"]}, "b": {}, "c": {"type": "null"}}}}),
+            "a:i,b:s,c:s,",
+        ),
     ] {
         assert_eq!(template(source).render(&tool(function.clone())).as_deref(), Ok(expected), "{source}: {function}");
     }
