@@ -13,7 +13,7 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
-use rein_grammar::{Enforcement, Format, Grammars, Region, Relaxation, Rules, Tool, Vocab};
+use rein_grammar::{Enforcement, Format, Grammars, MatcherError, Region, Relaxation, Rules, Tool, Vocab};
 use rein_text::fields::{Fields, constraints};
 use rein_text::model_text::special_tokens;
 use rein_text::tokenize::{Encode, Tokenizer, read_json};
@@ -75,10 +75,14 @@ impl AcceptSource {
         for (accepted, id) in ids.iter().enumerate() {
             let error = match matcher.accept(*id) {
                 Ok(true) => continue,
-                Ok(false) => {
-                    let bytes = self.tokenizer.token_bytes(*id).unwrap_or_default();
-                    format!("token {id} ({:?}) is not allowed here", String::from_utf8_lossy(&bytes))
-                }
+                // A grammar at its limit refuses every token.
+                Ok(false) => match matcher.mask() {
+                    Err(e @ MatcherError::Limit(_)) => e.to_string(),
+                    _ => {
+                        let bytes = self.tokenizer.token_bytes(*id).unwrap_or_default();
+                        format!("token {id} ({:?}) is not allowed here", String::from_utf8_lossy(&bytes))
+                    }
+                },
                 Err(e) => e.to_string(),
             };
             return Ok(verdict(accepted, &total.into(), false, &relaxed, Some(error)));
