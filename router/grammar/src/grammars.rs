@@ -10,7 +10,7 @@ use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::panic_utils::catch_unwind;
 use serde_json::Value;
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Cancel};
 use crate::cache::{Cache, Key, key_of};
 use crate::canonical::Canonical;
 use crate::check::{check, strictly};
@@ -522,7 +522,8 @@ impl Source {
         if *loose || strict {
             return None;
         }
-        let mut budget = Budget::default();
+        // An answer waits for it, perhaps on an async thread.
+        let mut budget = Budget::first_attempt(Cancel::default());
         let written = write(format, vocab, rules, GrammarForm::Tolerant, false, true, &mut budget).ok()?;
         // What a client's own grammar costs would stay.
         written.foreign.is_empty().then(|| parser(vocab, &written, &mut budget).ok()).flatten()

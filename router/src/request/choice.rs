@@ -225,7 +225,9 @@ impl Choice {
             checked
         };
         let outcome = match checked {
-            Err(GrammarSessionError::Matcher(MatcherError::Limit(limit))) if !self.limits_client() => {
+            Err(GrammarSessionError::Matcher(MatcherError::Limit(limit)))
+                if !self.transcript.follows_clients_grammar() =>
+            {
                 self.transcript.ended_by_grammar(&limit);
                 return Ok(DrawOutcome { ended: true, ..DrawOutcome::default() });
             }
@@ -233,10 +235,6 @@ impl Choice {
         };
         self.steered.as_mut().map_or(Ok(()), SteeredOutput::charge)?;
         Ok(outcome)
-    }
-
-    fn limits_client(&self) -> bool {
-        self.steered.as_ref().is_some_and(|steered| steered.session.limits_client())
     }
 
     /// How many more tokens may be generated.

@@ -119,8 +119,6 @@ pub struct GrammarSession {
     matcher: Option<Matcher>,
     canonical: Replacement,
     loosened: Option<Compiled>,
-    /// A limit that the output meets is an error of the client, whose own grammar it is.
-    limits_client: bool,
     /// Accepted tokens, for the canonical form and the loosened grammar.
     output: Vec<u32>,
     restrictions: Restrictions,
@@ -158,7 +156,6 @@ impl GrammarSession {
         GrammarSession {
             matcher,
             canonical: canonical.map_or(Replacement::Same, Replacement::Source),
-            limits_client: loosened.as_ref().is_some_and(Compiled::is_clients_grammar),
             loosened,
             output: Vec::new(),
             restrictions,
@@ -237,10 +234,6 @@ impl GrammarSession {
     /// From the next check on, only tokens on the shortest way to the end of a JSON answer are drawn.
     pub fn lead_to_end(&mut self) {
         self.ending = true;
-    }
-
-    pub fn limits_client(&self) -> bool {
-        self.limits_client
     }
 
     pub fn is_led_to_end(&self) -> bool {

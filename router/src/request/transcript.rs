@@ -248,6 +248,11 @@ impl Transcript {
         self.ended_early = Some(GRAMMAR_LIMIT);
     }
 
+    /// Whether the client wrote the grammar, whose limits are its errors then.
+    pub fn follows_clients_grammar(&self) -> bool {
+        self.options.grammar.as_ref().is_some_and(Compiled::is_clients_grammar)
+    }
+
     pub fn is_ended_by_grammar(&self) -> bool {
         self.ended_early == Some(GRAMMAR_LIMIT)
     }

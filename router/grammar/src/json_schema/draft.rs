@@ -56,19 +56,17 @@ pub(crate) fn counting(root: &Value) -> Cow<'_, Value> {
         return Cow::Borrowed(root);
     }
     let mut root = root.clone();
-    each_schema(&mut root, &|map| match draft {
-        Some(_) => {
-            anchor_fragment(map, draft);
+    each_schema(&mut root, &|map| {
+        anchor_fragment(map, draft);
+        if draft.is_some() {
             map.retain(|key, value| !is_foreign(draft, key, value));
+            return;
         }
-        None => {
-            anchor_fragment(map, draft);
-            map.retain(|key, value| !is_wrong_annotation(key, value));
-            if map.get("items").is_some_and(Value::is_array)
-                || ["exclusiveMinimum", "exclusiveMaximum"].iter().any(|k| map.get(*k).is_some_and(Value::is_boolean))
-            {
-                modern(map);
-            }
+        map.retain(|key, value| !is_wrong_annotation(key, value));
+        if map.get("items").is_some_and(Value::is_array)
+            || ["exclusiveMinimum", "exclusiveMaximum"].iter().any(|k| map.get(*k).is_some_and(Value::is_boolean))
+        {
+            modern(map);
         }
     });
     Cow::Owned(root)

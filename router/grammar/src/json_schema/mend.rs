@@ -12,6 +12,7 @@ use super::keywords::{TYPES, percent_decoded};
 use super::refs::dangling;
 use super::subschemas::{LIST, NAMED, ONE};
 use super::{Schema, is_type};
+use crate::limits::MAX_SCHEMA_BYTES;
 
 /// What the value of a keyword must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,14 +121,14 @@ pub(crate) struct Mended {
     pub relaxed: Vec<String>,
 }
 
-/// A root that is neither an object nor a boolean stays what it is.
+/// A root that is neither an object nor a boolean stays what it is, and so does a schema that is refused for its size.
 pub(crate) fn mended(schema: Value) -> Mended {
     let mut root = schema;
-    let recursive = named(&root) == Some(Draft::Draft201909);
-    let mut mender = Mender { recursive, relaxed: Vec::new(), targets: Vec::new() };
-    if !root.is_object() {
+    if !root.is_object() || root.to_string().len() > MAX_SCHEMA_BYTES {
         return Mended { schema: root, relaxed: Vec::new() };
     }
+    let recursive = named(&root) == Some(Draft::Draft201909);
+    let mut mender = Mender { recursive, relaxed: Vec::new(), targets: Vec::new() };
     mender.schema(&mut root, "");
     // References lead to parts that no keyword contains.
     let mut seen = HashSet::new();
@@ -166,9 +167,7 @@ struct Mender {
 
 impl Mender {
     fn relax(&mut self, at: String) {
-        if !self.relaxed.contains(&at) {
-            self.relaxed.push(at);
-        }
+        self.relaxed.push(at);
     }
 
     fn schema(&mut self, value: &mut Value, at: &str) {

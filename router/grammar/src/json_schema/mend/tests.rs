@@ -152,3 +152,16 @@ fn anything_becomes_a_schema() {
         }
     }
 }
+
+/// A schema that is refused for its size is not mended, and each odd keyword of a smaller one is named once.
+#[test]
+fn the_size_of_a_schema_bounds_what_is_mended() {
+    let odd = |count: usize| {
+        let properties: serde_json::Map<String, Value> =
+            (0..count).map(|i| (format!("p{i}"), json!({"type": "x"}))).collect();
+        json!({"type": "object", "properties": properties})
+    };
+    assert_eq!(mended(odd(9_000)).relaxed.len(), 9_000);
+    let beyond = odd(100_000);
+    assert_eq!(mended(beyond.clone()), Mended { schema: beyond, relaxed: Vec::new() });
+}
