@@ -10,6 +10,7 @@ use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::panic_utils::catch_unwind;
 use serde_json::Value;
 
+use crate::announced::opening_markers;
 use crate::budget::{Budget, Cancel};
 use crate::cache::{Cache, Key, key_of};
 use crate::canonical::Canonical;
@@ -33,6 +34,8 @@ use crate::vocab::Vocab;
 pub struct Grammars {
     format: &'static Format,
     vocab: Arc<Vocab>,
+    /// With the markers that begin calls as text, which prose may mention.
+    letters: Option<Arc<Vocab>>,
     max_tools: usize,
     cache: Cache<Arc<Shared>>,
 }
@@ -60,6 +63,7 @@ struct Shared {
 struct Source {
     format: &'static Format,
     vocab: Arc<Vocab>,
+    tolerant_vocab: Arc<Vocab>,
     rules: Rules,
     loose: bool,
 }
@@ -89,7 +93,9 @@ impl std::fmt::Debug for Grammars {
 
 impl Grammars {
     pub fn new(format: &'static Format, vocab: Arc<Vocab>) -> Self {
-        Self { format, vocab, max_tools: MAX_TOOLS, cache: Cache::new(MAX_CACHED_BYTES) }
+        let first = opening_markers(format);
+        let letters = vocab.with_text(|text| first.contains(&text)).map(Arc::new);
+        Self { format, vocab, letters, max_tools: MAX_TOOLS, cache: Cache::new(MAX_CACHED_BYTES) }
     }
 
     /// Refuses requests with more tools.
@@ -164,8 +170,9 @@ impl Grammars {
         budget: &mut Budget,
     ) -> Result<Shared, RuleError> {
         let mut loose = false;
+        let vocab = self.tolerant_vocab(rules);
         loop {
-            let written = match write(self.format, &self.vocab, rules, GrammarForm::Tolerant, false, loose, budget) {
+            let written = match write(self.format, vocab, rules, GrammarForm::Tolerant, false, loose, budget) {
                 Err(RuleError::TooLarge { .. }) if !loose => {
                     loose = true;
                     continue;
@@ -182,7 +189,7 @@ impl Grammars {
                     limit,
                 });
             }
-            match parser(&self.vocab, &written, budget).and_then(|fresh| self.tried(fresh, &written, rules)) {
+            match parser(vocab, &written, budget).and_then(|fresh| self.tried(fresh, &written, rules)) {
                 Ok(mut fresh) => {
                     let Written { narrowed, first, lark, .. } = written;
                     let mut relaxations = mended;
@@ -191,7 +198,13 @@ impl Grammars {
                     budget.spend((validators.regex_bytes() / REGEX_BYTES_PER_STEP) as u64)?;
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
                     let bytes = fresh.measure() + RULE_BYTES * lark.len() + validators.bytes();
-                    let source = Source { format: self.format, vocab: self.vocab.clone(), rules: rules.clone(), loose };
+                    let source = Source {
+                        format: self.format,
+                        vocab: self.vocab.clone(),
+                        tolerant_vocab: vocab.clone(),
+                        rules: rules.clone(),
+                        loose,
+                    };
                     let canonical = OnceLock::new();
                     return Ok(Shared {
                         fresh,
@@ -218,6 +231,12 @@ impl Grammars {
                 }
             }
         }
+    }
+
+    /// In the canonical form, markers are their tokens. Clients' grammars may name any token.
+    fn tolerant_vocab(&self, rules: &Rules) -> &Arc<Vocab> {
+        let names_tokens = matches!(rules.response, Some(Response::StructuralTag(_) | Response::Lark(_)));
+        self.letters.as_ref().filter(|_| !rules.tools.is_empty() && !names_tokens).unwrap_or(&self.vocab)
     }
 
     /// The tokens up to and including the first marker of a call, as the renderer writes it after text.
@@ -516,7 +535,7 @@ impl Source {
 
     /// See [`Compiled::loosened`].
     fn loosened(&self) -> Option<Matcher> {
-        let Self { format, vocab, rules, loose } = self;
+        let Self { format, tolerant_vocab: vocab, rules, loose, .. } = self;
         let strict = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }))
             || rules.tools.iter().any(|tool| tool.strict);
         if *loose || strict {
@@ -531,7 +550,7 @@ impl Source {
 
     /// With the members of objects in the order of their schemas, then in any.
     fn canonical(&self) -> Vec<Matcher> {
-        let Self { format, vocab, rules, loose } = self;
+        let Self { format, vocab, rules, loose, .. } = self;
         if rules.callable().is_empty() && !self.answers_json() {
             return Vec::new();
         }
@@ -577,13 +596,14 @@ pub(crate) fn common_regexes() -> Vec<String> {
 impl Grammars {
     /// The same matcher as made by llguidance's own parser. None if that parser made it in the first place.
     pub(crate) fn matcher_by_text(&self, compiled: &Compiled) -> Option<Matcher> {
-        let factory = self.vocab.factory();
+        let vocab = &compiled.shared.source.tolerant_vocab;
+        let factory = vocab.factory();
         let lark = &compiled.shared.lark;
         read(lark)?;
         let grammars = vec![GrammarWithLexer::from_lark(lark.clone())];
         let mut parser = factory.create_parser(TopLevelGrammar { grammars, max_tokens: None }).expect("a grammar");
         parser.start_without_prompt();
-        let matcher = Matcher::new(parser, self.vocab.clone(), true);
+        let matcher = Matcher::new(parser, vocab.clone(), true);
         Some(begun(matcher, compiled.shared.first, compiled.calls_before).expect("a matcher"))
     }
 }

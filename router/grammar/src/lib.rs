@@ -5,11 +5,13 @@
 //! output (bytes, or a special token by its text) and appends typed [`Event`]s. Concatenated, they do not depend on how
 //! the output was split into pieces.
 
+mod announced;
 mod budget;
 mod cache;
 mod call_validator;
 mod canonical;
 mod check;
+mod code_blocks;
 mod codec;
 mod describe;
 mod event;

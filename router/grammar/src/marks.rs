@@ -1,5 +1,6 @@
 //! What the parser looks for, compiled from a format's steps. It does not parse.
 
+use crate::announced::sees_code;
 use crate::codec::params::Shape;
 use crate::format::{CallPosition, Codec, Format, Markers, Step, marker};
 use crate::header::label;
@@ -59,15 +60,6 @@ pub(crate) enum HeaderEnd {
     Brace,
     /// Whatever marker the arguments start with.
     Arguments,
-}
-
-/// What must follow a marker for it to count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Follow {
-    Any,
-    Text(&'static str),
-    /// A declared name, perhaps quoted.
-    Name,
 }
 
 /// A boundary that consists of a marker, words and a marker, in formats whose boundaries start with the same marker.
@@ -156,6 +148,8 @@ pub(crate) struct Lexicon {
     pub bare_list: bool,
     /// What is not a call is text, because the markers are letters that may be meant literally.
     pub doubtful: bool,
+    /// Calls in code are text.
+    pub sees_code: bool,
     /// The common prefix of all markers of the section, if they have one: opening and closing.
     pub namespace: Option<[String; 2]>,
 }
@@ -250,6 +244,7 @@ impl Lexicon {
             bare: bare(format),
             bare_list: bare_list(format),
             doubtful: format.calls == CallPosition::InsteadOfText && format.markers == Markers::Either,
+            sees_code: sees_code(format),
             namespace: namespace(format),
             marks,
             leads,
@@ -275,27 +270,6 @@ impl Lexicon {
             }
         }
     }
-}
-
-/// What must follow `tok` for it to count.
-pub(crate) fn follow(format: &'static Format, mark: Mark, tok: &str) -> Follow {
-    let is = |s: &&Step| marker(s) == Some(tok);
-    let after = |steps: &'static [Step]| steps.iter().skip_while(move |s| !is(s)).skip(1);
-    let steps: Vec<&Step> = match mark {
-        Mark::Begin => after(format.begin).chain(format.call).collect(),
-        _ => after(format.call).collect(),
-    };
-    for step in steps {
-        match step {
-            Step::Lit(l) if matches!(l.trim(), "" | "\"" | "'") => {}
-            Step::Lit(l) => return Follow::Text(l.trim()),
-            Step::Tok(t) => return Follow::Text(t),
-            Step::Name => return Follow::Name,
-            Step::Args(Codec::Json | Codec::Object { .. }) => return Follow::Text("{"),
-            _ => {}
-        }
-    }
-    Follow::Any
 }
 
 fn marker_first(steps: &[Step]) -> bool {

@@ -33,6 +33,7 @@ pub struct Vocab {
     special: HashMap<Box<str>, u32>,
     stops: Vec<u32>,
     size: usize,
+    encoder: Option<Arc<Encoder>>,
     ranks: OnceLock<Ranks>,
 }
 
@@ -69,14 +70,45 @@ impl Vocab {
         if size == 0 {
             return Err(VocabError::Empty);
         }
-        let first = *stop_ids.first().ok_or(VocabError::NoStop)?;
+        if stop_ids.is_empty() {
+            return Err(VocabError::NoStop);
+        }
         if let Some(id) = stop_ids.iter().find(|id| **id as usize >= size) {
             return Err(VocabError::Stop { id: *id, size });
         }
+        Self::build(words, special, stop_ids, encoder.map(Arc::new), Vec::new())
+    }
+
+    /// The same with these control tokens as text: it makes no difference whether their letters or they are written.
+    /// None: there are none of them.
+    pub(crate) fn with_text(&self, is_text: impl Fn(&str) -> bool) -> Option<Self> {
+        let mut special = self.special.clone();
+        let texts = special.extract_if(|text, id| !self.stops.contains(id) && is_text(text)).collect::<Vec<_>>();
+        let mut words: Vec<Vec<u8>> = (0..self.size as u32).map(|id| self.trie().token(id).to_vec()).collect();
+        for (_, id) in &texts {
+            words[*id as usize].remove(0);
+        }
+        if texts.is_empty() {
+            return None;
+        }
+        Self::build(words, special, &self.stops, self.encoder.clone(), texts).ok()
+    }
+
+    /// `texts`: tokens that the encoder does not produce although they are text.
+    fn build(
+        words: Vec<Vec<u8>>,
+        special: HashMap<Box<str>, u32>,
+        stop_ids: &[u32],
+        encoder: Option<Arc<Encoder>>,
+        mut texts: Vec<(Box<str>, u32)>,
+    ) -> Result<Self, VocabError> {
+        let size = words.len();
+        let first = *stop_ids.first().ok_or(VocabError::NoStop)?;
+        texts.sort_unstable_by_key(|(text, _)| std::cmp::Reverse(text.len()));
         // The trie must know that special tokens exist.
         let info = TokRxInfo::new(size as u32, first);
         let trie = TokTrie::from(&info, &words).with_eos_tokens(stop_ids);
-        let env: TokEnv = Arc::new(Env { trie, encoder });
+        let env: TokEnv = Arc::new(Env { trie, encoder: encoder.clone(), texts });
         let index = |e: &dyn std::fmt::Display| VocabError::Index(e.to_string());
         let capabilities = InferenceCapabilities {
             ff_tokens: env.tokenize_is_canonical(),
@@ -94,7 +126,7 @@ impl Vocab {
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.max_items_in_row = MAX_ROW_ITEMS;
         limits.step_lexer_fuel = MAX_STEP_FUEL;
-        Ok(Self { factory, capabilities, special, stops: stop_ids.to_vec(), size, ranks: OnceLock::new() })
+        Ok(Self { factory, capabilities, special, stops: stop_ids.to_vec(), size, encoder, ranks: OnceLock::new() })
     }
 
     /// Number of ids.
@@ -169,7 +201,26 @@ impl Vocab {
 
 struct Env {
     trie: TokTrie,
-    encoder: Option<Encoder>,
+    encoder: Option<Arc<Encoder>>,
+    /// Tokens that the encoder does not produce although they are text, the longest first.
+    texts: Vec<(Box<str>, u32)>,
+}
+
+impl Env {
+    /// Text as the tokenizer writes it, and these tokens for their letters.
+    fn encode(&self, encode: &Encoder, text: &str) -> Vec<u32> {
+        let found = self.texts.iter().filter_map(|(letters, id)| Some((text.find(&**letters)?, letters, *id)));
+        match found.min_by_key(|(at, ..)| *at) {
+            None if text.is_empty() && !self.texts.is_empty() => Vec::new(),
+            None => encode(text),
+            Some((at, letters, id)) => {
+                let mut ids = if at > 0 { encode(&text[..at]) } else { Vec::new() };
+                ids.push(id);
+                ids.extend(self.encode(encode, &text[at + letters.len()..]));
+                ids
+            }
+        }
+    }
 }
 
 impl TokenizerEnv for Env {
@@ -179,7 +230,7 @@ impl TokenizerEnv for Env {
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         match (&self.encoder, std::str::from_utf8(bytes)) {
-            (Some(encode), Ok(text)) => encode(text),
+            (Some(encode), Ok(text)) => self.encode(encode, text),
             _ => self.trie.greedy_tokenize(bytes),
         }
     }

@@ -2,10 +2,13 @@
 
 use super::call::{CallError, Caller, writable};
 use super::marker::{GrammarPart, after_name, join};
-use super::{Exit, Output, Places};
+use super::{Exit, ExitKind, Output, Places, shortest};
+use crate::announced::{announcing, until_written_name};
+use crate::code_blocks::Place;
 use crate::format::{CallPosition, Codec, Format, Step, marker};
-use crate::lark::{GrammarForm, either, layout};
+use crate::lark::{GrammarForm, either, escape, layout};
 use crate::rules::RuleError;
+use crate::schema::quoted;
 use crate::unmarked::{OPENING_LAYOUT, bare, bare_list};
 
 /// Calls, ready to be inserted where the format has them.
@@ -53,7 +56,7 @@ impl<'a> Output<'a, '_> {
         let section = !format.end.is_empty();
         let finish = if self.finish.is_empty() { "\"\"".to_owned() } else { self.finish.clone() };
         let settles = match settled {
-            Some(settled) => self.with_next_number(caller, &settled.outside),
+            Some(settled) => self.with_next_number(caller, &settled.after_call),
             None => finish.clone(),
         };
         let broken = (lenient && settled.is_some())
@@ -99,7 +102,7 @@ impl<'a> Output<'a, '_> {
         for pieces in &calls.builtins {
             if let Some((marker, rest)) = pieces.split_first() {
                 let rest = format!("{} {}", join(self.work.writer, rest), self.finish);
-                exits.push(Exit { marker: marker.clone(), rest });
+                exits.push(Exit { marker: marker.clone(), rest, kind: ExitKind::Marker });
             }
         }
         let (mut lists, mut opening, mut opened) = (Vec::new(), Vec::new(), None);
@@ -129,7 +132,7 @@ impl<'a> Output<'a, '_> {
                         lists.push(format!("{begin} {rest} {next}* {end} {last}"));
                     }
                 }
-                let whole = calls.heads.iter().map(|(_, head)| begin.iter().chain(head).cloned().collect());
+                let whole = calls.heads.iter().map(|(name, head)| (*name, [&begin[..], head].concat()));
                 let firsts = self.marked_exits(&whole.collect::<Vec<_>>(), &after);
                 let count = firsts.len();
                 exits.extend(firsts);
@@ -139,8 +142,7 @@ impl<'a> Output<'a, '_> {
         let begins: Vec<Exit> = exits[exits.len() - firsts..].to_vec();
         if lenient && bare(format).is_none() {
             if !begin.is_empty() && matches!(format.call.first(), Some(Step::Tok(_))) {
-                let heads: Vec<_> = calls.heads.iter().map(|(_, head)| head.clone()).collect();
-                exits.extend(self.marked_exits(&heads, &alone));
+                exits.extend(self.marked_exits(&calls.heads, &alone));
             }
             exits.extend(self.short_exits(&calls, &settles));
         }
@@ -207,7 +209,7 @@ impl<'a> Output<'a, '_> {
         let end = join(self.work.writer, &end);
         if settled.is_none() && format.calls == CallPosition::BeforeText && self.response.is_none() {
             let refused = self.call_beginnings();
-            let text = self.prose(Vec::new(), Some(settles), &refused, None);
+            let text = self.prose(Vec::new(), Some(settles), &refused, None, Place::AfterCall);
             return Ok(format!("{end} {}", either(&text)));
         }
         Ok(format!("{end} {settles}"))
@@ -222,11 +224,42 @@ impl<'a> Output<'a, '_> {
     }
 
     /// The way to calls that all begin with the same marker: as a token, and by its letters if those count too.
-    fn marked_exits(&mut self, calls: &[Vec<GrammarPart>], after: &str) -> Vec<Exit> {
-        let Some(marker) = calls.first().and_then(|call| call.first()).cloned() else { return Vec::new() };
-        let rest: Vec<_> = calls.iter().map(|call| join(self.work.writer, &call[1..])).collect();
-        let rest = format!("{} {after}", self.rule(&rest));
-        self.marking.variants_of(&marker).into_iter().map(|marker| Exit { marker, rest: rest.clone() }).collect()
+    fn marked_exits(&mut self, calls: &[(&str, Vec<GrammarPart>)], after: &str) -> Vec<Exit> {
+        let Some(marker) = calls.first().and_then(|(_, call)| call.first()).cloned() else { return Vec::new() };
+        let mut exits = Vec::new();
+        for marker in self.marking.variants_of(&marker) {
+            let GrammarPart::Text(letters) = &marker else {
+                let rest: Vec<_> = calls.iter().map(|(_, call)| join(self.work.writer, &call[1..])).collect();
+                let rest = format!("{} {after}", self.rule(&rest));
+                exits.push(Exit { marker, rest, kind: ExitKind::Marker });
+                continue;
+            };
+            // Up to the name the letters may be a mere mention.
+            let mut begun: Vec<(String, Vec<String>)> = Vec::new();
+            for (name, call) in calls {
+                let written = until_written_name(self.marking.format, letters).filter(|_| !self.is_canonical());
+                let (before, mut rest) = split_at_name(name, call);
+                let mut before = format!("{}{}", escape(letters), written.unwrap_or(before));
+                if call.get(1) == Some(&GrammarPart::Text((*name).to_owned())) {
+                    let names: Vec<&str> = calls.iter().map(|(name, _)| *name).collect();
+                    let shortest = shortest(&names).into_iter().find(|short| name.starts_with(short)).unwrap_or(name);
+                    before.push_str(&escape(shortest));
+                    rest[0] = GrammarPart::Text(name[shortest.len()..].to_owned());
+                }
+                let rest = join(self.work.writer, &rest);
+                match begun.iter_mut().find(|(known, _)| *known == before) {
+                    Some((_, all)) => all.push(rest),
+                    None => begun.push((before, vec![rest])),
+                }
+            }
+            for (before, all) in begun {
+                let rest = format!("{} {after}", self.rule(&all));
+                let first = announcing(self.marking.format).first() == Some(&letters.as_str());
+                let kind = if first { ExitKind::Announced } else { ExitKind::Later };
+                exits.push(Exit { marker: GrammarPart::Regex(before), rest, kind });
+            }
+        }
+        exits
     }
 
     /// The way to calls without a marker, and with one that models may write before them.
@@ -234,6 +267,7 @@ impl<'a> Output<'a, '_> {
         let exit = |(begin, rest): &(String, String)| Exit {
             marker: GrammarPart::Regex(begin.clone()),
             rest: format!("{rest} {after}"),
+            kind: ExitKind::Unmarked,
         };
         let mut exits: Vec<Exit> = calls.iter().map(exit).collect();
         let optional = self.marking.format.begin.first().and_then(marker);
@@ -242,7 +276,7 @@ impl<'a> Output<'a, '_> {
             let all: Vec<_> = calls.iter().map(|(begin, rest)| format!("{} {rest}", w.regex(begin))).collect();
             let blank = w.regex(&layout());
             let rest = format!("{blank}? {} {after}", self.rule(&all));
-            exits.push(Exit { marker: GrammarPart::Token(id), rest });
+            exits.push(Exit { marker: GrammarPart::Token(id), rest, kind: ExitKind::Marker });
         }
         exits
     }
@@ -259,23 +293,22 @@ impl<'a> Output<'a, '_> {
                 (*name, whole[from..whole.len() - until].to_vec())
             })
             .collect();
-        if short.iter().all(|(_, call)| matches!(call.first(), Some(GrammarPart::Token(_)))) {
-            let all: Vec<_> = short.iter().map(|(_, call)| call.clone()).collect();
-            exits.extend(self.marked_exits(&all, after).into_iter().take(1));
+        let confirmed = self.marking.short_marker().is_some();
+        if short.iter().all(|(_, call)| confirmed || matches!(call.first(), Some(GrammarPart::Token(_)))) {
+            exits.extend(self.marked_exits(&short, after).into_iter().take(1));
         }
         for (name, call) in &short {
             let Some(begin) = self.marking.short_beginning(&[name]) else { continue };
             let rest = [&[GrammarPart::Regex(GrammarForm::Tolerant.blanks())], after_name(name, call)].concat();
             let rest = format!("{} {after}", join(self.work.writer, &rest));
-            exits.push(Exit { marker: GrammarPart::Regex(begin), rest });
+            exits.push(Exit { marker: GrammarPart::Regex(begin), rest, kind: ExitKind::Short });
         }
         exits
     }
 
     /// After a call without its last marker: another marker, or the end.
     fn after_broken(&mut self, exits: &[Exit], settled: &Places, finish: &str) -> Vec<String> {
-        let marked = |exit: &&Exit| matches!(exit.marker, GrammarPart::Token(_) | GrammarPart::Text(_));
-        let mut all: Vec<Exit> = exits.iter().filter(marked).cloned().collect();
+        let mut all: Vec<Exit> = exits.iter().filter(|exit| exit.is_marked()).cloned().collect();
         let reasoning = self.marking.format.reasoning.as_ref();
         for open in reasoning.and_then(|r| self.marking.variants(r.open).ok()).unwrap_or_default() {
             if let [GrammarPart::Token(_)] = open.as_slice() {
@@ -297,6 +330,26 @@ impl<'a> Output<'a, '_> {
         all.push(finish.to_owned());
         all
     }
+}
+
+/// What precedes the name in a call after its first marker, as a regular expression, and the rest.
+fn split_at_name(name: &str, call: &[GrammarPart]) -> (String, Vec<GrammarPart>) {
+    let quoted = GrammarPart::Text(quoted(name));
+    let named = |part: &GrammarPart| *part == quoted || *part == GrammarPart::Text(name.to_owned());
+    let at = call.iter().position(named).unwrap_or(1);
+    let letters = |part: &GrammarPart| match part {
+        GrammarPart::Text(text) => escape(text),
+        GrammarPart::Regex(regex) => regex.clone(),
+        GrammarPart::Maybe(regex) => format!("({regex})?"),
+        GrammarPart::Token(_) | GrammarPart::Rule(_) => String::new(),
+    };
+    let mut before: String = call[1..at].iter().map(letters).collect();
+    let mut rest = call[at..].to_vec();
+    if rest.first() == Some(&quoted) {
+        before.push('"');
+        rest[0] = GrammarPart::Text(format!("{name}\""));
+    }
+    (before, rest)
 }
 
 /// The part of a call that models write if they omit what precedes its second marker: the number of steps before it,

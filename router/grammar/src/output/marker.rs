@@ -1,5 +1,6 @@
 //! Turns steps of the format table into parts of a grammar for one vocabulary.
 
+use crate::announced::announcing;
 use crate::format::{Format, Markers, Step, marker};
 use crate::lark::{GrammarForm, Writer, escape, literal, some_blanks};
 use crate::schema::quoted;
@@ -99,14 +100,12 @@ impl Marking<'_> {
         all
     }
 
-    /// The markers that begin calls when they are spelled in text.
-    pub fn opening_letters(&self) -> Vec<&'static str> {
-        if self.format.markers == Markers::Special {
-            return Vec::new();
-        }
-        let mut all: Vec<_> = [self.format.begin, self.format.call].iter().filter_map(|s| marker(s.first()?)).collect();
-        all.dedup();
-        all
+    /// The second marker of a call, if its letters count and something else than the name follows.
+    pub fn short_marker(&self) -> Option<&'static str> {
+        let (before, _) = self.format.around_arguments();
+        let letters = before.iter().skip(1).rev().find_map(marker)?;
+        let named = before.contains(&Step::Name);
+        (!named && !announcing(self.format).is_empty() && self.vocab.special_id(letters).is_none()).then_some(letters)
     }
 
     /// The second marker of a call, if its letters count, up to where the name of one of these tools has ended.

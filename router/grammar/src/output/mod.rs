@@ -9,7 +9,9 @@ mod parts;
 mod response;
 mod tags;
 
+use crate::announced::{self, announcing, sees_code, until_name};
 use crate::budget::Budget;
+use crate::code_blocks::{Place, TextEnds, write_text};
 use crate::format::{CallIdStyle, CallPosition, Format, Markers, Region, Step, marker};
 use crate::lark::{GrammarForm, HEADER, SOME_TEXT, Writer, escape, layout, literal};
 use crate::limits::MAX_BLANKS;
@@ -81,6 +83,34 @@ pub(crate) fn write(
 struct Exit {
     marker: GrammarPart,
     rest: String,
+    kind: ExitKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ExitKind {
+    /// A marker, wherever it stands.
+    Marker,
+    /// Letters that begin a call outside code only: markers with what confirms them.
+    Announced,
+    /// The same without what precedes a later marker of the call.
+    Later,
+    /// As `Later`, with the name of a tool, so that there are many.
+    Short,
+    /// A call without a marker.
+    Unmarked,
+}
+
+impl Exit {
+    fn is_marked(&self) -> bool {
+        matches!(self.kind, ExitKind::Marker | ExitKind::Announced | ExitKind::Later)
+    }
+}
+
+/// What text must not contain, because the parser would read it as the beginning of a call, or as a marker.
+#[derive(Clone, Default)]
+struct Refused {
+    anywhere: Vec<String>,
+    outside_code: Vec<String>,
 }
 
 /// The markers of reasoning in this vocabulary, each with its other spellings.
@@ -94,6 +124,8 @@ struct Thinking {
 struct Places {
     /// Outside reasoning and calls.
     outside: String,
+    /// The same after a call.
+    after_call: String,
     /// In reasoning.
     inside: String,
 }
@@ -155,7 +187,7 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
         _ => {
             // The prompt may have opened the text already.
             if format.text.is_needed() && (!format.text.close.is_empty() || !out.is_canonical()) {
-                fresh.extend(out.text(&entry, false)?);
+                fresh.extend(out.text(&entry, false, Place::Beginning)?);
             }
             match fresh.as_slice() {
                 // llguidance's reader takes no parameter for a rule that is another rule.
@@ -187,10 +219,19 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
     })
 }
 
+/// The names without those that begin with another one.
+fn shortest<'n>(names: &[&'n str]) -> Vec<&'n str> {
+    let begins = |name: &&&str| names.iter().any(|other| other != *name && name.starts_with(other));
+    names.iter().filter(|name| !begins(name)).copied().collect()
+}
+
 impl Output<'_, '_> {
     fn reserve(&mut self) -> Places {
+        let sees_code = sees_code(self.marking.format);
         let w = &mut *self.work.writer;
-        Places { outside: w.reserve(), inside: w.reserve() }
+        let outside = w.reserve();
+        let after_call = if sees_code { w.reserve() } else { outside.clone() };
+        Places { outside, after_call, inside: w.reserve() }
     }
 
     /// Writes what may follow calls that begin the output without a marker: others, free text, or the end.
@@ -199,7 +240,7 @@ impl Output<'_, '_> {
         let must_call = std::mem::replace(&mut self.must_call, false);
         let mut all = opening.clone();
         if *goes_on {
-            all.extend(self.text_after(entry, false, true)?);
+            all.extend(self.text_after(entry, false, true, Place::AfterCall)?);
         } else {
             // What closes a list and a code block.
             let close =
@@ -232,17 +273,21 @@ impl Output<'_, '_> {
         thinking: Option<&Thinking>,
     ) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
-        let Places { outside, inside } = places;
+        let Places { outside, after_call, inside } = places;
         let pass = self.pass;
         let free = self.is_free();
         self.strays = self.strays(places, thinking);
-        let mut after = self.outside(entry, false)?;
-        let mut fresh = self.outside(entry, true)?;
+        let mut after = self.outside(entry, false, Place::Beginning)?;
+        let mut fresh = self.outside(entry, true, Place::Beginning)?;
+        if after_call != outside {
+            let after = self.outside(entry, false, Place::AfterCall)?;
+            self.define(after_call, &after);
+        }
         if let Some(preamble) = format.preamble.as_ref().filter(|_| entry.is_some() && free) {
             let open = join(self.work.writer, &self.marking.plain(preamble.open)?);
             let exits = self.exit(&self.marking.plain(preamble.close)?, &format!("{outside}{pass}"));
             let refused = self.call_beginnings();
-            for body in self.prose(exits, None, &refused, None) {
+            for body in self.prose(exits, None, &refused, None, Place::Reasoning) {
                 after.push(format!("{open} {body}"));
                 fresh.push(format!("{open} {body}"));
             }
@@ -271,8 +316,7 @@ impl Output<'_, '_> {
             _ => None,
         };
         let newlines = join(self.work.writer, newlines.as_slice());
-        let marked = |exit: &&Exit| matches!(exit.marker, GrammarPart::Token(_) | GrammarPart::Text(_));
-        let calls = entry.iter().flat_map(|entry| entry.exits.iter().filter(marked).cloned());
+        let calls = entry.iter().flat_map(|entry| entry.exits.iter().filter(|exit| exit.is_marked()).cloned());
         // Calls first: llguidance's reader cannot use a rule with the next call's number while it reads that rule.
         let mut exits: Vec<Exit> = calls.collect();
         for close in close {
@@ -284,11 +328,11 @@ impl Output<'_, '_> {
         }
         let end = free.then_some("\"\"");
         let mut refused = self.call_beginnings();
-        refused.extend(close.iter().filter_map(|close| match close.as_slice() {
+        refused.anywhere.extend(close.iter().filter_map(|close| match close.as_slice() {
             [GrammarPart::Text(letters)] => Some(escape(letters)),
             _ => None,
         }));
-        let body = self.prose(exits, end, &refused, None);
+        let body = self.prose(exits, end, &refused, None, Place::Reasoning);
         self.define(inside, &body);
         // gpt-oss may reason again.
         let again = format.preamble.is_some();
@@ -306,22 +350,27 @@ impl Output<'_, '_> {
         if self.is_canonical() {
             return Vec::new();
         }
-        let Places { outside, inside } = places;
+        let Places { outside, inside, .. } = places;
         let pass = self.pass;
         let mut exits: Vec<Exit> = Vec::new();
         if let Some(Thinking { open, close }) = thinking {
             for (markers, next) in [(open, inside), (close, outside)] {
                 for marker in markers {
                     if let [marker @ GrammarPart::Token(_)] = marker.as_slice() {
-                        exits.push(Exit { marker: marker.clone(), rest: format!("{next}{pass}") });
+                        let rest = format!("{next}{pass}");
+                        exits.push(Exit { marker: marker.clone(), rest, kind: ExitKind::Marker });
                     }
                 }
             }
         }
-        if self.tools && format.has_calls() {
+        if self.tools && format.has_calls() && !sees_code(format) {
             let closing = [format.around_arguments().1, format.end].concat();
             let ids = closing.iter().filter_map(marker).filter_map(|m| self.marking.vocab.special_id(m));
-            exits.extend(ids.map(|id| Exit { marker: GrammarPart::Token(id), rest: format!("{outside}{pass}") }));
+            exits.extend(ids.map(|id| Exit {
+                marker: GrammarPart::Token(id),
+                rest: format!("{outside}{pass}"),
+                kind: ExitKind::Marker,
+            }));
         }
         exits.dedup_by(|a, b| a.marker == b.marker);
         exits
@@ -350,7 +399,7 @@ impl Output<'_, '_> {
         match pieces.split_first() {
             Some((marker, rest)) => {
                 let rest = format!("{} {next}", join(self.work.writer, rest));
-                vec![Exit { marker: marker.clone(), rest }]
+                vec![Exit { marker: marker.clone(), rest, kind: ExitKind::Marker }]
             }
             None => Vec::new(),
         }
@@ -358,7 +407,18 @@ impl Output<'_, '_> {
 
     /// Free text up to one of the exits, or to the end, after which `end` follows. The text must not contain `refused`,
     /// and as a whole not look like `not`.
-    fn prose(&mut self, exits: Vec<Exit>, end: Option<&str>, refused: &[String], not: Option<&str>) -> Vec<String> {
+    fn prose(
+        &mut self,
+        exits: Vec<Exit>,
+        end: Option<&str>,
+        refused: &Refused,
+        not: Option<&str>,
+        place: Place,
+    ) -> Vec<String> {
+        if sees_code(self.marking.format) && !self.is_canonical() && !refused.outside_code.is_empty() {
+            return self.prose_with_code(exits, end, refused, not, place);
+        }
+        let refused = [&refused.anywhere[..], &refused.outside_code].concat();
         let mut without: Vec<String> = Vec::new();
         if !refused.is_empty() {
             // By its name: the list of all tools stands in it.
@@ -370,7 +430,7 @@ impl Output<'_, '_> {
         let w = &mut *self.work.writer;
         let text = w.terminal(&body(&format!("/{SOME_TEXT}/")));
         let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
-        for Exit { marker, rest } in exits {
+        for Exit { marker, rest, .. } in exits {
             all.push(match marker {
                 GrammarPart::Token(id) => format!("{text}? <[{id}]> {rest}"),
                 GrammarPart::Text(letters) => {
@@ -387,33 +447,96 @@ impl Output<'_, '_> {
         all
     }
 
+    /// As `prose`, in which calls begin outside code only.
+    fn prose_with_code(
+        &mut self,
+        exits: Vec<Exit>,
+        end: Option<&str>,
+        refused: &Refused,
+        not: Option<&str>,
+        place: Place,
+    ) -> Vec<String> {
+        let w = &mut *self.work.writer;
+        let (mut calls, mut later_calls, mut markers) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tails: Vec<String> = end.iter().map(|end| (*end).to_owned()).collect();
+        for Exit { marker, rest, kind } in exits {
+            let letters = match marker {
+                GrammarPart::Text(letters) => escape(&letters),
+                GrammarPart::Regex(regex) => regex,
+                other => {
+                    tails.push(format!("{} {rest}", join(w, &[other])));
+                    continue;
+                }
+            };
+            match kind {
+                ExitKind::Marker => markers.push((letters, rest)),
+                ExitKind::Later | ExitKind::Short => later_calls.push((letters, rest)),
+                ExitKind::Announced | ExitKind::Unmarked => calls.push((letters, rest)),
+            }
+        }
+        // Markers without a meaning in text.
+        let mut tokens: Vec<String> = self
+            .marking
+            .format
+            .call_steps()
+            .filter_map(marker)
+            .filter_map(|letters| Some(format!("<[{}]>", self.marking.vocab.special_id(letters)?)))
+            .collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        let ends = TextEnds {
+            tails: &tails,
+            tokens: &tokens,
+            calls: &calls,
+            later_calls: &later_calls,
+            opener: &announced::opener(self.marking.format),
+            markers: &markers,
+            refused: &refused.outside_code,
+            refused_anywhere: &refused.anywhere,
+        };
+        write_text(w, &ends, place, not)
+    }
+
     fn tool_names(&self) -> Vec<&str> {
         self.rules.tools.iter().map(|tool| tool.name.as_str()).collect()
     }
 
-    /// What text must not contain, because the parser would read it as the beginning of a call.
-    fn call_beginnings(&self) -> Vec<String> {
+    fn call_beginnings(&self) -> Refused {
+        let mut refused = Refused::default();
         if !self.tools {
-            return Vec::new();
+            return refused;
         }
-        let mut all: Vec<String> = self.marking.opening_letters().iter().map(|m| escape(m)).collect();
-        let names = self.tool_names();
-        all.extend(self.marking.short_beginning(&names));
-        if bare(self.marking.format).is_some() && !names.is_empty() {
-            let (begun, empty) = bare_beginnings(self.marking.format, &names);
-            all.extend([begun].into_iter().chain(empty));
+        let (format, names) = (self.marking.format, self.tool_names());
+        for letters in announcing(format).into_iter().chain(self.marking.short_marker()) {
+            let begun = announced::beginning(format, letters);
+            refused.outside_code.push(format!("{}{begun}", escape(letters)));
+            if until_name(format, letters).is_none() {
+                let names: Vec<String> = shortest(&names).into_iter().map(escape).collect();
+                refused.outside_code.push(format!("{}({})", escape(letters), names.join("|")));
+            }
         }
-        all
+        refused.outside_code.extend(self.marking.short_beginning(&names));
+        if bare(format).is_some() && !names.is_empty() {
+            let (begun, empty) = bare_beginnings(format, &names);
+            refused.anywhere.extend([begun].into_iter().chain(empty));
+        }
+        refused
     }
 
     /// Inside the text. `fresh`: nothing precedes it.
-    fn text(&mut self, entry: &Option<CallEntry>, fresh: bool) -> Result<Vec<String>, CallError> {
+    fn text(&mut self, entry: &Option<CallEntry>, fresh: bool, place: Place) -> Result<Vec<String>, CallError> {
         let opens = fresh && self.marking.format.opens;
-        self.text_after(entry, fresh, opens)
+        self.text_after(entry, fresh, opens, place)
     }
 
     /// `opens`: calls may begin here without a marker.
-    fn text_after(&mut self, entry: &Option<CallEntry>, fresh: bool, opens: bool) -> Result<Vec<String>, CallError> {
+    fn text_after(
+        &mut self,
+        entry: &Option<CallEntry>,
+        fresh: bool,
+        opens: bool,
+        place: Place,
+    ) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let close = self.marking.plain(format.text.close)?;
         if !self.is_free() {
@@ -426,7 +549,8 @@ impl Output<'_, '_> {
             after.extend(entry.as_ref().map(|e| e.whole.clone()));
             let after = self.rule(&after);
             exits.extend(self.exit(&close, &after));
-        } else if !format.text.is_needed() {
+        }
+        if !format.text.is_needed() {
             exits.extend(entry.iter().flat_map(|e| e.exits.iter().cloned()));
         }
         exits.extend(self.strays.iter().cloned());
@@ -445,10 +569,10 @@ impl Output<'_, '_> {
             }
         }
         let not = (!beginnings.is_empty()).then(|| format!(r"[ \t\r\n]*({})(?s:.*)", beginnings.join("|")));
-        let mut all = self.prose(exits, Some(&end), &refused, not.as_deref());
+        let mut all = self.prose(exits, Some(&end), &refused, not.as_deref(), place);
         if format.text.is_needed() && !self.is_canonical() && end != "\"\"" {
             // Without the markers that end it.
-            all.extend(self.prose(Vec::new(), Some("\"\""), &refused, not.as_deref()));
+            all.extend(self.prose(Vec::new(), Some("\"\""), &refused, not.as_deref(), place));
         }
         Ok(all)
     }
@@ -485,7 +609,7 @@ impl Output<'_, '_> {
     }
 
     /// Where neither reasoning nor text is open. `fresh`: at the beginning of the output.
-    fn outside(&mut self, entry: &Option<CallEntry>, fresh: bool) -> Result<Vec<String>, CallError> {
+    fn outside(&mut self, entry: &Option<CallEntry>, fresh: bool, place: Place) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let wrapped = format.text.is_needed();
         let mut open = self.marking.plain(format.text.open)?;
@@ -494,7 +618,7 @@ impl Output<'_, '_> {
             open.insert(0, GrammarPart::Maybe(layout()));
         }
         let open = join(self.work.writer, &open);
-        let mut all: Vec<String> = self.text(entry, fresh)?.into_iter().map(|t| format!("{open} {t}")).collect();
+        let mut all: Vec<String> = self.text(entry, fresh, place)?.into_iter().map(|t| format!("{open} {t}")).collect();
         all.extend(self.framed_response()?);
         if wrapped && self.is_free() {
             all.push(if self.finish.is_empty() { "\"\"".into() } else { self.finish.clone() });

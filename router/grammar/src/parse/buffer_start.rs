@@ -1,15 +1,13 @@
 //! Finds the marker, if any, at the start of the buffer.
 
 use super::{BufferStart, Parser, State};
+use crate::announced::{begins, until_name};
+use crate::code_blocks::CodeBlocks;
 use crate::codec::{Body, Params};
-use crate::format::{Markers, Region};
-use crate::limits::{MAX_BLANKS, MAX_INDENT};
-use crate::marks::{Follow, Mark, follow};
+use crate::format::{Markers, Region, marker};
+use crate::marks::Mark;
 use crate::scan::{FRAME, framed};
 
-/// Blanks allowed between a spelled call marker and what confirms it: as many as the grammar allows around a literal
-/// and before the arguments.
-const MARKER_GAP: usize = 3 * (MAX_BLANKS + 2 + MAX_INDENT);
 /// Blanks allowed between the markers that end a raw value and what surrounds them.
 const STRUCTURE_GAP: usize = 64;
 /// Length limit of an argument's name, with the rest of its marker, for it to end a value without an end marker.
@@ -63,11 +61,15 @@ impl Parser {
     /// A misspelled marker of the section, recognized by the prefix that all its markers share.
     fn misspelt(&self, rest: &[u8], last: bool) -> BufferStart {
         let Some(namespace) = &self.lex.namespace else { return BufferStart::Other };
-        let outside = matches!(self.state, State::Gap(_)) || self.in_prose(Region::Text);
-        if !outside || !self.parse_tools {
+        let gap = matches!(self.state, State::Gap(_));
+        if !gap && !(self.in_prose(Region::Text) && self.is_outside_code()) || !self.parse_tools {
             return BufferStart::Other;
         }
         for (mark, prefix) in [(Mark::Begin, &namespace[0]), (Mark::End, &namespace[1])] {
+            // As `counts`.
+            if mark == Mark::End && !gap && !(self.tried && !self.open) {
+                continue;
+            }
             if prefix.as_bytes().starts_with(rest) && !last {
                 return BufferStart::Partial;
             }
@@ -75,7 +77,19 @@ impl Parser {
             let name =
                 tag.iter().take(LONGEST_TAG).take_while(|b| b.is_ascii_alphabetic() || b"_- ".contains(b)).count();
             match tag.get(name) {
-                Some(b'>') => return BufferStart::Mark(mark, "", prefix.len() + name + 1),
+                Some(b'>') => {
+                    let n = prefix.len() + name + 1;
+                    // As it is written: text that the grammar does not know.
+                    let begins = match self.format.begin.first().and_then(marker) {
+                        Some(tok) if mark == Mark::Begin && !gap => begins(self.format, tok, &rest[n..], true),
+                        _ => Some(true),
+                    };
+                    match begins.or(last.then_some(self.cut)) {
+                        Some(true) => return BufferStart::Mark(mark, "", n),
+                        Some(false) => {}
+                        None => return BufferStart::Partial,
+                    }
+                }
                 None if name < LONGEST_TAG && !last => return BufferStart::Partial,
                 _ => {}
             }
@@ -150,62 +164,56 @@ impl Parser {
         {
             return self.ends_value(params, mark, tok, after, last);
         }
-        // Inside reasoning, a marker may be a mere mention; a call's second marker may be anywhere.
         if mark == Mark::TextClose && !self.format.text.is_needed() {
             return self.structural(after, last, Mark::enters_calls);
         }
-        let doubt = mark == Mark::Inner && matches!(self.state, State::Prose) || self.in_prose(Region::Reasoning);
-        if mark.enters_calls() && doubt {
-            self.follows(follow(self.format, mark, tok), after, last)
-        } else {
-            Some(true)
+        // In prose, a marker may be a mere mention.
+        if !mark.enters_calls() || !matches!(self.state, State::Prose) {
+            return Some(true);
         }
+        if !self.is_outside_code() {
+            return Some(false);
+        }
+        // In a code block that may enclose calls, the grammar takes text for anything else.
+        let as_written = self.code.as_ref().is_some_and(CodeBlocks::is_enclosing);
+        let begins = match (mark, until_name(self.format, tok)) {
+            (Mark::Inner, None) => self.names(after),
+            (_, None) if as_written && !self.tools.is_empty() => self.begins_name(after),
+            _ => begins(self.format, tok, after, as_written),
+        };
+        // What more output could have made a call is a call.
+        begins.or(last.then_some(self.cut))
     }
 
-    fn follows(&self, follow: Follow, after: &[u8], last: bool) -> Option<bool> {
-        let blanks = after.iter().take(MARKER_GAP).take_while(|b| b.is_ascii_whitespace()).count();
-        let rest = &after[blanks..];
-        if rest.is_empty() && blanks < MARKER_GAP {
-            return if last { Some(false) } else { None };
+    /// Whether the name of a tool follows: a declared one, if there are any. None: more of it must be known.
+    fn names(&self, after: &[u8]) -> Option<bool> {
+        let unquoted = |text: &'_ [u8]| text.strip_prefix(b"\"").or_else(|| text.strip_prefix(b"'")).map_or(0, |_| 1);
+        let quoted = &after[unquoted(after)..];
+        if self.tools.is_empty() {
+            let word = |b: &&u8| b.is_ascii_alphanumeric() || b"_-./:".contains(b);
+            let n = quoted.iter().take(LONGEST_TAG).take_while(word).count();
+            return quoted.get(n).map(|end| n > 0 && b">\"'\n".contains(end));
         }
-        let text = |t: &str| match t.as_bytes() {
-            t if rest.starts_with(t) => Some(true),
-            t if t.starts_with(rest) && !last => None,
-            _ => Some(false),
-        };
-        match follow {
-            Follow::Any => Some(true),
-            Follow::Text(t) => text(t),
-            Follow::Name => {
-                let quoted = rest.strip_prefix(b"\"").or_else(|| rest.strip_prefix(b"'")).unwrap_or(rest);
-                if self.tools.is_empty() {
-                    let word = |b: &&u8| b.is_ascii_alphanumeric() || b"_-./:".contains(b);
-                    let n = quoted.iter().take(LONGEST_TAG).take_while(word).count();
-                    return match quoted.get(n) {
-                        Some(b) => Some(n > 0 && b">\"'\n({<".contains(b)),
-                        None => {
-                            if last {
-                                Some(n > 0)
-                            } else {
-                                None
-                            }
-                        }
-                    };
-                }
-                let mut partial = false;
-                for tool in self.tools.iter() {
-                    let name = tool.name.as_bytes();
-                    partial |= name.starts_with(quoted);
-                    let Some(rest) = quoted.strip_prefix(name) else { continue };
-                    let rest = rest.strip_prefix(b"\"").or_else(|| rest.strip_prefix(b"'")).unwrap_or(rest);
-                    match rest.trim_ascii_start().first() {
-                        Some(end) if b">({<".contains(end) || rest.starts_with(b"\n") => return Some(true),
-                        Some(_) => {}
-                        None => partial = true,
-                    }
-                }
-                if partial && !last { None } else { Some(false) }
+        let mut partial = false;
+        for tool in self.tools.iter() {
+            let name = tool.name.as_bytes();
+            partial |= name.starts_with(quoted);
+            let Some(rest) = quoted.strip_prefix(name) else { continue };
+            match rest[unquoted(rest)..].iter().find(|b| !b" \t".contains(b)) {
+                Some(b'>' | b'\n') => return Some(true),
+                Some(_) => {}
+                None => partial = true,
             }
+        }
+        (!partial).then_some(false)
+    }
+
+    /// Whether the text begins with the name of a tool. None: more of it must be known.
+    fn begins_name(&self, after: &[u8]) -> Option<bool> {
+        let mut names = self.tools.iter().map(|tool| tool.name.as_bytes());
+        match names.clone().any(|name| after.starts_with(name)) {
+            true => Some(true),
+            false => (!names.any(|name| name.starts_with(after))).then_some(false),
         }
     }
 

@@ -10,6 +10,7 @@ mod head;
 mod opening;
 mod prose;
 
+use crate::code_blocks::CodeBlocks;
 use crate::codec::json::Json;
 use crate::codec::{Body, End};
 use crate::event::Event;
@@ -115,6 +116,10 @@ pub struct Parser {
     lead_in: String,
     /// Newlines at the start of the next text are layout.
     trim_text: bool,
+    /// The code in the prose so far. None: its region has none yet.
+    code: Option<CodeBlocks>,
+    /// A call was the last thing before the prose.
+    after_call: bool,
     /// Only blanks were read so far.
     pristine: bool,
     /// Inside the tool section.
@@ -179,6 +184,8 @@ impl Parser {
             held: String::new(),
             lead_in: String::new(),
             trim_text: false,
+            code: None,
+            after_call: false,
             pristine: true,
             section: false,
             bracket: false,
@@ -279,7 +286,7 @@ impl Parser {
     fn cut_marker(&mut self, out: &mut Vec<Event>) {
         let outside = match self.state {
             State::Gap(_) => self.trial.is_none(),
-            _ => self.in_prose(Region::Text),
+            _ => self.in_prose(Region::Text) && self.is_outside_code(),
         };
         // A piece of a character or of a marker is no part of an argument.
         if let State::Body(body) = &self.state {

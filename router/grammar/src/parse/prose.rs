@@ -1,6 +1,7 @@
 //! Parses reasoning and text.
 
 use super::{Cause, List, Parser, State, Trial};
+use crate::code_blocks::{CodeBlocks, Place};
 use crate::codec::json::Json;
 use crate::event::Event;
 use crate::format::Region;
@@ -109,6 +110,9 @@ impl Parser {
         head: Option<&str>,
         out: &mut Vec<Event>,
     ) {
+        if matches!(mark, Mark::Think | Mark::EndThink) {
+            self.code = None;
+        }
         match (mark, self.region) {
             (Mark::Begin | Mark::Open | Mark::Inner, region) => {
                 if self.lex.doubtful {
@@ -167,6 +171,10 @@ impl Parser {
 
     /// Reports text of the current region, without the layout around it.
     pub(super) fn prose(&mut self, s: &str, out: &mut Vec<Event>) {
+        if self.lex.sees_code {
+            let place = self.place();
+            self.code.get_or_insert_with(|| CodeBlocks::new(place)).feed(s);
+        }
         let blank = [' ', '\t', '\n', '\r'];
         let reasoning = self.region == Region::Reasoning;
         let mut s = s;
@@ -203,7 +211,21 @@ impl Parser {
         self.held.push_str(&s[body.len()..]);
     }
 
+    fn place(&self) -> Place {
+        match self.region {
+            Region::Reasoning => Place::Reasoning,
+            Region::Text if self.after_call => Place::AfterCall,
+            Region::Text => Place::Beginning,
+        }
+    }
+
+    /// Whether a call may begin at the end of the prose.
+    pub(super) fn is_outside_code(&self) -> bool {
+        self.code.as_ref().is_none_or(CodeBlocks::is_outside)
+    }
+
     pub(super) fn end_prose(&mut self, cause: Cause, out: &mut Vec<Event>) {
+        (self.code, self.after_call) = (None, cause == Cause::Call);
         let mut held = std::mem::take(&mut self.held);
         if self.region == Region::Reasoning {
             if std::mem::take(&mut self.open) {

@@ -166,7 +166,7 @@ fn glm_is_read() {
             "<tool_call>f<arg_key>s</arg_key><arg_value></tool_call> in it</arg_value></tool_call>",
             r#"C(f|-|{"s": "</tool_call> in it"})"#,
         ),
-        ("<tool_call>no name at all</tool_call>", "M(no name at all)"),
+        ("<tool_call>no name at all</tool_call>", "T(<tool_call>no name at all</tool_call>)"),
         ("<tool_call>f{\"n\": 1}</tool_call>", r#"C(f|-|{"n": 1})"#),
         ("<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1}}</tool_call>", r#"C(f|-|{"n":1})"#),
     ];

@@ -180,19 +180,24 @@ fn deviations_of_hermes_are_read() {
             "C(f|-|{})C(search|-|{})C(f|-|{})T(ok)",
         ),
         // Not a call.
-        ("<tool_call>\n{bad}\n</tool_call>ok", "M(\n{bad}\n)T(ok)"),
+        ("<tool_call>{\"x\": bad}\n</tool_call>ok", "M({\"x\": bad}\n)T(ok)"),
         ("<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>", "M({\"name\": \"f\", \"arguments\": [1]})"),
         (
             "<tool_call>{\"name\": \"f\", \"arguments\": \"x\"}</tool_call>",
             "M({\"name\": \"f\", \"arguments\": \"x\"})",
         ),
         ("<tool_call>{\"arguments\": {\"a\": 1}}</tool_call>", "M({\"arguments\": {\"a\": 1}})"),
-        ("<tool_call>{\"name\": 5, \"arguments\": {}}</tool_call>", "M({\"name\": 5, \"arguments\": {}})"),
         ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": x}}</tool_call>", "C?(f|-|{\"a\": )M(x}})"),
-        ("<tool_call><function=f>\n</function></tool_call>", "M(<function=f>\n</function>)"),
-        ("<tool_call></tool_call>", ""),
+        // The markers are only mentioned.
+        ("<tool_call>\n{bad}\n</tool_call>ok", "T(<tool_call>\n{bad}\n</tool_call>ok)"),
+        ("<tool_call>{\"name\": NAME}</tool_call>", "T(<tool_call>{\"name\": NAME}</tool_call>)"),
+        ("<tool_call><function=f>\n</function></tool_call>", "T(<tool_call><function=f>\n</function></tool_call>)"),
+        ("<tool_call></tool_call>", "T(<tool_call></tool_call>)"),
+        (
+            "<tool_call>\n```json\n{\"name\": \"f\", \"arguments\": {}}\n```\n</tool_call>",
+            "T(<tool_call>\n```json\n{\"name\": \"f\", \"arguments\": {}}\n```\n</tool_call>)",
+        ),
         // JSON in another shape with only one possible meaning.
-        ("<tool_call>\n```json\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n```\n</tool_call>", "C(f|-|{\"a\":1})"),
         (
             "<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"search\", \"parameters\": {}}]</tool_call>",
             "C(f|-|{})C(search|-|{})",

@@ -6,6 +6,7 @@ mod ending;
 mod exact;
 mod hostile;
 mod kimi;
+mod mentions;
 mod raw_values;
 mod read;
 mod responses;
