@@ -180,7 +180,9 @@ pub(crate) fn opener(format: &Format) -> String {
 /// Whether a call begins with this text after the marker. None: more of it must be known. `as_written`: only as the
 /// grammar takes it.
 pub(crate) fn begins(format: &Format, tok: &'static str, after: &[u8], as_written: bool) -> Option<bool> {
-    static ALL: LazyLock<HashMap<(&str, &str), [Option<DFA>; 2]>> = LazyLock::new(|| {
+    /// By format and marker.
+    type Automata = HashMap<(&'static str, &'static str), [Option<DFA>; 2]>;
+    static ALL: LazyLock<Automata> = LazyLock::new(|| {
         let both = |format: &Format, tok: &str| {
             let begun = beginning(format, tok);
             let written = until_written_name(format, tok);

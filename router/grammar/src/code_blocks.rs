@@ -1,6 +1,6 @@
-//! Markdown's code in prose: blocks between fences, and spans between backticks. A call that is only shown there is not
-//! made. The parser follows text byte by byte; in the grammar code is a lexeme, so that what begins a call is looked for
-//! in the rest only. This module knows no formats.
+//! Markdown's code in prose: blocks between fences, and spans between backticks. A call that is only shown there is
+//! not made. The parser follows text byte by byte; in the grammar code is a lexeme, so that what begins a call is
+//! looked for in the rest only. This module knows no formats.
 
 use crate::lark::Writer;
 
@@ -49,7 +49,7 @@ fn whole_code() -> String {
 
 /// How a text begins, for calls that a code block encloses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum TextPlace {
     Beginning,
     /// After a call: a fence without the name of a language ends the block around that call.
     AfterCall,
@@ -88,20 +88,20 @@ enum Layout {
 }
 
 impl CodeBlocks {
-    pub fn new(place: Place) -> Self {
+    pub fn new(place: TextPlace) -> Self {
         let begins = |is: bool| is.then_some(Layout::Blank);
         Self {
             code: Code::No,
             run: 0,
-            layout: begins(place != Place::Reasoning),
-            block_end: begins(place == Place::AfterCall),
+            layout: begins(place != TextPlace::Reasoning),
+            block_end: begins(place == TextPlace::AfterCall),
         }
     }
 
     pub fn feed(&mut self, text: &str) {
         for b in text.bytes() {
             if self.block_end == Some(Layout::Fenced) && b == b'\n' {
-                *self = Self::new(Place::Beginning);
+                *self = Self::new(TextPlace::Beginning);
                 continue;
             }
             if b == b'`' {
@@ -180,7 +180,7 @@ pub(crate) struct TextEnds<'a> {
 }
 
 /// Writes text with code in it. `not`: what the text must not look like. Returns the alternatives.
-pub(crate) fn write_text(w: &mut Writer, ends: &TextEnds<'_>, place: Place, not: Option<&str>) -> Vec<String> {
+pub(crate) fn write_text(w: &mut Writer, ends: &TextEnds<'_>, place: TextPlace, not: Option<&str>) -> Vec<String> {
     let without = |w: &mut Writer, all: &[String]| {
         // By its name: the list of all tools stands in it.
         let refused = (!all.is_empty()).then(|| w.terminal(&format!("/(?s:.*)({})(?s:.*)/", all.join("|"))));
@@ -236,7 +236,7 @@ pub(crate) fn write_text(w: &mut Writer, ends: &TextEnds<'_>, place: Place, not:
         all.extend(ends.tokens.iter().map(|token| format!("{unfinished} {token} {rest}")));
     }
     w.define(&code, &all.join("|"));
-    if place == Place::Reasoning {
+    if place == TextPlace::Reasoning {
         return after_line;
     }
 
@@ -250,7 +250,7 @@ pub(crate) fn write_text(w: &mut Writer, ends: &TextEnds<'_>, place: Place, not:
         let fenced = w.rule(&fenced.join("|"));
         [plain(w, not), vec![format!("{blank}? {fenced}")]].concat()
     };
-    if place == Place::AfterCall {
+    if place == TextPlace::AfterCall {
         let again = beginning(w, "", &fenced);
         let again = w.rule(&again.join("|"));
         fenced.push(format!("{} {again}", w.lazy(&format!("/{BLOCK_END}/"))));

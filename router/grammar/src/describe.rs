@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::format::{CallIdStyle, CallPosition, Codec, Format, Markers, Step, marker};
+use crate::announced::{announcing, sees_code};
+use crate::format::{CallIdStyle, CallPosition, Codec, Format, Markers, Member, Step, marker};
 use crate::formats::formats;
 use crate::models::{Recommendation, recommendations};
 use crate::render::{Call, RenderOptions, Turn, render, render_text};
@@ -23,6 +24,11 @@ pub struct Description {
     pub recommendations: Vec<&'static Recommendation>,
     /// A turn with one call, as the renderer writes it.
     pub example: String,
+    /// What begins a call. Empty: the format has no calls.
+    pub opens: Vec<String>,
+    /// What text, and the value of an argument, may not contain.
+    pub not_in_text: &'static str,
+    pub not_in_values: String,
 }
 
 impl Format {
@@ -64,6 +70,62 @@ impl Format {
             guarantees,
             recommendations: recommendations(self.name).collect(),
             example: self.example(),
+            opens: self.openings(),
+            not_in_text: self.not_in_text(),
+            not_in_values: self.not_in_values(),
+        }
+    }
+
+    /// What begins a call, with `NAME` for that of a declared tool.
+    fn openings(&self) -> Vec<String> {
+        let until_name = |steps: &[Step]| {
+            let mut written = String::new();
+            for step in steps {
+                match step {
+                    Step::Tok(text) | Step::Lit(text) => written.push_str(text),
+                    Step::Name => return written + "NAME",
+                    Step::Args(Codec::Object { members, .. }) => {
+                        let key = members.iter().filter_map(Member::name).flatten().next().unwrap_or(&"name");
+                        return format!("{written}{{\"{key}\": \"NAME\"");
+                    }
+                    _ => {}
+                }
+            }
+            written
+        };
+        let mut all = Vec::new();
+        if self.markers == Markers::Special {
+            all.extend([self.begin, self.call].map(until_name));
+        } else if self.has_calls() {
+            all.push(until_name(&[self.begin, self.call].concat()));
+            if announcing(self).len() > 1 {
+                all.push(until_name(self.call));
+            }
+        }
+        if self.opens {
+            all.push("{\"name\": \"NAME\"".to_owned());
+        }
+        all.retain(|text| !text.trim().is_empty());
+        all.dedup();
+        all
+    }
+
+    fn not_in_text(&self) -> &'static str {
+        match self.markers {
+            _ if !self.has_calls() => "",
+            Markers::Special => "nothing: these are tokens, their letters are text",
+            Markers::Either if sees_code(self) => "these, outside Markdown's code",
+            Markers::Either => "these, in code too",
+        }
+    }
+
+    fn not_in_values(&self) -> String {
+        let Codec::Params(steps) = self.codec() else { return "nothing".to_owned() };
+        let value = steps.iter().position(|step| *step == Step::Value).unwrap_or_default();
+        let end = steps[value..].iter().find_map(marker).unwrap_or_default();
+        match self.markers {
+            Markers::Special => format!("the token `{end}`"),
+            Markers::Either => format!("`{end}` before a marker of the call"),
         }
     }
 
@@ -100,6 +162,9 @@ impl Description {
                 "source": known.url(),
             })).collect::<Vec<_>>(),
             "example": self.example,
+            "opens": self.opens,
+            "not_in_text": self.not_in_text,
+            "not_in_values": self.not_in_values,
         })
     }
 }
@@ -109,6 +174,9 @@ pub fn markdown() -> String {
     let mut table = String::from("| format | other names | models | ids | guaranteed |\n|---|---|---|---|---|\n");
     let mut models = String::from("| model | format | recommended sampling | card and template |\n|---|---|---|---|\n");
     let mut wire = String::new();
+    let mut limits = String::from(
+        "| format | a call begins with | text may not contain | a value may not contain |\n|---|---|---|---|\n",
+    );
     for format in formats() {
         let d = format.describe();
         let cell = |words: &[&str]| words.join(", ").replace('|', "\\|").replace('*', "\\*");
@@ -132,7 +200,18 @@ pub fn markdown() -> String {
                 known.url()
             ));
         }
+        if format.has_calls() {
+            let code = |text: &String| {
+                let lines: Vec<_> = text.trim_end().split('\n').map(str::trim_start).collect();
+                format!("`{}`", lines.join("⏎"))
+            };
+            let opens = d.opens.iter().map(code).collect::<Vec<_>>().join(" or ");
+            let row = format!("`{}` | {opens} | {} | {}", d.name, d.not_in_text, d.not_in_values);
+            let row = row.replace("<|", "<\\|").replace("|>", "\\|>");
+            limits.push_str(&format!("| {row} |\n"));
+        }
         wire.push_str(&format!("{:<18} {}\n", d.name, Value::from(d.example.as_str())));
     }
-    include_str!("formats.md").replace("TABLE\n", &table).replace("MODELS\n", &models).replace("WIRE\n", &wire)
+    let page = include_str!("formats.md").replace("TABLE\n", &table).replace("MODELS\n", &models);
+    page.replace("LIMITS\n", &limits).replace("WIRE\n", &wire)
 }

@@ -8,25 +8,23 @@ use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGramm
 use llguidance::earley::Grammar;
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::panic_utils::catch_unwind;
-use serde_json::Value;
 
 use crate::announced::opening_markers;
 use crate::budget::{Budget, Cancel};
 use crate::cache::{Cache, Key, key_of};
 use crate::canonical::Canonical;
 use crate::check::{check, strictly};
+use crate::foreign::check_foreign;
 use crate::format::{Codec, Format, Step};
-use crate::json_schema::folded_characters_of_lark;
 use crate::lark::{self, Common, GrammarForm, is_costly_grammar};
 use crate::limits::{
-    MAX_CACHED_BYTES, MAX_DIVISOR, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL,
-    MAX_QUICK_GRAMMAR_BYTES, MAX_REGEX_FOLDS, MAX_ROUND_DIVISOR, MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP,
-    TRIAL_TOKENS,
+    MAX_CACHED_BYTES, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL, MAX_QUICK_GRAMMAR_BYTES, MAX_TOOLS,
+    MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
 use crate::rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
-use crate::schema::{self, divisor_price};
+use crate::schema;
 use crate::validate::Validators;
 use crate::vocab::Vocab;
 
@@ -307,7 +305,7 @@ fn parser(vocab: &Arc<Vocab>, written: &Written, budget: &mut Budget) -> Result<
     let (grammar, lexer) = match read {
         Some(read) => read,
         None => {
-            written.foreign.iter().try_for_each(|(_, lark)| check_foreign(lark))?;
+            written.foreign.iter().try_for_each(|(_, lark)| check_foreign(lark)).map_err(Refusal::Grammar)?;
             let init = GrammarInit::Serialized(by_text(written));
             let env = factory.tok_env().clone();
             catch_unwind(AssertUnwindSafe(|| init.to_internal(Some(env), limits.clone())))?
@@ -357,49 +355,6 @@ impl From<anyhow::Error> for Refusal {
 
 const TOO_AMBIGUOUS: &str =
     "its conjunctions (&) cannot be compiled at a bounded cost: their parts can be read in too many ways";
-
-/// Rejects what llguidance would compile at an unbounded cost.
-fn check_foreign(lark: &str) -> Result<(), Refusal> {
-    let folds = folded_characters_of_lark(lark);
-    if folds > MAX_REGEX_FOLDS {
-        return Err(Refusal::Grammar(format!(
-            "its case-insensitive classes have {folds} characters; the limit is {MAX_REGEX_FOLDS}"
-        )));
-    }
-    if !lark.contains("%json") {
-        return Ok(());
-    }
-    if let Some(of) = lark.split("%json").skip(1).filter_map(first_value).find_map(|schema| costly_divisor(&schema)) {
-        return Err(Refusal::Grammar(format!(
-            "the multipleOf of a %json schema must be at most {MAX_DIVISOR}, or a round number up to {MAX_ROUND_DIVISOR}, got {of}"
-        )));
-    }
-    let patterns = ["\"pattern\"", "\"format\"", "\"patternProperties\""].map(|key| lark.matches(key).count());
-    let combined = ["\"allOf\"", "\"$ref\""].iter().any(|key| lark.contains(key));
-    match combined && patterns.iter().sum::<usize>() > MAX_FOREIGN_PATTERNS {
-        true => Err(Refusal::Grammar(format!(
-            "a %json schema with allOf or $ref may use at most {MAX_FOREIGN_PATTERNS} of pattern, format and patternProperties"
-        ))),
-        false => Ok(()),
-    }
-}
-
-/// The JSON value at the start of a text.
-fn first_value(text: &str) -> Option<Value> {
-    serde_json::Deserializer::from_str(text).into_iter().next()?.ok()
-}
-
-/// A `multipleOf` in a schema that llguidance would compile at an unbounded cost.
-fn costly_divisor(schema: &Value) -> Option<Value> {
-    match schema {
-        Value::Object(members) => {
-            let own = members.get("multipleOf").filter(|of| of.is_number() && divisor_price(of).is_none());
-            own.cloned().or_else(|| members.values().find_map(costly_divisor))
-        }
-        Value::Array(items) => items.iter().find_map(costly_divisor),
-        _ => None,
-    }
-}
 
 /// The request's field from which the grammar is made.
 fn field(rules: &Rules) -> &'static str {

@@ -16,6 +16,7 @@ mod codec;
 mod describe;
 mod event;
 mod finish;
+mod foreign;
 mod format;
 mod formats;
 mod grammars;

@@ -50,10 +50,10 @@ fn the_parser_and_the_grammar_see_the_same_code() {
             blocks.is_outside()
         };
         let first = |text: &str| code.ends_outside(text) || layout.is_match(text);
-        assert_eq!(is(Place::Reasoning), code.ends_outside(&text), "{text:?}");
-        assert_eq!(is(Place::Beginning), first(&text), "{text:?}");
+        assert_eq!(is(TextPlace::Reasoning), code.ends_outside(&text), "{text:?}");
+        assert_eq!(is(TextPlace::Beginning), first(&text), "{text:?}");
         let after_block = block_end.find(&text).map_or(text.as_str(), |block| &text[block.end()..]);
-        assert_eq!(is(Place::AfterCall), first(after_block), "{text:?}");
+        assert_eq!(is(TextPlace::AfterCall), first(after_block), "{text:?}");
         seen[usize::from(code.ends_outside(&text))] += 1;
     }
     assert!(seen.iter().all(|n| *n > 1000), "{seen:?}");
@@ -75,7 +75,7 @@ fn code_is_what_markdown_shows_as_code() {
         ("Use ```a``` ", true),
     ];
     for (text, outside) in cases {
-        let mut blocks = CodeBlocks::new(Place::Reasoning);
+        let mut blocks = CodeBlocks::new(TextPlace::Reasoning);
         blocks.feed(text);
         assert_eq!(blocks.is_outside(), outside, "{text:?}");
     }

@@ -2,9 +2,10 @@
 
 use super::call::{CallError, Caller, writable};
 use super::marker::{GrammarPart, after_name, join};
-use super::{Exit, ExitKind, Output, Places, shortest};
+use super::prose::{Exit, ExitKind, shortest};
+use super::{Output, Places};
 use crate::announced::{announcing, until_written_name};
-use crate::code_blocks::Place;
+use crate::code_blocks::TextPlace;
 use crate::format::{CallPosition, Codec, Format, Step, marker};
 use crate::lark::{GrammarForm, either, escape, layout};
 use crate::rules::RuleError;
@@ -209,7 +210,7 @@ impl<'a> Output<'a, '_> {
         let end = join(self.work.writer, &end);
         if settled.is_none() && format.calls == CallPosition::BeforeText && self.response.is_none() {
             let refused = self.call_beginnings();
-            let text = self.prose(Vec::new(), Some(settles), &refused, None, Place::AfterCall);
+            let text = self.prose(Vec::new(), Some(settles), &refused, None, TextPlace::AfterCall);
             return Ok(format!("{end} {}", either(&text)));
         }
         Ok(format!("{end} {settles}"))

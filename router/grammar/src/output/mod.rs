@@ -6,18 +6,19 @@ mod count;
 mod entry;
 mod marker;
 mod parts;
+mod prose;
 mod response;
 mod tags;
 
-use crate::announced::{self, announcing, sees_code, until_name};
+use crate::announced::sees_code;
 use crate::budget::Budget;
-use crate::code_blocks::{Place, TextEnds, write_text};
+use crate::code_blocks::TextPlace;
 use crate::format::{CallIdStyle, CallPosition, Format, Markers, Region, Step, marker};
-use crate::lark::{GrammarForm, HEADER, SOME_TEXT, Writer, escape, layout, literal};
+use crate::lark::{GrammarForm, HEADER, Writer, escape, layout};
 use crate::limits::MAX_BLANKS;
 use crate::rules::{Relaxation, Response, RuleError, Rules};
 use crate::schema::Work;
-use crate::unmarked::{OPENING_LAYOUT, bare, bare_beginnings, bare_list};
+use crate::unmarked::{OPENING_LAYOUT, bare_beginnings, bare_list};
 use crate::vocab::Vocab;
 
 pub(crate) use count::prefix as count_prefix;
@@ -26,6 +27,7 @@ use call::{CallError, Caller};
 use count::Count;
 use entry::CallEntry;
 use marker::{GrammarPart, Marking, Missing, join};
+use prose::{Exit, ExitKind};
 
 /// A grammar as text.
 pub(crate) struct Written {
@@ -76,41 +78,6 @@ pub(crate) fn write(
     // A mask contains whatever may be accepted, not only what a tokenizer would write.
     let lark = HEADER.to_owned() + writer.text();
     Ok(Written { lark, foreign: writer.foreign, relaxations, narrowed, first })
-}
-
-/// How prose ends: a marker, or text that begins a call without one, and what follows it.
-#[derive(Clone)]
-struct Exit {
-    marker: GrammarPart,
-    rest: String,
-    kind: ExitKind,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ExitKind {
-    /// A marker, wherever it stands.
-    Marker,
-    /// Letters that begin a call outside code only: markers with what confirms them.
-    Announced,
-    /// The same without what precedes a later marker of the call.
-    Later,
-    /// As `Later`, with the name of a tool, so that there are many.
-    Short,
-    /// A call without a marker.
-    Unmarked,
-}
-
-impl Exit {
-    fn is_marked(&self) -> bool {
-        matches!(self.kind, ExitKind::Marker | ExitKind::Announced | ExitKind::Later)
-    }
-}
-
-/// What text must not contain, because the parser would read it as the beginning of a call, or as a marker.
-#[derive(Clone, Default)]
-struct Refused {
-    anywhere: Vec<String>,
-    outside_code: Vec<String>,
 }
 
 /// The markers of reasoning in this vocabulary, each with its other spellings.
@@ -187,7 +154,7 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
         _ => {
             // The prompt may have opened the text already.
             if format.text.is_needed() && (!format.text.close.is_empty() || !out.is_canonical()) {
-                fresh.extend(out.text(&entry, false, Place::Beginning)?);
+                fresh.extend(out.text(&entry, false, TextPlace::Beginning)?);
             }
             match fresh.as_slice() {
                 // llguidance's reader takes no parameter for a rule that is another rule.
@@ -219,12 +186,6 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
     })
 }
 
-/// The names without those that begin with another one.
-fn shortest<'n>(names: &[&'n str]) -> Vec<&'n str> {
-    let begins = |name: &&&str| names.iter().any(|other| other != *name && name.starts_with(other));
-    names.iter().filter(|name| !begins(name)).copied().collect()
-}
-
 impl Output<'_, '_> {
     fn reserve(&mut self) -> Places {
         let sees_code = sees_code(self.marking.format);
@@ -240,7 +201,7 @@ impl Output<'_, '_> {
         let must_call = std::mem::replace(&mut self.must_call, false);
         let mut all = opening.clone();
         if *goes_on {
-            all.extend(self.text_after(entry, false, true, Place::AfterCall)?);
+            all.extend(self.text_after(entry, false, true, TextPlace::AfterCall)?);
         } else {
             // What closes a list and a code block.
             let close =
@@ -277,17 +238,17 @@ impl Output<'_, '_> {
         let pass = self.pass;
         let free = self.is_free();
         self.strays = self.strays(places, thinking);
-        let mut after = self.outside(entry, false, Place::Beginning)?;
-        let mut fresh = self.outside(entry, true, Place::Beginning)?;
+        let mut after = self.outside(entry, false, TextPlace::Beginning)?;
+        let mut fresh = self.outside(entry, true, TextPlace::Beginning)?;
         if after_call != outside {
-            let after = self.outside(entry, false, Place::AfterCall)?;
+            let after = self.outside(entry, false, TextPlace::AfterCall)?;
             self.define(after_call, &after);
         }
         if let Some(preamble) = format.preamble.as_ref().filter(|_| entry.is_some() && free) {
             let open = join(self.work.writer, &self.marking.plain(preamble.open)?);
             let exits = self.exit(&self.marking.plain(preamble.close)?, &format!("{outside}{pass}"));
             let refused = self.call_beginnings();
-            for body in self.prose(exits, None, &refused, None, Place::Reasoning) {
+            for body in self.prose(exits, None, &refused, None, TextPlace::Reasoning) {
                 after.push(format!("{open} {body}"));
                 fresh.push(format!("{open} {body}"));
             }
@@ -332,7 +293,7 @@ impl Output<'_, '_> {
             [GrammarPart::Text(letters)] => Some(escape(letters)),
             _ => None,
         }));
-        let body = self.prose(exits, end, &refused, None, Place::Reasoning);
+        let body = self.prose(exits, end, &refused, None, TextPlace::Reasoning);
         self.define(inside, &body);
         // gpt-oss may reason again.
         let again = format.preamble.is_some();
@@ -405,126 +366,8 @@ impl Output<'_, '_> {
         }
     }
 
-    /// Free text up to one of the exits, or to the end, after which `end` follows. The text must not contain `refused`,
-    /// and as a whole not look like `not`.
-    fn prose(
-        &mut self,
-        exits: Vec<Exit>,
-        end: Option<&str>,
-        refused: &Refused,
-        not: Option<&str>,
-        place: Place,
-    ) -> Vec<String> {
-        if sees_code(self.marking.format) && !self.is_canonical() && !refused.outside_code.is_empty() {
-            return self.prose_with_code(exits, end, refused, not, place);
-        }
-        let refused = [&refused.anywhere[..], &refused.outside_code].concat();
-        let mut without: Vec<String> = Vec::new();
-        if !refused.is_empty() {
-            // By its name: the list of all tools stands in it.
-            let refused = self.work.writer.terminal(&format!("/(?s:.*)({})(?s:.*)/", refused.join("|")));
-            without.push(format!("~{refused}"));
-        }
-        without.extend(not.map(|not| format!("~/{not}/")));
-        let body = |any: &str| [vec![any.to_owned()], without.clone()].concat().join(" & ");
-        let w = &mut *self.work.writer;
-        let text = w.terminal(&body(&format!("/{SOME_TEXT}/")));
-        let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
-        for Exit { marker, rest, .. } in exits {
-            all.push(match marker {
-                GrammarPart::Token(id) => format!("{text}? <[{id}]> {rest}"),
-                GrammarPart::Text(letters) => {
-                    let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/"), literal(&letters)));
-                    format!("{upto} {rest}")
-                }
-                GrammarPart::Regex(regex) => {
-                    let upto = w.lazy(&format!("({}) /{regex}/", body("/(?s:.*)/")));
-                    format!("{upto} {rest}")
-                }
-                other => format!("{text}? {} {rest}", join(w, &[other])),
-            });
-        }
-        all
-    }
-
-    /// As `prose`, in which calls begin outside code only.
-    fn prose_with_code(
-        &mut self,
-        exits: Vec<Exit>,
-        end: Option<&str>,
-        refused: &Refused,
-        not: Option<&str>,
-        place: Place,
-    ) -> Vec<String> {
-        let w = &mut *self.work.writer;
-        let (mut calls, mut later_calls, mut markers) = (Vec::new(), Vec::new(), Vec::new());
-        let mut tails: Vec<String> = end.iter().map(|end| (*end).to_owned()).collect();
-        for Exit { marker, rest, kind } in exits {
-            let letters = match marker {
-                GrammarPart::Text(letters) => escape(&letters),
-                GrammarPart::Regex(regex) => regex,
-                other => {
-                    tails.push(format!("{} {rest}", join(w, &[other])));
-                    continue;
-                }
-            };
-            match kind {
-                ExitKind::Marker => markers.push((letters, rest)),
-                ExitKind::Later | ExitKind::Short => later_calls.push((letters, rest)),
-                ExitKind::Announced | ExitKind::Unmarked => calls.push((letters, rest)),
-            }
-        }
-        // Markers without a meaning in text.
-        let mut tokens: Vec<String> = self
-            .marking
-            .format
-            .call_steps()
-            .filter_map(marker)
-            .filter_map(|letters| Some(format!("<[{}]>", self.marking.vocab.special_id(letters)?)))
-            .collect();
-        tokens.sort_unstable();
-        tokens.dedup();
-        let ends = TextEnds {
-            tails: &tails,
-            tokens: &tokens,
-            calls: &calls,
-            later_calls: &later_calls,
-            opener: &announced::opener(self.marking.format),
-            markers: &markers,
-            refused: &refused.outside_code,
-            refused_anywhere: &refused.anywhere,
-        };
-        write_text(w, &ends, place, not)
-    }
-
-    fn tool_names(&self) -> Vec<&str> {
-        self.rules.tools.iter().map(|tool| tool.name.as_str()).collect()
-    }
-
-    fn call_beginnings(&self) -> Refused {
-        let mut refused = Refused::default();
-        if !self.tools {
-            return refused;
-        }
-        let (format, names) = (self.marking.format, self.tool_names());
-        for letters in announcing(format).into_iter().chain(self.marking.short_marker()) {
-            let begun = announced::beginning(format, letters);
-            refused.outside_code.push(format!("{}{begun}", escape(letters)));
-            if until_name(format, letters).is_none() {
-                let names: Vec<String> = shortest(&names).into_iter().map(escape).collect();
-                refused.outside_code.push(format!("{}({})", escape(letters), names.join("|")));
-            }
-        }
-        refused.outside_code.extend(self.marking.short_beginning(&names));
-        if bare(format).is_some() && !names.is_empty() {
-            let (begun, empty) = bare_beginnings(format, &names);
-            refused.anywhere.extend([begun].into_iter().chain(empty));
-        }
-        refused
-    }
-
     /// Inside the text. `fresh`: nothing precedes it.
-    fn text(&mut self, entry: &Option<CallEntry>, fresh: bool, place: Place) -> Result<Vec<String>, CallError> {
+    fn text(&mut self, entry: &Option<CallEntry>, fresh: bool, place: TextPlace) -> Result<Vec<String>, CallError> {
         let opens = fresh && self.marking.format.opens;
         self.text_after(entry, fresh, opens, place)
     }
@@ -535,7 +378,7 @@ impl Output<'_, '_> {
         entry: &Option<CallEntry>,
         fresh: bool,
         opens: bool,
-        place: Place,
+        place: TextPlace,
     ) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let close = self.marking.plain(format.text.close)?;
@@ -609,7 +452,7 @@ impl Output<'_, '_> {
     }
 
     /// Where neither reasoning nor text is open. `fresh`: at the beginning of the output.
-    fn outside(&mut self, entry: &Option<CallEntry>, fresh: bool, place: Place) -> Result<Vec<String>, CallError> {
+    fn outside(&mut self, entry: &Option<CallEntry>, fresh: bool, place: TextPlace) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let wrapped = format.text.is_needed();
         let mut open = self.marking.plain(format.text.open)?;

@@ -62,12 +62,14 @@ impl Parser {
     fn misspelt(&self, rest: &[u8], last: bool) -> BufferStart {
         let Some(namespace) = &self.lex.namespace else { return BufferStart::Other };
         let gap = matches!(self.state, State::Gap(_));
-        if !gap && !(self.in_prose(Region::Text) && self.is_outside_code()) || !self.parse_tools {
+        let outside = gap || self.in_prose(Region::Text) && self.is_outside_code();
+        if !outside || !self.parse_tools {
             return BufferStart::Other;
         }
+        // As `counts`.
+        let is_after_call = gap || self.tried && !self.open;
         for (mark, prefix) in [(Mark::Begin, &namespace[0]), (Mark::End, &namespace[1])] {
-            // As `counts`.
-            if mark == Mark::End && !gap && !(self.tried && !self.open) {
+            if mark == Mark::End && !is_after_call {
                 continue;
             }
             if prefix.as_bytes().starts_with(rest) && !last {

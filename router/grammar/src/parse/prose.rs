@@ -1,7 +1,7 @@
 //! Parses reasoning and text.
 
 use super::{Cause, List, Parser, State, Trial};
-use crate::code_blocks::{CodeBlocks, Place};
+use crate::code_blocks::{CodeBlocks, TextPlace};
 use crate::codec::json::Json;
 use crate::event::Event;
 use crate::format::Region;
@@ -211,11 +211,11 @@ impl Parser {
         self.held.push_str(&s[body.len()..]);
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> TextPlace {
         match self.region {
-            Region::Reasoning => Place::Reasoning,
-            Region::Text if self.after_call => Place::AfterCall,
-            Region::Text => Place::Beginning,
+            Region::Reasoning => TextPlace::Reasoning,
+            Region::Text if self.after_call => TextPlace::AfterCall,
+            Region::Text => TextPlace::Beginning,
         }
     }
 

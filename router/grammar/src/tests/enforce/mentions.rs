@@ -75,7 +75,7 @@ fn a_mentioned_marker_is_text_in_every_format() {
                 for text in [
                     format!("The model opens a call with {marker} and closes it."),
                     format!("The tag {marker} comes first, then {close}."),
-                    format!("{marker}"),
+                    marker.clone(),
                     format!("It ends with {marker}\n"),
                     format!("Between {marker}{close} stands the call."),
                     format!("Write `{marker}` and the name."),
@@ -190,7 +190,7 @@ const PROSE: &[&str] = &[
 fn grammar_and_parser_agree_on_what_is_text() {
     let (mut texts, mut calls) = (0, 0);
     let mut failures = Vec::new();
-    // Where no marker announces calls, their own beginning does: see `calls_in_text_are_those_that_the_grammar_enforces`.
+    // Where no marker announces calls, their own beginning does, which has another test.
     for format in formats().iter().filter(|format| format.has_calls() && bare(format).is_none()) {
         for spelled in [true, false] {
             if spelled && format.markers == Markers::Special {

@@ -1,0 +1,170 @@
+//! Writes free text: where it ends, and what it must not contain.
+
+use super::Output;
+use super::marker::{GrammarPart, join};
+use crate::announced::{self, announcing, sees_code, until_name};
+use crate::code_blocks::{TextEnds, TextPlace, write_text};
+use crate::format::marker;
+use crate::lark::{SOME_TEXT, escape, literal};
+use crate::unmarked::{bare, bare_beginnings};
+
+/// How prose ends: a marker, or text that begins a call without one, and what follows it.
+#[derive(Clone)]
+pub(super) struct Exit {
+    pub marker: GrammarPart,
+    pub rest: String,
+    pub kind: ExitKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExitKind {
+    /// A marker, wherever it stands.
+    Marker,
+    /// Letters that begin a call outside code only: markers with what confirms them.
+    Announced,
+    /// The same without what precedes a later marker of the call.
+    Later,
+    /// As `Later`, with the name of a tool, so that there are many.
+    Short,
+    /// A call without a marker.
+    Unmarked,
+}
+
+impl Exit {
+    pub fn is_marked(&self) -> bool {
+        matches!(self.kind, ExitKind::Marker | ExitKind::Announced | ExitKind::Later)
+    }
+}
+
+/// What text must not contain, because the parser would read it as the beginning of a call, or as a marker.
+#[derive(Clone, Default)]
+pub(super) struct RefusedText {
+    pub anywhere: Vec<String>,
+    pub outside_code: Vec<String>,
+}
+
+/// The names without those that begin with another one.
+pub(super) fn shortest<'n>(names: &[&'n str]) -> Vec<&'n str> {
+    let begins = |name: &&&str| names.iter().any(|other| other != *name && name.starts_with(other));
+    names.iter().filter(|name| !begins(name)).copied().collect()
+}
+
+impl Output<'_, '_> {
+    /// Free text up to one of the exits, or to the end, after which `end` follows. The text must not contain `refused`,
+    /// and as a whole not look like `not`.
+    pub fn prose(
+        &mut self,
+        exits: Vec<Exit>,
+        end: Option<&str>,
+        refused: &RefusedText,
+        not: Option<&str>,
+        place: TextPlace,
+    ) -> Vec<String> {
+        if sees_code(self.marking.format) && !self.is_canonical() && !refused.outside_code.is_empty() {
+            return self.prose_with_code(exits, end, refused, not, place);
+        }
+        let refused = [&refused.anywhere[..], &refused.outside_code].concat();
+        let mut without: Vec<String> = Vec::new();
+        if !refused.is_empty() {
+            // By its name: the list of all tools stands in it.
+            let refused = self.work.writer.terminal(&format!("/(?s:.*)({})(?s:.*)/", refused.join("|")));
+            without.push(format!("~{refused}"));
+        }
+        without.extend(not.map(|not| format!("~/{not}/")));
+        let body = |any: &str| [vec![any.to_owned()], without.clone()].concat().join(" & ");
+        let w = &mut *self.work.writer;
+        let text = w.terminal(&body(&format!("/{SOME_TEXT}/")));
+        let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
+        for Exit { marker, rest, .. } in exits {
+            all.push(match marker {
+                GrammarPart::Token(id) => format!("{text}? <[{id}]> {rest}"),
+                GrammarPart::Text(letters) => {
+                    let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/"), literal(&letters)));
+                    format!("{upto} {rest}")
+                }
+                GrammarPart::Regex(regex) => {
+                    let upto = w.lazy(&format!("({}) /{regex}/", body("/(?s:.*)/")));
+                    format!("{upto} {rest}")
+                }
+                other => format!("{text}? {} {rest}", join(w, &[other])),
+            });
+        }
+        all
+    }
+
+    /// As `prose`, in which calls begin outside code only.
+    fn prose_with_code(
+        &mut self,
+        exits: Vec<Exit>,
+        end: Option<&str>,
+        refused: &RefusedText,
+        not: Option<&str>,
+        place: TextPlace,
+    ) -> Vec<String> {
+        let w = &mut *self.work.writer;
+        let (mut calls, mut later_calls, mut markers) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tails: Vec<String> = end.iter().map(|end| (*end).to_owned()).collect();
+        for Exit { marker, rest, kind } in exits {
+            let letters = match marker {
+                GrammarPart::Text(letters) => escape(&letters),
+                GrammarPart::Regex(regex) => regex,
+                other => {
+                    tails.push(format!("{} {rest}", join(w, &[other])));
+                    continue;
+                }
+            };
+            match kind {
+                ExitKind::Marker => markers.push((letters, rest)),
+                ExitKind::Later | ExitKind::Short => later_calls.push((letters, rest)),
+                ExitKind::Announced | ExitKind::Unmarked => calls.push((letters, rest)),
+            }
+        }
+        // Markers without a meaning in text.
+        let mut tokens: Vec<String> = self
+            .marking
+            .format
+            .call_steps()
+            .filter_map(marker)
+            .filter_map(|letters| Some(format!("<[{}]>", self.marking.vocab.special_id(letters)?)))
+            .collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        let ends = TextEnds {
+            tails: &tails,
+            tokens: &tokens,
+            calls: &calls,
+            later_calls: &later_calls,
+            opener: &announced::opener(self.marking.format),
+            markers: &markers,
+            refused: &refused.outside_code,
+            refused_anywhere: &refused.anywhere,
+        };
+        write_text(w, &ends, place, not)
+    }
+
+    pub fn tool_names(&self) -> Vec<&str> {
+        self.rules.tools.iter().map(|tool| tool.name.as_str()).collect()
+    }
+
+    pub fn call_beginnings(&self) -> RefusedText {
+        let mut refused = RefusedText::default();
+        if !self.tools {
+            return refused;
+        }
+        let (format, names) = (self.marking.format, self.tool_names());
+        for letters in announcing(format).into_iter().chain(self.marking.short_marker()) {
+            let begun = announced::beginning(format, letters);
+            refused.outside_code.push(format!("{}{begun}", escape(letters)));
+            if until_name(format, letters).is_none() {
+                let names: Vec<String> = shortest(&names).into_iter().map(escape).collect();
+                refused.outside_code.push(format!("{}({})", escape(letters), names.join("|")));
+            }
+        }
+        refused.outside_code.extend(self.marking.short_beginning(&names));
+        if bare(format).is_some() && !names.is_empty() {
+            let (begun, empty) = bare_beginnings(format, &names);
+            refused.anywhere.extend([begun].into_iter().chain(empty));
+        }
+        refused
+    }
+}
