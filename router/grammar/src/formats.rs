@@ -628,6 +628,25 @@ static FORMATS: &[Format] = &[
         ..BASE
     },
     Format {
+        name: "lfm2",
+        aliases: &["lfm2_5", "lfm25"],
+        models: &["LFM2*", "LFM2.5*"],
+        markers: Special,
+        reasoning: THINK,
+        begin: &[Tok("<|tool_call_start|>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]"), Tok("<|tool_call_end|>")],
+        call: &[Name, Lit("("), Args(Python), Lit(")")],
+        stops: &["<|im_end|>"],
+        signs: DetectionSigns {
+            template: &["<|tool_call_start|>"],
+            not: &["```python"],
+            special: Some("<|tool_call_start|>"),
+            architectures: &["Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration"],
+        },
+        ..BASE
+    },
+    Format {
         name: "minicpm3",
         models: &["MiniCPM3*"],
         reasoning: Some(Reasoning {
@@ -644,7 +663,7 @@ static FORMATS: &[Format] = &[
         signs: DetectionSigns {
             template: &["<|tool_call_start|>", "```python"],
             not: &[],
-            special: Some("<|tool_call_start|>"),
+            special: Some("<|thought_start|>"),
             architectures: &["MiniCPM3ForCausalLM"],
         },
         ..BASE

@@ -79,6 +79,7 @@ static ALL: &[Recommendation] = &[
     of("granite_3_1", "granite-3.1", "ibm-granite/granite-3.1-8b-instruct"),
     of("granite_3_2", "granite-3.2", "ibm-granite/granite-3.2-8b-instruct"),
     of("granite_3_3", "granite-3.3", "ibm-granite/granite-3.3-8b-instruct"),
+    of("lfm2", "LFM2.5", "LiquidAI/LFM2.5-1.2B-Instruct"),
     of("minicpm3", "MiniCPM3", "openbmb/MiniCPM3-4B"),
     of("phi4_mini", "Phi-4-mini", "microsoft/Phi-4-mini-instruct"),
     of("nemotron_v2", "Nemotron-Nano-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"),

@@ -1,9 +1,9 @@
 //! A served model: its text side, tool-call format, grammars and engines. It must not know HTTP, gRPC or status codes.
 
-use std::{collections::HashSet, fmt::Write, sync::Arc, time::SystemTime};
+use std::{fmt::Write, sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
-use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, Rules, Vocab};
+use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, Rules};
 use rein_proto::{
     internal::{self, EngineInfo},
     v1,
@@ -87,7 +87,7 @@ impl ServedModel {
         if text.template.is_some() {
             check(&text, format).warn();
         }
-        let grammars = vocabulary(&text, format).map(|vocab| {
+        let grammars = text.vocabulary(format).map(|vocab| {
             let vocab = Arc::new(vocab);
             let turns = Grammars::new(format, vocab.clone());
             let turns = match policy.max_tools {
@@ -364,34 +364,6 @@ fn digest(text: &ModelText) -> Digest {
     let ModelText { generation, stop_token_ids, vocab_size, architecture, max_context, .. } = text;
     let settings = (env!("CARGO_PKG_VERSION"), generation, stop_token_ids, vocab_size, architecture, max_context);
     ring::digest::digest(&SHA256, format!("{settings:?} {}", text.template_source()).as_bytes())
-}
-
-fn vocabulary(text: &ModelText, format: &'static Format) -> Result<Vocab, String> {
-    let template = text.template_source();
-    // An added token in the template structures the conversation, unless the format spells its markers with it.
-    let structural =
-        |text: &str| !text.trim().is_empty() && template.contains(text) && !format.spells_markers_with(text);
-    let tokenizer = &text.tokenizer;
-    let control: HashSet<u32> = tokenizer
-        .added_tokens()
-        .filter(|(id, text)| format.is_control(text, tokenizer.is_control(*id)) || structural(text))
-        .map(|(id, _)| id)
-        .chain(text.stop_token_ids.iter().copied())
-        .collect();
-    let tokens = (0..text.vocab_size as u32).map(|id| {
-        let bytes = tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default();
-        (bytes, control.contains(&id))
-    });
-    let (tokenizer, controls) = (tokenizer.clone(), control.clone());
-    // Models emit an added token that is text as one token, as in training.
-    let encode = move |text: &str| {
-        let whole = tokenizer.encode(text, Encode::TEMPLATED).unwrap_or_default();
-        match whole.iter().any(|id| controls.contains(id)) {
-            true => tokenizer.encode(text, Encode::TEXT).unwrap_or_default(),
-            false => whole,
-        }
-    };
-    Vocab::new(tokens, &text.stop_token_ids, Some(Box::new(encode))).map_err(|error| error.to_string())
 }
 
 fn reasoning_markers(format: &Format) -> Option<ReasoningMarkers> {

@@ -102,8 +102,9 @@ async fn a_second_turn_sends_back_what_the_first_answered() {
         {% for t in m.tool_calls %}[{{ t.id }} {{ t.function.arguments }}]{% endfor %}\
         {% if m.role == 'tool' %} of {{ m.tool_call_id }}{% endif %}{{ '\\n' }}{% endfor %}\
         {% for t in tools or [] %}{{ t.function.name }}{% endfor %}\
-        {% if thinking %}{% endif %}{# <|tool_calls_section_begin|> #}";
-    let router = TestRouter::of(template, RouterConfig::default(), Fake::default());
+        {% if thinking %}{% endif %}";
+    let format = rein_grammar::by_name("kimi_k2");
+    let router = TestRouter::with_policy(template, ModelPolicy { format, ..ModelPolicy::default() });
     let script = [
         &[THINK],
         bytes("why").as_slice(),

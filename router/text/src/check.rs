@@ -3,6 +3,7 @@
 
 mod read_back;
 mod revisions;
+mod settle;
 #[cfg(test)]
 mod tests;
 
@@ -103,11 +104,11 @@ fn fine(message: impl Into<String>) -> Outcome {
     (Verdict::Fine, message.into())
 }
 
-fn warning(message: impl Into<String>) -> Outcome {
+fn warning<M: Into<String>>(message: M) -> Outcome {
     (Verdict::Warning, message.into())
 }
 
-fn broken(message: impl Into<String>) -> Outcome {
+fn broken<M: Into<String>>(message: M) -> Outcome {
     (Verdict::Broken, message.into())
 }
 
@@ -143,6 +144,12 @@ impl Subject<'_> {
 
     fn format(&self) -> Outcome {
         match self.format.has_calls() {
+            _ if self.text.contradiction.is_some() => {
+                let contradiction = self.text.contradiction.as_deref().unwrap_or_default();
+                let used = self.format.name;
+                let outcome = if self.format.has_calls() { warning } else { broken };
+                outcome(format!("{contradiction}; {used} is used instead (--format overrides it)"))
+            }
             true => fine(format!("tool calls are parsed as {}", self.format.name)),
             false => broken(
                 "no tool-call format was detected, so calls are returned as text; choose one with --format (`rein formats` lists them)",

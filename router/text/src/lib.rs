@@ -20,6 +20,7 @@ pub mod template;
 mod tests;
 pub mod tokenize;
 pub mod tools;
+mod vocabulary;
 
 pub use digest::sha256_hex;
 pub use invalid::InvalidRequest;

@@ -6,7 +6,6 @@ mod sanitize;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use rein_grammar::{Format, ModelDirFacts, PLAIN};
 use serde_json::{Map, Value as Json, json};
 use tracing::info_span;
 
@@ -105,6 +104,8 @@ pub struct ModelText {
     pub eos_token_id: Option<u32>,
     /// Commit of the checkpoint's repository, if the directory is named after it as in the Hub's cache.
     pub revision: Option<String>,
+    /// Why the detected format is not used.
+    pub contradiction: Option<String>,
 }
 
 impl ModelText {
@@ -193,24 +194,8 @@ impl ModelText {
             bos_token_id,
             eos_token_id,
             revision: revision(dir),
+            contradiction: None,
         })
-    }
-
-    /// Returns the format of the model: the chosen one, else the one detected from its files. Adds the tokens that end
-    /// a turn in this format to the stop tokens, because some configuration files do not name them.
-    pub fn settle_format(&mut self, chosen: Option<&'static Format>) -> &'static Format {
-        let special = |name: &str| self.has_special(name);
-        let detect = ModelDirFacts {
-            template: self.template.as_ref().map(|_| self.template_source()),
-            architecture: Some(&self.architecture),
-            special: &special,
-        };
-        let format = chosen.or_else(|| rein_grammar::detect(&detect)).unwrap_or(PLAIN);
-        let stops: Vec<u32> = format.stops.iter().filter_map(|stop| self.tokenizer.special_id(stop)).collect();
-        self.stop_token_ids.extend(stops);
-        self.stop_token_ids.sort_unstable();
-        self.stop_token_ids.dedup();
-        format
     }
 
     /// Renders and encodes a conversation.

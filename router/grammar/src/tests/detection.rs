@@ -20,6 +20,11 @@ fn formats_are_detected_by_template_then_tokens_then_architecture() {
     assert_eq!(name(None, None, &["<|tool_calls_section_begin|>"]), Some("kimi_k2"));
     assert_eq!(name(None, Some("KimiK25ForConditionalGeneration"), &[]), Some("kimi_k2"));
     assert_eq!(name(Some("{{ messages }}"), Some("MixtralForCausalLM"), &[]), None);
+    // MiniCPM3 has the markers too, around a code block.
+    let tokens = ["<|tool_call_start|>", "<|tool_call_end|>"];
+    assert_eq!(name(Some("List of tools: {{ tools }}"), Some("Lfm2ForCausalLM"), &tokens), Some("lfm2"));
+    let minicpm = "<|tool_call_start|>\n```python\n";
+    assert_eq!(name(Some(minicpm), None, &[&tokens[..], &["<|thought_start|>"]].concat()), Some("minicpm3"));
 }
 
 #[test]

@@ -396,6 +396,30 @@ fn lists_of_objects_are_read() {
     );
 }
 
+/// The first case is that of Liquid's documentation (docs.liquid.ai, key concepts, tool use).
+#[test]
+fn lfm2_is_read() {
+    let cases = [
+        (
+            "«<|tool_call_start|>»[search(candidate_id=\"12345\")]«<|tool_call_end|>»Checking the current status.",
+            r#"C(search|-|{"candidate_id": "12345"})T(Checking the current status.)"#,
+        ),
+        (
+            "Let me see.«<|tool_call_start|>»[f(a='x', n=[1, 2]), search(s=None)]«<|tool_call_end|>»",
+            r#"T(Let me see.)C(f|-|{"a": "x", "n": [1, 2]})C(search|-|{"s": null})"#,
+        ),
+        (
+            "«<|tool_call_start|>»[f()]«<|tool_call_end|>»\n«<|tool_call_start|>»[f(n=1)]«<|tool_call_end|>»",
+            r#"C(f|-|{})C(f|-|{"n": 1})"#,
+        ),
+        (
+            "The letters <|tool_call_start|>[f()]<|tool_call_end|>.",
+            "T(The letters <|tool_call_start|>[f()]<|tool_call_end|>.)",
+        ),
+    ];
+    check("lfm2", &cases);
+}
+
 #[test]
 fn minicpm3_is_read() {
     let cases = [

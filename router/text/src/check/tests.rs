@@ -112,6 +112,50 @@ fn every_fault_is_reported_by_its_check() {
     }
 }
 
+/// A template that explains one format and writes calls as `call` does.
+fn explaining(signs: &str, call: &str) -> String {
+    format!(
+        "{{% if tools %}}{signs}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}{{{{ m.role }}}}: \
+         {{{{- m.content or '' }}}}{{% for c in m.tool_calls or [] %}}{call}{{% endfor %}}<|im_end|>{{% endfor %}}\
+         {{% if add_generation_prompt %}}assistant: {{% endif %}}"
+    )
+}
+
+#[test]
+fn a_format_that_the_template_contradicts_is_not_used() {
+    let hermes = "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>";
+    let object = "<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>";
+    let coder = "<tool_call>\n<function=example>\n<parameter=x>\n";
+    let parameters = "<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}\
+        <parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>";
+    let unknown =
+        "]<]x[>[<tool_call>\n]<]x[>[<invoke name=\"{{ c.function.name }}\">{{ c.function.arguments | tojson }}";
+    for (signs, call, format, why) in [
+        (hermes, object, "hermes", ""),
+        (coder, parameters, "qwen3_coder", ""),
+        (coder, object, "hermes", "the grammar of qwen3_coder takes"),
+        (hermes, unknown, "plain", "the template writes calls that hermes does not read"),
+        // A template without calls contradicts nothing.
+        (hermes, "", "hermes", ""),
+    ] {
+        let dir = model_dir(&explaining(signs, call));
+        let mut text = ModelText::load(&dir, &ModelOverrides::default()).unwrap();
+        std::fs::remove_dir_all(dir).unwrap();
+        let settled = text.settle_format(None);
+        assert_eq!(settled.name, format, "{signs:?} {call:?} {:?}", text.contradiction);
+        let found = text.contradiction.clone().unwrap_or_default();
+        assert!(found.contains(why) && found.is_empty() == why.is_empty(), "{found}");
+        let (verdict, message) = finding(&check(&text, settled), "format");
+        let expected = match (why, format) {
+            ("", _) => Verdict::Fine,
+            (_, "plain") => Verdict::Broken,
+            _ => Verdict::Warning,
+        };
+        assert_eq!(verdict, expected, "{message}");
+        assert_eq!(text.settle_format(by_name("glm45")).name, "glm45");
+    }
+}
+
 #[test]
 fn without_a_template_there_are_no_tool_calls() {
     let dir = model_dir("");
