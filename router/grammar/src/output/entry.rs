@@ -2,7 +2,7 @@
 
 use super::call::{CallError, Caller, writable};
 use super::marker::{GrammarPart, after_name, join};
-use super::prose::{Exit, ExitKind, shortest};
+use super::prose::{Exit, ExitKind, beginnings};
 use super::{Output, Places};
 use crate::announced::{announcing, until_written_name};
 use crate::code_blocks::TextPlace;
@@ -228,6 +228,7 @@ impl<'a> Output<'a, '_> {
     fn marked_exits(&mut self, calls: &[(&str, Vec<GrammarPart>)], after: &str) -> Vec<Exit> {
         let Some(marker) = calls.first().and_then(|(_, call)| call.first()).cloned() else { return Vec::new() };
         let mut exits = Vec::new();
+        let known = beginnings(&calls.iter().map(|(name, _)| *name).collect::<Vec<_>>());
         for marker in self.marking.variants_of(&marker) {
             let GrammarPart::Text(letters) = &marker else {
                 let rest: Vec<_> = calls.iter().map(|(_, call)| join(self.work.writer, &call[1..])).collect();
@@ -242,10 +243,9 @@ impl<'a> Output<'a, '_> {
                 let (before, mut rest) = split_at_name(name, call);
                 let mut before = format!("{}{}", escape(letters), written.unwrap_or(before));
                 if call.get(1) == Some(&GrammarPart::Text((*name).to_owned())) {
-                    let names: Vec<&str> = calls.iter().map(|(name, _)| *name).collect();
-                    let shortest = shortest(&names).into_iter().find(|short| name.starts_with(short)).unwrap_or(name);
-                    before.push_str(&escape(shortest));
-                    rest[0] = GrammarPart::Text(name[shortest.len()..].to_owned());
+                    let begun = known.iter().find(|begun| name.starts_with(**begun)).unwrap_or(name);
+                    before.push_str(&escape(begun));
+                    rest[0] = GrammarPart::Text(name[begun.len()..].to_owned());
                 }
                 let rest = join(self.work.writer, &rest);
                 match begun.iter_mut().find(|(known, _)| *known == before) {

@@ -43,10 +43,17 @@ pub(super) struct RefusedText {
     pub outside_code: Vec<String>,
 }
 
-/// The names without those that begin with another one.
-pub(super) fn shortest<'n>(names: &[&'n str]) -> Vec<&'n str> {
-    let begins = |name: &&&str| names.iter().any(|other| other != *name && name.starts_with(other));
-    names.iter().filter(|name| !begins(name)).copied().collect()
+/// Letters of a name that tell a call from prose, where nothing else does. More would cost a lexeme per tool.
+const TELLING_LETTERS: usize = 3;
+
+/// The beginnings of the names, without those that begin with another one.
+pub(super) fn beginnings<'n>(names: &[&'n str]) -> Vec<&'n str> {
+    let first = |name: &&'n str| name.char_indices().nth(TELLING_LETTERS).map_or(*name, |(at, _)| &name[..at]);
+    let mut all: Vec<&str> = names.iter().map(first).collect();
+    all.sort_unstable();
+    // Sorted, a text comes after what it begins with.
+    all.dedup_by(|name, before| name.starts_with(&**before));
+    all
 }
 
 impl Output<'_, '_> {
@@ -156,7 +163,7 @@ impl Output<'_, '_> {
             let begun = announced::beginning(format, letters);
             refused.outside_code.push(format!("{}{begun}", escape(letters)));
             if until_name(format, letters).is_none() {
-                let names: Vec<String> = shortest(&names).into_iter().map(escape).collect();
+                let names: Vec<String> = beginnings(&names).into_iter().map(escape).collect();
                 refused.outside_code.push(format!("{}({})", escape(letters), names.join("|")));
             }
         }
