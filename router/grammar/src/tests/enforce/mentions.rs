@@ -212,7 +212,7 @@ fn grammar_and_parser_agree_on_what_is_text() {
                 let text: String = (0..1 + random.below(9)).map(|_| random.pick(&pieces).as_str()).collect();
                 let ids = b.tokens.text(&text);
                 let (read, made, lost) = read(&b, &declared(), &ids);
-                // The letters of a declared name may begin a call; so does its beginning where a text is one call or none.
+                // A declared name may begin a call, and so may its beginning where a text is one call or none.
                 let named = announcing(format).iter().any(|letters| {
                     let written = text.replace(['⟦', '⟧'], "");
                     until_name(format, letters).is_none()
