@@ -2,7 +2,7 @@
 
 use super::Output;
 use super::marker::{GrammarPart, join};
-use crate::announced::{self, announcing, sees_code, until_name};
+use crate::announced::{self, announcing, opening_markers, sees_code, until_name};
 use crate::code_blocks::{TextEnds, TextPlace, write_text};
 use crate::format::marker;
 use crate::lark::{SOME_TEXT, escape, literal};
@@ -126,12 +126,14 @@ impl Output<'_, '_> {
                 ExitKind::Announced | ExitKind::Unmarked => calls.push((letters, rest)),
             }
         }
-        // Markers without a meaning in text.
+        // Markers without a meaning in text. Those that begin calls are letters, or have one.
+        let opening = opening_markers(self.marking.format);
         let mut tokens: Vec<String> = self
             .marking
             .format
             .call_steps()
             .filter_map(marker)
+            .filter(|letters| !opening.contains(letters))
             .filter_map(|letters| Some(format!("<[{}]>", self.marking.vocab.special_id(letters)?)))
             .collect();
         tokens.sort_unstable();

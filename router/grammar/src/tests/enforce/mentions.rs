@@ -10,7 +10,7 @@ use crate::tests::{Random, cases};
 use crate::unmarked::bare;
 use crate::{
     Call, CallPosition, Enforcement, Event, Markers, OwnedPiece, Parser, ParserOptions, Piece, Region, RenderOptions,
-    Rules, ToolChoice, Turn, formats, render,
+    Response, Rules, ToolChoice, Turn, by_name, formats, render,
 };
 
 fn declared() -> Rules {
@@ -237,4 +237,28 @@ fn grammar_and_parser_agree_on_what_is_text() {
     }
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures[..failures.len().min(30)].join("\n"));
     assert!(texts > 3000, "{texts} texts, {calls} calls");
+}
+
+/// A client's structural tag may name the markers, so they stay tokens there: no text spells a call with them.
+#[test]
+fn markers_that_stay_tokens_open_calls_only() {
+    let tag = json!({"format": {"type": "const_string", "value": "yes"}});
+    for name in ["qwen3_coder", "hermes", "glm45", "minimax_m2"] {
+        let b = Bench::new(by_name(name).unwrap(), false);
+        let rules = Rules {
+            response: Some(Response::StructuralTag(tag.clone())),
+            start: Region::Reasoning,
+            reasons: true,
+            ..declared()
+        };
+        let call = whole_call(&b, false);
+        assert!(b.takes(&rules, &format!("So.{call}")), "{name}: {:?}", b.prefix(&rules, &format!("So.{call}")));
+        for wrong in [call.replace("Bash", "Shell"), call.replace("command", "order")] {
+            for text in
+                [format!("So.{wrong}"), format!("So.{wrong}⟦</think>⟧yes"), format!("`So.{wrong}`⟦</think>⟧yes")]
+            {
+                assert!(!b.takes(&rules, &text), "{name}: {text:?}");
+            }
+        }
+    }
 }
