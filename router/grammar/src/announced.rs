@@ -16,7 +16,7 @@ use crate::unmarked::{bare, ignored_members, keys};
 
 /// Bytes after a marker within which a call must begin: as many blanks as the grammar allows around each literal, and
 /// the longest literals and keys.
-pub(crate) const MOST_BEFORE_NAME: usize = 6 * (MAX_BLANKS + 2 + MAX_INDENT) + 128;
+const MOST_BEFORE_NAME: usize = 6 * (MAX_BLANKS + 2 + MAX_INDENT) + 128;
 
 /// Blanks as the parser reads them around literals, and as JSON has them.
 const BLANKS: &str = r"[ \t\r\n\x0c]*";

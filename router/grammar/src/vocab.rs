@@ -84,12 +84,12 @@ impl Vocab {
     pub(crate) fn with_text(&self, is_text: impl Fn(&str) -> bool) -> Option<Self> {
         let mut special = self.special.clone();
         let texts = special.extract_if(|text, id| !self.stops.contains(id) && is_text(text)).collect::<Vec<_>>();
+        if texts.is_empty() {
+            return None;
+        }
         let mut words: Vec<Vec<u8>> = (0..self.size as u32).map(|id| self.trie().token(id).to_vec()).collect();
         for (_, id) in &texts {
             words[*id as usize].remove(0);
-        }
-        if texts.is_empty() {
-            return None;
         }
         Self::build(words, special, &self.stops, self.encoder.clone(), texts).ok()
     }

@@ -155,6 +155,7 @@ impl Output<'_, '_> {
         self.rules.tools.iter().map(|tool| tool.name.as_str()).collect()
     }
 
+    /// What text must not contain, because the parser would read it as the beginning of a call.
     pub fn call_beginnings(&self) -> RefusedText {
         let mut refused = RefusedText::default();
         if !self.tools {
