@@ -15,6 +15,7 @@ pub(crate) mod fake;
 mod fields;
 mod grpc;
 mod grpc_fields;
+mod held_values;
 mod history;
 mod hostile;
 mod ignored_inputs;

@@ -66,15 +66,17 @@ def ask(client, request, stream):
     if not stream:
         choice = answer.parse().choices[0]
         return choice.finish_reason, choice.message.tool_calls or [], relaxed
-    reason, calls = None, {}
+    reason, calls, broken = None, {}, set()
     for chunk in answer.parse():
         choice = chunk.choices[0]
         reason = choice.finish_reason or reason
         for part in choice.delta.tool_calls or []:
-            call = calls.setdefault(part.index, SimpleNamespace(function=SimpleNamespace(name=part.function.name, arguments="")))
+            call = calls.setdefault(part.index, SimpleNamespace(id=part.id, function=SimpleNamespace(name=part.function.name, arguments="")))
             call.function.arguments += part.function.arguments or ""
-    # A stream contains unfinished calls. Unless the finish reason is length, all calls are finished.
-    return reason, [] if reason == "length" else list(calls.values()), relaxed
+        broken |= {call["id"] for call in (choice.delta.model_extra or {}).get("incomplete_tool_calls", [])}
+    # A stream contains unfinished calls: those that the length cut, or an invalid value of a relaxed schema.
+    assert relaxed or reason == "length" or not broken & {call.id for call in calls.values()}
+    return reason, [] if reason == "length" else [call for call in calls.values() if call.id not in broken], relaxed
 
 
 def attack(url, samples, seed, cases, max_tokens=700):

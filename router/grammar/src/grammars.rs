@@ -16,6 +16,7 @@ use crate::canonical::Canonical;
 use crate::check::{check, strictly};
 use crate::foreign::check_foreign;
 use crate::format::{Codec, Format, Step};
+use crate::held::Held;
 use crate::lark::{self, Common, GrammarForm, is_costly_grammar};
 use crate::limits::{
     MAX_CACHED_BYTES, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL, MAX_QUICK_GRAMMAR_BYTES, MAX_TOOLS,
@@ -450,6 +451,16 @@ impl Compiled {
     /// Approximate memory of each matcher at its start. The rest of the grammar is shared.
     pub fn matcher_bytes(&self) -> usize {
         self.shared.fresh.bytes()
+    }
+
+    /// How much of a tool's calls is held until it is validated.
+    pub fn held(&self, name: &str) -> Held {
+        self.shared.validators.held(name, &self.shared.relaxations)
+    }
+
+    /// Validates a [held](Self::held) value against its schemas.
+    pub fn validate_value(&self, name: &str, schemas: &[String], text: &str) -> Result<(), Violation> {
+        self.shared.validators.value(name, schemas, text)
     }
 
     /// Validates complete arguments.

@@ -21,6 +21,7 @@ mod format;
 mod formats;
 mod grammars;
 mod header;
+mod held;
 mod json_schema;
 mod lark;
 mod limits;
@@ -57,6 +58,7 @@ pub use format::{
 };
 pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};
+pub use held::{Held, HeldPart, HeldValues};
 pub use limits::MAX_TOOLS;
 pub use load::FormatError;
 pub use lookalike::{MAX_TEXT_BYTES as MAX_LOOKALIKE_BYTES, lookalike};

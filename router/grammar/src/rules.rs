@@ -116,13 +116,15 @@ pub enum Cause {
     NoMeans,
     /// It would take too much work, at compile time or per token.
     Cost,
+    /// It has no meaning: the schema is enforced, and validated, without it.
+    Mended,
 }
 
 impl Relaxation {
     /// The error where the grammar has to enforce everything, because of `demand`.
     pub(crate) fn refused(&self, field: String, demand: &str) -> RuleError {
         let reason = match self.cause {
-            Cause::NoMeans => "the grammar cannot enforce this keyword",
+            Cause::NoMeans | Cause::Mended => "the grammar cannot enforce this keyword",
             Cause::Cost => "this part would take more work than one request may cause; split it into simpler ones",
         };
         let path = if self.path.is_empty() { "the root".into() } else { self.path.clone() };
@@ -161,7 +163,7 @@ impl Rules {
         let mut relax = |tool: &str, pointers: Vec<String>| {
             relaxations.extend(pointers.into_iter().map(|pointer| {
                 let (path, keyword) = pointer.rsplit_once('/').unwrap_or_default();
-                Relaxation { tool: tool.into(), path: path.into(), keyword: keyword.into(), cause: Cause::NoMeans }
+                Relaxation { tool: tool.into(), path: path.into(), keyword: keyword.into(), cause: Cause::Mended }
             }));
         };
         for tool in self.tools.iter().filter(|tool| self.enforced(tool) == Enforcement::NamesAndArguments) {

@@ -1,11 +1,12 @@
 //! Validates complete arguments and responses, with a JSON Schema validator that shares nothing with the grammar.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use jsonschema::{Draft, PatternOptions, ValidationError, ValidationOptions, Validator};
+use jsonschema::{Draft, PatternOptions, Registry, ValidationError, ValidationOptions, Validator};
 use serde_json::Value;
 
+use crate::held::{Held, HeldSchemas};
 use crate::json_schema::{
     PlainPattern, SchemaPattern, backtracks, compiled_bytes, counting, fault, named, within_budget,
 };
@@ -14,7 +15,7 @@ use crate::limits::{
     MAX_BACKTRACKS, MAX_QUICK_REGEX_WORK, MAX_QUICK_VALIDATION_BYTES, MAX_VALIDATED_PATTERNS_BYTES,
     MAX_VALIDATED_REGEX_WORK,
 };
-use crate::rules::{Enforcement, Response, RuleError, Rules, Violation};
+use crate::rules::{Enforcement, Relaxation, Response, RuleError, Rules, Violation};
 use crate::tools::Tool;
 
 /// The validators of a request: of its schemas, compiled on first use, and of its regular expression.
@@ -39,6 +40,8 @@ struct Lazy {
     pattern_bytes: OnceLock<PatternBytes>,
     /// A validator without the patterns of property names.
     without_names: OnceLock<Option<Validator>>,
+    /// What of a call is validated before the rest of it is known.
+    held: OnceLock<Option<Arc<HeldSchemas>>>,
 }
 
 impl Lazy {
@@ -124,24 +127,38 @@ fn options() -> ValidationOptions<'static> {
         .with_keyword("pattern", |_, pattern, _| SchemaPattern::keyword(pattern))
 }
 
-fn build(schema: &Value) -> Result<Validator, String> {
+fn build(schema: &Value, pointer: &str) -> Result<Validator, String> {
+    const WHOLE: &str = "urn:whole";
     let draft = named(schema).unwrap_or(Draft::Draft202012);
     let options = options().with_draft(draft).should_validate_formats(true);
-    options.build(&counting(schema)).map_err(|e| format!("at {}: {e}", e.instance_path()))
+    let built = if pointer.is_empty() {
+        options.build(&counting(schema))
+    } else {
+        let registry = Registry::new().draft(draft).add(WHOLE, counting(schema).into_owned());
+        let registry = registry.and_then(|registry| registry.prepare()).map_err(|e| e.to_string())?;
+        options.with_registry(&registry).build(&serde_json::json!({"$ref": format!("{WHOLE}#{pointer}")}))
+    };
+    built.map_err(|e| format!("at {}: {e}", e.instance_path()))
 }
 
+fn build_leniently(schema: &Value) -> Result<Validator, String> {
+    build_part(schema, "")
+}
+
+/// The validator of the part at this pointer.
+///
 /// Without the patterns that the validator cannot compile at a bounded cost: one of them must not leave everything else
 /// unchecked.
-fn build_leniently(schema: &Value) -> Result<Validator, String> {
+pub(crate) fn build_part(schema: &Value, pointer: &str) -> Result<Validator, String> {
     let mut affordable = Affordable::default();
     let costs_too_much = !affordable.keeps_all(schema);
     let mut known = std::borrow::Cow::Borrowed(schema);
     if costs_too_much {
         drop_patterns(known.to_mut(), &mut |_, pattern| affordable.keeps(pattern));
     }
-    build(&known).or_else(|_| {
-        drop_patterns(known.to_mut(), &mut |_, pattern| build(&serde_json::json!({"pattern": pattern})).is_ok());
-        build(&known)
+    build(&known, pointer).or_else(|_| {
+        drop_patterns(known.to_mut(), &mut |_, pattern| build(&serde_json::json!({"pattern": pattern}), "").is_ok());
+        build(&known, pointer)
     })
 }
 
@@ -385,6 +402,33 @@ impl Validators {
             }
             Some(_) | None => Ok(()),
         }
+    }
+
+    /// How much of a tool's calls is held until it is validated. `relaxations`: the same in every call.
+    pub fn held(&self, name: &str, relaxations: &[Relaxation]) -> Held {
+        let Some(tool) = self.tools.get(name) else { return Held::Nothing };
+        let plan = || {
+            let relaxations: Vec<&Relaxation> = relaxations.iter().filter(|one| one.tool == name).collect();
+            HeldSchemas::new(&tool.schema, &relaxations).map(Arc::new)
+        };
+        tool.held.get_or_init(plan).as_ref().map_or(Held::Nothing, HeldSchemas::held)
+    }
+
+    /// Validates a value of a tool's arguments against the schemas at these pointers.
+    pub fn value(&self, name: &str, schemas: &[String], text: &str) -> Result<(), Violation> {
+        let Some((tool, plan)) = self.tools.get(name).and_then(|tool| Some((tool, tool.held.get()?.as_ref()?))) else {
+            return Ok(());
+        };
+        let value = parse(text)?;
+        // The whole arguments are validated later.
+        let names = tool.pattern_bytes().names.saturating_mul(bytes_of_names(&value) as u64);
+        if names > MAX_VALIDATED_REGEX_WORK as u64 {
+            return Ok(());
+        }
+        schemas.iter().filter_map(|schema| plan.validator(schema)).try_for_each(|validator| {
+            let result = within_budget(MAX_VALIDATED_REGEX_WORK, || validator.validate(&value));
+            result.unwrap_or(Ok(())).map_err(|e| violation(&e))
+        })
     }
 
     /// Validates complete arguments against their tool's schema. An undeclared tool is a violation.

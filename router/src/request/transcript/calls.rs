@@ -1,6 +1,6 @@
 //! The tool calls of one choice: which events they become, when, and the outcome of each.
 
-use rein_grammar::Format;
+use rein_grammar::{Format, Held, HeldPart};
 use rein_proto::v1::{self, chat_event};
 
 use super::{Flow, Transcript, run_validation};
@@ -14,8 +14,16 @@ pub(super) struct CurrentCall {
     id: String,
     name: String,
     arguments: String,
-    /// Emitted only when it is complete and valid, because sent events cannot be taken back.
-    buffered: bool,
+    /// What goes out only when it is complete and valid, because sent events cannot be taken back.
+    held: Held,
+    /// A held value is invalid: nothing more goes out.
+    broken: bool,
+}
+
+impl CurrentCall {
+    fn is_buffered(&self) -> bool {
+        matches!(self.held, Held::Whole)
+    }
 }
 
 /// The outcome of a call.
@@ -69,15 +77,15 @@ impl CallReport {
 }
 
 impl Transcript {
-    /// A call is streamed if the grammar guarantees that its arguments satisfy the schema. Without a grammar, or if the
-    /// grammar does not enforce all of the tool's schema, it is emitted when it is complete.
+    /// A call is streamed as far as the grammar guarantees that its arguments satisfy the schema; values that it does
+    /// not enforce completely, when they are complete. Without a grammar, the call is emitted when it is complete.
     pub(super) fn begin_call(&mut self, name: String) {
-        let grammar = self.options.grammar.as_ref();
-        let buffered =
-            grammar.is_none_or(|grammar| grammar.relaxations().iter().any(|relaxation| relaxation.tool == name));
+        let held = self.options.grammar.as_ref().map_or(Held::Whole, |grammar| grammar.held(&name));
         let id = self.model.call_id(&name, self.options.calls_before + self.started_calls);
         self.started_calls += 1;
-        self.call = Some(CurrentCall { id, name, arguments: String::new(), buffered });
+        let call = CurrentCall { id, name, arguments: String::new(), held, broken: false };
+        let buffered = call.is_buffered();
+        self.call = Some(call);
         if !buffered {
             self.emit_call_start();
         }
@@ -94,15 +102,49 @@ impl Transcript {
     pub(super) fn push_arguments(&mut self, text: String) {
         let Some(call) = &mut self.call else { return };
         call.arguments.push_str(&text);
-        if !call.buffered {
-            let index = self.reported_calls.saturating_sub(1);
-            self.emit(chat_event::Event::ArgumentsDelta(v1::ArgumentsDelta { index, text }));
+        if call.broken {
+            return;
         }
+        let released = match &mut call.held {
+            Held::Nothing => text,
+            Held::Whole => return,
+            Held::Values(values) => {
+                let parts = values.push(&text);
+                self.validated(parts)
+            }
+        };
+        if !released.is_empty() {
+            let index = self.reported_calls.saturating_sub(1);
+            self.emit(chat_event::Event::ArgumentsDelta(v1::ArgumentsDelta { index, text: released }));
+        }
+    }
+
+    /// The parts up to the first invalid value.
+    fn validated(&mut self, parts: Vec<HeldPart>) -> String {
+        let mut released = String::new();
+        let (Some(call), Some(grammar)) = (&mut self.call, &self.options.grammar) else { return released };
+        for part in parts {
+            match part {
+                HeldPart::Text(text) => released.push_str(&text),
+                HeldPart::Value { text, schemas } => {
+                    let quick = grammar.validates_quickly(Some(&call.name), text.len());
+                    let result = run_validation(quick, || grammar.validate_value(&call.name, &schemas, &text));
+                    if let Err(violation) = result {
+                        let (span, name) = (&self.options.span, &call.name);
+                        tracing::info!(parent: span, %violation, name, "a value of a tool call violates its schema");
+                        call.broken = true;
+                        return released;
+                    }
+                    released.push_str(&text);
+                }
+            }
+        }
+        released
     }
 
     pub(super) fn end_call(&mut self, complete: bool) -> Flow {
         let Some(call) = &self.call else { return Flow::Continue };
-        let (buffered, arguments) = (call.buffered, call.arguments.clone());
+        let (buffered, arguments) = (call.is_buffered(), call.arguments.clone());
         let outcome = self.validate_call(complete);
         let valid = outcome == CallOutcome::Valid;
         self.report.withheld += u64::from(outcome == CallOutcome::Invalid);
@@ -147,6 +189,9 @@ impl Transcript {
             return if self.finished { CallOutcome::Incomplete } else { CallOutcome::Malformed };
         }
         let Some(grammar) = &self.options.grammar else { return CallOutcome::Valid };
+        if call.broken {
+            return CallOutcome::Invalid;
+        }
         let quick = grammar.validates_quickly(Some(&call.name), call.arguments.len());
         match run_validation(quick, || grammar.validate(&call.name, &call.arguments)) {
             Ok(()) => CallOutcome::Valid,
