@@ -53,7 +53,9 @@ pub(crate) fn opening_markers(format: &Format) -> Vec<&'static str> {
 /// code blocks in place of the tags of their template.
 pub(crate) fn sees_code(format: &Format) -> bool {
     let fenced = |tok: &&str| until_name(format, tok).is_some_and(|regex| regex.contains('`'));
-    !format.opens && !announcing(format).is_empty() && !announcing(format).iter().any(fenced)
+    // The number of a call that only stands in code could not be told from that of the next one.
+    let numbered = format.call.iter().any(|step| matches!(step, Step::Index | Step::Ordinal));
+    !format.opens && !numbered && !announcing(format).is_empty() && !announcing(format).iter().any(fenced)
 }
 
 /// What follows such a marker, or a later one of a call, up to the tool's name, as the parser reads it. None: the name
@@ -147,8 +149,10 @@ fn object(name: &str) -> String {
 
 /// What follows such a marker where a call begins.
 pub(crate) fn beginning(format: &Format, tok: &str) -> String {
-    let own = until_name(format, tok)
-        .unwrap_or_else(|| format!(r#"{BLANKS}{BARE_NAME}{BLANKS}({}|\{{{BLANKS}["}}])"#, one_of(&after_name(format))));
+    let own = until_name(format, tok).unwrap_or_else(|| match format.codec() {
+        Codec::Python => format!(r"{BLANKS}{BARE_NAME}{BLANKS}\("),
+        _ => format!(r#"{BLANKS}{BARE_NAME}{BLANKS}({}|\{{{BLANKS}["}}])"#, one_of(&after_name(format))),
+    });
     match format.codec() {
         Codec::Object { .. } => own,
         // The parser reads another format's call there.
@@ -156,9 +160,19 @@ pub(crate) fn beginning(format: &Format, tok: &str) -> String {
     }
 }
 
-/// What must follow a name that nothing else announces: the first marker of an argument, or the one that ends the call.
+/// What stands between such a marker and a name that follows at once: nothing, or the blanks that the format writes.
+pub(crate) fn until_bare_name(format: &Format, tok: &str) -> &'static str {
+    let written = until_written_name(format, tok);
+    if written.is_some() { WRITTEN_BLANKS } else { "" }
+}
+
+/// What must follow a name that nothing else announces: the marker before the arguments; without one, the first marker
+/// of an argument or the one that ends the call.
 fn after_name(format: &Format) -> Vec<&'static str> {
-    let (_, after) = format.around_arguments();
+    let (before, after) = format.around_arguments();
+    if let Some(separator) = before.iter().skip_while(|step| **step != Step::Name).find_map(marker) {
+        return vec![separator];
+    }
     let first = match format.codec() {
         Codec::Params(steps) => steps.iter().find_map(marker),
         _ => None,

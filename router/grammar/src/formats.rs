@@ -151,16 +151,43 @@ static FORMATS: &[Format] = &[
         ],
         signs: DetectionSigns {
             template: &["<tool_call>", "<function="],
-            not: &["<seed:tool_call>"],
+            not: &["<seed:tool_call>", "<parameter=example_parameter_1>value_1</parameter>"],
             special: None,
             architectures: &["Qwen3NextForCausalLM", "NemotronHForCausalLM"],
         },
         ..BASE
     },
+    // Like qwen3_coder, but a value is everything between its tags, newlines included.
+    Format {
+        name: "mimo_v2",
+        aliases: &["mimo"],
+        models: &["MiMo-V2*"],
+        reasoning: THINK,
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: &[
+            Tok("<tool_call>"),
+            Lit("\n"),
+            Tok("<function="),
+            Name,
+            Lit(">\n"),
+            Args(Params(&[Tok("<parameter="), Key, Lit(">"), Value, Tok("</parameter>"), Lit("\n")])),
+            Tok("</function>"),
+            Lit("\n"),
+            Tok("</tool_call>"),
+        ],
+        signs: DetectionSigns {
+            template: &["<tool_call>", "<parameter=example_parameter_1>value_1</parameter>"],
+            not: &["<seed:tool_call>"],
+            special: None,
+            architectures: &["MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"],
+        },
+        ..BASE
+    },
     Format {
         name: "glm45",
-        aliases: &["glm4_moe", "glm46"],
-        models: &["GLM-4.5*", "GLM-4.6*"],
+        aliases: &["glm4_moe", "glm46", "ling3", "poolside_v1"],
+        models: &["GLM-4.5*", "GLM-4.6*", "Ling-3*", "Laguna*"],
         reasoning: Some(Reasoning {
             lead: "\n",
             open: &[Tok("<think>")],
@@ -188,7 +215,7 @@ static FORMATS: &[Format] = &[
         stops: &["<|observation|>", "<|user|>"],
         signs: DetectionSigns {
             template: &["<tool_call>", "<arg_key>", "<arg_key>{{ k }}</arg_key>\n"],
-            not: &[],
+            not: &["<tool_sep>"],
             special: None,
             architectures: &["Glm4MoeForCausalLM"],
         },
@@ -208,9 +235,99 @@ static FORMATS: &[Format] = &[
         stops: &["<|observation|>", "<|user|>"],
         signs: DetectionSigns {
             template: &["<tool_call>", "<arg_key>"],
-            not: &[],
+            not: &["<tool_sep>"],
             special: Some("<arg_key>"),
             architectures: &["GlmMoeDsaForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "hy3",
+        aliases: &["hy_v3"],
+        models: &["Hy3*"],
+        reasoning: THINK,
+        lead: "\n",
+        begin: &[Tok("<tool_calls>"), Lit("\n")],
+        end: &[Tok("</tool_calls>")],
+        call: &[
+            Tok("<tool_call>"),
+            Name,
+            Tok("<tool_sep>"),
+            Lit("\n"),
+            Args(Params(&[
+                Tok("<arg_key>"),
+                Key,
+                Tok("</arg_key>"),
+                Lit("\n"),
+                Tok("<arg_value>"),
+                Value,
+                Tok("</arg_value>"),
+                Lit("\n"),
+            ])),
+            Tok("</tool_call>"),
+            Lit("\n"),
+        ],
+        signs: DetectionSigns {
+            template: &["<tool_sep>"],
+            not: &[],
+            special: Some("<tool_sep>"),
+            architectures: &["HYV3ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "longcat",
+        aliases: &["longcat_flash"],
+        models: &["LongCat-Flash*"],
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("<longcat_think>")],
+            close: &[Tok("</longcat_think>")],
+            layout: ["\n", "\n", "\n"],
+        }),
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: &[Tok("<longcat_tool_call>"), Lit("\n"), Args(OBJECT), Lit("\n"), Tok("</longcat_tool_call>")],
+        signs: DetectionSigns {
+            template: &["<longcat_tool_call>"],
+            not: &["<longcat_arg_key>"],
+            special: Some("<longcat_tool_call>"),
+            architectures: &["LongcatFlashForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "longcat_2",
+        models: &["LongCat-2*"],
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("<longcat_think>")],
+            close: &[Tok("</longcat_think>")],
+            layout: ["\n", "\n", "\n"],
+        }),
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: &[
+            Tok("<longcat_tool_call>"),
+            Name,
+            Lit("\n"),
+            Args(Params(&[
+                Tok("<longcat_arg_key>"),
+                Key,
+                Tok("</longcat_arg_key>"),
+                Lit("\n"),
+                Tok("<longcat_arg_value>"),
+                Value,
+                Tok("</longcat_arg_value>"),
+                Lit("\n"),
+            ])),
+            Tok("</longcat_tool_call>"),
+        ],
+        signs: DetectionSigns {
+            template: &["<longcat_tool_call>", "<longcat_arg_key>"],
+            not: &[],
+            special: Some("<longcat_arg_key>"),
+            architectures: &[],
         },
         ..BASE
     },
@@ -318,9 +435,25 @@ static FORMATS: &[Format] = &[
         call: DSML_CALL,
         signs: DetectionSigns {
             template: &["｜DSML｜", "tool_calls>"],
-            not: &["function_calls"],
+            not: &["function_calls", "｜ calls>"],
             special: Some("｜DSML｜"),
             architectures: &["DeepseekV4ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "deepseek_v4_1",
+        models: &["DeepSeek-V4.1*"],
+        reasoning: THINK,
+        lead: "\n\n",
+        begin: &[Tok("<｜DSML｜ calls>"), Lit("\n")],
+        end: &[Tok("</｜DSML｜ calls>")],
+        call: SPACED_DSML_CALL,
+        signs: DetectionSigns {
+            template: &["｜DSML｜", " calls>"],
+            not: &["function_calls", "｜tool_calls>"],
+            special: None,
+            architectures: &["DeepseekV41ForCausalLM"],
         },
         ..BASE
     },
@@ -514,6 +647,40 @@ static FORMATS: &[Format] = &[
         ..BASE
     },
     Format {
+        name: "xlam",
+        models: &["xLAM-2*"],
+        calls: InsteadOfText,
+        begin: &[Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]")],
+        call: &[Args(OBJECT)],
+        signs: DetectionSigns {
+            template: &["make calls in a single JSON array"],
+            not: &[],
+            special: None,
+            architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
+        name: "hunyuan_a13b",
+        models: &["Hunyuan-A13B*"],
+        reasoning: SPACED_THINK,
+        text: Wrap { open: &[Maybe("<answer>")], close: &[Maybe("</answer>")] },
+        begin: &[Tok("<tool_calls>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]"), Tok("</tool_calls>")],
+        call: &[Args(OBJECT)],
+        stops: &["<|eos|>"],
+        signs: DetectionSigns {
+            template: &["<tool_calls>", "<|extra_0|>"],
+            not: &[],
+            special: None,
+            architectures: &["HunYuanMoEV1ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
         name: "jamba",
         models: &["AI21-Jamba-1.5*", "Jamba*"],
         begin: &[Tok("<tool_calls>"), Lit("[\n    ")],
@@ -523,7 +690,7 @@ static FORMATS: &[Format] = &[
         stops: &["<|eom|>"],
         signs: DetectionSigns {
             template: &["<tool_calls>"],
-            not: &["｜DSML｜"],
+            not: &["｜DSML｜", "<tool_sep>", "<|extra_0|>"],
             special: Some("<tool_calls>"),
             architectures: &["JambaForCausalLM"],
         },
@@ -669,6 +836,28 @@ static FORMATS: &[Format] = &[
         ..BASE
     },
     Format {
+        name: "minicpm5",
+        models: &["MiniCPM5*"],
+        reasoning: SPACED_THINK,
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: &[
+            Tok("<function name="),
+            Lit("\""),
+            Name,
+            Lit("\">"),
+            Args(Params(&[Tok("<param name="), Lit("\""), Key, Lit("\">"), Value, Tok("</param>")])),
+            Tok("</function>"),
+        ],
+        signs: DetectionSigns {
+            template: &["<function name=", "<param name="],
+            not: &[],
+            special: None,
+            architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
         name: "phi4_mini",
         models: &["Phi-4-mini*"],
         begin: &[Tok("<|tool_call|>"), Lit("[")],
@@ -760,25 +949,33 @@ static FORMATS: &[Format] = &[
 
 const HERMES_CALL: &[Step] = &[Tok("<tool_call>"), Lit("\n"), Args(OBJECT), Lit("\n"), Tok("</tool_call>")];
 
-const DSML_CALL: &[Step] = &[
-    Tok("<｜DSML｜invoke name="),
-    Lit("\""),
-    Name,
-    Lit("\">\n"),
-    Args(Params(&[
-        Tok("<｜DSML｜parameter name="),
-        Lit("\""),
-        Key,
-        Lit("\" string=\""),
-        IsString,
-        Lit("\">"),
-        Value,
-        Tok("</｜DSML｜parameter>"),
-        Lit("\n"),
-    ])),
-    Tok("</｜DSML｜invoke>"),
-    Lit("\n"),
-];
+/// The call of DeepSeek's markup, whose tags may begin with a blank.
+macro_rules! dsml_call {
+    ($blank:literal) => {
+        &[
+            Tok(concat!("<｜DSML｜", $blank, "invoke name=")),
+            Lit("\""),
+            Name,
+            Lit("\">\n"),
+            Args(Params(&[
+                Tok(concat!("<｜DSML｜", $blank, "parameter name=")),
+                Lit("\""),
+                Key,
+                Lit("\" string=\""),
+                IsString,
+                Lit("\">"),
+                Value,
+                Tok(concat!("</｜DSML｜", $blank, "parameter>")),
+                Lit("\n"),
+            ])),
+            Tok(concat!("</｜DSML｜", $blank, "invoke>")),
+            Lit("\n"),
+        ]
+    };
+}
+
+const DSML_CALL: &[Step] = dsml_call!("");
+const SPACED_DSML_CALL: &[Step] = dsml_call!(" ");
 
 /// Reasoning and text only: for models without a known tool format.
 pub static PLAIN: &Format = &FORMATS[FORMATS.len() - 1];

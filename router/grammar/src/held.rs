@@ -1,14 +1,12 @@
 //! Which values of a call are validated before they go out, because the grammar does not enforce all of their schema.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use jsonschema::Validator;
 use serde_json::{Map, Value};
 
 use crate::json_schema::{local, percent_decoded};
 use crate::rules::{Cause, Relaxation};
-use crate::validate::build_part;
 
 /// The keywords whose schemas apply to other values than the object's: each of these values is held by itself.
 const STEPS: &[&str] = &["properties", "additionalProperties", "prefixItems", "items"];
@@ -24,8 +22,6 @@ pub(crate) struct HeldSchemas {
     relaxed: HashSet<String>,
     /// Pointers to everything from which one of these is reached, downwards or by reference.
     above: HashSet<String>,
-    /// None: the part cannot be compiled.
-    validators: Mutex<HashMap<String, Option<Arc<Validator>>>>,
 }
 
 /// A piece of arguments.
@@ -55,7 +51,7 @@ impl HeldSchemas {
             return None;
         }
         let above = above(&schema, &relaxed);
-        Some(Self { schema, relaxed, above, validators: Mutex::default() })
+        Some(Self { schema, relaxed, above })
     }
 
     pub fn held(self: &Arc<Self>) -> Held {
@@ -63,15 +59,9 @@ impl HeldSchemas {
         if self.holds(&root) { Held::Whole } else { Held::Values(HeldValues::new(self.clone())) }
     }
 
-    /// The validator of a part. None: it cannot be compiled.
-    pub fn validator(&self, pointer: &str) -> Option<Arc<Validator>> {
-        let mut known = self.validators.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(validator) = known.get(pointer) {
-            return validator.clone();
-        }
-        let validator = build_part(&self.schema, pointer).ok().map(Arc::new);
-        known.insert(pointer.to_owned(), validator.clone());
-        validator
+    /// The schema to which the pointers belong.
+    pub fn schema(&self) -> &Value {
+        &self.schema
     }
 
     /// Whether a value to which these schemas apply is held as a whole.

@@ -341,7 +341,8 @@ fn blocks(format: &'static Format) -> Option<Blocks> {
     Some(Blocks { openers, ends, phrases })
 }
 
-/// The common letters of the section's and the calls' markers after the bracket.
+/// The common letters of the section's and the calls' markers after the bracket, up to a sign: `｜DSML｜`, not
+/// `tool_call`.
 fn namespace(format: &'static Format) -> Option<[String; 2]> {
     let (Some(Step::Tok(begin)), Some(Step::Tok(call))) = (format.begin.first(), format.call.first()) else {
         return None;
@@ -350,6 +351,7 @@ fn namespace(format: &'static Format) -> Option<[String; 2]> {
         return None;
     }
     let common: String = begin.chars().zip(call.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect();
-    let inner = common.strip_prefix('<').filter(|c| c.len() > 1)?;
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let inner = common.strip_prefix('<').filter(|c| c.len() > 1 && !c.ends_with(word))?;
     Some([common.clone(), format!("</{inner}")])
 }

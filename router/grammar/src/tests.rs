@@ -10,6 +10,7 @@ mod heads;
 mod lenient;
 mod loading;
 mod mutation;
+mod newer_families;
 mod properties;
 mod templates;
 

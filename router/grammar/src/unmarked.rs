@@ -10,6 +10,7 @@ pub(crate) fn bare(format: &Format) -> Option<char> {
     let marked = |steps: &[Step]| steps.iter().any(|s| matches!(s, Step::Tok(_)));
     match format.call.first() {
         _ if marked(format.begin) => None,
+        Some(Step::Args(Codec::Object { .. })) if format.begin.iter().any(lists) => Some('['),
         Some(Step::Args(Codec::Object { .. })) => Some('{'),
         Some(Step::Name) => Some('['),
         _ => None,
@@ -18,10 +19,14 @@ pub(crate) fn bare(format: &Format) -> Option<char> {
 
 /// Whether models omit the marker before a list of calls.
 pub(crate) fn bare_list(format: &Format) -> bool {
-    let lists = |s: &Step| matches!(s, Step::Lit(l) if l.trim() == "[");
     matches!(format.call.first(), Some(Step::Args(Codec::Object { .. })))
         && format.begin.iter().any(|s| matches!(s, Step::Tok(_)))
         && format.begin.iter().any(lists)
+}
+
+/// Whether a step begins a list.
+fn lists(step: &Step) -> bool {
+    matches!(step, Step::Lit(literal) if literal.trim() == "[")
 }
 
 /// The mark of a code block.
@@ -56,7 +61,8 @@ pub(crate) fn bare_beginnings(format: &Format, tools: &[&str]) -> (String, Optio
             let names = keys(members.iter().filter_map(Member::name).flatten());
             let arguments = keys(members.iter().filter_map(Member::arguments).flatten());
             let named = named(quoted);
-            let begun = format!(r"\{{{BLANKS}{before}{names}{BLANKS}:{BLANKS}{named}{between}{BLANKS}");
+            let list = if bare(format) == Some('[') { format!(r"\[{BLANKS}") } else { String::new() };
+            let begun = format!(r"{list}\{{{BLANKS}{before}{names}{BLANKS}:{BLANKS}{named}{between}{BLANKS}");
             (format!("{begun},{BLANKS}{arguments}{BLANKS}:"), Some(begun + r"\}"))
         }
         _ => (format!(r"\[{BLANKS}{}{BLANKS}\(", named(str::to_owned)), None),

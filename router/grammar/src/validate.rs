@@ -1,7 +1,7 @@
 //! Validates complete arguments and responses, with a JSON Schema validator that shares nothing with the grammar.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use jsonschema::{Draft, PatternOptions, Registry, ValidationError, ValidationOptions, Validator};
 use serde_json::Value;
@@ -42,6 +42,8 @@ struct Lazy {
     without_names: OnceLock<Option<Validator>>,
     /// What of a call is validated before the rest of it is known.
     held: OnceLock<Option<Arc<HeldSchemas>>>,
+    /// The validators of its parts, by pointer. None: the part cannot be compiled.
+    parts: Mutex<HashMap<String, Option<Arc<Validator>>>>,
 }
 
 impl Lazy {
@@ -76,6 +78,13 @@ impl Lazy {
             build_leniently(&schema).ok()
         };
         self.without_names.get_or_init(without).as_ref()
+    }
+
+    /// The validator of a part of the held schema.
+    fn part(&self, held: &HeldSchemas, pointer: &str) -> Option<Arc<Validator>> {
+        let mut known = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let build = || build_part(held.schema(), pointer).ok().map(Arc::new);
+        known.entry(pointer.to_owned()).or_insert_with(build).clone()
     }
 
     fn check(&self, instance: &Value) -> Result<(), Violation> {
@@ -149,7 +158,7 @@ fn build_leniently(schema: &Value) -> Result<Validator, String> {
 ///
 /// Without the patterns that the validator cannot compile at a bounded cost: one of them must not leave everything else
 /// unchecked.
-pub(crate) fn build_part(schema: &Value, pointer: &str) -> Result<Validator, String> {
+fn build_part(schema: &Value, pointer: &str) -> Result<Validator, String> {
     let mut affordable = Affordable::default();
     let costs_too_much = !affordable.keeps_all(schema);
     let mut known = std::borrow::Cow::Borrowed(schema);
@@ -407,16 +416,16 @@ impl Validators {
     /// How much of a tool's calls is held until it is validated. `relaxations`: the same in every call.
     pub fn held(&self, name: &str, relaxations: &[Relaxation]) -> Held {
         let Some(tool) = self.tools.get(name) else { return Held::Nothing };
-        let plan = || {
+        let schemas = || {
             let relaxations: Vec<&Relaxation> = relaxations.iter().filter(|one| one.tool == name).collect();
             HeldSchemas::new(&tool.schema, &relaxations).map(Arc::new)
         };
-        tool.held.get_or_init(plan).as_ref().map_or(Held::Nothing, HeldSchemas::held)
+        tool.held.get_or_init(schemas).as_ref().map_or(Held::Nothing, HeldSchemas::held)
     }
 
     /// Validates a value of a tool's arguments against the schemas at these pointers.
     pub fn value(&self, name: &str, schemas: &[String], text: &str) -> Result<(), Violation> {
-        let Some((tool, plan)) = self.tools.get(name).and_then(|tool| Some((tool, tool.held.get()?.as_ref()?))) else {
+        let Some((tool, held)) = self.tools.get(name).and_then(|tool| Some((tool, tool.held.get()?.as_ref()?))) else {
             return Ok(());
         };
         let value = parse(text)?;
@@ -425,7 +434,7 @@ impl Validators {
         if names > MAX_VALIDATED_REGEX_WORK as u64 {
             return Ok(());
         }
-        schemas.iter().filter_map(|schema| plan.validator(schema)).try_for_each(|validator| {
+        schemas.iter().filter_map(|schema| tool.part(held, schema)).try_for_each(|validator| {
             let result = within_budget(MAX_VALIDATED_REGEX_WORK, || validator.validate(&value));
             result.unwrap_or(Ok(())).map_err(|e| violation(&e))
         })

@@ -2,7 +2,7 @@
 
 use super::Output;
 use super::marker::{GrammarPart, join};
-use crate::announced::{self, announcing, opening_markers, sees_code, until_name};
+use crate::announced::{self, announcing, opening_markers, sees_code, until_bare_name, until_name};
 use crate::code_blocks::{TextEnds, TextPlace, write_text};
 use crate::format::marker;
 use crate::lark::{SOME_TEXT, escape, literal};
@@ -167,7 +167,8 @@ impl Output<'_, '_> {
             refused.outside_code.push(format!("{}{begun}", escape(letters)));
             if until_name(format, letters).is_none() {
                 let names: Vec<String> = beginnings(&names).into_iter().map(escape).collect();
-                refused.outside_code.push(format!("{}({})", escape(letters), names.join("|")));
+                let blanks = until_bare_name(format, letters);
+                refused.outside_code.push(format!("{}{blanks}({})", escape(letters), names.join("|")));
             }
         }
         refused.outside_code.extend(self.marking.short_beginning(&names));

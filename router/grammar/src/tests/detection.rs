@@ -27,6 +27,35 @@ fn formats_are_detected_by_template_then_tokens_then_architecture() {
     assert_eq!(name(Some(minicpm), None, &[&tokens[..], &["<|thought_start|>"]].concat()), Some("minicpm3"));
 }
 
+/// Templates that differ from an older format's in one sign.
+#[test]
+fn newer_formats_are_not_taken_for_the_older_ones_that_they_resemble() {
+    let coder = "<tool_call>\n<function=f>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>";
+    let mimo = "<tool_call>\n<function=f>\n<parameter=example_parameter_1>value_1</parameter>";
+    let seed = "<seed:tool_call>\n<function=f>\n<parameter=example_parameter_1>value_1</parameter>";
+    let hy3 = "<tool_calls>\n<tool_call>{{ name }}<tool_sep>\n<arg_key>{{ k }}</arg_key>\n<arg_value>";
+    let hunyuan = "<tool_calls>[{\"name\": \"func_name1\", \"arguments\": {}}]</tool_calls>{{ '<|extra_0|>' }}";
+    let jamba = "<tool_calls>[\n{\"name\": \"f\", \"arguments\": {}}]</tool_calls>";
+    let v4 = "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=";
+    let v4_1 = "{{ dsml }}｜DSML｜ and <｜DSML｜ calls>\n<｜DSML｜ invoke name=";
+    let longcat = "<longcat_tool_call>{\"name\": <function-name>, \"arguments\": <args-dict>}</longcat_tool_call>";
+    let longcat_2 = "<longcat_tool_call>{name}\n<longcat_arg_key>{{ k }}</longcat_arg_key>";
+    for (template, format) in [
+        (coder, "qwen3_coder"),
+        (mimo, "mimo_v2"),
+        (seed, "seed_oss"),
+        (hy3, "hy3"),
+        (hunyuan, "hunyuan_a13b"),
+        (jamba, "jamba"),
+        (v4, "deepseek_v4"),
+        (v4_1, "deepseek_v4_1"),
+        (longcat, "longcat"),
+        (longcat_2, "longcat_2"),
+    ] {
+        assert_eq!(name(Some(template), None, &[]), Some(format), "{template}");
+    }
+}
+
 #[test]
 fn the_table_is_consistent() {
     for f in formats() {

@@ -1,0 +1,130 @@
+//! The habits of model families since 2025, with the outputs of other servers' tests and of the models' own
+//! descriptions. As in `families.rs`, `«x»` is the special token `x`.
+
+use super::families::check;
+
+/// Xiaomi's template: "The value enclosed between parameter tags is preserved exactly as-is, including newlines and
+/// spaces." The first case is that of SGLang's detector.
+#[test]
+fn mimo_is_read() {
+    let cases = [
+        (
+            "<tool_call>\n<function=f>\n<parameter=s>pwd && ls</parameter>\n</function>\n</tool_call>",
+            r#"C(f|-|{"s": "pwd && ls"})"#,
+        ),
+        (
+            "<tool_call>\n<function=f>\n<parameter=s>\n x\n</parameter>\n<parameter=n>3</parameter>\n</function>\n</tool_call>",
+            r#"C(f|-|{"s": "\n x\n", "n": 3})"#,
+        ),
+        ("<think>so</think>Hi", "R(so)T(Hi)"),
+        ("It writes <tool_call> and <function=name>.", "T(It writes <tool_call> and <function=name>.)"),
+    ];
+    check("mimo_v2", &cases);
+}
+
+/// The second and third cases are those of vLLM's tests of its parser `hy_v3`.
+#[test]
+fn hy3_is_read() {
+    let cases = [
+        (
+            "<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>s</arg_key>\n<arg_value>a b</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>search<tool_sep>\n</tool_call>\n</tool_calls>",
+            r#"C(f|-|{"s": "a b", "n": 3})C(search|-|{})"#,
+        ),
+        ("<tool_calls><tool_call>f<tool_sep></tool_call></tool_calls>", "C(f|-|{})"),
+        ("<tool_calls>\n<tool_call>f<tool_sep>\n</tool_call>\n</tool_calls>", "C(f|-|{})"),
+        ("So.\n«<tool_calls>»\n«<tool_call>»f«<tool_sep>»\n«</tool_call>»\n«</tool_calls>»", "T(So.)C(f|-|{})"),
+        ("A <tool_call> in <tool_calls> is text.", "T(A <tool_call> in <tool_calls> is text.)"),
+        ("<tool_call>f<tool_sep>\n</tool_call>", "C(f|-|{})"),
+    ];
+    check("hy3", &cases);
+}
+
+/// The blank in the tags is the model's (SGLang's detector of DeepSeek-V4.1).
+#[test]
+fn deepseek_v4_1_is_read() {
+    let cases = [
+        (
+            "Hm.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"f\">\n<｜DSML｜ parameter name=\"s\" string=\"true\">3</｜DSML｜ parameter>\n<｜DSML｜ parameter name=\"n\" string=\"false\">3</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>",
+            r#"T(Hm.)C(f|-|{"s": "3", "n": 3})"#,
+        ),
+        (
+            "<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"f\">\n</｜DSML｜ invoke>\n<｜DSML｜ invoke name=\"search\">\n</｜DSML｜ invoke>\n</｜DSML｜ calls>",
+            "C(f|-|{})C(search|-|{})",
+        ),
+        ("The block <｜DSML｜ calls> holds them.", "T(The block <｜DSML｜ calls> holds them.)"),
+    ];
+    check("deepseek_v4_1", &cases);
+}
+
+/// LongCat-Flash's model card has JSON between the tags, LongCat-2.0 writes tags for each argument.
+#[test]
+fn longcat_is_read() {
+    let json = [
+        (
+            "<longcat_tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 3}}\n</longcat_tool_call>\n<longcat_tool_call>{\"name\": \"search\", \"arguments\": {}}</longcat_tool_call>",
+            r#"C(f|-|{"n": 3})C(search|-|{})"#,
+        ),
+        ("<longcat_think>\nso\n</longcat_think>\nHi", "R(so)T(Hi)"),
+    ];
+    check("longcat", &json);
+    let tags = [
+        (
+            "Let me help.\n<longcat_tool_call>f\n<longcat_arg_key>s</longcat_arg_key>\n<longcat_arg_value>value1</longcat_arg_value>\n</longcat_tool_call>",
+            r#"T(Let me help.)C(f|-|{"s": "value1"})"#,
+        ),
+        (
+            "<longcat_tool_call>f<longcat_arg_key>s</longcat_arg_key><longcat_arg_value>Paris</longcat_arg_value><longcat_arg_key>n</longcat_arg_key><longcat_arg_value>3</longcat_arg_value></longcat_tool_call>",
+            r#"C(f|-|{"s": "Paris", "n": 3})"#,
+        ),
+    ];
+    check("longcat_2", &tags);
+}
+
+#[test]
+fn lists_of_hunyuan_and_xlam_are_read() {
+    let hunyuan = [
+        (
+            "<think>\nso\n</think>\n\n<tool_calls>[{\"name\": \"f\", \"arguments\": {\"n\": 3}}, {\"name\": \"search\", \"arguments\": {}}]</tool_calls>",
+            r#"R(so)C(f|-|{"n": 3})C(search|-|{})"#,
+        ),
+        ("<answer>Hi</answer>", "T(Hi)"),
+    ];
+    check("hunyuan_a13b", &hunyuan);
+    let xlam = [
+        (
+            r#"[{"name": "f", "arguments": {"n": 3}}, {"name": "search", "arguments": {}}]"#,
+            r#"C(f|-|{"n": 3})C(search|-|{})"#,
+        ),
+        ("[1, 2]", "T([1, 2])"),
+        (r#"[{"name": "Ada"}]"#, r#"T([{"name": "Ada"}])"#),
+    ];
+    check("xlam", &xlam);
+}
+
+/// The first case is that of SGLang's detector.
+#[test]
+fn minicpm5_is_read() {
+    let cases = [
+        (
+            r#"<function name="f"><param name="s">北京</param><param name="t">2024-06-27</param></function>"#,
+            r#"C(f|-|{"s": "北京", "t": "2024-06-27"})"#,
+        ),
+        (
+            "So.\n<function name=\"f\"><param name=\"n\">3</param></function>\n<function name=\"search\"></function>",
+            r#"T(So.)C(f|-|{"n": 3})C(search|-|{})"#,
+        ),
+        ("The tag <function name=NAME> is text.", "T(The tag <function name=NAME> is text.)"),
+    ];
+    check("minicpm5", &cases);
+}
+
+/// Models of the GLM form that omit the line break after the name (SGLang's detector of Ling 3, vLLM's of Laguna).
+#[test]
+fn ling_and_laguna_are_read() {
+    let cases = [
+        ("<tool_call>f<arg_key>n</arg_key><arg_value>3</arg_value></tool_call>", r#"C(f|-|{"n": 3})"#),
+        ("<tool_call>f</tool_call>", "C(f|-|{})"),
+        ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>  x\n</arg_value>\n</tool_call>", r#"C(f|-|{"s": "  x\n"})"#),
+    ];
+    check("glm45", &cases);
+}
