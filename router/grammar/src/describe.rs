@@ -44,6 +44,7 @@ impl Format {
                 Codec::Json | Codec::Object { .. } => "arguments are JSON",
                 Codec::Params(_) => "arguments are raw values: strings unquoted, other types as JSON, by the schema",
                 Codec::Python => "arguments are Python literals",
+                Codec::Bare(_) => "arguments are objects with names without quotes and strings between two marks",
                 Codec::Code => "the argument is the rest of the output",
             });
             guarantees.push(if self.many { "several calls per turn" } else { "one call per turn" });
@@ -120,6 +121,9 @@ impl Format {
     }
 
     fn not_in_values(&self) -> String {
+        if let Some(mark) = self.string_mark() {
+            return format!("`{mark}`");
+        }
         let Codec::Params(steps) = self.codec() else { return "nothing".to_owned() };
         let value = steps.iter().position(|step| *step == Step::Value).unwrap_or_default();
         let end = steps[value..].iter().find_map(marker).unwrap_or_default();

@@ -155,6 +155,9 @@ pub enum Codec {
     Params(&'static [Step]),
     /// Python keyword arguments, `a="x", n=1`, up to the closing parenthesis.
     Python,
+    /// An object with names without quotes, and strings without escapes between two equal markers, this step (Gemma). A
+    /// string cannot contain the marker.
+    Bare(&'static [Step]),
     /// In a [`Builtin`] only: the rest of the output is the tool's only argument, a string.
     Code,
 }
@@ -306,6 +309,11 @@ impl Format {
         codec.unwrap_or(Codec::Json)
     }
 
+    /// The marker before and after strings, if they have one.
+    pub(crate) fn string_mark(&self) -> Option<&'static str> {
+        if let Codec::Bare(steps) = self.codec() { steps.iter().find_map(marker) } else { None }
+    }
+
     /// The steps of a call before its arguments, and after them.
     pub(crate) fn around_arguments(&self) -> (&'static [Step], &'static [Step]) {
         match self.call.iter().position(|s| matches!(s, Step::Args(_))) {
@@ -322,7 +330,7 @@ impl Format {
 
     pub(crate) fn call_steps(&self) -> impl Iterator<Item = &'static Step> {
         let params: &'static [Step] = match self.codec() {
-            Codec::Params(steps) => steps,
+            Codec::Params(steps) | Codec::Bare(steps) => steps,
             _ => &[],
         };
         [self.begin, self.call, params, self.between, self.end].into_iter().flatten()

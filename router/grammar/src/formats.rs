@@ -5,7 +5,7 @@ use crate::format::{
     Wrap,
 };
 use CallPosition::{AfterText, BeforeText, InsteadOfText};
-use Codec::{Code, Json, Object, Params, Python};
+use Codec::{Bare, Code, Json, Object, Params, Python};
 use Markers::{Either, Special};
 use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type, Value};
 
@@ -853,6 +853,44 @@ static FORMATS: &[Format] = &[
             template: &["<function name=", "<param name="],
             not: &[],
             special: None,
+            architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
+        name: "gemma4",
+        models: &["gemma-4*"],
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("<|channel>"), Lit("thought\n")],
+            close: &[Tok("<channel|>")],
+            layout: ["", "\n", ""],
+        }),
+        call: &[Tok("<|tool_call>"), Lit("call:"), Name, Args(Bare(&[Tok("<|\"|>")])), Tok("<tool_call|>")],
+        stops: &["<turn|>", "<|tool_response>"],
+        signs: DetectionSigns {
+            template: &["<|tool_call>call:"],
+            not: &[],
+            special: Some("<|tool_call>"),
+            architectures: &["Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "functiongemma",
+        models: &["functiongemma*"],
+        call: &[
+            Tok("<start_function_call>"),
+            Lit("call:"),
+            Name,
+            Args(Bare(&[Tok("<escape>")])),
+            Tok("<end_function_call>"),
+        ],
+        stops: &["<end_of_turn>", "<start_function_response>"],
+        signs: DetectionSigns {
+            template: &["<start_function_call>"],
+            not: &[],
+            special: Some("<start_function_call>"),
             architectures: &[],
         },
         ..BASE

@@ -92,6 +92,9 @@ impl std::fmt::Debug for Grammars {
 
 impl Grammars {
     pub fn new(format: &'static Format, vocab: Arc<Vocab>) -> Self {
+        // Strings are one text with their marks.
+        let marked = format.string_mark().and_then(|mark| vocab.with_text(|text| text == mark));
+        let vocab = marked.map_or(vocab, Arc::new);
         let first = opening_markers(format);
         let letters = vocab.with_text(|text| first.contains(&text)).map(Arc::new);
         Self { format, vocab, letters, max_tools: MAX_TOOLS, cache: Cache::new(MAX_CACHED_BYTES) }

@@ -163,6 +163,8 @@ enum CodecFile {
         ignored: Vec<String>,
     },
     Params(Vec<StepFile>),
+    /// The marker around strings.
+    Bare(String),
     Python,
 }
 
@@ -236,7 +238,15 @@ impl FormatFile {
             CodecFile::Python if !self.call.iter().any(|s| matches!(s, StepFile::Lit(l) if l == "(")) => {
                 return wrong("call", "python arguments must be between {\"lit\": \"(\"} and {\"lit\": \")\"}");
             }
-            CodecFile::Json | CodecFile::Python => {}
+            CodecFile::Bare(mark)
+                if mark.chars().next().is_none_or(|first| mark[first.len_utf8()..].contains(first)) =>
+            {
+                return wrong(
+                    "call",
+                    "bare must be the marker around strings, in which its first character does not repeat",
+                );
+            }
+            CodecFile::Json | CodecFile::Bare(_) | CodecFile::Python => {}
         }
         Ok(())
     }
@@ -318,6 +328,7 @@ fn step(step: StepFile) -> Step {
             CodecFile::Json => Codec::Json,
             CodecFile::Python => Codec::Python,
             CodecFile::Params(inner) => Codec::Params(steps(inner)),
+            CodecFile::Bare(mark) => Codec::Bare(steps(vec![StepFile::Tok(mark)])),
             CodecFile::Object { members, ignored } => Codec::Object {
                 members: Box::leak(members.into_iter().map(member).collect::<Box<[_]>>()),
                 ignored: texts(ignored),

@@ -150,6 +150,8 @@ pub(crate) struct Lexicon {
     pub doubtful: bool,
     /// Calls in code are text.
     pub sees_code: bool,
+    /// The literal after the marker that begins reasoning.
+    pub title: &'static str,
     /// The common prefix of all markers of the section, if they have one: opening and closing.
     pub namespace: Option<[String; 2]>,
 }
@@ -245,6 +247,10 @@ impl Lexicon {
             bare_list: bare_list(format),
             doubtful: format.calls == CallPosition::InsteadOfText && format.markers == Markers::Either,
             sees_code: sees_code(format),
+            title: match format.reasoning.as_ref().map(|reasoning| reasoning.open) {
+                Some([Step::Tok(_), Step::Lit(title)]) => title,
+                _ => "",
+            },
             namespace: namespace(format),
             marks,
             leads,
@@ -281,7 +287,7 @@ fn header_end(pre: &'static [Step], name: Option<usize>, codec: Codec) -> Header
     if let Some(mark) = after.iter().rev().find_map(marker) {
         return HeaderEnd::Mark(mark);
     }
-    if codec == Codec::Json {
+    if matches!(codec, Codec::Json | Codec::Bare(_)) {
         return HeaderEnd::Brace;
     }
     let last = after.iter().rev().find_map(|s| if let Step::Lit(l) = s { l.trim().chars().next_back() } else { None });

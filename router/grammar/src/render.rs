@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::codec::python;
+use crate::codec::{bare, python};
 use crate::format::{CallIdStyle, Codec, Format, Markers, Member, Region, Step, Wrap, marker};
 use crate::scan::OwnedPiece;
 
@@ -205,6 +205,15 @@ impl Pieces {
                 }
             }
             Codec::Python => self.text(&python::keywords(&object(scope.arguments))),
+            Codec::Bare(steps) => {
+                let mark = steps.iter().find_map(marker).unwrap_or_default();
+                for (i, text) in bare::object(&object(scope.arguments), mark).split(mark).enumerate() {
+                    if i > 0 {
+                        self.marker(mark);
+                    }
+                    self.text(text);
+                }
+            }
             Codec::Code => self.text(&raw(object(scope.arguments).values().next())),
         }
     }

@@ -1,6 +1,7 @@
 //! The codecs of arguments: each reads arguments incrementally and reports them as the text of one JSON object. Codecs
 //! do not know markers.
 
+pub(crate) mod bare;
 pub(crate) mod code;
 pub(crate) mod json;
 pub(crate) mod object;
@@ -10,6 +11,7 @@ pub(crate) mod python;
 use crate::event::Event;
 use crate::tools::{Tool, Tools};
 
+pub(crate) use bare::Bare;
 pub(crate) use code::Code;
 pub(crate) use object::Object;
 pub(crate) use params::Params;
@@ -56,6 +58,7 @@ pub(crate) enum Body {
     Object(Object),
     Params(Params),
     Python(Python),
+    Bare(Bare),
     Code(Code),
 }
 
@@ -65,6 +68,7 @@ impl Body {
         match self {
             Body::Object(b) => b.in_string(),
             Body::Python(b) => b.in_string(),
+            Body::Bare(b) => b.in_string(),
             Body::Params(_) | Body::Code(_) => false,
         }
     }
@@ -73,7 +77,7 @@ impl Body {
     pub fn is_empty(&self) -> bool {
         match self {
             Body::Object(b) => b.is_empty(),
-            Body::Params(_) | Body::Python(_) | Body::Code(_) => false,
+            Body::Params(_) | Body::Python(_) | Body::Bare(_) | Body::Code(_) => false,
         }
     }
 
@@ -81,7 +85,7 @@ impl Body {
     pub fn may_be_call(&self) -> bool {
         match self {
             Body::Object(b) => b.may_be_call(),
-            Body::Python(_) | Body::Params(_) | Body::Code(_) => true,
+            Body::Python(_) | Body::Bare(_) | Body::Params(_) | Body::Code(_) => true,
         }
     }
 
@@ -90,6 +94,7 @@ impl Body {
         match self {
             Body::Object(body) => body.feed(b, out),
             Body::Python(body) => body.feed(b, out),
+            Body::Bare(body) => body.feed(b, out),
             Body::Code(body) => body.feed(b),
             Body::Params(_) => Progress::Bad,
         }
@@ -99,6 +104,7 @@ impl Body {
         match self {
             Body::Object(b) => b.flush(out),
             Body::Python(b) => b.flush(out),
+            Body::Bare(b) => b.flush(out),
             Body::Params(b) => b.flush(out),
             Body::Code(b) => b.flush(out),
         }
@@ -109,6 +115,7 @@ impl Body {
         match self {
             Body::Object(b) => b.end(end, out),
             Body::Python(b) => b.end(end, out),
+            Body::Bare(b) => b.end(end, out),
             Body::Params(b) => b.end(end, out),
             Body::Code(b) => b.end(end, out),
         }

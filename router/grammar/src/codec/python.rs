@@ -486,7 +486,7 @@ impl Reader {
 }
 
 /// A number or a word as JSON.
-fn word(text: &[u8]) -> Option<String> {
+pub(super) fn word(text: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(text).ok()?;
     match text {
         "True" | "true" => return Some("true".into()),

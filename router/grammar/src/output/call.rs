@@ -163,11 +163,15 @@ impl Caller<'_> {
         out: &mut Vec<GrammarPart>,
     ) -> Result<(), CallError> {
         let names_only = enforced != Enforcement::NamesAndArguments;
-        let dialect = if codec == Codec::Python { Dialect::Python } else { Dialect::Json };
+        let dialect = match codec {
+            Codec::Python => Dialect::Python,
+            Codec::Bare(_) => Dialect::Bare(self.marking.format.string_mark().unwrap_or_default()),
+            _ => Dialect::Json,
+        };
         let schema = arguments_schema(tool, enforced);
         let mut compiler = Compiler::new(work, &schema, &tool.name, field, dialect);
         match codec {
-            Codec::Json => {
+            Codec::Json | Codec::Bare(_) => {
                 let rule = compiler.document()?;
                 let blanks = self.marking.form.blanks();
                 out.extend([GrammarPart::Regex(blanks.clone()), GrammarPart::Rule(rule), GrammarPart::Regex(blanks)]);

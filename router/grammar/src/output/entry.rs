@@ -64,7 +64,7 @@ impl<'a> Output<'a, '_> {
             .then(|| Broken { in_section: self.work.writer.reserve(), alone: self.work.writer.reserve() });
         let closing = join(self.work.writer, &calls.closing);
         // Arguments in JSON tell by themselves where they end.
-        let tells = matches!(format.codec(), Codec::Json | Codec::Object { .. })
+        let tells = matches!(format.codec(), Codec::Json | Codec::Bare(_) | Codec::Object { .. })
             || format.around_arguments().1.iter().filter(|s| matches!(s, Step::Tok(_))).count() > 1;
         let may_break = broken.as_ref().filter(|_| tells && !closing.is_empty() && !format.text.is_needed());
         let alone = match may_break {
@@ -312,7 +312,7 @@ impl<'a> Output<'a, '_> {
         let mut all: Vec<Exit> = exits.iter().filter(|exit| exit.is_marked()).cloned().collect();
         let reasoning = self.marking.format.reasoning.as_ref();
         for open in reasoning.and_then(|r| self.marking.variants(r.open).ok()).unwrap_or_default() {
-            if let [GrammarPart::Token(_)] = open.as_slice() {
+            if let [GrammarPart::Token(_), ..] = open.as_slice() {
                 all.extend(self.exit(&open, &format!("{}{}", settled.inside, self.pass)));
             }
         }

@@ -284,7 +284,7 @@ impl Output<'_, '_> {
             exits.extend(self.exit(close, &format!("{newlines} {outside}{pass}")));
         }
         // A second beginning means nothing.
-        for open in open.iter().filter(|open| matches!(open.as_slice(), [GrammarPart::Token(_)])) {
+        for open in open.iter().filter(|open| matches!(open.as_slice(), [GrammarPart::Token(_), ..])) {
             exits.extend(self.exit(open, &format!("{inside}{pass}")));
         }
         let end = free.then_some("\"\"");
@@ -317,8 +317,8 @@ impl Output<'_, '_> {
         if let Some(Thinking { open, close }) = thinking {
             for (markers, next) in [(open, inside), (close, outside)] {
                 for marker in markers {
-                    if let [marker @ GrammarPart::Token(_)] = marker.as_slice() {
-                        let rest = format!("{next}{pass}");
+                    if let [marker @ GrammarPart::Token(_), more @ ..] = marker.as_slice() {
+                        let rest = format!("{} {next}{pass}", join(self.work.writer, more));
                         exits.push(Exit { marker: marker.clone(), rest, kind: ExitKind::Marker });
                     }
                 }

@@ -1,7 +1,7 @@
 //! Parses calls: header and body.
 
 use super::{Parser, State, framed, text};
-use crate::codec::{Body, End, Object, OpenCall, Params, Progress, Python, Trust};
+use crate::codec::{Bare, Body, End, Object, OpenCall, Params, Progress, Python, Trust};
 use crate::event::Event;
 use crate::format::{CallIdStyle, Codec, Step, marker};
 use crate::header::{self, is_plausible, label, slots};
@@ -188,6 +188,7 @@ impl Parser {
         match (self.format.codec(), self.lex.shape) {
             (Codec::Params(_), Some(shape)) => Body::Params(Params::new(call, shape, out)),
             (Codec::Python, _) => Body::Python(Python::new(call, header)),
+            (Codec::Bare(_), _) => Body::Bare(Bare::new(call, header, self.format.string_mark().unwrap_or_default())),
             (codec, _) => Body::Object(Object::new(call, codec, header)),
         }
     }
@@ -197,7 +198,7 @@ impl Parser {
     pub(super) fn recover(&mut self, parts: &Parts, end: End, out: &mut Vec<Event>) {
         let raw = spelled(parts);
         self.state = State::Gap(raw.clone());
-        if self.format.codec() != Codec::Json {
+        if !matches!(self.format.codec(), Codec::Json | Codec::Bare(_)) {
             return;
         }
         let Some((name, arguments)) = raw.find('{').map(|at| raw.split_at(at)) else { return };

@@ -1,7 +1,7 @@
 //! Parses heads: words between two markers that together tell what begins or ends.
 
 use super::{Cause, Head, Parser, State};
-use crate::codec::{Body, End};
+use crate::codec::{Body, End, Progress};
 use crate::event::Event;
 use crate::format::{Region, Step};
 use crate::header::slots;
@@ -62,6 +62,16 @@ impl Parser {
             && params.in_value()
         {
             params.text(&name);
+        }
+        self.take_string_mark(&name, out);
+    }
+
+    /// The mark of a string counts as its letters.
+    fn take_string_mark(&mut self, name: &str, out: &mut Vec<Event>) {
+        let State::Body(body) = &mut self.state else { return };
+        let Body::Bare(bare) = &mut **body else { return };
+        if bare.is_mark(name) && !name.bytes().all(|b| bare.feed(b, out) != Progress::Bad) {
+            self.leave_body(0, End::Broken, out);
         }
     }
 

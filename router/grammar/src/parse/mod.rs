@@ -114,6 +114,8 @@ pub struct Parser {
     held: String,
     /// Text between blocks that may be the beginning of a head.
     lead_in: String,
+    /// What is left of the literal after the marker that begins reasoning.
+    title: &'static str,
     /// Newlines at the start of the next text are layout.
     trim_text: bool,
     /// The code in the prose so far. None: its region has none yet.
@@ -183,6 +185,7 @@ impl Parser {
             open: false,
             held: String::new(),
             lead_in: String::new(),
+            title: "",
             trim_text: false,
             code: None,
             after_call: false,

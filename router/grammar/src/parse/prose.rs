@@ -1,5 +1,7 @@
 //! Parses reasoning and text.
 
+use std::borrow::Cow;
+
 use super::{Cause, List, Parser, State, Trial};
 use crate::code_blocks::{CodeBlocks, TextPlace};
 use crate::codec::json::Json;
@@ -128,6 +130,7 @@ impl Parser {
             (Mark::Think, Region::Text) => {
                 self.end_prose(Cause::Marker, out);
                 self.region = Region::Reasoning;
+                self.title = self.lex.title;
             }
             (Mark::EndThink, Region::Reasoning) => {
                 self.end_prose(Cause::Marker, out);
@@ -177,7 +180,8 @@ impl Parser {
         }
         let blank = [' ', '\t', '\n', '\r'];
         let reasoning = self.region == Region::Reasoning;
-        let mut s = s;
+        let titled = self.without_title(s);
+        let mut s = titled.as_ref();
         if !self.open {
             if reasoning && self.trims(0) || !reasoning && self.trim_text && self.held.is_empty() {
                 s = s.trim_start_matches('\n');
@@ -209,6 +213,22 @@ impl Parser {
             }
         }
         self.held.push_str(&s[body.len()..]);
+    }
+
+    /// Reasoning without the literal that follows its marker.
+    fn without_title<'s>(&mut self, s: &'s str) -> Cow<'s, str> {
+        let left = std::mem::take(&mut self.title);
+        if left.is_empty() || self.region != Region::Reasoning {
+            return Cow::Borrowed(s);
+        }
+        if let Some(rest) = left.strip_prefix(s) {
+            self.title = rest;
+            return Cow::Borrowed("");
+        }
+        match s.strip_prefix(left) {
+            Some(rest) => Cow::Borrowed(rest),
+            None => Cow::Owned(self.lex.title[..self.lex.title.len() - left.len()].to_owned() + s),
+        }
     }
 
     fn place(&self) -> TextPlace {

@@ -1,7 +1,7 @@
 //! Grammars of values without a schema.
 
-use super::Compiler;
 use super::members::Punctuation;
+use super::{Compiler, Dialect};
 use crate::limits::MAX_FREE_DEPTH;
 
 impl Compiler<'_, '_, '_> {
@@ -31,6 +31,7 @@ impl Compiler<'_, '_, '_> {
     /// its own.
     fn free(&mut self) -> (String, String, String) {
         let (string, number, comma, colon) = (self.any_string(), self.any_number(), self.comma(), self.colon());
+        let name = if matches!(self.dialect, Dialect::Bare(_)) { self.other_key(&[]) } else { string.clone() };
         let words = format!("{}|{}|{}", self.word("true"), self.word("false"), self.word("null"));
         let words = self.w().regex(&words);
         let (open, close) = (self.open(), self.close());
@@ -43,7 +44,7 @@ impl Compiler<'_, '_, '_> {
         let (value, object, array, pair) = (w.reserve(), w.reserve(), w.reserve(), w.reserve());
         let nested = |name: &str| format!("{name}::incr(_) %if lt(_, {MAX_FREE_DEPTH})");
         w.define_parametric(&value, &[string.clone(), number, words, nested(&object), nested(&array)]);
-        w.define_parametric(&pair, &[format!("{string} {colon} {value}::_")]);
+        w.define_parametric(&pair, &[format!("{name} {colon} {value}::_")]);
         w.define_parametric(
             &object,
             &[format!("{open} {close}"), format!("{open} {pair}::_ ({comma} {pair}::_)* {close}")],

@@ -17,9 +17,16 @@ const PLAIN_KEY: &str = concat!(
     r#"|d[0-7][0-9a-f]{2}|d[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}))*""#
 );
 
+/// A name of Gemma's objects without marks.
+const BARE_KEY: &str =
+    r#"[^{}\[\],:"'<>\x00-\x20\x7f]([^{}\[\],:"'<>\x00-\x1f\x7f]{0,62}[^{}\[\],:"'<>\x00-\x20\x7f])?"#;
+
 impl Compiler<'_, '_, '_> {
     /// A key as an expression.
     pub(super) fn key(&mut self, key: &str) -> String {
+        if let Dialect::Bare(mark) = self.dialect {
+            return literal(&bare_name(key, mark));
+        }
         let all: Vec<_> = self.string_spellings(key).iter().map(|s| literal(s)).collect();
         either(&all)
     }
@@ -27,11 +34,12 @@ impl Compiler<'_, '_, '_> {
     /// Any key but these.
     pub(super) fn other_key(&mut self, taken: &[String]) -> String {
         // Both quote styles of Python would have to exclude each name.
-        let any = format!("/{PLAIN_KEY}/");
+        let bare = matches!(self.dialect, Dialect::Bare(_));
+        let any = format!("/{}/", if bare { BARE_KEY } else { PLAIN_KEY });
         let body = match taken {
             [] => any,
             taken => {
-                let taken: Vec<_> = taken.iter().map(|t| plain(t)).collect();
+                let taken: Vec<_> = taken.iter().map(|t| if bare { literal(t) } else { plain(t) }).collect();
                 format!("{any} & ~({})", taken.join(" | "))
             }
         };
@@ -165,6 +173,13 @@ impl Compiler<'_, '_, '_> {
         let (key, colon, value) = (self.other_key(taken), self.colon(), self.any());
         format!("{key} {colon} {value}")
     }
+}
+
+/// A name of Gemma's objects: without marks, if nothing in it has a meaning.
+pub(crate) fn bare_name(key: &str, mark: &str) -> String {
+    let meaningful = |c: char| "{}[],:\"'<>".contains(c) || c.is_control();
+    let plain = !key.is_empty() && key.trim() == key && !key.contains(meaningful) && !key.contains(mark);
+    if plain { key.to_owned() } else { format!("{mark}{key}{mark}") }
 }
 
 /// The spellings of a key in [`PLAIN_KEY`].

@@ -42,6 +42,7 @@ use crate::rules::{Cause, Relaxation, RuleError};
 use crate::validate::accepts;
 
 pub(crate) use common::common_regexes;
+pub(crate) use keys::bare_name;
 pub(crate) use params::{Closer, Forbidden, Pattern};
 pub(crate) use scalar::{divisor_price, quoted};
 pub use string_grammar::LARK_KEYWORD;
@@ -54,6 +55,8 @@ use constants::{excluded, values};
 pub(crate) enum Dialect {
     Json,
     Python,
+    /// Gemma's, with the mark around strings.
+    Bare(&'static str),
 }
 
 /// Shared by all schemas of a request.

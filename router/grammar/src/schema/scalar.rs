@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::range::{Bound, EXACT_INTEGERS, NumberRange, between};
 use super::{Compiler, Dialect, Schema};
-use crate::lark::{literal, parsing_steps, some_blanks};
+use crate::lark::{escape, literal, parsing_steps, some_blanks};
 use crate::limits::{MAX_COMPILE_WORK, MAX_DIVISOR, MAX_ROUND_DIVISOR};
 use crate::rules::RuleError;
 
@@ -33,11 +33,17 @@ pub(super) fn common_regexes() -> [String; 4] {
 
 impl Compiler<'_, '_, '_> {
     pub(super) fn any_string(&mut self) -> String {
-        let regex = match self.dialect {
-            Dialect::Json => STRING,
-            Dialect::Python => PYTHON_STRING,
-        };
-        self.w().regex(regex)
+        match self.dialect {
+            Dialect::Json => self.w().regex(STRING),
+            Dialect::Python => self.w().regex(PYTHON_STRING),
+            Dialect::Bare(mark) => self.marked("/(?s:.*)/", mark),
+        }
+    }
+
+    /// A string of such texts between two marks.
+    pub(super) fn marked(&mut self, texts: &str, mark: &str) -> String {
+        let (quote, inside) = (literal(mark), escape(mark));
+        self.w().terminal(&format!("{quote} (({texts}) & ~/(?s:.*){inside}(?s:.*)/) {quote}"))
     }
 
     pub(super) fn word(&self, json: &'static str) -> &'static str {
@@ -215,6 +221,7 @@ impl Compiler<'_, '_, '_> {
     pub(super) fn string_spellings(&self, text: &str) -> Vec<String> {
         let mut all = vec![quoted(text)];
         match self.dialect {
+            Dialect::Bare(mark) => all = vec![format!("{mark}{text}{mark}")],
             Dialect::Json if !text.is_ascii() => all.push(ascii(text)),
             Dialect::Json => {}
             Dialect::Python => {

@@ -15,9 +15,15 @@ impl Compiler<'_, '_, '_> {
     /// The rule of a quoted string whose text has a grammar. None: the schema names none.
     pub(super) fn quoted_grammar(&mut self, flat: &Schema, path: &str) -> Result<Option<String>, RuleError> {
         let Some(lark) = self.grammar_of(flat, path)? else { return Ok(None) };
+        if let Dialect::Bare(mark) = self.dialect {
+            let text = self.raw_grammar(flat, path, mark)?;
+            let quote = literal(mark);
+            return Ok(text.map(|text| self.w().rule(&format!("{quote} {text} {quote}"))));
+        }
         let quotes = match self.dialect {
             Dialect::Json => &[Quotes::Json][..],
             Dialect::Python => &[Quotes::Double, Quotes::Single],
+            Dialect::Bare(_) => &[],
         };
         let mut ways = Vec::new();
         for quotes in quotes {

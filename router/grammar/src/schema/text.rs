@@ -176,6 +176,7 @@ impl Compiler<'_, '_, '_> {
     /// A string with such a text, in any spelling.
     pub(super) fn quoted_text(&mut self, constraints: &TextConstraints) -> String {
         let body = match self.dialect {
+            Dialect::Bare(mark) => return self.marked(&constraints.expression(Quotes::Raw), mark),
             Dialect::Json => constraints.expression(Quotes::Json),
             Dialect::Python => {
                 format!("({}) | ({})", constraints.expression(Quotes::Double), constraints.expression(Quotes::Single))

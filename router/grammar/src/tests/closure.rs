@@ -165,7 +165,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
         .map(|_| {
             let arguments = Value::Object(match format.codec() {
                 Codec::Json | Codec::Object { .. } => object(random, 0),
-                Codec::Params(_) => typed(random, &banned),
+                Codec::Params(_) | Codec::Bare(_) => typed(random, &banned),
                 Codec::Python | Codec::Code => typed(random, &[]),
             });
             let arguments = match random.below(3) {
@@ -190,9 +190,23 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
 fn canonical(format: &Format, arguments: &str) -> String {
     match format.codec() {
         Codec::Json | Codec::Object { .. } => arguments.to_owned(),
+        Codec::Bare(_) => serde_json::from_str(arguments).map(|v| sorted(v).to_string()).unwrap_or_default(),
         Codec::Params(_) | Codec::Python | Codec::Code => {
             serde_json::from_str::<Value>(arguments).map(|v| v.to_string()).unwrap_or_else(|_| arguments.to_owned())
         }
+    }
+}
+
+/// With the members of objects in alphabetical order.
+fn sorted(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut members: Vec<_> = map.into_iter().map(|(key, value)| (key, sorted(value))).collect();
+            members.sort_by(|(a, _), (b, _)| a.cmp(b));
+            Value::Object(members.into_iter().collect())
+        }
+        Value::Array(all) => all.into_iter().map(sorted).collect(),
+        other => other,
     }
 }
 

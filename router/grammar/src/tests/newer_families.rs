@@ -118,6 +118,29 @@ fn minicpm5_is_read() {
     check("minicpm5", &cases);
 }
 
+/// The mark of strings is a token of its own; as letters it is read too. The last case is Google's own of
+/// FunctionGemma.
+#[test]
+fn gemma_is_read() {
+    let gemma = [
+        (
+            "«<|tool_call>»call:f{l:[1,«<|\"|>»a, b}«<|\"|>»],n:3,o:{k:true},s:«<|\"|>»say \"hi\"\n<tool_call|>«<|\"|>»}«<tool_call|>»",
+            r#"C(f|-|{"l": [1, "a, b}"], "n": 3, "o": {"k": true}, "s": "say \"hi\"\n<tool_call|>"})"#,
+        ),
+        (
+            "<|tool_call>call:search{}<tool_call|><|tool_call>call:f{s:<|\"|>x<|\"|>}<tool_call|>",
+            r#"C(search|-|{})C(f|-|{"s": "x"})"#,
+        ),
+        ("«<|channel>»thought\nso\n«<channel|>»Hi", "R(so)T(Hi)"),
+        ("Hi.«<|tool_call>»call:f{s:«<|\"|>»x", r#"T(Hi.)C?(f|-|{"s": "x)"#),
+        ("A call begins with <|tool_call> and ends.", "T(A call begins with <|tool_call> and ends.)"),
+    ];
+    check("gemma4", &gemma);
+    let function_gemma =
+        [("<start_function_call>call:f{s:<escape>London<escape>}<end_function_call>", r#"C(f|-|{"s": "London"})"#)];
+    check("functiongemma", &function_gemma);
+}
+
 /// Models of the GLM form that omit the line break after the name (SGLang's detector of Ling 3, vLLM's of Laguna).
 #[test]
 fn ling_and_laguna_are_read() {
