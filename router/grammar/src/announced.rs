@@ -2,14 +2,13 @@
 //! parser reads a call and the grammar enforces one. Before, the marker may be a mere mention. It does not parse.
 
 use std::collections::HashMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use regex_automata::Anchored;
 use regex_automata::hybrid::dfa::DFA;
 use regex_automata::util::start::Config;
 
 use crate::format::{Codec, Format, Markers, Member, Step, marker};
-use crate::formats::formats;
 use crate::lark::escape;
 use crate::limits::{MAX_BLANKS, MAX_INDENT};
 use crate::unmarked::{bare, ignored_members, keys};
@@ -191,25 +190,42 @@ pub(crate) fn opener(format: &Format) -> String {
     format!("{first}{BLANKS}")
 }
 
+/// How calls begin after one of a format's markers.
+struct Beginning {
+    /// Something precedes the name.
+    has_header: bool,
+    /// As the parser reads it, and as the grammar takes it.
+    automata: [Option<DFA>; 2],
+}
+
+/// Made when it is first needed: formats may come from files.
+fn beginning_after(format: &'static Format, tok: &'static str) -> Arc<Beginning> {
+    /// By the format's place in memory, and by marker.
+    type Known = HashMap<(usize, &'static str), Arc<Beginning>>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let make = || {
+        let begun = beginning(format, tok);
+        let written = until_written_name(format, tok);
+        let automata = [DFA::new(&begun).ok(), DFA::new(&written.unwrap_or(begun)).ok()];
+        Arc::new(Beginning { has_header: until_name(format, tok).is_some(), automata })
+    };
+    known.entry((std::ptr::from_ref(format).addr(), tok)).or_insert_with(make).clone()
+}
+
+/// Whether something precedes the name after this marker of the format.
+pub(crate) fn has_header(format: &'static Format, tok: &'static str) -> bool {
+    beginning_after(format, tok).has_header
+}
+
 /// Whether a call begins with this text after the marker. None: more of it must be known. `as_written`: only as the
 /// grammar takes it.
-pub(crate) fn begins(format: &Format, tok: &'static str, after: &[u8], as_written: bool) -> Option<bool> {
-    /// By format and marker.
-    type Automata = HashMap<(&'static str, &'static str), [Option<DFA>; 2]>;
-    static ALL: LazyLock<Automata> = LazyLock::new(|| {
-        let both = |format: &Format, tok: &str| {
-            let begun = beginning(format, tok);
-            let written = until_written_name(format, tok);
-            [DFA::new(&begun).ok(), DFA::new(&written.unwrap_or(begun)).ok()]
-        };
-        let of = move |format: &'static Format| {
-            format.call_steps().filter_map(marker).map(move |tok| ((format.name, tok), both(format, tok)))
-        };
-        formats().iter().filter(|format| format.markers == Markers::Either).flat_map(of).collect()
-    });
-    let Some(dfa) = ALL.get(&(format.name, tok)).and_then(|both| both[usize::from(as_written)].as_ref()) else {
+pub(crate) fn begins(format: &'static Format, tok: &'static str, after: &[u8], as_written: bool) -> Option<bool> {
+    if format.markers == Markers::Special {
         return Some(true);
-    };
+    }
+    let beginning = beginning_after(format, tok);
+    let Some(dfa) = &beginning.automata[usize::from(as_written)] else { return Some(true) };
     let mut cache = dfa.create_cache();
     let known = &after[..after.len().min(MOST_BEFORE_NAME)];
     let mut state = dfa.start_state(&mut cache, &Config::new().anchored(Anchored::Yes)).ok()?;

@@ -150,6 +150,8 @@ fn models() -> Vec<(String, ServedModel)> {
         bos_token_id: None,
         eos_token_id: None,
         revision: None,
+        response_template: None,
+        detected: None,
         contradiction: None,
     };
     let public = files.filter_map(|file| Some((KIMI.as_ref()?, file))).map(kimi);

@@ -7,7 +7,7 @@ mod settle;
 #[cfg(test)]
 mod tests;
 
-use rein_grammar::Format;
+use rein_grammar::{Format, RESPONSE_TEMPLATE};
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
@@ -144,6 +144,9 @@ impl Subject<'_> {
 
     fn format(&self) -> Outcome {
         match self.format.has_calls() {
+            true if self.format.name == RESPONSE_TEMPLATE => {
+                fine("tool calls are parsed as the model's response_template describes them")
+            }
             _ if self.text.contradiction.is_some() => {
                 let contradiction = self.text.contradiction.as_deref().unwrap_or_default();
                 let used = self.format.name;

@@ -104,6 +104,10 @@ pub struct ModelText {
     pub eos_token_id: Option<u32>,
     /// Commit of the checkpoint's repository, if the directory is named after it as in the Hub's cache.
     pub revision: Option<String>,
+    /// How outputs are parsed, as the checkpoint says itself (transformers).
+    pub response_template: Option<Json>,
+    /// The format that the files and the template tell, once it is known.
+    pub detected: Option<&'static rein_grammar::Format>,
     /// Why the detected format is not used.
     pub contradiction: Option<String>,
 }
@@ -194,6 +198,8 @@ impl ModelText {
             bos_token_id,
             eos_token_id,
             revision: revision(dir),
+            response_template: tokenizer_config.get("response_template").filter(|given| !given.is_null()).cloned(),
+            detected: None,
             contradiction: None,
         })
     }

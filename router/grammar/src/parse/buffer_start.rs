@@ -1,7 +1,7 @@
 //! Finds the marker, if any, at the start of the buffer.
 
 use super::{BufferStart, Parser, State};
-use crate::announced::{begins, until_name};
+use crate::announced::{begins, has_header};
 use crate::code_blocks::CodeBlocks;
 use crate::codec::{Body, Params};
 use crate::format::{Markers, Region, marker};
@@ -178,9 +178,9 @@ impl Parser {
         }
         // In a code block that may enclose calls, the grammar takes text for anything else.
         let as_written = self.code.as_ref().is_some_and(CodeBlocks::is_enclosing);
-        let begins = match (mark, until_name(self.format, tok)) {
-            (Mark::Inner, None) => self.names(after),
-            (_, None) if as_written && !self.tools.is_empty() => self.begins_name(after),
+        let begins = match (mark, has_header(self.format, tok)) {
+            (Mark::Inner, false) => self.names(after),
+            (_, false) if as_written && !self.tools.is_empty() => self.begins_name(after),
             _ => begins(self.format, tok, after, as_written),
         };
         // What more output could have made a call is a call.

@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use rein_grammar::{Event, Format, Grammars, Parser, ParserOptions, Region, Rules, formats};
+use rein_grammar::{
+    Call, Event, Format, Grammars, Parser, ParserOptions, Region, RenderOptions, Rules, Turn as RenderedTurn, formats,
+    from_response_template, render, render_text,
+};
 use serde_json::{Value as Json, json};
 
 use super::{Outcome, Subject, arguments, broken, calling, fine, result, tool, user, warning};
@@ -31,17 +34,49 @@ pub fn contradiction(text: &ModelText, format: &'static Format) -> Option<String
 
 /// The format whose parser and grammar take the calls that the template writes, other than this one.
 pub fn fitting(text: &ModelText, refused: &'static Format) -> Option<&'static Format> {
-    let template = text.template.as_ref()?;
-    formats().iter().filter(|format| format.has_calls() && format.name != refused.name).find(|format| {
-        let subject = Subject { text, template, format };
-        let Ok(grammar) = grammar(&subject) else { return false };
-        [json!({"city": CITY}), arguments()].into_iter().all(|call| {
-            let turn = written(&subject, std::slice::from_ref(&call), None);
-            turn.is_ok_and(|turn| {
-                turn.read(&subject).is_ok_and(|read| read == [call]) && turn.refused(&subject, &grammar).is_ok()
-            })
-        })
-    })
+    formats()
+        .iter()
+        .filter(|format| format.has_calls() && format.name != refused.name)
+        .find(|format| takes_calls(text, format).is_some())
+}
+
+/// The format of the checkpoint's `response_template`, if it takes the calls that the chat template writes. Of several
+/// layouts, the one in which that template writes them.
+pub fn derived(text: &ModelText) -> Option<&'static Format> {
+    let described = text.response_template.as_ref()?;
+    let all = match from_response_template(described, &|name| text.has_special(name)) {
+        Ok(all) => all,
+        Err(error) => {
+            tracing::warn!(model = text.name, %error, "no format can be derived from the model's response_template");
+            return None;
+        }
+    };
+    let call = Call { name: NAME.into(), arguments: json!({"city": CITY}).to_string() };
+    let turn = RenderedTurn { calls: vec![call], ..RenderedTurn::default() };
+    let mut taking = all.into_iter().filter_map(|format| Some((format, takes_calls(text, format)?)));
+    let first = taking.next()?;
+    let as_written = |(format, output): &(&'static Format, String)| {
+        output.contains(&render_text(&render(format, &turn, RenderOptions::default())))
+    };
+    if as_written(&first) {
+        return Some(first.0);
+    }
+    Some(taking.find(as_written).unwrap_or(first).0)
+}
+
+/// The first of two calls as the template writes it, if the format's parser and grammar take both.
+fn takes_calls(text: &ModelText, format: &'static Format) -> Option<String> {
+    let subject = Subject { text, template: text.template.as_ref()?, format };
+    let grammar = grammar(&subject).ok()?;
+    let mut outputs = Vec::new();
+    for call in [json!({"city": CITY}), arguments()] {
+        let turn = written(&subject, std::slice::from_ref(&call), None).ok()?;
+        if turn.read(&subject).ok()? != [call] || turn.refused(&subject, &grammar).is_err() {
+            return None;
+        }
+        outputs.push(turn.output);
+    }
+    outputs.into_iter().next()
 }
 
 const CITY: &str = "Paris";

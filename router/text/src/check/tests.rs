@@ -156,6 +156,53 @@ fn a_format_that_the_template_contradicts_is_not_used() {
     }
 }
 
+/// A checkpoint of a family that the table does not have: tags of its own around each argument.
+#[test]
+fn a_response_template_makes_a_format() {
+    let call = "<hey:call>\n<fn={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}\
+        <arg={{ k }}>{{ v if v is string else v | tojson }}</arg>\n{% endfor %}</fn>\n</hey:call>";
+    let described = json!({"start_anchor": "assistant: ", "fields": {
+        "thinking": {"open": "<mm>", "close": "</mm>"},
+        "tool_calls": {
+            "open_pattern": r"<hey:call>\s*<fn=(?P<name>[^>]+)>", "close_pattern": r"</fn>\s*</hey:call>", "repeats": true,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<arg=(?P<key>[^>]+)>\s*(?P<value>.*?)\s*</arg>"},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": "<|im_end|>"},
+    }});
+    for (described, format, says) in [
+        (described, "response_template", "response_template describes"),
+        (
+            json!({"fields": {"tool_calls": {"open": "<a>"}}}),
+            "plain",
+            "the template writes calls that kimi_k2 does not read",
+        ),
+    ] {
+        let dir = model_dir(&explaining("Tools: ", call));
+        let file = dir.join("tokenizer_config.json");
+        let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        config["response_template"] = described;
+        std::fs::write(&file, config.to_string()).unwrap();
+        let mut text = ModelText::load(&dir, &ModelOverrides::default()).unwrap();
+        std::fs::remove_dir_all(dir).unwrap();
+        let settled = text.settle_format(None);
+        assert_eq!(settled.name, format, "{:?}", text.contradiction);
+        let report = check(&text, settled);
+        let (_, message) = finding(&report, "format");
+        assert!(message.contains(says), "{message}");
+        if settled.name == "response_template" {
+            let (verdict, message) = finding(&report, "read back");
+            assert_eq!(verdict, Verdict::Fine, "{message}");
+            // The layout is that of the template: a value has no line breaks around it.
+            let call = rein_grammar::Call { name: "f".into(), arguments: r#"{"a": "x"}"#.into() };
+            let turn = rein_grammar::Turn { calls: vec![call], ..rein_grammar::Turn::default() };
+            let written = rein_grammar::render_text(&rein_grammar::render(settled, &turn, Default::default()));
+            assert_eq!(written, "<hey:call>\n<fn=f>\n<arg=a>x</arg>\n</fn>\n</hey:call>");
+        }
+    }
+}
+
 #[test]
 fn without_a_template_there_are_no_tool_calls() {
     let dir = model_dir("");
