@@ -4,6 +4,7 @@
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+use super::json::{Fed, Json};
 use super::{End, OpenCall, json, python};
 use crate::event::Event;
 use crate::format::{Step, marker};
@@ -115,6 +116,8 @@ struct Reading {
     /// The key may wrap all others.
     may_wrap: bool,
     text: String,
+    /// Reads a value that can be no string. None: it may be one, or is not JSON.
+    reader: Option<Json>,
 }
 
 #[derive(Debug)]
@@ -164,6 +167,11 @@ impl Params {
 
     pub fn in_value(&self) -> bool {
         matches!(self.at, At::Value(_))
+    }
+
+    /// Whether it is in a string of a value in JSON, where markers are text. A line break is none of a string's.
+    pub fn in_json_string(&self) -> bool {
+        matches!(&self.at, At::Value(Reading { reader: Some(reader), .. }) if reader.in_string())
     }
 
     /// Whether an argument with this name is still expected.
@@ -230,6 +238,10 @@ impl Params {
                 }
                 if !value.stream {
                     value.text.push_str(text);
+                    let goes_on = |reader: &mut Json| {
+                        text.bytes().all(|b| !(reader.in_string() && b == b'\n') && reader.feed(b) != Fed::Bad)
+                    };
+                    value.reader.take_if(|reader| !goes_on(reader));
                     if !value.text.trim().is_empty() {
                         self.reported.key(&mut self.call, value);
                     }
@@ -276,7 +288,9 @@ impl Params {
         let json = read.is_string == Some(false) && types.is_string();
         let stream = types.is_string() && !json;
         self.keys.push(key);
-        let mut value = Reading { types, stream, lead, newline: false, json, head, may_wrap, text: String::new() };
+        let reader = (!types.may_be_string()).then(Json::new);
+        let text = String::new();
+        let mut value = Reading { types, stream, lead, newline: false, json, head, may_wrap, text, reader };
         if stream {
             self.reported.key(&mut self.call, &mut value);
             self.call.delta.push(b'"');

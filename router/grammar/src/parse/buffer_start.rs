@@ -164,7 +164,7 @@ impl Parser {
         if let Some(params) = self.params()
             && params.in_value()
         {
-            return self.ends_value(params, mark, tok, after, last);
+            return if params.in_json_string() { Some(false) } else { self.ends_value(params, mark, tok, after, last) };
         }
         if mark == Mark::TextClose && !self.format.text.is_needed() {
             return self.structural(after, last, Mark::enters_calls);

@@ -1,6 +1,6 @@
 //! Formats from files, and the page generated from the table.
 
-use super::{options, parse, short};
+use super::{options, parse, pieces, short};
 use crate::{Call, Format, Region, RenderOptions, Turn, markdown, render};
 
 /// The example in docs/howto/add-a-format.md.
@@ -16,9 +16,12 @@ fn a_format_from_a_file_renders_and_parses() {
     assert!(std::ptr::eq(format, again));
     let call = Call { name: "search".into(), arguments: "{\"q\": 1}".into() };
     let turn = Turn { reasoning: Some("Hm.".into()), text: "Hi.".into(), calls: vec![call] };
-    let pieces = render(format, &turn, RenderOptions::default());
-    let got = short(&parse(format, options(Region::Text, &["search"]), &pieces));
+    let rendered = render(format, &turn, RenderOptions::default());
+    let got = short(&parse(format, options(Region::Text, &["search"]), &rendered));
     assert_eq!(got, "R(Hm.)T(Hi.)C(search|-|{\"q\": 1})");
+    let mentioned = "It begins with <calls> or <call name= and a name.";
+    let got = short(&parse(format, options(Region::Text, &["search"]), &pieces(mentioned)));
+    assert_eq!(got, format!("T({mentioned})"));
 }
 
 #[test]

@@ -65,6 +65,25 @@ fn a_value_ends_where_a_marker_of_the_call_follows() {
     }
 }
 
+/// A value in JSON may hold the letters of markers in its strings: it does not end there.
+#[test]
+fn strings_of_a_json_value_may_hold_markers() {
+    let schema = json!({"type": "object", "properties": {"o": {"type": "object", "additionalProperties": true}, "l": {"type": "array"}},
+        "required": ["o"]});
+    for (format, spelled) in ways() {
+        let b = Bench::new(format, spelled);
+        let markers: Vec<&str> = format.call_steps().filter_map(marker).collect();
+        let closers: String = markers.iter().rev().take(3).copied().collect();
+        for text in [markers.concat(), closers.clone(), format!("\\\"{closers}"), markers.join(" ")] {
+            let arguments = json!({"o": {"x": text, "y": [text]}, "l": [text, 1]}).to_string();
+            let (taken, read) = tried(&b, &schema, spelled, &arguments);
+            assert!(taken, "{} {spelled}: {arguments} is refused", format.name);
+            let whole = read.len() == 2 && read.iter().all(|read| same(read, &arguments));
+            assert!(whole, "{} {spelled}: {arguments} is read as {read:?}", format.name);
+        }
+    }
+}
+
 /// A string with constraints does not take the place of the other types of a union.
 #[test]
 fn all_types_of_a_union_are_accepted() {
