@@ -312,6 +312,9 @@ impl Choice {
 
     fn end(&mut self, length: bool) {
         self.report_grammar();
+        if let Some(SteeredOutput { session, .. }) = &self.steered {
+            self.transcript.grammar_relaxed = session.relaxed().to_owned();
+        }
         self.transcript.finish(length);
     }
 

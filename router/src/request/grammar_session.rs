@@ -119,6 +119,8 @@ pub struct GrammarSession {
     matcher: Option<Matcher>,
     canonical: Replacement,
     loosened: Option<Compiled>,
+    /// The limit after which the grammar is the loosened one. Empty: none was met.
+    relaxed: String,
     /// Accepted tokens, for the canonical form and the loosened grammar.
     output: Vec<u32>,
     restrictions: Restrictions,
@@ -157,6 +159,7 @@ impl GrammarSession {
             matcher,
             canonical: canonical.map_or(Replacement::Same, Replacement::Source),
             loosened,
+            relaxed: String::new(),
             output: Vec::new(),
             restrictions,
             recent: Vec::new(),
@@ -372,10 +375,16 @@ impl GrammarSession {
         match self.matcher.as_mut().map(&ask).transpose() {
             Err(MatcherError::Limit(limit)) if self.loosen() => {
                 tracing::warn!(%limit, "the grammar met a limit; it goes on without constraints of strings and numbers");
+                self.relaxed = limit;
                 Ok(self.matcher.as_mut().map(ask).transpose()?)
             }
             asked => Ok(asked?),
         }
+    }
+
+    /// The limit that the grammar has met. Empty: none.
+    pub fn relaxed(&self) -> &str {
+        &self.relaxed
     }
 
     fn loosen(&mut self) -> bool {

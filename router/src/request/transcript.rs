@@ -104,6 +104,8 @@ pub struct Transcript {
     /// Where and why the finished response violates its format.
     pub(crate) invalid_response: Option<String>,
     pub(crate) grammar_report: Option<v1::GrammarReport>,
+    /// The limit that the grammar met. Empty: none.
+    pub(crate) grammar_relaxed: String,
     /// The grammar's decisions. They may be ahead of the transcript: tokens are checked in batches.
     pub(crate) decisions: Vec<v1::Decision>,
     /// Ids and logprobs of tokens that no event has reported yet.
@@ -169,6 +171,7 @@ impl Transcript {
             said: None,
             invalid_response: None,
             grammar_report: None,
+            grammar_relaxed: String::new(),
             decisions: Vec::new(),
             token_ids: Vec::new(),
             logprobs: Vec::new(),
@@ -476,6 +479,7 @@ impl Transcript {
             incomplete_tool_calls: self.report.incomplete.clone(),
             invalid_response: self.invalid_response.clone().unwrap_or_default(),
             ended_early: self.ended_early.filter(told).unwrap_or_default().to_owned(),
+            grammar_relaxed: std::mem::take(&mut self.grammar_relaxed),
         };
         self.emit(chat_event::Event::Done(done));
     }

@@ -56,6 +56,9 @@ pub struct MessageEnd {
     /// Own field, as in the proto.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ended_early: String,
+    /// Own field, as in the proto.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub grammar_relaxed: String,
 }
 
 #[derive(Serialize)]
@@ -89,6 +92,7 @@ impl MessageEnd {
             malformed: done.malformed,
             invalid_response: done.invalid_response,
             ended_early: done.ended_early,
+            grammar_relaxed: done.grammar_relaxed,
         }
     }
 }

@@ -154,6 +154,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         grammar: choice_end.and_then(|done| done.grammar.as_ref()).map(GrammarReport::from),
         invalid_response: choice_end.map_or("", |done| &done.invalid_response),
         ended_early: choice_end.map_or("", |done| &done.ended_early),
+        grammar_relaxed: choice_end.map_or("", |done| &done.grammar_relaxed),
     };
     let chunk = ChatChunk {
         id: &chunks.start.id,

@@ -100,6 +100,7 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: DeliveryOptions, token_id
             grammar: done.grammar.as_ref().map(GrammarReport::from),
             invalid_response: &done.invalid_response,
             ended_early: &done.ended_early,
+            grammar_relaxed: &done.grammar_relaxed,
         }
     };
     let body = ChatBody {
@@ -134,6 +135,7 @@ pub fn completion_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
             prompt_logprobs: wire::prompt_logprobs(&start.prompt_logprobs),
             invalid_response: &done.invalid_response,
             ended_early: &done.ended_early,
+            grammar_relaxed: &done.grammar_relaxed,
         }
     };
     let body = CompletionBody {

@@ -98,6 +98,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         prompt_logprobs: wire::prompt_logprobs(&beginning.prompt_logprobs),
         invalid_response: choice_end.map_or("", |done| &done.invalid_response),
         ended_early: choice_end.map_or("", |done| &done.ended_early),
+        grammar_relaxed: choice_end.map_or("", |done| &done.grammar_relaxed),
     };
     let chunk = CompletionBody {
         id: &chunks.start.id,

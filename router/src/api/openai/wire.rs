@@ -45,6 +45,9 @@ pub struct ChatChoice<'a> {
     /// Own field, as in the proto.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub ended_early: &'a str,
+    /// Own field, as in the proto.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub grammar_relaxed: &'a str,
 }
 
 #[derive(Serialize, Default)]
@@ -116,6 +119,9 @@ pub struct ChatBodyChoice<'a> {
     /// Own field, as in the proto.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub ended_early: &'a str,
+    /// Own field, as in the proto.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub grammar_relaxed: &'a str,
 }
 
 #[derive(Serialize)]
@@ -271,6 +277,9 @@ pub struct CompletionChoice<'a> {
     /// Own field, as in the proto.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub ended_early: &'a str,
+    /// Own field, as in the proto.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub grammar_relaxed: &'a str,
 }
 
 /// Parallel lists, one entry per token. Offsets are in characters of the choice's text.

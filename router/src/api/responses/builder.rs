@@ -44,6 +44,7 @@ pub(super) struct ExtraFields {
     pub invalid_response: String,
     /// As in the proto.
     pub ended_early: String,
+    pub grammar_relaxed: String,
     pub prompt_token_ids: Vec<u32>,
     pub token_ids: Vec<u32>,
 }
@@ -340,6 +341,7 @@ impl ResponseBuilder {
         self.own.malformed = done.malformed;
         self.own.invalid_response = done.invalid_response;
         self.own.ended_early = done.ended_early;
+        self.own.grammar_relaxed = done.grammar_relaxed;
         self.status = if cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed };
     }
 

@@ -93,6 +93,9 @@ impl Serialize for ResponseObject<'_> {
         if !own.ended_early.is_empty() {
             map.serialize_entry("ended_early", &own.ended_early)?;
         }
+        if !own.grammar_relaxed.is_empty() {
+            map.serialize_entry("grammar_relaxed", &own.grammar_relaxed)?;
+        }
         if response.parameters.token_ids {
             map.serialize_entry("prompt_token_ids", &own.prompt_token_ids)?;
             map.serialize_entry("token_ids", &own.token_ids)?;

@@ -430,6 +430,44 @@ fn marker(text: &str) -> u32 {
     256 + MARKERS.iter().position(|marker| *marker == text).unwrap() as u32
 }
 
+/// A limit at run time: the rest goes on without the constraints of strings, once, and the limit is named. A strict
+/// schema has no such rest.
+#[test]
+fn a_limit_relaxes_the_rest_of_the_output() {
+    let schema = |strict| Response::JsonSchema { schema: json!({"type": "string", "maxLength": 2}), strict };
+    for strict in [false, true] {
+        let rules = Rules { response: Some(schema(strict)), ..Rules::default() };
+        let compiled = compiled(&rules);
+        let mut session = plain(compiled.matcher().unwrap(), false);
+        session.loosened = Some(compiled);
+        let text = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        assert_eq!(session.check(&text("\"ab"), 100).unwrap().accepted, 3);
+        assert_eq!(session.relaxed(), "");
+        let fails = std::cell::Cell::new(true);
+        let asked = session.within_limits(|matcher| match fails.replace(false) {
+            true => Err(MatcherError::Limit("too many states".into())),
+            false => matcher.accept(u32::from(b'c')),
+        });
+        if strict {
+            assert!(asked.is_err() && session.relaxed().is_empty());
+            continue;
+        }
+        assert_eq!(asked.unwrap(), Some(true), "the length is relaxed");
+        assert_eq!(session.relaxed(), "too many states");
+        assert_eq!(session.check(&text("d\""), 100).unwrap().accepted, 2);
+        // There is nothing left to relax.
+        fails.set(true);
+        assert!(
+            session
+                .within_limits(|_| match fails.get() {
+                    true => Err::<(), _>(MatcherError::Limit("again".into())),
+                    false => Ok(()),
+                })
+                .is_err()
+        );
+    }
+}
+
 fn replacing(rules: &Rules) -> GrammarSession {
     let compiled = compiled(rules);
     GrammarSession::new(super::SessionRules {

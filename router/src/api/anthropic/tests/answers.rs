@@ -169,7 +169,12 @@ fn omitted_thinking_has_a_signature_that_stands_for_its_text() {
 #[test]
 fn calls_that_must_not_be_executed_are_reported_apart() {
     let cut = v1::ToolCall { id: "functions.f:0".into(), name: "f".into(), arguments: "{\"x".into() };
-    let more = v1::Done { incomplete_tool_calls: vec![cut], malformed: vec!["oops".into()], ..v1::Done::default() };
+    let more = v1::Done {
+        incomplete_tool_calls: vec![cut],
+        malformed: vec!["oops".into()],
+        grammar_relaxed: "too many states".into(),
+        ..v1::Done::default()
+    };
     let events =
         [started(), text("a"), call(0), arguments(0, "{\"x"), ended(0, false), done(v1::FinishReason::Length, more)];
     let body = message_body(events.clone().map(event).into(), OPTIONS, &seal());
@@ -177,6 +182,7 @@ fn calls_that_must_not_be_executed_are_reported_apart() {
     assert_eq!(body["content"], json!([{"type": "text", "text": "a"}]));
     assert_eq!(body["malformed"], json!(["oops"]));
     assert_eq!(body["incomplete_tool_calls"][0]["partial_json"], "{\"x");
+    assert_eq!(body["grammar_relaxed"], "too many states");
     // A stream has sent the call; the end names it.
     let payloads = encoded(OPTIONS, events.map(event).into());
     let end = &payloads[payloads.len() - 2];
