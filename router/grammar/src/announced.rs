@@ -123,6 +123,7 @@ fn before_name(
                 regex.push_str(&format!("{blanks}\\{{"));
                 break;
             }
+            Step::Index | Step::Ordinal => regex.push_str("[0-9]+"),
             Step::Name => break,
             _ => {}
         }

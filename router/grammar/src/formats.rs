@@ -647,6 +647,23 @@ static FORMATS: &[Format] = &[
         ..BASE
     },
     Format {
+        name: "olmo3",
+        models: &["Olmo-3*"],
+        reasoning: SPACED_THINK,
+        lead: "\n",
+        begin: &[Tok("<function_calls>"), Lit("\n")],
+        between: &[Lit("\n")],
+        end: &[Lit("\n"), Tok("</function_calls>")],
+        call: &[Name, Lit("("), Args(Python), Lit(")")],
+        signs: DetectionSigns {
+            template: &["<function_calls>"],
+            not: &["｜DSML｜"],
+            special: None,
+            architectures: &["Olmo3ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
         name: "xlam",
         models: &["xLAM-2*"],
         calls: InsteadOfText,

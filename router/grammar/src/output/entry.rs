@@ -4,7 +4,7 @@ use super::call::{CallError, Caller, writable};
 use super::marker::{GrammarPart, after_name, join};
 use super::prose::{Exit, ExitKind, beginnings};
 use super::{Output, Places};
-use crate::announced::{announcing, until_written_name};
+use crate::announced::{announcing, until_name, until_written_name};
 use crate::code_blocks::TextPlace;
 use crate::format::{CallPosition, Codec, Format, Step, marker};
 use crate::lark::{GrammarForm, either, escape, layout};
@@ -242,7 +242,8 @@ impl<'a> Output<'a, '_> {
                 let written = until_written_name(self.marking.format, letters).filter(|_| !self.is_canonical());
                 let (before, mut rest) = split_at_name(name, call);
                 let mut before = format!("{}{}", escape(letters), written.unwrap_or(before));
-                if call.get(1) == Some(&GrammarPart::Text((*name).to_owned())) {
+                let at_once = until_name(self.marking.format, letters).is_none();
+                if at_once && rest.first() == Some(&GrammarPart::Text((*name).to_owned())) {
                     let begun = known.iter().find(|begun| name.starts_with(**begun)).unwrap_or(name);
                     before.push_str(&escape(begun));
                     rest[0] = GrammarPart::Text(name[begun.len()..].to_owned());

@@ -1,7 +1,7 @@
 //! Finds the marker, if any, at the start of the buffer.
 
 use super::{BufferStart, Parser, State};
-use crate::announced::{begins, has_header};
+use crate::announced::{begins, has_header, until_bare_name};
 use crate::code_blocks::CodeBlocks;
 use crate::codec::{Body, Params};
 use crate::format::{Markers, Region, marker};
@@ -180,7 +180,7 @@ impl Parser {
         let as_written = self.code.as_ref().is_some_and(CodeBlocks::is_enclosing);
         let begins = match (mark, has_header(self.format, tok)) {
             (Mark::Inner, false) => self.names(after),
-            (_, false) if as_written && !self.tools.is_empty() => self.begins_name(after),
+            (_, false) if as_written && !self.tools.is_empty() => self.begins_name(tok, after),
             _ => begins(self.format, tok, after, as_written),
         };
         // What more output could have made a call is a call.
@@ -211,7 +211,9 @@ impl Parser {
     }
 
     /// Whether the text begins with the name of a tool. None: more of it must be known.
-    fn begins_name(&self, after: &[u8]) -> Option<bool> {
+    fn begins_name(&self, tok: &str, after: &[u8]) -> Option<bool> {
+        let blanks = !until_bare_name(self.format, tok).is_empty();
+        let after = if blanks { after.trim_ascii_start() } else { after };
         let mut names = self.tools.iter().map(|tool| tool.name.as_bytes());
         match names.clone().any(|name| after.starts_with(name)) {
             true => Some(true),

@@ -141,6 +141,20 @@ fn gemma_is_read() {
     check("functiongemma", &function_gemma);
 }
 
+/// The template of Olmo 3 (vLLM's examples): one call per line.
+#[test]
+fn olmo3_is_read() {
+    let cases = [
+        (
+            "So.\n<function_calls>\nf(s='x', n=3)\nsearch()\n</function_calls>",
+            r#"T(So.)C(f|-|{"s": "x", "n": 3})C(search|-|{})"#,
+        ),
+        ("<function_calls>f(b=true)</function_calls>", r#"C(f|-|{"b": true})"#),
+        ("Put it in <function_calls> and close it.", "T(Put it in <function_calls> and close it.)"),
+    ];
+    check("olmo3", &cases);
+}
+
 /// Models of the GLM form that omit the line break after the name (SGLang's detector of Ling 3, vLLM's of Laguna).
 #[test]
 fn ling_and_laguna_are_read() {
