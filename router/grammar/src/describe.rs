@@ -41,7 +41,7 @@ impl Format {
                 (Markers::Either, false) => "no marker begins a call: only declared names count",
             });
             guarantees.push(match self.codec() {
-                Codec::Json | Codec::Object { .. } => "arguments are JSON",
+                Codec::Json | Codec::Keyed | Codec::Object { .. } => "arguments are JSON",
                 Codec::Params(_) => "arguments are raw values: strings unquoted, other types as JSON, by the schema",
                 Codec::Python => "arguments are Python literals",
                 Codec::Bare(_) => "arguments are objects with names without quotes and strings between two marks",
@@ -85,6 +85,7 @@ impl Format {
                 match step {
                     Step::Tok(text) | Step::Lit(text) => written.push_str(text),
                     Step::Name => return written + "NAME",
+                    Step::Args(Codec::Keyed) => return written + "{\"NAME\"",
                     Step::Args(Codec::Object { members, .. }) => {
                         let key = members.iter().filter_map(Member::name).flatten().next().unwrap_or(&"name");
                         return format!("{written}{{\"{key}\": \"NAME\"");

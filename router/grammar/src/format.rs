@@ -150,6 +150,8 @@ pub enum Codec {
     /// One JSON object with name and arguments, written in the order of the members and read in any order. `ignored`
     /// members are not reported.
     Object { members: &'static [Member], ignored: &'static [&'static str] },
+    /// One JSON object with one member: the name is its key, the arguments are its value.
+    Keyed,
     /// These steps once per argument. A string is written unquoted, everything else as JSON, so the schema (or `Type`,
     /// `IsString`) is needed to read it back. A raw value cannot contain the marker that ends it.
     Params(&'static [Step]),

@@ -5,7 +5,7 @@ use crate::format::{
     Wrap,
 };
 use CallPosition::{AfterText, BeforeText, InsteadOfText};
-use Codec::{Bare, Code, Json, Object, Params, Python};
+use Codec::{Bare, Code, Json, Keyed, Object, Params, Python};
 use Markers::{Either, Special};
 use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type, Value};
 
@@ -909,6 +909,29 @@ static FORMATS: &[Format] = &[
             not: &[],
             special: Some("<start_function_call>"),
             architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
+        name: "apertus",
+        models: &["Apertus*"],
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("<|inner_prefix|>")],
+            close: &[Tok("<|inner_suffix|>")],
+            layout: ["", "", ""],
+        }),
+        markers: Special,
+        begin: &[Tok("<|tools_prefix|>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]"), Tok("<|tools_suffix|>")],
+        call: &[Args(Keyed)],
+        stops: &["<|assistant_end|>"],
+        signs: DetectionSigns {
+            template: &["<|tools_prefix|>"],
+            not: &[],
+            special: Some("<|tools_prefix|>"),
+            architectures: &["ApertusForCausalLM"],
         },
         ..BASE
     },

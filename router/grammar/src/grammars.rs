@@ -263,7 +263,7 @@ impl Grammars {
             }
         }
         // Without a marker, a call's own first letters begin it.
-        let object = matches!(self.format.codec(), Codec::Object { .. } | Codec::Json);
+        let object = matches!(self.format.codec(), Codec::Object { .. } | Codec::Keyed | Codec::Json);
         if object && !text.trim_end().ends_with('{') {
             text.push('{');
         }

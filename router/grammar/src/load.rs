@@ -162,6 +162,7 @@ enum CodecFile {
         #[serde(default)]
         ignored: Vec<String>,
     },
+    Keyed,
     Params(Vec<StepFile>),
     /// The marker around strings.
     Bare(String),
@@ -226,6 +227,10 @@ impl FormatFile {
                     return wrong("call", "must not have \"name\": it is a member of the object");
                 }
             }
+            CodecFile::Keyed if names > 0 => {
+                return wrong("call", "must not have \"name\": it is the key of the object's member");
+            }
+            CodecFile::Keyed => {}
             _ if names != 1 => return wrong("call", "must have \"name\" once"),
             CodecFile::Params(steps) => {
                 let at = |found: fn(&StepFile) -> bool| steps.iter().position(found);
@@ -326,6 +331,7 @@ fn step(step: StepFile) -> Step {
         StepFile::IsString => Step::IsString,
         StepFile::Args(codec) => Step::Args(match codec {
             CodecFile::Json => Codec::Json,
+            CodecFile::Keyed => Codec::Keyed,
             CodecFile::Python => Codec::Python,
             CodecFile::Params(inner) => Codec::Params(steps(inner)),
             CodecFile::Bare(mark) => Codec::Bare(steps(vec![StepFile::Tok(mark)])),

@@ -218,7 +218,7 @@ impl Lexicon {
             }
         }
         let inline = match format.call.first() {
-            Some(Step::Args(Codec::Object { .. })) => Some(Inline::Object),
+            Some(Step::Args(Codec::Object { .. } | Codec::Keyed)) => Some(Inline::Object),
             Some(Step::Name) => Some(Inline::Name),
             _ => None,
         };

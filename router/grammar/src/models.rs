@@ -88,6 +88,7 @@ static ALL: &[Recommendation] = &[
     sampled(of("gemma4", "gemma-4", "google/gemma-4-31B-it"), 1.0, P95, Some(64)),
     sampled(of("functiongemma", "functiongemma", "google/functiongemma-270m-it"), 1.0, P95, Some(64)),
     of("olmo3", "Olmo-3", "allenai/Olmo-3-7B-Instruct"),
+    of("apertus", "Apertus", "swiss-ai/Apertus-8B-Instruct-2509"),
     of("minicpm3", "MiniCPM3", "openbmb/MiniCPM3-4B"),
     of("phi4_mini", "Phi-4-mini", "microsoft/Phi-4-mini-instruct"),
     of("nemotron_v2", "Nemotron-Nano-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"),

@@ -184,6 +184,7 @@ impl Pieces {
     fn arguments(&mut self, codec: Codec, scope: &Scope<'_>) {
         match codec {
             Codec::Json => self.text(scope.arguments),
+            Codec::Keyed => self.text(&format!("{{{}: {}}}", Value::from(scope.name), scope.arguments)),
             Codec::Object { members, .. } => {
                 let quoted = |s: &str| Value::from(s).to_string();
                 let members: Vec<String> = members

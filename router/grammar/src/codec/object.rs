@@ -125,7 +125,7 @@ impl Object {
 
     pub fn feed(&mut self, b: u8, out: &mut Vec<Event>) -> Progress {
         let progress = match self.codec {
-            Codec::Object { .. } => self.feed_member(b, out),
+            Codec::Object { .. } | Codec::Keyed => self.feed_member(b, out),
             _ => self.feed_arguments(b, out),
         };
         if !self.call.started && progress != Progress::Bad {
@@ -194,12 +194,19 @@ impl Object {
     }
 
     /// The kind of the member whose key has just been read.
-    fn classify(&self) -> Member {
-        let Codec::Object { members, ignored } = self.codec else { return Member::Other };
+    fn classify(&mut self) -> Member {
+        let key = self.member.trim_ascii_end().strip_suffix(b":").and_then(json::string).unwrap_or_default();
+        let (members, ignored) = match self.codec {
+            Codec::Object { members, ignored } => (members, ignored),
+            Codec::Keyed if self.call.name.is_none() && !key.trim().is_empty() => {
+                self.call.set_name(key);
+                return Member::Arguments;
+            }
+            _ => return Member::Other,
+        };
         let is = |key: &str, kind: fn(&format::Member) -> Option<&'static [&'static str]>| {
             members.iter().filter_map(kind).any(|keys| keys.contains(&key))
         };
-        let key = self.member.trim_ascii_end().strip_suffix(b":").and_then(json::string).unwrap_or_default();
         let key = key.as_str();
         if is(key, format::Member::name) && self.call.name.is_none() {
             Member::Name

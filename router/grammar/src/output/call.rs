@@ -214,6 +214,19 @@ impl Caller<'_> {
                 let last = ignored_members(ignored, &blanks, |member| format!("{blanks},{blanks}{member}"));
                 out.extend([GrammarPart::Regex(format!("{last}{blanks}\\}}")), GrammarPart::Regex(blanks)]);
             }
+            Codec::Keyed => {
+                let blanks = self.marking.form.blanks();
+                let space = if self.marking.form == GrammarForm::Canonical { " ?" } else { &blanks };
+                let arguments = compiler.document()?;
+                out.extend([
+                    GrammarPart::Regex(format!("{blanks}\\{{{blanks}")),
+                    GrammarPart::Text(quoted(&tool.name)),
+                    GrammarPart::Regex(format!("{blanks}:{space}")),
+                    GrammarPart::Rule(arguments),
+                    GrammarPart::Regex(format!("{blanks}\\}}")),
+                    GrammarPart::Regex(blanks),
+                ]);
+            }
             Codec::Params(steps) => {
                 let before = steps.split(|s| *s == Step::Value).next().unwrap_or_default();
                 let after = steps.get(before.len() + 1..).unwrap_or_default();

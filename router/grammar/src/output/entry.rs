@@ -64,7 +64,7 @@ impl<'a> Output<'a, '_> {
             .then(|| Broken { in_section: self.work.writer.reserve(), alone: self.work.writer.reserve() });
         let closing = join(self.work.writer, &calls.closing);
         // Arguments in JSON tell by themselves where they end.
-        let tells = matches!(format.codec(), Codec::Json | Codec::Bare(_) | Codec::Object { .. })
+        let tells = matches!(format.codec(), Codec::Json | Codec::Bare(_) | Codec::Keyed | Codec::Object { .. })
             || format.around_arguments().1.iter().filter(|s| matches!(s, Step::Tok(_))).count() > 1;
         let may_break = broken.as_ref().filter(|_| tells && !closing.is_empty() && !format.text.is_needed());
         let alone = match may_break {

@@ -105,7 +105,7 @@ impl Parser {
                     && self.tried
                     && self.trial.is_none()
                     && !self.lex.open_ended
-                    && matches!(self.format.codec(), Codec::Object { .. })
+                    && matches!(self.format.codec(), Codec::Object { .. } | Codec::Keyed)
                     && junk.chars().all(|c| c.is_whitespace() || c == ',') =>
                 {
                     junk.clear();

@@ -164,7 +164,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
     let calls: Vec<Call> = (0..n)
         .map(|_| {
             let arguments = Value::Object(match format.codec() {
-                Codec::Json | Codec::Object { .. } => object(random, 0),
+                Codec::Json | Codec::Keyed | Codec::Object { .. } => object(random, 0),
                 Codec::Params(_) | Codec::Bare(_) => typed(random, &banned),
                 Codec::Python | Codec::Code => typed(random, &[]),
             });
@@ -189,7 +189,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
 /// The arguments as reported if they are reported as written; otherwise their value.
 fn canonical(format: &Format, arguments: &str) -> String {
     match format.codec() {
-        Codec::Json | Codec::Object { .. } => arguments.to_owned(),
+        Codec::Json | Codec::Keyed | Codec::Object { .. } => arguments.to_owned(),
         Codec::Bare(_) => serde_json::from_str(arguments).map(|v| sorted(v).to_string()).unwrap_or_default(),
         Codec::Params(_) | Codec::Python | Codec::Code => {
             serde_json::from_str::<Value>(arguments).map(|v| v.to_string()).unwrap_or_else(|_| arguments.to_owned())
@@ -330,7 +330,7 @@ fn the_table_has_what_parser_and_renderer_need() {
     for format in formats().iter().filter(|f| f.has_calls()) {
         let args = format.call.iter().filter(|s| matches!(s, Step::Args(_))).count();
         assert_eq!(args, 1, "{}: one place for the arguments", format.name);
-        let named = format.call.contains(&Step::Name) != matches!(format.codec(), Codec::Object { .. });
+        let named = format.call.contains(&Step::Name) != matches!(format.codec(), Codec::Keyed | Codec::Object { .. });
         assert!(named, "{}: one place for the name", format.name);
     }
 }

@@ -155,6 +155,22 @@ fn olmo3_is_read() {
     check("olmo3", &cases);
 }
 
+/// The cases of llama.cpp's tests of its Apertus parser.
+#[test]
+fn apertus_is_read() {
+    let cases = [
+        ("«<|tools_prefix|>»[{\"f\": {\"n\": 1}}]«<|tools_suffix|>»", r#"C(f|-|{"n": 1})"#),
+        (
+            "«<|inner_prefix|>»I'm\nthinking«<|inner_suffix|>»«<|tools_prefix|>»[{\"f\": {\"n\": 1}}, {\"search\": {}}]«<|tools_suffix|>»",
+            r#"R(I'm
+thinking)C(f|-|{"n": 1})C(search|-|{})"#,
+        ),
+        ("«<|inner_prefix|>»so«<|inner_suffix|>»Hello, world!", "R(so)T(Hello, world!)"),
+        ("«<|tools_prefix|>»[{\"f\": {\"s\": \"x", r#"C?(f|-|{"s": "x)"#),
+    ];
+    check("apertus", &cases);
+}
+
 /// Models of the GLM form that omit the line break after the name (SGLang's detector of Ling 3, vLLM's of Laguna).
 #[test]
 fn ling_and_laguna_are_read() {
