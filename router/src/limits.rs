@@ -117,6 +117,12 @@ pub const STORED_RESPONSES_PER_KEY: usize = 4_096;
 pub const STORED_RESPONSE_BYTES_PER_KEY: usize = 64 << 20;
 /// Responses that wait for being written to the directory of `--responses-store`; further ones are not kept.
 pub const PENDING_RESPONSES: usize = 1_024;
+/// Threads that read files of the directory of `--responses-store`, and that write them. One that hangs keeps its
+/// thread.
+pub const STORE_READERS: usize = 16;
+pub const STORE_WRITERS: usize = 4;
+/// How long a request waits for the directory of `--responses-store`.
+pub const STORE_WAIT: Duration = Duration::from_secs(10);
 /// How long a response is kept.
 pub const STORED_RESPONSE_AGE: Duration = Duration::from_secs(24 * 3600);
 

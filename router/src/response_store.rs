@@ -2,6 +2,7 @@
 //! in a response.
 
 mod directory;
+mod file;
 mod shares;
 
 use std::{
@@ -13,9 +14,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use uuid::Uuid;
 
-use crate::{fair::CallerName, limits};
+use crate::{
+    error::{Error, ErrorKind},
+    fair::CallerName,
+    limits,
+};
 use directory::ResponseDirectory;
 use shares::Shares;
 
@@ -46,7 +52,7 @@ impl ResponsesStoreMode {
     /// Makes the directory, and shows that files can be written into it.
     pub fn check(&self) -> io::Result<()> {
         let ResponsesStoreMode::Directory(path) = self else { return Ok(()) };
-        std::fs::create_dir_all(path)?;
+        file::make_directory(path)?;
         // Routers in containers have the same process id, and may share the directory.
         let probe = path.join(format!(".probe-{}", Uuid::new_v4().simple()));
         std::fs::write(&probe, [])?;
@@ -72,6 +78,8 @@ pub struct ResponseLimits {
     pub count_per_key: usize,
     pub bytes_per_key: usize,
     pub age: Duration,
+    /// How long a request waits for a directory.
+    pub wait: Duration,
 }
 
 impl Default for ResponseLimits {
@@ -82,6 +90,7 @@ impl Default for ResponseLimits {
             count_per_key: limits::STORED_RESPONSES_PER_KEY,
             bytes_per_key: limits::STORED_RESPONSE_BYTES_PER_KEY,
             age: limits::STORED_RESPONSE_AGE,
+            wait: limits::STORE_WAIT,
         }
     }
 }
@@ -99,9 +108,43 @@ impl StoredResponse {
     }
 }
 
+/// Why a response cannot be had, although it may be kept.
+#[derive(Debug)]
+pub enum UnreadResponse {
+    /// Its file is not what was written.
+    Damaged(String),
+    /// The directory cannot be read.
+    Unreadable(io::Error),
+    /// The directory does not answer.
+    Hangs,
+}
+
+impl From<io::Error> for UnreadResponse {
+    fn from(error: io::Error) -> Self {
+        UnreadResponse::Unreadable(error)
+    }
+}
+
+impl From<UnreadResponse> for Error {
+    fn from(error: UnreadResponse) -> Self {
+        const UNREAD: &str = "a kept response could not be read";
+        match error {
+            UnreadResponse::Damaged(problem) => Error::internal(UNREAD, problem),
+            UnreadResponse::Unreadable(error) => Error::internal(UNREAD, error),
+            UnreadResponse::Hangs => {
+                Error::new(ErrorKind::Deadline, format!("{UNREAD}: the directory of responses does not answer"))
+            }
+        }
+    }
+}
+
 /// Responses by API key and id. Beyond a limit, the oldest ones of a key are dropped: see [`Shares::trim`].
 #[derive(Clone)]
-pub struct ResponseStore(Backend);
+pub struct ResponseStore {
+    backend: Backend,
+    /// Responses that could not be kept.
+    lost: Counter,
+}
 
 #[derive(Clone)]
 enum Backend {
@@ -120,39 +163,57 @@ struct Kept {
 
 impl ResponseStore {
     pub fn new(mode: &ResponsesStoreMode, limits: ResponseLimits) -> Self {
-        ResponseStore(match mode {
+        let lost = Counter::default();
+        let backend = match mode {
             ResponsesStoreMode::Off => Backend::Off,
             ResponsesStoreMode::Memory => Backend::Memory(Arc::new(Mutex::new(Kept::new(limits)))),
-            ResponsesStoreMode::Directory(path) => Backend::Directory(ResponseDirectory::new(path.clone(), limits)),
-        })
+            ResponsesStoreMode::Directory(path) => {
+                Backend::Directory(ResponseDirectory::new(path.clone(), limits, lost.clone()))
+            }
+        };
+        ResponseStore { backend, lost }
+    }
+
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("rein_responses_lost", "Responses that could not be kept", self.lost.clone());
     }
 
     pub fn is_on(&self) -> bool {
-        !matches!(self.0, Backend::Off)
+        !matches!(self.backend, Backend::Off)
+    }
+
+    /// Whether a response would be kept now, as far as the last one tells.
+    pub fn keeps(&self) -> bool {
+        match &self.backend {
+            Backend::Off => false,
+            Backend::Memory(_) => true,
+            Backend::Directory(directory) => directory.is_writable(),
+        }
     }
 
     /// Keeps a response. It can be fetched as soon as this returns.
     pub fn put(&self, caller: &CallerName, id: &str, stored: StoredResponse) {
-        match &self.0 {
+        match &self.backend {
             Backend::Off => {}
             Backend::Memory(kept) => locked(kept).put((caller.clone(), id.to_owned()), stored, SystemTime::now()),
             Backend::Directory(directory) => directory.put(caller, id, stored),
         }
     }
 
-    pub async fn get(&self, caller: &CallerName, id: &str) -> Option<StoredResponse> {
-        match &self.0 {
-            Backend::Off => None,
-            Backend::Memory(kept) => locked(kept).get(&(caller.clone(), id.to_owned()), SystemTime::now()),
+    /// None: no such response is kept.
+    pub async fn get(&self, caller: &CallerName, id: &str) -> Result<Option<StoredResponse>, UnreadResponse> {
+        match &self.backend {
+            Backend::Off => Ok(None),
+            Backend::Memory(kept) => Ok(locked(kept).get(&(caller.clone(), id.to_owned()), SystemTime::now())),
             Backend::Directory(directory) => directory.get(caller, id).await,
         }
     }
 
     /// Whether there was such a response.
-    pub async fn delete(&self, caller: &CallerName, id: &str) -> bool {
-        match &self.0 {
-            Backend::Off => false,
-            Backend::Memory(kept) => locked(kept).remove(&(caller.clone(), id.to_owned())),
+    pub async fn delete(&self, caller: &CallerName, id: &str) -> Result<bool, UnreadResponse> {
+        match &self.backend {
+            Backend::Off => Ok(false),
+            Backend::Memory(kept) => Ok(locked(kept).remove(&(caller.clone(), id.to_owned()))),
             Backend::Directory(directory) => directory.delete(caller, id).await,
         }
     }

@@ -54,11 +54,13 @@ impl RouterState {
         metrics.register(&mut registry);
         retry_budget.register(&mut registry);
         fleet_metrics.register(&mut registry);
+        let responses = ResponseStore::new(&config.responses_store, ResponseLimits::default());
+        responses.register(&mut registry);
         RouterState {
             admission,
             retry_budget,
             memory: RequestMemory::new(config.body_bytes, config.matcher_bytes),
-            responses: ResponseStore::new(&config.responses_store, ResponseLimits::default()),
+            responses,
             config,
             models: RwLock::new(Arc::new(models)),
             demand: ModelDemand::default(),

@@ -1,21 +1,29 @@
-//! Responses as files of one directory, which several routers may share.
+//! Responses as files of one directory, which several routers may share. The directory may hang: its threads are few,
+//! and nobody waits for them without end.
 
 use std::{
     collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
-    time::SystemTime,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
 };
 
+use prometheus_client::metrics::counter::Counter;
 use rein_text::sha256_hex;
+use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 
-use super::{ResponseLimits, Shares, StoredResponse, expired, locked};
+use super::{ResponseLimits, Shares, StoredResponse, UnreadResponse, expired, file, locked};
 use crate::{fair::CallerName, limits};
 
-/// Between the two texts of a file. JSON texts have no zero byte.
-const SEPARATOR: u8 = 0;
 const EXTENSION: &str = "response";
+/// Of a file that is being written.
+const PART_EXTENSION: &str = "part";
+/// After this time, its writer is gone.
+const PART_AGE: Duration = Duration::from_secs(600);
 /// Hexadecimal digits of the API key's digest in a file's name.
 const CALLER_DIGITS: usize = 16;
 
@@ -25,16 +33,36 @@ pub struct ResponseDirectory(Arc<Shared>);
 struct Shared {
     path: PathBuf,
     limits: ResponseLimits,
-    /// Responses whose files are being written.
-    pending: Mutex<HashMap<String, StoredResponse>>,
+    /// Responses whose files are being written. None: it was deleted meanwhile.
+    pending: Mutex<HashMap<String, Option<StoredResponse>>>,
     /// The names of the files, by the part of the name that stands for the API key. None: the directory was not read
     /// yet.
     files: Mutex<Option<Shares<String>>>,
+    /// Threads that read or delete, and that write.
+    readers: Arc<Semaphore>,
+    writers: Arc<Semaphore>,
+    /// The last response could not be written.
+    failing: AtomicBool,
+    lost: Counter,
 }
 
 impl ResponseDirectory {
-    pub fn new(path: PathBuf, limits: ResponseLimits) -> Self {
-        ResponseDirectory(Arc::new(Shared { path, limits, pending: Mutex::default(), files: Mutex::default() }))
+    pub fn new(path: PathBuf, limits: ResponseLimits, lost: Counter) -> Self {
+        ResponseDirectory(Arc::new(Shared {
+            path,
+            limits,
+            pending: Mutex::default(),
+            files: Mutex::default(),
+            readers: Arc::new(Semaphore::new(limits::STORE_READERS)),
+            writers: Arc::new(Semaphore::new(limits::STORE_WRITERS)),
+            failing: AtomicBool::new(false),
+            lost,
+        }))
+    }
+
+    /// Whether the last response was written.
+    pub fn is_writable(&self) -> bool {
+        !self.0.failing.load(Ordering::Relaxed)
     }
 
     /// Until the file is written, the response is served from memory.
@@ -42,19 +70,30 @@ impl ResponseDirectory {
         let Some(name) = file_name(caller, id) else { return };
         {
             let mut pending = locked(&self.0.pending);
-            let bytes: usize = pending.values().map(StoredResponse::bytes).sum();
+            let bytes: usize = pending.values().flatten().map(StoredResponse::bytes).sum();
             if pending.len() >= limits::PENDING_RESPONSES || bytes + stored.bytes() > self.0.limits.bytes {
+                drop(pending);
+                self.0.lose();
                 tracing::error!("a response could not be stored: the disk does not keep up");
                 return;
             }
-            pending.insert(name.clone(), stored.clone());
+            pending.insert(name.clone(), Some(stored.clone()));
         }
         let shared = self.0.clone();
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = shared.write(&name, &stored) {
-                tracing::error!(%error, path = %shared.path.display(), "a response could not be stored");
-                locked(&shared.pending).remove(&name);
-            }
+        tokio::spawn(async move {
+            // The semaphore is never closed.
+            let Ok(permit) = shared.writers.clone().acquire_owned().await else { return };
+            spawn_blocking(move || {
+                let _permit = permit;
+                match shared.write(&name, &stored) {
+                    Ok(()) => shared.failing.store(false, Ordering::Relaxed),
+                    Err(error) => {
+                        tracing::error!(%error, path = %shared.path.display(), "a response could not be stored");
+                        locked(&shared.pending).remove(&name);
+                        shared.lose();
+                    }
+                }
+            });
         });
     }
 
@@ -62,46 +101,66 @@ impl ResponseDirectory {
     #[cfg(test)]
     pub fn is_settled(&self) -> bool {
         let written = locked(&self.0.pending).is_empty();
-        drop(locked(&self.0.files));
-        written
+        written && self.0.writers.available_permits() == limits::STORE_WRITERS
     }
 
-    pub async fn get(&self, caller: &CallerName, id: &str) -> Option<StoredResponse> {
-        let name = file_name(caller, id)?;
+    pub async fn get(&self, caller: &CallerName, id: &str) -> Result<Option<StoredResponse>, UnreadResponse> {
+        let Some(name) = file_name(caller, id) else { return Ok(None) };
         if let Some(stored) = locked(&self.0.pending).get(&name) {
-            return Some(stored.clone());
+            return Ok(stored.clone());
         }
-        let shared = self.0.clone();
-        tokio::task::spawn_blocking(move || shared.read(&name)).await.ok()?
+        self.on_a_thread(move |shared| shared.read(&name)).await?
     }
 
-    pub async fn delete(&self, caller: &CallerName, id: &str) -> bool {
-        let Some(name) = file_name(caller, id) else { return false };
-        // What is not pending any more does not become a file.
-        if locked(&self.0.pending).remove(&name).is_some() {
-            return true;
+    pub async fn delete(&self, caller: &CallerName, id: &str) -> Result<bool, UnreadResponse> {
+        let Some(name) = file_name(caller, id) else { return Ok(false) };
+        // What is not pending any more does not stay a file.
+        if let Some(stored) = locked(&self.0.pending).get_mut(&name) {
+            return Ok(stored.take().is_some());
         }
+        self.on_a_thread(move |shared| shared.delete(&name)).await
+    }
+
+    async fn on_a_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> T + Send + 'static,
+    ) -> Result<T, UnreadResponse> {
         let shared = self.0.clone();
-        tokio::task::spawn_blocking(move || shared.delete(&name)).await.unwrap_or(false)
+        let done = async {
+            let permit = shared.readers.clone().acquire_owned().await;
+            let shared = shared.clone();
+            spawn_blocking(move || {
+                let _permit = permit;
+                work(&shared)
+            })
+            .await
+        };
+        match timeout(self.0.limits.wait, done).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(_)) | Err(_) => Err(UnreadResponse::Hangs),
+        }
     }
 }
 
 impl Shared {
+    fn lose(&self) {
+        self.failing.store(true, Ordering::Relaxed);
+        self.lost.inc();
+    }
+
     fn write(&self, name: &str, stored: &StoredResponse) -> io::Result<()> {
-        fs::create_dir_all(&self.path)?;
+        file::make_directory(&self.path)?;
         let whole = self.path.join(name);
-        let part = whole.with_extension("part");
-        fs::write(&part, [&*stored.response, &[SEPARATOR], &*stored.input].concat())?;
-        let mut files = locked(&self.files);
-        {
-            // Under the lock, so that the response is deleted either before it is a file or as one.
-            let mut pending = locked(&self.pending);
-            if pending.remove(name).is_none() {
-                return fs::remove_file(&part);
-            }
-            fs::rename(&part, &whole)?;
+        let part = whole.with_extension(PART_EXTENSION);
+        file::write(&part, name, stored)?;
+        fs::rename(&part, &whole).inspect_err(|_| drop(fs::remove_file(&part)))?;
+        // Nobody waits for the disk with this lock.
+        let deleted = locked(&self.pending).remove(name).is_none_or(|stored| stored.is_none());
+        if deleted {
+            return fs::remove_file(&whole);
         }
         let now = SystemTime::now();
+        let mut files = locked(&self.files);
         let files = match &mut *files {
             Some(files) => {
                 files.add(caller_part(name), name.to_owned(), stored.bytes(), now);
@@ -123,15 +182,21 @@ impl Shared {
         fs::remove_file(self.path.join(name)).is_ok()
     }
 
-    fn read(&self, name: &str) -> Option<StoredResponse> {
+    fn read(&self, name: &str) -> Result<Option<StoredResponse>, UnreadResponse> {
         let path = self.path.join(name);
-        let written = fs::metadata(&path).and_then(|file| file.modified()).ok()?;
+        let written = match fs::metadata(&path).and_then(|file| file.modified()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            written => written?,
+        };
         if expired(written, self.limits.age, SystemTime::now()) {
-            return None;
+            return Ok(None);
         }
-        let bytes = fs::read(path).ok()?;
-        let at = bytes.iter().position(|&byte| byte == SEPARATOR)?;
-        Some(StoredResponse { response: bytes[..at].into(), input: bytes[at + 1..].into() })
+        let bytes = match fs::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            bytes => bytes?,
+        };
+        let damaged = |problem| UnreadResponse::Damaged(format!("the file {name}: {problem}"));
+        file::read(name, &bytes).map(Some).map_err(damaged)
     }
 }
 
@@ -141,13 +206,19 @@ fn files_of(path: &Path) -> io::Result<Shares<String>> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         let (name, file) = (entry.file_name(), entry.metadata()?);
+        let is_part = Path::new(&name).extension().is_some_and(|extension| extension == PART_EXTENSION);
+        if is_part && expired(file.modified()?, PART_AGE, SystemTime::now()) {
+            let _ = fs::remove_file(entry.path());
+        }
         if let Some(name) = name.to_str().filter(|name| name.ends_with(EXTENSION)) {
             found.push((name.to_owned(), file.len(), file.modified()?));
         }
     }
     found.sort_by_key(|(_, _, at)| *at);
     let mut files = Shares::new();
-    found.into_iter().for_each(|(name, bytes, at)| files.add(caller_part(&name), name, bytes as usize, at));
+    found.into_iter().for_each(|(name, bytes, at)| {
+        files.add(caller_part(&name), name, (bytes as usize).saturating_sub(file::HEAD_BYTES), at)
+    });
     Ok(files)
 }
 

@@ -68,7 +68,9 @@ pub(super) async fn create(
         let mut charge = state.memory.open_charge();
         charge.resize(request.echo_bytes() + input.as_ref().map_or(0, |input| input.len()), requester.deadline).await?;
         let seals = request.seals;
-        let mut parameters = request.parameters(trace.id.clone(), now(), model.name().to_owned(), keeps);
+        // After a failure, the answer promises nothing until a response could be written again.
+        let kept = keeps && state.responses.keeps();
+        let mut parameters = request.parameters(trace.id.clone(), now(), model.name().to_owned(), kept);
         parameters.seal = seals.then(|| sealer(&state, &model, &requester));
         let generated = chat::generate(context, model, job).await;
         let (events, relaxed) = generated.map_err(|error| origins.rename(error))?;
@@ -127,7 +129,7 @@ pub(super) async fn retrieve(
 pub(super) async fn delete(State(state): Shared, id: Result<Path<String>, PathRejection>, caller: Caller) -> Response {
     let answer = async {
         let id = path_id(id)?;
-        match state.responses.delete(&name(&caller), &id).await {
+        match state.responses.delete(&name(&caller), &id).await? {
             true => Ok(Json(responses::deleted(&id)).into_response()),
             false => Err(not_found(&state, None, &id)),
         }
@@ -192,7 +194,7 @@ async fn receive(
 ) -> Result<Received, Error> {
     let ParsedBody { value: mut request, mut bytes, ignored } = parsed;
     let mut load = async |param: &str, id: &str| {
-        let found = state.responses.get(&requester.caller, id).await;
+        let found = state.responses.get(&requester.caller, id).await?;
         let stored = found.ok_or_else(|| not_found(state, Some(param), id))?;
         let size = stored.input.len() + stored.response.len();
         bytes += VALUES_PER_BYTE * size;
@@ -346,7 +348,7 @@ async fn find(
     caller: &Caller,
 ) -> Result<(String, StoredResponse), Error> {
     let id = path_id(id)?;
-    let found = state.responses.get(&name(caller), &id).await;
+    let found = state.responses.get(&name(caller), &id).await?;
     found.map(|stored| (id.clone(), stored)).ok_or_else(|| not_found(state, None, &id))
 }
 
