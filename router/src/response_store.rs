@@ -108,7 +108,7 @@ impl StoredResponse {
     }
 }
 
-/// Why a response cannot be had, although it may be kept.
+/// Why a kept response cannot be read.
 #[derive(Debug)]
 pub enum UnreadResponse {
     /// Its file is not what was written.
