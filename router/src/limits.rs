@@ -117,9 +117,9 @@ pub const STORED_RESPONSES_PER_KEY: usize = 4_096;
 pub const STORED_RESPONSE_BYTES_PER_KEY: usize = 64 << 20;
 /// Responses that wait for being written to the directory of `--responses-store`; further ones are not kept.
 pub const PENDING_RESPONSES: usize = 1_024;
-/// Threads that read files of the directory of `--responses-store`, and that write them. One that hangs keeps its
-/// thread.
+/// Threads that read files of the directory of `--responses-store`. A file that hangs keeps its thread.
 pub const STORE_READERS: usize = 16;
+/// Threads that write files of the directory of `--responses-store`. A file that hangs keeps its thread.
 pub const STORE_WRITERS: usize = 4;
 /// How long a request waits for the directory of `--responses-store`.
 pub const STORE_WAIT: Duration = Duration::from_secs(10);

@@ -45,6 +45,7 @@ impl Format {
                 Codec::Params(_) => "arguments are raw values: strings unquoted, other types as JSON, by the schema",
                 Codec::Python => "arguments are Python literals",
                 Codec::Bare(_) => "arguments are objects with names without quotes and strings between two marks",
+                Codec::Elements(_) => "arguments are nested elements: text and tags, by the schema",
                 Codec::Code => "the argument is the rest of the output",
             });
             guarantees.push(if self.many { "several calls per turn" } else { "one call per turn" });

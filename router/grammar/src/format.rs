@@ -160,6 +160,10 @@ pub enum Codec {
     /// An object with names without quotes, and strings without escapes between two equal markers, this step (Gemma). A
     /// string cannot contain the marker.
     Bare(&'static [Step]),
+    /// Nested elements with this step, a marker, before each tag: members by their names, items of lists as `item`,
+    /// everything else as its text, up to the first end tag outside them, which follows. A text cannot contain the
+    /// marker, and needs the schema to be read back.
+    Elements(&'static [Step]),
     /// In a [`Builtin`] only: the rest of the output is the tool's only argument, a string.
     Code,
 }
@@ -257,10 +261,11 @@ impl Format {
         telling && self.all_steps().filter_map(marker).any(|m| m != text && m.contains(text))
     }
 
-    /// Whether an added token, which its tokenizer may mark `special`, has a meaning for a grammar. Other tokens are
-    /// text.
+    /// Whether an added token, which its tokenizer may mark `special`, has a meaning for a grammar. Other tokens, and
+    /// parts of markers that are spelled, are text.
     pub fn is_control(&self, text: &str, special: bool) -> bool {
-        special || self.is_marker(text)
+        let tags = matches!(self.codec(), Codec::Elements(_)) && self.string_mark() == Some(text);
+        !tags && (self.is_marker(text) || special && !self.spells_markers_with(text))
     }
 
     /// The markers of calls that its models always write.
@@ -311,9 +316,12 @@ impl Format {
         codec.unwrap_or(Codec::Json)
     }
 
-    /// The marker before and after strings, if they have one.
+    /// The marker around strings, or before tags, that no string can contain.
     pub(crate) fn string_mark(&self) -> Option<&'static str> {
-        if let Codec::Bare(steps) = self.codec() { steps.iter().find_map(marker) } else { None }
+        match self.codec() {
+            Codec::Bare(steps) | Codec::Elements(steps) => steps.iter().find_map(marker),
+            _ => None,
+        }
     }
 
     /// The steps of a call before its arguments, and after them.
@@ -332,7 +340,7 @@ impl Format {
 
     pub(crate) fn call_steps(&self) -> impl Iterator<Item = &'static Step> {
         let params: &'static [Step] = match self.codec() {
-            Codec::Params(steps) | Codec::Bare(steps) => steps,
+            Codec::Params(steps) | Codec::Bare(steps) | Codec::Elements(steps) => steps,
             _ => &[],
         };
         [self.begin, self.call, params, self.between, self.end].into_iter().flatten()

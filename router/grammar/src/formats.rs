@@ -5,7 +5,7 @@ use crate::format::{
     Wrap,
 };
 use CallPosition::{AfterText, BeforeText, InsteadOfText};
-use Codec::{Bare, Code, Json, Keyed, Object, Params, Python};
+use Codec::{Bare, Code, Elements, Json, Keyed, Object, Params, Python};
 use Markers::{Either, Special};
 use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type, Value};
 
@@ -128,6 +128,35 @@ static FORMATS: &[Format] = &[
             not: &[],
             special: Some("<|end_of_msg|>"),
             architectures: &["KimiK3ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "minimax_m3",
+        models: &["MiniMax-M3*"],
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("<mm:think>")],
+            close: &[Tok("</mm:think>")],
+            layout: ["", "", ""],
+        }),
+        lead: "\n",
+        begin: &[Tok("]<]minimax[>[<tool_call>"), Lit("\n")],
+        end: &[Tok("]<]minimax[>[</tool_call>")],
+        call: &[
+            Tok("]<]minimax[>[<invoke name="),
+            Lit("\""),
+            Name,
+            Lit("\">"),
+            Args(Elements(&[Tok("]<]minimax[>[")])),
+            Tok("]<]minimax[>[</invoke>"),
+            Lit("\n"),
+        ],
+        signs: DetectionSigns {
+            template: &["]<]minimax[>[", "<tool_call>"],
+            not: &["<minimax:tool_call>"],
+            special: None,
+            architectures: &["MiniMaxM3ForCausalLM", "MiniMaxM3SparseForConditionalGeneration"],
         },
         ..BASE
     },

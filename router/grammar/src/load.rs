@@ -166,6 +166,8 @@ enum CodecFile {
     Params(Vec<StepFile>),
     /// The marker around strings.
     Bare(String),
+    /// The marker before tags.
+    Elements(String),
     Python,
 }
 
@@ -251,7 +253,10 @@ impl FormatFile {
                     "bare must be the marker around strings, in which its first character does not repeat",
                 );
             }
-            CodecFile::Json | CodecFile::Bare(_) | CodecFile::Python => {}
+            CodecFile::Elements(mark) if mark.is_empty() => {
+                return wrong("call", "elements must be the marker before tags");
+            }
+            CodecFile::Json | CodecFile::Bare(_) | CodecFile::Elements(_) | CodecFile::Python => {}
         }
         Ok(())
     }
@@ -335,6 +340,7 @@ fn step(step: StepFile) -> Step {
             CodecFile::Python => Codec::Python,
             CodecFile::Params(inner) => Codec::Params(steps(inner)),
             CodecFile::Bare(mark) => Codec::Bare(steps(vec![StepFile::Tok(mark)])),
+            CodecFile::Elements(mark) => Codec::Elements(steps(vec![StepFile::Tok(mark)])),
             CodecFile::Object { members, ignored } => Codec::Object {
                 members: Box::leak(members.into_iter().map(member).collect::<Box<[_]>>()),
                 ignored: texts(ignored),

@@ -70,6 +70,7 @@ static ALL: &[Recommendation] = &[
     sampled(of("deepseek_v3", "DeepSeek-R1", "deepseek-ai/DeepSeek-R1"), 0.6, P95, None),
     of("deepseek_v3_1", "DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.1"),
     sampled(of("gpt_oss", "gpt-oss", "openai/gpt-oss-120b"), 1.0, Some(1.0), None),
+    of("minimax_m3", "MiniMax-M3", "MiniMaxAI/MiniMax-M3"),
     sampled(of("minimax_m2", "MiniMax-M2", "MiniMaxAI/MiniMax-M2"), 1.0, P95, None),
     sampled(of("seed_oss", "Seed-OSS", "ByteDance-Seed/Seed-OSS-36B-Instruct"), 1.1, P95, None),
     of("llama_json", "Llama-3.1", "meta-llama/Llama-3.1-8B-Instruct"),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::codec::{bare, python};
+use crate::codec::{bare, elements, python};
 use crate::format::{CallIdStyle, Codec, Format, Markers, Member, Region, Step, Wrap, marker};
 use crate::scan::OwnedPiece;
 
@@ -117,6 +117,16 @@ impl Pieces {
         }
     }
 
+    /// Text with such a marker in it.
+    fn marked(&mut self, text: &str, marker: &str) {
+        for (i, text) in text.split(marker).enumerate() {
+            if i > 0 {
+                self.marker(marker);
+            }
+            self.text(text);
+        }
+    }
+
     fn text(&mut self, text: &str) {
         match self.pieces.last_mut() {
             _ if text.is_empty() => {}
@@ -208,12 +218,11 @@ impl Pieces {
             Codec::Python => self.text(&python::keywords(&object(scope.arguments))),
             Codec::Bare(steps) => {
                 let mark = steps.iter().find_map(marker).unwrap_or_default();
-                for (i, text) in bare::object(&object(scope.arguments), mark).split(mark).enumerate() {
-                    if i > 0 {
-                        self.marker(mark);
-                    }
-                    self.text(text);
-                }
+                self.marked(&bare::object(&object(scope.arguments), mark), mark);
+            }
+            Codec::Elements(steps) => {
+                let mark = steps.iter().find_map(marker).unwrap_or_default();
+                self.marked(&elements::members(&object(scope.arguments), mark), mark);
             }
             Codec::Code => self.text(&raw(object(scope.arguments).values().next())),
         }

@@ -324,6 +324,18 @@ pub(crate) fn accepts(schema: &Value, instance: &Value) -> bool {
     build_leniently(schema).is_ok_and(|validator| is_valid(&validator, instance))
 }
 
+/// Validators for parts of a schema (the same one in every call), compiled on first use.
+#[derive(Debug, Default)]
+pub(crate) struct Parts(HashMap<String, Option<Validator>>);
+
+impl Parts {
+    /// Whether the value satisfies the part at this pointer, as far as its validator can tell.
+    pub fn accepts(&mut self, schema: &Value, pointer: &str, value: &Value) -> bool {
+        let part = self.0.entry(pointer.to_owned()).or_insert_with(|| build_part(schema, pointer).ok());
+        part.as_ref().is_none_or(|validator| is_valid(validator, value))
+    }
+}
+
 /// A validator for single members of a schema's object, compiled on first use.
 #[derive(Debug, Default)]
 pub(crate) struct Members(OnceLock<Option<Validator>>);

@@ -266,7 +266,7 @@ impl Bare {
 }
 
 /// A byte of a string's text.
-fn push_text(out: &mut Vec<u8>, b: u8) {
+pub(super) fn push_text(out: &mut Vec<u8>, b: u8) {
     match b {
         b'"' | b'\\' => out.extend_from_slice(&[b'\\', b]),
         _ => push_escaped(out, b, true),

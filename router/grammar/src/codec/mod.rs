@@ -3,6 +3,7 @@
 
 pub(crate) mod bare;
 pub(crate) mod code;
+pub(crate) mod elements;
 pub(crate) mod json;
 pub(crate) mod object;
 pub(crate) mod params;
@@ -13,6 +14,7 @@ use crate::tools::{Tool, Tools};
 
 pub(crate) use bare::Bare;
 pub(crate) use code::Code;
+pub(crate) use elements::Elements;
 pub(crate) use object::Object;
 pub(crate) use params::Params;
 pub(crate) use python::Python;
@@ -59,6 +61,7 @@ pub(crate) enum Body {
     Params(Params),
     Python(Python),
     Bare(Bare),
+    Elements(Elements),
     Code(Code),
 }
 
@@ -69,6 +72,7 @@ impl Body {
             Body::Object(b) => b.in_string(),
             Body::Python(b) => b.in_string(),
             Body::Bare(b) => b.in_string(),
+            Body::Elements(b) => b.in_value(),
             Body::Params(_) | Body::Code(_) => false,
         }
     }
@@ -77,7 +81,7 @@ impl Body {
     pub fn is_empty(&self) -> bool {
         match self {
             Body::Object(b) => b.is_empty(),
-            Body::Params(_) | Body::Python(_) | Body::Bare(_) | Body::Code(_) => false,
+            Body::Params(_) | Body::Python(_) | Body::Bare(_) | Body::Elements(_) | Body::Code(_) => false,
         }
     }
 
@@ -85,7 +89,7 @@ impl Body {
     pub fn may_be_call(&self) -> bool {
         match self {
             Body::Object(b) => b.may_be_call(),
-            Body::Python(_) | Body::Bare(_) | Body::Params(_) | Body::Code(_) => true,
+            Body::Python(_) | Body::Bare(_) | Body::Elements(_) | Body::Params(_) | Body::Code(_) => true,
         }
     }
 
@@ -95,6 +99,7 @@ impl Body {
             Body::Object(body) => body.feed(b, out),
             Body::Python(body) => body.feed(b, out),
             Body::Bare(body) => body.feed(b, out),
+            Body::Elements(body) => body.feed(b),
             Body::Code(body) => body.feed(b),
             Body::Params(_) => Progress::Bad,
         }
@@ -105,6 +110,7 @@ impl Body {
             Body::Object(b) => b.flush(out),
             Body::Python(b) => b.flush(out),
             Body::Bare(b) => b.flush(out),
+            Body::Elements(b) => b.flush(out),
             Body::Params(b) => b.flush(out),
             Body::Code(b) => b.flush(out),
         }
@@ -116,6 +122,7 @@ impl Body {
             Body::Object(b) => b.end(end, out),
             Body::Python(b) => b.end(end, out),
             Body::Bare(b) => b.end(end, out),
+            Body::Elements(b) => b.end(end, out),
             Body::Params(b) => b.end(end, out),
             Body::Code(b) => b.end(end, out),
         }

@@ -415,7 +415,7 @@ fn push_escaped(out: &mut Vec<u8>, text: &str) {
 }
 
 /// A raw value as JSON: whatever the types allow, leniently; otherwise a string.
-fn read(text: &str, types: Types) -> String {
+pub(super) fn read(text: &str, types: Types) -> String {
     let trimmed = text.trim();
     let json = match serde_json::from_str::<IgnoredAny>(trimmed) {
         Ok(_) => Some(trimmed.to_owned()),

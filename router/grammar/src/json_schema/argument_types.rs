@@ -19,6 +19,7 @@ const MAX_DEPTH: usize = 16;
 pub(crate) struct Types(u8);
 
 impl Types {
+    pub const ANY: Types = Types(ANY);
     pub const STRING: Types = Types(STRING);
     pub const UNKNOWN_BUT_STRING: Types = Types(ANY & !STRING);
 
@@ -29,6 +30,16 @@ impl Types {
             Some(schema) => Types(types(root, schema, MAX_DEPTH)),
             None => Types::STRING,
         }
+    }
+
+    /// The types that one schema of a root allows.
+    pub fn of_schema(root: &Value, schema: &Value) -> Types {
+        Types(types(root, schema, MAX_DEPTH))
+    }
+
+    /// Those of both; unchanged if no type would be left.
+    pub fn and(self, other: Types) -> Types {
+        Types(if self.0 & other.0 == 0 { self.0 } else { self.0 & other.0 })
     }
 
     /// From a type's name, as some formats write it beside the value.
@@ -48,6 +59,18 @@ impl Types {
 
     pub fn may_be_string(self) -> bool {
         self.0 & STRING != 0
+    }
+
+    pub fn may_be_list(self) -> bool {
+        self.0 & ARRAY != 0
+    }
+
+    pub fn may_be_object(self) -> bool {
+        self.0 & OBJECT != 0
+    }
+
+    pub fn may_be_null(self) -> bool {
+        self.0 & NULL != 0
     }
 
     pub fn allows(self, value: &Value) -> bool {

@@ -8,6 +8,7 @@ mod keywords;
 mod mend;
 mod names;
 mod pattern;
+mod places;
 mod refs;
 mod regex_size;
 mod subschemas;
@@ -23,6 +24,7 @@ pub(crate) use keywords::{
 pub(crate) use mend::{Mended, mended};
 pub(crate) use names::{matches, steps};
 pub(crate) use pattern::{PlainPattern, SchemaPattern, within_budget};
+pub(crate) use places::{SchemaPlace, SchemaPlaces};
 pub(crate) use refs::{local, mentions};
 pub(crate) use regex_size::{backtracks, compiled_bytes, whole};
 

@@ -112,8 +112,16 @@ impl Caller<'_> {
             match step {
                 Step::Tok(_) | Step::Maybe(_) => {
                     let mut pieces = self.marking.plain(std::slice::from_ref(step))?;
-                    if let (Some(gap), [GrammarPart::Text(text)]) = (gap(steps[..at].last()), pieces.as_slice()) {
+                    let arguments = steps[..at].last();
+                    if let (Some(gap), [GrammarPart::Text(text)]) = (gap(arguments), pieces.as_slice()) {
                         pieces = vec![with_gap(gap, text)];
+                    }
+                    // The arguments have the mark of this tag.
+                    if let (Some(Step::Args(Codec::Elements(_))), [GrammarPart::Text(text)]) =
+                        (arguments, pieces.as_mut_slice())
+                        && let Some(tag) = self.marking.format.string_mark().and_then(|mark| text.strip_prefix(mark))
+                    {
+                        *text = tag.to_owned();
                     }
                     out.extend(pieces);
                 }
@@ -166,11 +174,13 @@ impl Caller<'_> {
         let dialect = match codec {
             Codec::Python => Dialect::Python,
             Codec::Bare(_) => Dialect::Bare(self.marking.format.string_mark().unwrap_or_default()),
+            Codec::Elements(_) => Dialect::Elements(self.marking.format.string_mark().unwrap_or_default()),
             _ => Dialect::Json,
         };
         let schema = arguments_schema(tool, enforced);
         let mut compiler = Compiler::new(work, &schema, &tool.name, field, dialect);
         match codec {
+            Codec::Elements(_) => out.push(GrammarPart::Rule(compiler.document()?)),
             Codec::Json | Codec::Bare(_) => {
                 let rule = compiler.document()?;
                 let blanks = self.marking.form.blanks();

@@ -1,7 +1,7 @@
 //! Parses calls: header and body.
 
 use super::{Parser, State, framed, text};
-use crate::codec::{Bare, Body, End, Object, OpenCall, Params, Progress, Python, Trust};
+use crate::codec::{Bare, Body, Elements, End, Object, OpenCall, Params, Progress, Python, Trust};
 use crate::event::Event;
 use crate::format::{CallIdStyle, Codec, Step, marker};
 use crate::header::{self, is_plausible, label, slots};
@@ -189,6 +189,9 @@ impl Parser {
             (Codec::Params(_), Some(shape)) => Body::Params(Params::new(call, shape, out)),
             (Codec::Python, _) => Body::Python(Python::new(call, header)),
             (Codec::Bare(_), _) => Body::Bare(Bare::new(call, header, self.format.string_mark().unwrap_or_default())),
+            (Codec::Elements(_), _) => {
+                Body::Elements(Elements::new(call, self.format.string_mark().unwrap_or_default(), out))
+            }
             (codec, _) => Body::Object(Object::new(call, codec, header)),
         }
     }
@@ -258,7 +261,13 @@ impl Parser {
             out.append(&mut told);
         }
         if let Some(end) = left {
-            return self.leave_body(n, end, out);
+            let tag = self.lex.post.last().copied().filter(|_| matches!(self.format.codec(), Codec::Elements(_)));
+            self.leave_body(n, end, out);
+            // These arguments end with the call's own marker.
+            if let (Some(tag), End::Whole) = (tag, end) {
+                self.mark_in_gap(Mark::Close, tag, None, out);
+            }
+            return true;
         }
         let rest = self.input.rest();
         if n == rest.len() {

@@ -292,8 +292,11 @@ impl Parser {
             _ => self.in_prose(Region::Text) && self.is_outside_code(),
         };
         // A piece of a character or of a marker is no part of an argument.
-        if let State::Body(body) = &self.state {
+        if let State::Body(body) = &mut self.state {
             self.input.drop_partial();
+            if let Body::Elements(elements) = &mut **body {
+                elements.cut();
+            }
             let raw = matches!(**body, Body::Params(_)) && self.head.is_none();
             if raw && self.is_piece_of_marker(self.input.rest()) {
                 self.input.clear();

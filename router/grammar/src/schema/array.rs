@@ -6,7 +6,6 @@ use super::constants::{same, values};
 use super::members::{Layout, MemberRule, Punctuation, times};
 use super::{Compiler, Schema};
 use crate::json_schema::count;
-use crate::lark::either;
 use crate::limits::MAX_ANY_ORDER;
 use crate::rules::RuleError;
 
@@ -29,7 +28,7 @@ impl Compiler<'_, '_, '_> {
         let mut first = Vec::new();
         for (i, schema) in prefix.iter().enumerate().take(max) {
             match self.value(schema, &format!("{path}/prefixItems/{i}"))? {
-                Some(item) => first.push(item),
+                Some(item) => first.push(self.item(&item)),
                 None => break,
             }
         }
@@ -44,11 +43,13 @@ impl Compiler<'_, '_, '_> {
             self.relax(path, "uniqueItems");
         }
         let item = if whole && max > first.len() { self.value(items, &format!("{path}/items"))? } else { None };
+        let item = item.map(|item| self.item(&item));
         if let Some(wanted) = flat.get("contains").filter(|_| count(flat, "minContains") != Some(0)) {
             let sole = prefix.is_empty() && min <= 1 && max == usize::MAX;
             if sole && !flat.contains_key("minContains") && !flat.contains_key("maxContains") {
                 let hit = self.value(&json!({"allOf": [items, wanted]}), &format!("{path}/contains"))?;
                 let (Some(hit), Some(item)) = (hit, item) else { return Ok(None) };
+                let hit = self.item(&hit);
                 let body = format!("{start} ({item} {comma})* {hit} ({comma} {item})* {end}");
                 return Ok(Some(self.w().rule(&body)));
             }
@@ -94,8 +95,9 @@ impl Compiler<'_, '_, '_> {
         }
         let mut members = Vec::new();
         for value in &distinct {
-            let rules = self.constants(std::slice::from_ref(value), path)?;
-            members.push(MemberRule { rule: either(&rules), required: false });
+            let rules = self.value(&json!({"const": value}), path)?;
+            let rule = rules.map(|rule| self.item(&rule)).unwrap_or_default();
+            members.push(MemberRule { rule, required: false });
         }
         let (comma, close) = (self.comma(), self.punctuation(Punctuation::ArrayEnd));
         Ok(Some(self.sequence(members, Layout { comma, close, min, max, other: None, others: 0, in_order: false })))

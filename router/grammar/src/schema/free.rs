@@ -7,12 +7,20 @@ use crate::limits::MAX_FREE_DEPTH;
 impl Compiler<'_, '_, '_> {
     /// Any value of bounded depth.
     pub(super) fn any(&mut self) -> String {
+        if let Some(mark) = self.element_mark() {
+            let value = self.free_elements(mark, MAX_FREE_DEPTH).0;
+            return self.w().rule(&format!("{value}::0x0"));
+        }
         let value = self.free().0;
         self.w().rule(&format!("{value}::0x0"))
     }
 
     /// Any object of bounded depth.
     pub(super) fn any_object(&mut self) -> String {
+        if let Some(mark) = self.element_mark() {
+            let (first, pair) = (self.first_mark(mark), self.free_elements(mark, MAX_FREE_DEPTH).1);
+            return self.w().rule(&format!("{first} {pair}::0x0*"));
+        }
         let (_, pair, _) = self.free();
         let (open, close, comma) = (self.open(), self.close(), self.comma());
         self.w().rule(&format!("{open} ({pair}::0x0 ({comma} {pair}::0x0)*)? {close}"))
@@ -20,6 +28,11 @@ impl Compiler<'_, '_, '_> {
 
     /// Any array of bounded depth.
     pub(super) fn any_array(&mut self) -> String {
+        if let Some(mark) = self.element_mark() {
+            let (first, value) = (self.first_mark(mark), self.free_elements(mark, MAX_FREE_DEPTH).0);
+            let item = self.item(&format!("{value}::0x0"));
+            return self.w().rule(&format!("{first} ({item})*"));
+        }
         let (value, ..) = self.free();
         let (start, end) = (self.punctuation(Punctuation::ArrayStart), self.punctuation(Punctuation::ArrayEnd));
         let comma = self.comma();

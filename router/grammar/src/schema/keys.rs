@@ -33,6 +33,9 @@ impl Compiler<'_, '_, '_> {
 
     /// Any key but these.
     pub(super) fn other_key(&mut self, taken: &[String]) -> String {
+        if self.element_mark().is_some() {
+            return self.other_tag(taken);
+        }
         // Both quote styles of Python would have to exclude each name.
         let bare = matches!(self.dialect, Dialect::Bare(_));
         let any = format!("/{}/", if bare { BARE_KEY } else { PLAIN_KEY });
@@ -101,8 +104,10 @@ impl Compiler<'_, '_, '_> {
         taken: &[String],
         path: &str,
     ) -> Result<Option<String>, RuleError> {
-        let colon = self.colon();
-        let names = flat.get("propertyNames");
+        let names = flat.get("propertyNames").filter(|_| self.element_mark().is_none());
+        if names.is_none() && flat.contains_key("propertyNames") {
+            self.relax(path, "propertyNames");
+        }
         let patterns = flat.get("patternProperties").and_then(Value::as_object);
         let patterns: Vec<(&String, &Value)> = patterns.into_iter().flatten().collect();
         let regexes: Option<Vec<_>> =
@@ -155,7 +160,7 @@ impl Compiler<'_, '_, '_> {
             spent += self.work.budget.spent() - before;
             match keys {
                 Ok(keys) if spent <= MAX_PART_WORK => {
-                    all.extend(keys.into_iter().map(|key| format!("{key} {colon} {value}")));
+                    all.extend(keys.iter().map(|key| self.other_member(key, &value)));
                 }
                 Ok(_) | Err(RuleError::TooLarge { .. }) => {
                     let keyword = if patterns.is_empty() { "propertyNames" } else { "patternProperties" };
@@ -170,8 +175,8 @@ impl Compiler<'_, '_, '_> {
 
     /// A member with any other name and any value.
     fn any_other(&mut self, taken: &[String]) -> String {
-        let (key, colon, value) = (self.other_key(taken), self.colon(), self.any());
-        format!("{key} {colon} {value}")
+        let (key, value) = (self.other_key(taken), self.any());
+        self.other_member(&key, &value)
     }
 }
 

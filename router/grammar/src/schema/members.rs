@@ -82,7 +82,12 @@ pub(super) struct Layout {
 impl Compiler<'_, '_, '_> {
     pub(super) fn punctuation(&mut self, mark: Punctuation) -> String {
         let form = self.work.writer.form;
-        self.w().regex(mark.regex(form))
+        match (self.element_mark(), mark) {
+            (None, _) => self.w().regex(mark.regex(form)),
+            (Some(first), Punctuation::ObjectStart | Punctuation::ArrayStart) => self.first_mark(first),
+            (Some(_), Punctuation::ArrayEnd) => "\"\"".to_owned(),
+            (Some(_), Punctuation::Comma | Punctuation::Colon | Punctuation::ObjectEnd) => String::new(),
+        }
     }
 
     pub(super) fn comma(&mut self) -> String {

@@ -14,6 +14,7 @@ mod array;
 mod common;
 mod constants;
 mod cost;
+mod elements;
 mod flat;
 mod formats;
 mod free;
@@ -42,6 +43,7 @@ use crate::rules::{Cause, Relaxation, RuleError};
 use crate::validate::accepts;
 
 pub(crate) use common::common_regexes;
+pub(crate) use elements::ELEMENT_OF_LIST;
 pub(crate) use keys::bare_name;
 pub(crate) use params::{Closer, Forbidden, Pattern};
 pub(crate) use scalar::{divisor_price, quoted};
@@ -57,6 +59,8 @@ pub(crate) enum Dialect {
     Python,
     /// Gemma's, with the mark around strings.
     Bare(&'static str),
+    /// Nested elements, with the mark before each tag.
+    Elements(&'static str),
 }
 
 /// Shared by all schemas of a request.
@@ -227,6 +231,9 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         if let Some(target) = only(map, "$ref").and_then(Value::as_str) {
             let (target, path) = self.resolve(target, path)?;
             return Ok(self.value(target, &path)?.into_iter().collect());
+        }
+        if let Some(mark) = self.element_mark() {
+            return self.elements(map, mark, path);
         }
         for keyword in ["anyOf", "oneOf"] {
             if let Some(options) = only(map, keyword).and_then(Value::as_array) {

@@ -69,7 +69,6 @@ impl Compiler<'_, '_, '_> {
 
     /// The declared properties that can be satisfied. None: a required one cannot.
     fn members(&mut self, flat: &Schema, path: &str) -> Result<Option<Declared>, RuleError> {
-        let colon = self.colon();
         let patterns = flat.get("patternProperties").and_then(Value::as_object);
         let work = patterns.into_iter().flatten().map(|(pattern, _)| steps(pattern)).fold(0, u64::saturating_add);
         self.work.budget.spend(work)?;
@@ -92,12 +91,16 @@ impl Compiler<'_, '_, '_> {
             let schema = with_patterns(flat, &name, schema);
             let allowed = allowed.as_ref().is_none_or(|names| names.is_valid(&name.as_str().into()));
             let path = format!("{path}/properties/{name}");
+            if !self.writes(&name) {
+                if required {
+                    return Err(self.refuse(&path, "properties", "the model's tool format cannot write this name"));
+                }
+                self.relax(&path, "properties");
+                continue;
+            }
             let value = if allowed { self.value(&schema, &path)? } else { None };
             match value {
-                Some(value) => {
-                    let key = self.key(&name);
-                    members.push(MemberRule { rule: format!("{key} {colon} {value}"), required });
-                }
+                Some(value) => members.push(MemberRule { rule: self.member(&name, &value), required }),
                 None if required => return Ok(None),
                 None => {}
             }

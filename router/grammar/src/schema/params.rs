@@ -65,7 +65,7 @@ pub(crate) struct Pattern<'p> {
 }
 
 /// What a raw string may be.
-enum Text {
+pub(super) enum Text {
     Free,
     Constants(Vec<String>),
     Constrained(TextConstraints),
@@ -233,53 +233,12 @@ impl Compiler<'_, '_, '_> {
         pattern: &Pattern<'_>,
     ) -> Result<Option<String>, RuleError> {
         let path = key.map_or_else(|| "/additionalProperties".to_owned(), |key| format!("/properties/{key}"));
-        let (mut texts, mut others): (Vec<Text>, Vec<(&str, String)>) = (Vec::new(), Vec::new());
         let flats = match schema {
             Value::Bool(false) => return Ok(None),
             Value::Object(map) => self.ways(map, &path)?,
             _ => vec![Schema::new()],
         };
-        for flat in &flats {
-            self.unsupported(flat, &path);
-            if let Some(allowed) = values(flat) {
-                let (strings, rest): (Vec<_>, Vec<_>) = allowed.into_iter().partition(Value::is_string);
-                // A string that contains the letters that end it cannot be written.
-                let writable = |s: &&str| !pattern.closer.forbidden.as_ref().is_some_and(|no| s.contains(no.marker));
-                let strings: Vec<_> =
-                    strings.iter().filter_map(Value::as_str).filter(writable).map(str::to_owned).collect();
-                if !strings.is_empty() {
-                    texts.push(Text::Constants(strings));
-                }
-                for value in rest {
-                    let rules = self.constants(std::slice::from_ref(&value), &path)?;
-                    others.extend(rules.into_iter().map(|rule| (type_of(&value), rule)));
-                }
-                continue;
-            }
-            let mut types = types(flat);
-            if types.is_empty() {
-                types = vec!["string", "number", "boolean", "null", "object", "array"];
-            }
-            for kind in types {
-                if kind == "string" {
-                    texts.extend(self.text(flat, &path, &pattern.closer)?);
-                    continue;
-                }
-                let mut one = flat.clone();
-                one.insert("type".into(), json!(kind));
-                let excluded = excluded(flat);
-                let banned: Vec<&Value> = excluded.iter().filter(|value| is_type(value, kind)).collect();
-                let rule = match (kind, one.len()) {
-                    ("object", 1) => Some(self.any_object()),
-                    ("array", 1) => Some(self.any_array()),
-                    // As terminals.
-                    ("null", _) => banned.is_empty().then(|| self.null()),
-                    ("boolean", _) => self.boolean(&banned),
-                    _ => self.value(&Value::Object(one), &path)?,
-                };
-                others.extend(rule.map(|rule| (if kind == "integer" { "number" } else { kind }, rule)));
-            }
-        }
+        let (mut texts, mut others) = self.kinds(&flats, &pattern.closer, &path)?;
         let closer = &pattern.closer;
         let told_apart = pattern.typed || pattern.string_or_not;
         // No value at all: an argument that is absent, if it cannot be an empty string.
@@ -333,6 +292,61 @@ impl Compiler<'_, '_, '_> {
         Ok(Some(self.w().rule(&body)))
     }
 
+    /// What a raw value may be: as a string, and as each other type.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn kinds(
+        &mut self,
+        flats: &[Schema],
+        closer: &Closer,
+        path: &str,
+    ) -> Result<(Vec<Text>, Vec<(&'static str, String)>), RuleError> {
+        let (mut texts, mut others): (Vec<Text>, Vec<(&'static str, String)>) = (Vec::new(), Vec::new());
+        for flat in flats {
+            self.unsupported(flat, path);
+            if let Some(allowed) = values(flat) {
+                let (strings, rest): (Vec<_>, Vec<_>) = allowed.into_iter().partition(Value::is_string);
+                // A string that contains the letters that end it cannot be written.
+                let writable = |s: &&str| !closer.forbidden.as_ref().is_some_and(|no| s.contains(no.marker));
+                let strings: Vec<_> =
+                    strings.iter().filter_map(Value::as_str).filter(writable).map(str::to_owned).collect();
+                if !strings.is_empty() {
+                    texts.push(Text::Constants(strings));
+                }
+                for value in rest {
+                    let rules = self.constants(std::slice::from_ref(&value), path)?;
+                    others.extend(rules.into_iter().map(|rule| (type_of(&value), rule)));
+                }
+                continue;
+            }
+            let mut types = types(flat);
+            if types.is_empty() {
+                types = vec!["string", "number", "boolean", "null", "object", "array"];
+            }
+            for kind in types {
+                if kind == "string" {
+                    texts.extend(self.text(flat, path, closer)?);
+                    continue;
+                }
+                let mut one = flat.clone();
+                one.insert("type".into(), json!(kind));
+                let excluded = excluded(flat);
+                let banned: Vec<&Value> = excluded.iter().filter(|value| is_type(value, kind)).collect();
+                let rule = match (kind, one.len()) {
+                    ("object", 1) => Some(self.any_object()),
+                    ("array", 1) => Some(self.any_array()),
+                    // As terminals.
+                    ("null", _) => banned.is_empty().then(|| self.null()),
+                    ("boolean", _) => self.boolean(&banned),
+                    // The value itself would be this one again.
+                    _ if self.element_mark().is_some() => self.flat(&one, path)?.pop(),
+                    _ => self.value(&Value::Object(one), path)?,
+                };
+                others.extend(rule.map(|rule| (written_type(kind), rule)));
+            }
+        }
+        Ok((texts, others))
+    }
+
     /// What a string's schema requires of its raw text. None: nothing satisfies it.
     fn text(&mut self, flat: &Schema, path: &str, closer: &Closer) -> Result<Option<Text>, RuleError> {
         if let Some(grammar) = self.raw_grammar(flat, path, &closer.end())? {
@@ -355,7 +369,7 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// A raw string and everything up to the next argument.
-    fn raw(&mut self, text: &Text, closer: &Closer) -> String {
+    pub(super) fn raw(&mut self, text: &Text, closer: &Closer) -> String {
         if let (Text::Free, Some(_), Some(Forbidden { follows: Some(follows), ends, .. })) =
             (text, closer.marker, &closer.forbidden)
         {
@@ -411,6 +425,17 @@ impl Compiler<'_, '_, '_> {
         let (value, comma) = (self.any(), self.comma());
         let key = self.w().regex(&format!("{KEYWORD}="));
         self.w().rule(&format!("({key} {value} ({comma} {key} {value})*)?"))
+    }
+}
+
+/// As formats name it that write the type beside the value.
+fn written_type(kind: &str) -> &'static str {
+    match kind {
+        "object" => "object",
+        "array" => "array",
+        "boolean" => "boolean",
+        "null" => "null",
+        _ => "number",
     }
 }
 

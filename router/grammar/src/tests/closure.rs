@@ -134,6 +134,19 @@ fn typed(random: &mut Random, banned: &[&str]) -> Map<String, Value> {
         .collect()
 }
 
+/// The same, with lists and objects whose text alone tells what is in them.
+fn elements(random: &mut Random, banned: &[&str]) -> Map<String, Value> {
+    let mut all = typed(random, banned);
+    for value in all.values_mut() {
+        match value {
+            Value::Array(items) => items.iter_mut().for_each(|item| *item = json!([random.below(9), random.one_in(2)])),
+            Value::Object(members) => members.clear(),
+            _ => {}
+        }
+    }
+    all
+}
+
 pub(super) fn tools(names: &[&str]) -> Vec<Tool> {
     let properties: Map<String, Value> = TYPED.iter().map(|(k, t)| ((*k).to_owned(), json!({"type": t}))).collect();
     let parameters = Some(json!({"type": "object", "properties": properties}));
@@ -166,6 +179,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
             let arguments = Value::Object(match format.codec() {
                 Codec::Json | Codec::Keyed | Codec::Object { .. } => object(random, 0),
                 Codec::Params(_) | Codec::Bare(_) => typed(random, &banned),
+                Codec::Elements(_) => elements(random, &banned),
                 Codec::Python | Codec::Code => typed(random, &[]),
             });
             let arguments = match random.below(3) {
@@ -191,7 +205,7 @@ fn canonical(format: &Format, arguments: &str) -> String {
     match format.codec() {
         Codec::Json | Codec::Keyed | Codec::Object { .. } => arguments.to_owned(),
         Codec::Bare(_) => serde_json::from_str(arguments).map(|v| sorted(v).to_string()).unwrap_or_default(),
-        Codec::Params(_) | Codec::Python | Codec::Code => {
+        Codec::Params(_) | Codec::Elements(_) | Codec::Python | Codec::Code => {
             serde_json::from_str::<Value>(arguments).map(|v| v.to_string()).unwrap_or_else(|_| arguments.to_owned())
         }
     }

@@ -40,7 +40,11 @@ fn newer_formats_are_not_taken_for_the_older_ones_that_they_resemble() {
     let v4_1 = "{{ dsml }}｜DSML｜ and <｜DSML｜ calls>\n<｜DSML｜ invoke name=";
     let longcat = "<longcat_tool_call>{\"name\": <function-name>, \"arguments\": <args-dict>}</longcat_tool_call>";
     let longcat_2 = "<longcat_tool_call>{name}\n<longcat_arg_key>{{ k }}</longcat_arg_key>";
+    let m2 = "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<invoke name=";
+    let m3 = "{%- set ns_token = ']<]minimax[>[' -%}{%- set toolcall_begin_token = ns_token ~ '<tool_call>' -%}";
     for (template, format) in [
+        (m2, "minimax_m2"),
+        (m3, "minimax_m3"),
         (coder, "qwen3_coder"),
         (mimo, "mimo_v2"),
         (seed, "seed_oss"),

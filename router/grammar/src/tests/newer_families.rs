@@ -181,3 +181,35 @@ fn ling_and_laguna_are_read() {
     ];
     check("glm45", &cases);
 }
+
+/// The calls of the first case are those that llama.cpp's issues report, of the second those of mlx-lm's parser. The
+/// mark is a token, and its letters are the same.
+#[test]
+fn minimax_m3_is_read() {
+    let cases = [
+        (
+            "<mm:think>so</mm:think>Hi.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<s>date]<]minimax[>[</s>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+            r#"R(so)T(Hi.)C(f|-|{"s": "date"})"#,
+        ),
+        (
+            "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">\n]<]minimax[>[<s>Paris]<]minimax[>[</s>\n]<]minimax[>[<n>3]<]minimax[>[</n>\n]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+            r#"C(f|-|{"s": "Paris", "n": 3})"#,
+        ),
+        (
+            "«]<]minimax[>[»<tool_call>\n«]<]minimax[>[»<invoke name=\"f\">«]<]minimax[>[»<l>«]<]minimax[>[»<item>a«]<]minimax[>[»</item>«]<]minimax[>[»<item>«]<]minimax[>[»<k>1«]<]minimax[>[»</k>«]<]minimax[>[»</item>«]<]minimax[>[»</l>«]<]minimax[>[»<b>true«]<]minimax[>[»</b>«]<]minimax[>[»</invoke>\n«]<]minimax[>[»<invoke name=\"search\">«]<]minimax[>[»</invoke>\n«]<]minimax[>[»</tool_call>",
+            r#"C(f|-|{"l": ["a", {"k": 1}], "b": true})C(search|-|{})"#,
+        ),
+        // Names with hyphens, which vLLM's parser lost; tags in a string are its text.
+        (
+            "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<o>]<]minimax[>[<-A>2]<]minimax[>[</-A>]<]minimax[>[</o>]<]minimax[>[<s>a <b>c</b> ]<] d]<]minimax[>[</s>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+            r#"C(f|-|{"o": {"-A": 2}, "s": "a <b>c</b> ]<] d"})"#,
+        ),
+        // Empty lists, objects and strings are told apart by the schema.
+        (
+            "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<l>]<]minimax[>[</l>]<]minimax[>[<s>]<]minimax[>[</s>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+            r#"C(f|-|{"l": [], "s": ""})"#,
+        ),
+        ("A <tool_call> and an <invoke name=\"f\"> are text.", "T(A <tool_call> and an <invoke name=\"f\"> are text.)"),
+    ];
+    check("minimax_m3", &cases);
+}

@@ -130,11 +130,20 @@ fn a_format_that_the_template_contradicts_is_not_used() {
         <parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>";
     let unknown =
         "]<]x[>[<tool_call>\n]<]x[>[<invoke name=\"{{ c.function.name }}\">{{ c.function.arguments | tojson }}";
+    let m3 = "{% set ns = ']<]minimax[>[' %}{% set begin = ns ~ '<tool_call>' %}";
+    let elements = "{% set ns = ']<]minimax[>[' %}{% macro put(name, v) %}{{ ns }}<{{ name }}>\
+        {%- if v is mapping %}{% for k, w in v.items() %}{{ put(k, w) }}{% endfor %}\
+        {%- elif v is string or v is number %}{{ v if v is string else v | tojson }}\
+        {%- else %}{% for w in v %}{{ put('item', w) }}{% endfor %}{% endif %}{{ ns }}</{{ name }}>{% endmacro %}\
+        {{- ns }}<tool_call>\n{{ ns }}<invoke name=\"{{ c.function.name }}\">\
+        {%- for k, v in c.function.arguments.items() %}{{ put(k, v) }}{% endfor %}{{ ns }}</invoke>\n{{ ns }}</tool_call>";
     for (signs, call, format, why) in [
         (hermes, object, "hermes", ""),
         (coder, parameters, "qwen3_coder", ""),
         (coder, object, "hermes", "the grammar of qwen3_coder takes"),
         (hermes, unknown, "plain", "the template writes calls that hermes does not read"),
+        // MiniMax-M3's template writes so.
+        (m3, elements, "minimax_m3", ""),
         // A template without calls contradicts nothing.
         (hermes, "", "hermes", ""),
     ] {

@@ -2,6 +2,7 @@
 
 mod builtins;
 mod closure;
+mod elements;
 mod ending;
 mod exact;
 mod hostile;
@@ -24,7 +25,7 @@ use serde_json::Value;
 use crate::format::marker;
 use crate::tests::Random;
 use crate::{
-    Compiled, Encoder, Event, Format, Grammars, Matcher, OwnedPiece, Parser, ParserOptions, Rules, Tool, Vocab,
+    Codec, Compiled, Encoder, Event, Format, Grammars, Matcher, OwnedPiece, Parser, ParserOptions, Rules, Tool, Vocab,
 };
 
 pub const STOP: &str = "<|stop|>";
@@ -47,7 +48,11 @@ impl Tokens {
         words.extend(["  ", " the", ": ", ", ", "\": ", "\", \""].map(|m| (m.as_bytes().to_vec(), false)));
         let mut added: Vec<&str> = vec![STOP, "<|other|>"];
         if !spelled {
-            added.extend(format.all_steps().filter_map(marker));
+            // The mark before tags is a token of text, as in vocabularies that have parts of markers.
+            let in_tags = if let Codec::Elements(_) = format.codec() { format.string_mark() } else { None };
+            let whole = |marker: &&str| in_tags.is_none_or(|mark| !marker.contains(mark));
+            added.extend(format.all_steps().filter_map(marker).filter(whole));
+            words.extend(in_tags.map(|mark| (mark.as_bytes().to_vec(), false)));
         }
         added.sort_unstable();
         added.dedup();
@@ -61,6 +66,10 @@ impl Tokens {
 
     pub fn special(&self, text: &str) -> u32 {
         self.special[text]
+    }
+
+    fn marker(&self, text: &str) -> Vec<u32> {
+        self.special.get(text).map_or_else(|| self.encode(text.as_bytes()), |id| vec![*id])
     }
 
     pub fn encode(&self, bytes: &[u8]) -> Vec<u32> {
@@ -78,7 +87,7 @@ impl Tokens {
     pub fn ids(&self, pieces: &[OwnedPiece]) -> Vec<u32> {
         let one = |p: &OwnedPiece| match p {
             OwnedPiece::Bytes(b) => self.encode(b),
-            OwnedPiece::Special(s) => vec![self.special(s)],
+            OwnedPiece::Special(s) => self.marker(s),
         };
         pieces.iter().flat_map(one).collect()
     }
@@ -87,7 +96,7 @@ impl Tokens {
     pub fn text(&self, text: &str) -> Vec<u32> {
         let mut out = Vec::new();
         for (i, part) in text.split(['⟦', '⟧']).enumerate() {
-            if i % 2 == 1 { out.push(self.special(part)) } else { out.extend(self.encode(part.as_bytes())) }
+            out.extend(if i % 2 == 1 { self.marker(part) } else { self.encode(part.as_bytes()) });
         }
         out
     }
