@@ -363,7 +363,7 @@ static FORMATS: &[Format] = &[
     Format {
         name: "hermes",
         aliases: &["qwen25", "qwen3", "granite4"],
-        models: &["Hermes-2-Pro*", "Hermes-3*", "Qwen2.5*", "QwQ*", "Qwen3-*", "granite-4*", "EXAONE-4*"],
+        models: &["Hermes-2-Pro*", "Hermes-3*", "Qwen2.5*", "QwQ*", "Qwen3-*", "granite-4*", "EXAONE-4*", "Reka-Edge*"],
         lead: "\n",
         between: &[Lit("\n")],
         call: HERMES_CALL,
@@ -371,7 +371,7 @@ static FORMATS: &[Format] = &[
         signs: DetectionSigns {
             template: &["<tool_call>", "arguments"],
             // Other formats that put something else between the same tags.
-            not: &["<function=", "<arg_key>", "<tool_call>["],
+            not: &["<function=", "<arg_key>", "<tool_call>[", "<response>"],
             special: None,
             architectures: &["GraniteMoeHybridForCausalLM"],
         },
@@ -723,6 +723,49 @@ static FORMATS: &[Format] = &[
             not: &[],
             special: None,
             architectures: &["HunYuanMoEV1ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "ernie45",
+        models: &["ERNIE-4.5*"],
+        reasoning: SPACED_THINK,
+        text: Wrap { open: &[Maybe("<response>\n")], close: &[Maybe("\n</response>\n")] },
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: HERMES_CALL,
+        signs: DetectionSigns {
+            template: &["<tool_call>", "<response>"],
+            not: &[],
+            special: None,
+            architectures: &["Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "gigachat3_1",
+        models: &["GigaChat3.1*"],
+        markers: Special,
+        many: false,
+        call: &[Tok("<|function_call|>"), Args(OBJECT)],
+        signs: DetectionSigns {
+            template: &["<|function_call|>"],
+            not: &[],
+            special: Some("<|function_call|>"),
+            architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
+        name: "gigachat3",
+        models: &["GigaChat3-*"],
+        many: false,
+        call: &[Tok("<|message_sep|>\n\nfunction call<|role_sep|>\n"), Args(OBJECT)],
+        signs: DetectionSigns {
+            template: &["function call", "<|role_sep|>"],
+            not: &["<|function_call|>"],
+            special: None,
+            architectures: &[],
         },
         ..BASE
     },

@@ -213,3 +213,30 @@ fn minimax_m3_is_read() {
     ];
     check("minimax_m3", &cases);
 }
+
+/// The forms that vLLM's descriptions of its parsers give.
+#[test]
+fn ernie_and_gigachat_are_read() {
+    let ernie = [
+        (
+            "<think>\nso\n</think>\n\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 3}}\n</tool_call>\n<tool_call>\n{\"name\": \"search\", \"arguments\": {}}\n</tool_call>\n",
+            r#"R(so)C(f|-|{"n": 3})C(search|-|{})"#,
+        ),
+        ("<think>\nabc\n</think>\n\n\n<response>\ndef\n</response>\n", "R(abc)T(def)"),
+        ("def", "T(def)"),
+    ];
+    check("ernie45", &ernie);
+    let giga = [
+        ("Hi.«<|function_call|>»{\"name\": \"f\", \"arguments\": {\"n\": 3}}", r#"T(Hi.)C(f|-|{"n": 3})"#),
+        ("The token <|function_call|> is text.", "T(The token <|function_call|> is text.)"),
+    ];
+    check("gigachat3_1", &giga);
+    let giga = [
+        (
+            "Hi.«<|message_sep|>\n\n»function call«<|role_sep|>\n»{\"name\": \"f\", \"arguments\": {\"n\": 3}}",
+            r#"T(Hi.)C(f|-|{"n": 3})"#,
+        ),
+        ("A function call.", "T(A function call.)"),
+    ];
+    check("gigachat3", &giga);
+}
