@@ -43,6 +43,8 @@ pub enum DecisionKind {
     Relayout,
     /// Seats are corrected to match the placements.
     Seat,
+    /// A record that can no longer be decoded is written again.
+    Repair,
 }
 
 /// One change, written in one transaction.
@@ -179,6 +181,18 @@ impl Controller {
         let connectivity = Connectivity::new(view);
         let free = self.free_workers(view, &connectivity, now);
         let epoch_time = epoch::time(view.last_epoch()).max(self.epoch_base + now.as_millis() as u64);
+        // A placement without a reader would end its group.
+        let repairs = view.damaged_placements().map(|(id, record)| {
+            let key = self.keys.placement(id);
+            let transaction =
+                Transaction::default().when(view.unchanged(key.clone())).put(key, encode(&**record), None);
+            let why = format!("{id}: its placement could not be decoded; writing it again");
+            Decision { kind: DecisionKind::Repair, why, transaction }
+        });
+        let repairs: Vec<_> = repairs.collect();
+        if !repairs.is_empty() {
+            return repairs;
+        }
         let mut round = Round { view, connectivity, free, epoch_time, relayout_checked: false, decisions: Vec::new() };
         for (id, group) in &view.groups {
             if let Some((record, revision)) = &group.placement {

@@ -56,7 +56,7 @@ async fn session_changed(held: &mut watch::Receiver<SessionState>) {
     }
 }
 
-/// Waits until nobody holds `key`, then takes it under the session's lease. `mirror` must cover the key.
+/// Waits until no other candidate holds `key`, then takes it under the session's lease. `mirror` must cover the key.
 pub async fn campaign(
     store: Arc<dyn Store>,
     mirror: &Mirror,
@@ -74,20 +74,24 @@ pub async fn campaign(
         };
         let Release { protocol, version, started } = release;
         let leader_value = format!("{candidate} {} {protocol} {version} {started}", lease.0);
+        let mut free = KeyCondition::Absent(key.to_owned());
         if let Some(entry) = mirror.read().await.entries.get(key) {
             if entry.value == leader_value.as_bytes() {
                 // Our own write, whose answer was lost.
                 return Leadership { key: key.to_owned(), lease, revision: entry.revision };
             }
-            tokio::select! {
-                biased;
-                () = session_changed(&mut held) => {}
-                _ = mirror.changed() => {}
+            // No candidate writes without a lease, or under ours.
+            if entry.lease.is_some_and(|other| other != lease) {
+                tokio::select! {
+                    biased;
+                    () = session_changed(&mut held) => {}
+                    _ = mirror.changed() => {}
+                }
+                continue;
             }
-            continue;
+            free = KeyCondition::At(key.to_owned(), entry.revision);
         }
-        let transaction =
-            Transaction::default().when(KeyCondition::Absent(key.to_owned())).put(key, leader_value, Some(lease));
+        let transaction = Transaction::default().when(free).put(key, leader_value, Some(lease));
         match store.commit(transaction).await {
             Ok(Some(revision)) => {
                 backoff.reset();

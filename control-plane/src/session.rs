@@ -78,13 +78,28 @@ impl Session {
     /// A session whose node is identified by the key `name`. If another process holds the name, it waits until the name
     /// is free. If the name disappears, all keys are put again.
     pub fn named(store: Arc<dyn Store>, who: &str, ttl: Duration, name: impl Into<String>) -> Self {
-        Session::begin(store, who, ttl, Some(name.into()))
+        Session::begin(store, who, ttl, Some((name.into(), |_| true)))
     }
 
-    fn begin(store: Arc<dyn Store>, who: &str, ttl: Duration, name: Option<String>) -> Self {
+    /// The same for a name whose values can be told from garbage: what is none, and no other process's lease protects,
+    /// is written over.
+    pub fn of_record(
+        store: Arc<dyn Store>,
+        who: &str,
+        ttl: Duration,
+        name: impl Into<String>,
+        is_record: IsRecord,
+    ) -> Self {
+        Session::begin(store, who, ttl, Some((name.into(), is_record)))
+    }
+
+    fn begin(store: Arc<dyn Store>, who: &str, ttl: Duration, name: Option<(String, IsRecord)>) -> Self {
         let (desired, desired_changes) = watch::channel(Desired::default());
         let (state, held) = watch::channel(SessionState::default());
-        let name = name.map(|key| Name { mirror: Mirror::new(store.clone(), who, key.clone()), key });
+        let name = name.map(|(key, is_record)| {
+            let mirror = Mirror::new(store.clone(), who, key.clone());
+            Name { key, mirror, is_record }
+        });
         let keeper = SessionTask {
             store,
             ttl,
@@ -94,6 +109,7 @@ impl Session {
             stored: BTreeMap::new(),
             put: BTreeMap::new(),
             wait: None,
+            stray: None,
         };
         let task = tokio::spawn(keeper.run(Backoff::new(who)));
         Session { desired, held, task }
@@ -151,9 +167,13 @@ impl Drop for Session {
     }
 }
 
+/// Whether a value is one that a process writes.
+pub type IsRecord = fn(&[u8]) -> bool;
+
 struct Name {
     key: String,
     mirror: Mirror,
+    is_record: IsRecord,
 }
 
 impl Name {
@@ -177,6 +197,8 @@ struct SessionTask {
     put: BTreeMap<String, Revision>,
     /// Pause before the next attempt to put the name.
     wait: Option<Duration>,
+    /// The revision of a value that is no record: the name may overwrite it.
+    stray: Option<Revision>,
 }
 
 impl SessionTask {
@@ -240,13 +262,8 @@ impl SessionTask {
         if let Some(name) = self.name.as_ref().filter(|name| put.contains(&name.key)) {
             // The name may overwrite only the value that the caller saw, or nothing. Otherwise the conflict is resolved
             // again.
-            let over = self
-                .state
-                .borrow()
-                .name_holder
-                .as_ref()
-                .map(|taken| taken.revision)
-                .filter(|at| desired.over == Some(*at));
+            let over = self.state.borrow().name_holder.as_ref().map(|taken| taken.revision);
+            let over = over.filter(|at| desired.over == Some(*at)).or(self.stray.take());
             transaction = transaction.when(match self.put.get(&name.key).copied().or(over) {
                 Some(at) => KeyCondition::At(name.key.clone(), at),
                 None => KeyCondition::Absent(name.key.clone()),
@@ -264,10 +281,18 @@ impl SessionTask {
 
     /// The name in the store is not what this session wrote last.
     async fn resolve_name_conflict(&mut self, lease: LeaseId) -> Result<(), StoreError> {
-        let Some(key) = self.name.as_ref().map(|name| name.key.clone()) else { return Ok(()) };
+        let Some((key, is_record)) = self.name.as_ref().map(|name| (name.key.clone(), name.is_record)) else {
+            return Ok(());
+        };
         let entry = self.store.read(&key).await?.entries.remove(&key);
         match entry {
-            // Our own write, whose answer was lost.
+            Some(entry) if !is_record(&entry.value) && entry.lease.is_none_or(|holder| holder == lease) => {
+                tracing::warn!(key, bytes = entry.value.len(), "writing over a value that is no record");
+                self.invalidate();
+                self.stray = Some(entry.revision);
+                self.state.send_if_modified(|held| held.name_holder.take().is_some());
+            }
+            // Our own write, whose answer was lost, or a value that somebody put in its place: that is written over.
             Some(entry) if entry.lease == Some(lease) => {
                 self.put.insert(key.clone(), entry.revision);
                 self.stored.insert(key, Some(entry.value));
@@ -310,8 +335,13 @@ impl SessionTask {
     /// Compares the mirror with the name. The mirror may lag behind our write, so the store decides.
     async fn check_name(&mut self, lease: LeaseId) -> Result<(), StoreError> {
         let Some(name) = &self.name else { return Ok(()) };
-        let ours = |entry: &Entry| entry.lease == Some(lease);
-        let put = self.stored.get(&name.key).is_some_and(Option::is_some);
+        let last = self.put.get(&name.key).copied().unwrap_or_default();
+        let stored = self.stored.get(&name.key).and_then(Option::as_ref);
+        let ours = |entry: &Entry| {
+            // The mirror may lag behind our write.
+            entry.lease == Some(lease) && (entry.revision <= last || Some(&entry.value) == stored)
+        };
+        let put = stored.is_some();
         if put && !name.mirror.view().entries.get(&name.key).is_some_and(ours) {
             // So that it is checked again if the store does not answer.
             self.stored.insert(name.key.clone(), None);
@@ -357,19 +387,25 @@ impl SessionTask {
         let now = Instant::now();
         self.store.renew(lease).await?;
         self.state.send_modify(|held| held.until = Some(now + self.ttl));
-        self.restore_missing().await
+        self.restore_missing(lease).await
     }
 
-    /// Puts deleted keys again. A key that another process overwrote stays: two processes that hold the same seat for a
-    /// moment would overwrite each other forever.
-    async fn restore_missing(&mut self) -> Result<(), StoreError> {
-        let there = |transaction: Transaction, key: &String| transaction.when(KeyCondition::Present(key.clone()));
-        let all = self.put.keys().fold(Transaction::default(), there);
+    /// Puts keys again that were deleted, or that somebody overwrote who is no process. What another process wrote
+    /// stays: two processes that hold the same seat for a moment would overwrite each other forever.
+    async fn restore_missing(&mut self, lease: LeaseId) -> Result<(), StoreError> {
+        let unchanged = |transaction: Transaction, (key, at): (&String, &Revision)| {
+            transaction.when(KeyCondition::At(key.clone(), *at))
+        };
+        let all = self.put.iter().fold(Transaction::default(), unchanged);
         if self.put.is_empty() || self.store.commit(all).await?.is_some() {
             return Ok(());
         }
         for key in self.put.keys() {
-            if !self.store.read(key).await?.entries.contains_key(key) {
+            let entry = self.store.read(key).await?.entries.remove(key);
+            let ours =
+                |entry: &Entry| entry.lease == Some(lease) && self.stored.get(key) == Some(&Some(entry.value.clone()));
+            let another = |entry: &Entry| entry.lease.is_some_and(|other| other != lease);
+            if !entry.is_some_and(|entry| ours(&entry) || another(&entry)) {
                 self.stored.insert(key.clone(), None);
             }
         }

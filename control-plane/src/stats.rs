@@ -12,13 +12,14 @@ use prometheus_client::{
 use crate::{decide::DecisionKind, mirror::Mirror, records::Keys, view::ClusterView};
 
 /// By kind of decision.
-const KINDS: [(DecisionKind, &str); 6] = [
+const KINDS: [(DecisionKind, &str); 7] = [
     (DecisionKind::Form, "form"),
     (DecisionKind::Reform, "reform"),
     (DecisionKind::Dissolve, "dissolve"),
     (DecisionKind::Drain, "drain"),
     (DecisionKind::Relayout, "relayout"),
     (DecisionKind::Seat, "seat"),
+    (DecisionKind::Repair, "repair"),
 ];
 
 #[derive(Debug, Default)]
@@ -47,7 +48,8 @@ impl ControllerStats {
         }
         let help = "Changes that this controller has made: `form` (a new group), `reform` (new members of a group), \
             `dissolve` (the end of a group), `drain` (a group takes no new sequences), `relayout` (the experts of a \
-            group move), `seat` (seats repaired to match the placements)";
+            group move), `seat` (seats repaired to match the placements), `repair` (a placement that could not be \
+            decoded is written again)";
         registry.register("rein_controller_decisions", help, self.decided.clone());
     }
 

@@ -2,7 +2,10 @@
 //!
 //! This module does not decide anything.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::de::DeserializeOwned;
 
@@ -32,6 +35,8 @@ pub struct ClusterView {
     pub drains: Vec<String>,
     /// The revision of each key that was read.
     seen: BTreeMap<String, Revision>,
+    /// Placements whose record can no longer be decoded: the last one that could is still in use.
+    damaged: BTreeSet<String>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -75,7 +80,8 @@ impl ClusterView {
         view
     }
 
-    /// Updates to the snapshot. Values that cannot be decoded count as missing. False: only loads have changed.
+    /// Updates to the snapshot. A value that cannot be decoded changes nothing: the last one that could stays, as its
+    /// process does. False: only loads have changed.
     pub fn update(&mut self, keys: &Keys, snapshot: &Snapshot) -> bool {
         self.revision = snapshot.revision;
         let mut news = false;
@@ -102,7 +108,8 @@ impl ClusterView {
         let parts: Vec<&str> = path.split('/').collect();
         match parts[..] {
             ["workers", id] => set(&mut self.workers, id.to_owned(), read(key, entry).map(Arc::new)),
-            ["seats", id] => set(&mut self.seats, id.to_owned(), read(key, entry)),
+            // The controller writes a seat that is missing again.
+            ["seats", id] => set(&mut self.seats, id.to_owned(), read(key, entry).or_gone()),
             ["routers", id] => set(&mut self.routers, id.to_owned(), read(key, entry)),
             ["engines", id] => set(&mut self.engines, id.to_owned(), read(key, entry).map(Arc::new)),
             ["links", id] => set(&mut self.links, id.to_owned(), read(key, entry).map(Arc::new)),
@@ -120,12 +127,22 @@ impl ClusterView {
                 self.drains.extend(entry.map(|_| id.to_owned()));
             }
             ["experts", id] => {
-                self.groups.entry(id.to_owned()).or_default().experts = read(key, entry).map(Arc::new);
+                read(key, entry).map(Arc::new).replace(&mut self.groups.entry(id.to_owned()).or_default().experts);
             }
-            ["loads", id] => self.groups.entry(id.to_owned()).or_default().load = read(key, entry),
+            ["loads", id] => read(key, entry).replace(&mut self.groups.entry(id.to_owned()).or_default().load),
             ["groups", id, "placement"] => {
-                let placement = entry.and_then(|e| Some((Arc::new(read(key, Some(e))?), e.revision)));
-                self.groups.entry(id.to_owned()).or_default().placement = placement;
+                let revision = entry.map_or(0, |entry| entry.revision);
+                let placement = &mut self.groups.entry(id.to_owned()).or_default().placement;
+                match (read(key, entry), placement) {
+                    (Change::Damaged, Some((_, at))) => {
+                        *at = revision;
+                        self.damaged.insert(id.to_owned());
+                    }
+                    (change, placement) => {
+                        self.damaged.remove(id);
+                        change.map(|record| (Arc::new(record), revision)).replace(placement);
+                    }
+                }
             }
             ["groups", id, what, rank] => {
                 let (Ok(rank), group) = (rank.parse(), self.groups.entry(id.to_owned()).or_default()) else { return };
@@ -147,6 +164,11 @@ impl ClusterView {
         }
     }
 
+    /// The groups whose placement must be written again, with the record to write.
+    pub fn damaged_placements(&self) -> impl Iterator<Item = (&String, &Arc<GroupRecord>)> {
+        self.damaged.iter().filter_map(|id| Some((id, self.groups.get(id)?.record()?)))
+    }
+
     /// The highest epoch or layout number that is known.
     pub fn last_epoch(&self) -> u64 {
         let groups = self
@@ -160,17 +182,52 @@ impl ClusterView {
     }
 }
 
-fn set<K: Ord, T>(map: &mut BTreeMap<K, T>, key: K, value: Option<T>) {
-    match value {
-        Some(value) => map.insert(key, value),
-        None => map.remove(&key),
-    };
+/// What became of a key.
+enum Change<T> {
+    Gone,
+    /// Its value cannot be decoded.
+    Damaged,
+    Value(T),
 }
 
-fn read<T: DeserializeOwned>(key: &str, entry: Option<&Entry>) -> Option<T> {
-    let read = |entry: &Entry| {
-        let record = decode(&entry.value);
-        record.inspect_err(|error| tracing::warn!(key, %error, "ignoring a record that cannot be decoded")).ok()
-    };
-    entry.and_then(read)
+impl<T> Change<T> {
+    fn map<U>(self, change: impl FnOnce(T) -> U) -> Change<U> {
+        match self {
+            Change::Gone => Change::Gone,
+            Change::Damaged => Change::Damaged,
+            Change::Value(value) => Change::Value(change(value)),
+        }
+    }
+
+    fn or_gone(self) -> Change<T> {
+        if let Change::Damaged = self { Change::Gone } else { self }
+    }
+
+    fn replace(self, old: &mut Option<T>) {
+        match self {
+            Change::Gone => *old = None,
+            Change::Damaged => {}
+            Change::Value(value) => *old = Some(value),
+        }
+    }
+}
+
+fn set<K: Ord, T>(map: &mut BTreeMap<K, T>, key: K, change: Change<T>) {
+    match change {
+        Change::Gone => drop(map.remove(&key)),
+        Change::Damaged => {}
+        Change::Value(value) => drop(map.insert(key, value)),
+    }
+}
+
+fn read<T: DeserializeOwned>(key: &str, entry: Option<&Entry>) -> Change<T> {
+    let Some(entry) = entry else { return Change::Gone };
+    // The error would quote the value, which may be long.
+    decode(&entry.value).map_or_else(
+        |_| {
+            tracing::warn!(key, bytes = entry.value.len(), "ignoring a record that cannot be decoded");
+            Change::Damaged
+        },
+        Change::Value,
+    )
 }

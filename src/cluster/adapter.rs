@@ -74,7 +74,9 @@ pub fn run(args: AdapterArgs) -> Result<(), Box<dyn Error>> {
         let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).collect();
         let page = page.open(status_page(service.clone(), &id, certificates))?;
         terminal::out(format_args!("rein: adapter {id} listening on {address}, for {kind}"));
-        let session = Arc::new(Session::named(store, &id, LEASE, keys.engine(&id)));
+        let session = Arc::new(Session::of_record(store, &id, LEASE, keys.engine(&id), |value| {
+            decode::<EngineRecord>(value).is_ok()
+        }));
         let (drain, draining) = watch::channel(false);
         let publishing = tokio::spawn(engines::publish(
             service.clone(),

@@ -91,7 +91,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             let router = router.clone();
             tokio::spawn(async move { router.follow(fleet).await })
         };
-        let session = Arc::new(Session::named(store, &id, LEASE, keys.router(&id)));
+        let session = Arc::new(Session::of_record(store, &id, LEASE, keys.router(&id), |value| decode::<RouterRecord>(value).is_ok()));
         let conflict = id_conflict(id.clone(), session.held());
         let publish = {
             let (router, session, key) = (router.clone(), session.clone(), keys.router(&id));

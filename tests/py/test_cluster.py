@@ -101,6 +101,27 @@ def test_etcd_loses_its_data(fleet, undisturbed):
     assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
 
 
+def test_garbage_in_the_store_is_written_over(fleet, undisturbed):
+    before = fleet.whole(2)
+    keys = fleet.etcdctl("get", "--prefix", "/", "--keys-only").split()
+    kinds = {key.split("/")[3] for key in keys}
+    assert kinds >= {"workers", "seats", "groups", "routers"}, keys
+    running = {name: process.pid for name, process in fleet.processes.items()}
+    for i, key in enumerate(keys):
+        load = Load(targets(fleet), REQUESTS)
+        load.reach(50)
+        # A person's write has no lease; with the lease it looks like the process's own.
+        keeps = ["--ignore-lease"] if i % 2 else []
+        fleet.etcdctl("put", key, "x" * 1000, *keeps)
+        assert_unnoticed(load.join(), undisturbed)
+        assert fleet.status(), f"rein status fails while {key} holds garbage"
+    after = fleet.whole(2)
+    assert {name: process.pid for name, process in fleet.processes.items() if process.poll() is None} == running
+    assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
+    for key in fleet.etcdctl("get", "--prefix", "/", "--keys-only").split():
+        until(f"{key} is written again", lambda: "xxxx" not in fleet.etcdctl("get", key, "--print-value-only"))
+
+
 def test_a_killed_router_ends_its_streams_with_an_error_and_another_answers(fleet, undisturbed):
     total = sum(len(answer.ids) for answer in undisturbed)
     load = Load(targets(fleet, "r0"), REQUESTS)

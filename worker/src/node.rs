@@ -200,7 +200,9 @@ pub async fn run(
     switch: EngineSwitch,
     mut leave: watch::Receiver<bool>,
 ) -> Result<(), NodeError> {
-    let session = Session::named(store.clone(), &options.id, options.lease, options.keys.worker(&options.id));
+    let name = options.keys.worker(&options.id);
+    let is_record = |value: &[u8]| decode::<WorkerRecord>(value).is_ok();
+    let session = Session::of_record(store.clone(), &options.id, options.lease, name, is_record);
     let mut seats = Mirror::new(store.clone(), &options.id, options.keys.seat(&options.id));
     let mut drains = Mirror::new(store.clone(), &options.id, options.keys.drain(&options.id));
     let (seat_key, drain_key) = (options.keys.seat(&options.id), options.keys.drain(&options.id));
@@ -314,7 +316,7 @@ pub async fn run(
 
 fn seat_of(view: &rein_control_plane::Snapshot, key: &str) -> Option<Seat> {
     let seat = decode(&view.entries.get(key)?.value);
-    seat.inspect_err(|error| tracing::warn!(key, %error, "ignoring a seat that cannot be decoded")).ok()
+    seat.inspect_err(|_| tracing::warn!(key, "ignoring a seat that cannot be decoded")).ok()
 }
 
 async fn probe_report(probing: &mut Option<Probing>) -> LinkReport {
@@ -372,8 +374,7 @@ impl Node {
     fn displaced(&self) -> Option<NodeError> {
         let held = self.session.held();
         let held = held.borrow();
-        let record = decode::<WorkerRecord>(held.name_taken_by(self.options.lease)?);
-        let address = record.map_or_else(|_| "an unknown address".to_owned(), |record| record.address);
+        let WorkerRecord { address, .. } = decode(held.name_taken_by(self.options.lease)?).ok()?;
         Some(NodeError::Displaced { id: self.options.id.clone(), address })
     }
 
@@ -453,9 +454,7 @@ impl Node {
         let key = self.options.keys.placement(group);
         let snapshot = self.store.read(&key).await?;
         let record = snapshot.entries.get(&key).map(|entry| decode(&entry.value));
-        Ok(record.and_then(|record| {
-            record.inspect_err(|error| tracing::error!(group, %error, "cannot decode the placement")).ok()
-        }))
+        Ok(record.and_then(|record| record.inspect_err(|_| tracing::error!(group, "cannot decode the placement")).ok()))
     }
 
     async fn taken(&mut self, taken: Result<TakenSeat, SeatError>) {

@@ -273,11 +273,8 @@ impl Cluster {
             return;
         }
         worker.heard = now;
-        let seat: Option<Seat> = self
-            .store
-            .entries
-            .get(&self.keys.seat(id))
-            .map(|entry| serde_json::from_slice(&entry.value).expect("a seat"));
+        let seat: Option<Seat> =
+            self.store.entries.get(&self.keys.seat(id)).and_then(|entry| serde_json::from_slice(&entry.value).ok());
         let taken = &worker.record.seat;
         let newer = |seat: &Seat| {
             seat.epoch > taken.epoch || seat.group.is_none() && taken.group.is_some() && seat.epoch == taken.epoch
@@ -306,8 +303,7 @@ impl Cluster {
                 }
                 Some(group) => {
                     let entry = self.store.entries.get(&self.keys.placement(group));
-                    let record: Option<GroupRecord> =
-                        entry.map(|e| serde_json::from_slice(&e.value).expect("a placement"));
+                    let record: Option<GroupRecord> = entry.and_then(|e| serde_json::from_slice(&e.value).ok());
                     if let Some(record) = record.filter(|record| record.epoch() == seat.epoch)
                         && let Some(member) = record.member(id, worker.record.incarnation)
                     {
@@ -339,7 +335,7 @@ impl Cluster {
         }
         if let Some((key, record)) = restored
             && self.store.entries.get(&key).is_none_or(|entry| {
-                serde_json::from_slice::<GroupRecord>(&entry.value).expect("a placement").epoch() < record.epoch()
+                serde_json::from_slice::<GroupRecord>(&entry.value).is_ok_and(|stored| stored.epoch() < record.epoch())
             })
         {
             self.put(&key, Some(encode(&*record).to_vec()));
@@ -544,6 +540,29 @@ fn a_store_that_lost_its_data_is_restored_and_no_seat_changes() {
     }
     assert_eq!(cluster.seating(), before);
     assert_eq!(cluster.full(), 3);
+}
+
+/// Routers and workers go on with the last record that could be decoded, and the controller writes it again.
+#[test]
+fn placements_and_seats_that_cannot_be_decoded_are_written_again() {
+    let mut cluster = Cluster::new(4, 2, 0);
+    cluster.run(20.0);
+    let (seating, serving) = (cluster.seating(), cluster.serving());
+    assert_eq!(serving, 2);
+    let written = |key: &&String| key.contains("/placement") || key.contains("/seats/");
+    let keys: Vec<String> = cluster.store.entries.keys().filter(written).cloned().collect();
+    assert_eq!(keys.len(), 2 + 4);
+    for key in keys {
+        for garbage in ["x", "{}", ""] {
+            let before = cluster.store.entries[&key].value.clone();
+            cluster.put(&key, Some(garbage.into()));
+            cluster.view.update(&cluster.keys, &cluster.store);
+            assert_eq!(cluster.view.groups.values().filter(|group| group.serves()).count(), serving, "{key}");
+            cluster.run(2.0);
+            assert_eq!(cluster.store.entries[&key].value, before, "{key}");
+            assert_eq!((cluster.seating(), cluster.serving()), (seating.clone(), serving), "{key}");
+        }
+    }
 }
 
 #[test]

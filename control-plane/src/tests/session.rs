@@ -210,6 +210,34 @@ async fn a_second_session_waits_for_the_name() {
     assert_eq!(there().await, "second");
 }
 
+/// A person's or a broken tool's write is no holder. What another process holds under its lease stays, whatever it is.
+#[tokio::test(start_paused = true)]
+async fn garbage_is_written_over() {
+    let store = Arc::new(MemoryStore::default());
+    let is_record = |value: &[u8]| value.starts_with(b"node");
+    let node = Session::of_record(store.clone(), "node", TTL, "/workers/1", is_record);
+    node.put("/workers/1", "node");
+    node.put("/ready/1", "ready");
+    seconds(1.0).await;
+    let value = async |key: &str| values(&store.read("/").await.unwrap()).get(key).cloned().unwrap_or_default();
+    let lease = node.held().borrow().lease;
+    for lease in [None, lease] {
+        for key in ["/workers/1", "/ready/1"] {
+            store.commit(Transaction::default().put(key, "x", lease)).await.unwrap();
+        }
+        seconds(TTL.as_secs_f64()).await;
+        assert_eq!((value("/workers/1").await.as_str(), value("/ready/1").await.as_str()), ("node", "ready"));
+        assert_eq!(node.held().borrow().name_holder, None);
+    }
+    let other = store.grant(TTL * 100).await.unwrap();
+    for key in ["/workers/1", "/ready/1"] {
+        store.commit(Transaction::default().put(key, "x", Some(other))).await.unwrap();
+    }
+    seconds(2.0 * TTL.as_secs_f64()).await;
+    assert_eq!((value("/workers/1").await.as_str(), value("/ready/1").await.as_str()), ("x", "x"));
+    assert_eq!(node.held().borrow().name_holder.as_ref().unwrap().value, "x");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_holder_counts_as_alive_only_while_the_store_answers() {
     // A stopped store does not expire leases: the holder may have died.

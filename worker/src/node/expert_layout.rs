@@ -28,9 +28,11 @@ impl StoredRecord {
         let entry = view.entries.get(key)?;
         if self.revision != entry.revision {
             self.revision = entry.revision;
-            let record =
-                decode(&entry.value).inspect_err(|error| tracing::error!(key, %error, "cannot decode the placement"));
-            self.record = record.ok().map(Arc::new);
+            match decode(&entry.value) {
+                Ok(record) => self.record = Some(Arc::new(record)),
+                // The controller writes it again.
+                Err(_) => tracing::error!(key, bytes = entry.value.len(), "cannot decode the placement"),
+            }
         }
         Some(entry.revision)
     }

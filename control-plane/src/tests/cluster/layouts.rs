@@ -8,7 +8,7 @@ const LOAD: Duration = Duration::from_millis(700);
 /// As in worker/src/node: a member loads the stored layout, and the leader switches to one that all have loaded.
 pub fn lay_out(member: &mut Membership, store: &Snapshot, keys: &Keys, now: Duration) {
     let entry = store.entries.get(&keys.placement(&member.group));
-    let known: Option<GroupRecord> = entry.map(|e| serde_json::from_slice(&e.value).expect("a placement"));
+    let known: Option<GroupRecord> = entry.and_then(|e| serde_json::from_slice(&e.value).ok());
     let Some(known) = known.filter(|known| known.epoch() == member.record.epoch()) else { return };
     let layout = known.placement.layout;
     match &member.loading {
