@@ -34,7 +34,7 @@ class Server:
         command = [rein, "serve", "--engine", "sim", "--model", str(model), "--served-name", "demo",
                    "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *step, *extra]
         environment = {**os.environ, "REIN_LOG": "error"}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment)
         self.http, self.grpc = (self._announced(name) for name in ("http", "grpc"))
         self.host, port = self.http.split("://")[1].rsplit(":", 1)
         self.port = int(port)

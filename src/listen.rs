@@ -5,7 +5,7 @@ mod connection;
 
 use std::error::Error;
 use std::future::Future;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -177,19 +177,33 @@ where
     Ok(())
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT, and SIGHUP of a process whose terminal is closed. Any other SIGHUP asks to read files again, which
+/// happens by itself.
 pub struct StopSignals {
     term: Signal,
     int: Signal,
+    hup: Signal,
+    /// It was started in a terminal.
+    interactive: bool,
 }
 
 impl StopSignals {
     pub fn new() -> Result<Self, std::io::Error> {
-        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+        let [term, int, hup] = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(Self { term: term?, int: int?, hup: hup?, interactive: std::io::stdin().is_terminal() })
     }
 
     pub async fn next(&mut self) -> &'static str {
-        tokio::select! { _ = self.term.recv() => "SIGTERM", _ = self.int.recv() => "SIGINT" }
+        loop {
+            tokio::select! {
+                _ = self.term.recv() => return "SIGTERM",
+                _ = self.int.recv() => return "SIGINT",
+                _ = self.hup.recv() => match self.interactive {
+                    true => return "SIGHUP",
+                    false => tracing::info!("ignoring SIGHUP: replaced files are read again within a second"),
+                },
+            }
+        }
     }
 }
 

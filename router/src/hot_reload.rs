@@ -1,20 +1,24 @@
 //! Reloads files that are replaced while they are in use, such as certificates and API keys. While a new version is
-//! invalid, the last valid one stays in use. It does not know what the files contain.
+//! invalid, the last valid one stays in use. A thread reads the files, so that nothing else waits for a disk that hangs.
+//! It does not know what the files contain.
 
 use std::{
-    fs::File,
-    io::{self, Read},
+    io,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock, Weak, mpsc},
+    thread,
     time::{Duration, Instant},
 };
 
+use rein_text::regular_file;
 use ring::digest::{Context, SHA256};
 
 /// Maximum size of one file, in bytes.
 const FILE_BYTES: u64 = 1 << 20;
-/// Shortest interval between two checks of the files.
+/// Pause between two checks of the files.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Reading that takes longer is reported, and is an error at start.
+const READ_TIME: Duration = Duration::from_secs(10);
 
 /// A file, and the command line option that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,83 +51,123 @@ impl FileProblem {
 type Build<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, FileProblem> + Send + Sync>;
 
 /// A value that is built from files, and rebuilt when they change.
-pub struct HotReloaded<T> {
+pub struct HotReloaded<T>(Arc<Reloading<T>>);
+
+struct Reloading<T> {
     sources: Vec<WatchedFile>,
     build: Build<T>,
     current: RwLock<Arc<T>>,
     last_check: Mutex<LastCheck>,
+    /// When the thread began to read, and whether it was reported that it takes long.
+    began: Mutex<Option<(Instant, bool)>>,
 }
 
 /// The last check of the files.
 struct LastCheck {
     digest: Vec<u8>,
-    next: Instant,
     last_error: Option<String>,
 }
 
-impl<T> HotReloaded<T> {
+impl<T: Send + Sync + 'static> HotReloaded<T> {
     /// `build` gets the files' contents in the order of `sources`.
     pub fn open(
         sources: Vec<WatchedFile>,
         build: impl Fn(&[Vec<u8>]) -> Result<T, FileProblem> + Send + Sync + 'static,
     ) -> Result<Self, FileError> {
-        let contents = read(&sources)?;
+        let contents = read_in_time(&sources)?;
         let value = build(&contents).map_err(|wrong| file_error(&sources, wrong))?;
-        Ok(HotReloaded {
+        let reloading = Arc::new(Reloading {
             current: RwLock::new(Arc::new(value)),
-            last_check: Mutex::new(LastCheck {
-                digest: digest(&contents),
-                next: Instant::now() + INTERVAL,
-                last_error: None,
-            }),
+            last_check: Mutex::new(LastCheck { digest: digest(&contents), last_error: None }),
+            began: Mutex::default(),
             build: Box::new(build),
             sources,
-        })
+        });
+        let weak = Arc::downgrade(&reloading);
+        let named = thread::Builder::new().name("files".into());
+        let spawned = named.spawn(move || check_as_long_as_used(&weak));
+        spawned.map_err(|error| FileError::Read { source_: reloading.sources[0].clone(), error })?;
+        Ok(HotReloaded(reloading))
     }
 
-    /// The current value. Checks the files if the last check is older than `INTERVAL`.
+    /// The current value.
     pub fn get(&self) -> Arc<T> {
-        // One caller checks the files; concurrent callers get the current value.
-        if let Ok(mut last_check) = self.last_check.try_lock()
-            && last_check.next <= Instant::now()
-        {
-            last_check.next = Instant::now() + INTERVAL;
-            self.check(&mut last_check);
-        }
-        self.current()
+        self.0.report_delay();
+        self.0.current()
     }
 
     /// Checks the files now and returns the current value.
     pub fn refresh(&self) -> Arc<T> {
-        self.check(&mut self.last_check.lock().unwrap_or_else(PoisonError::into_inner));
-        self.current()
+        self.0.check();
+        self.0.current()
     }
+}
 
+/// The thread's work: ends when nobody uses the files any more.
+fn check_as_long_as_used<T>(reloading: &Weak<Reloading<T>>) {
+    loop {
+        thread::sleep(INTERVAL);
+        let Some(reloading) = reloading.upgrade() else { return };
+        reloading.check();
+    }
+}
+
+impl<T> Reloading<T> {
     fn current(&self) -> Arc<T> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn check(&self, last_check: &mut LastCheck) {
-        let last_error = self.reload(last_check).err().map(|error| error.to_string());
+    /// Reports once that the files cannot be read because a disk or a network hangs.
+    fn report_delay(&self) {
+        let mut began = self.began.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, reported @ false)) = began.as_mut()
+            && since.elapsed() > READ_TIME
+        {
+            *reported = true;
+            let error = delayed(&self.sources).to_string();
+            tracing::error!(error, "cannot reload files; the last valid version stays in use");
+        }
+    }
+
+    fn check(&self) {
+        let set = |began| *self.began.lock().unwrap_or_else(PoisonError::into_inner) = began;
+        set(Some((Instant::now(), false)));
+        let contents = read(&self.sources);
+        set(None);
+        let mut last_check = self.last_check.lock().unwrap_or_else(PoisonError::into_inner);
+        let reloaded = contents.and_then(|contents| self.reload(&contents, &mut last_check));
+        let last_error = reloaded.err().map(|error| error.to_string());
         if let Some(error) = last_error.as_ref().filter(|_| last_error != last_check.last_error) {
             tracing::error!(error, "cannot reload files; the last valid version stays in use");
         }
         last_check.last_error = last_error;
     }
 
-    fn reload(&self, last_check: &mut LastCheck) -> Result<(), FileError> {
-        let contents = read(&self.sources)?;
-        let digest = digest(&contents);
+    fn reload(&self, contents: &[Vec<u8>], last_check: &mut LastCheck) -> Result<(), FileError> {
+        let digest = digest(contents);
         if digest == last_check.digest {
             return Ok(());
         }
-        let value = (self.build)(&contents).map_err(|wrong| file_error(&self.sources, wrong))?;
+        let value = (self.build)(contents).map_err(|wrong| file_error(&self.sources, wrong))?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
         last_check.digest = digest;
         let files: Vec<String> = self.sources.iter().map(|source| source.path.display().to_string()).collect();
         tracing::info!(files = files.join(", "), "files reloaded");
         Ok(())
     }
+}
+
+fn delayed(sources: &[WatchedFile]) -> FileError {
+    let what = format!("reading it takes longer than {} s", READ_TIME.as_secs());
+    file_error(sources, FileProblem::new(0, what))
+}
+
+/// At start: in a thread, which a file that hangs keeps.
+fn read_in_time(sources: &[WatchedFile]) -> Result<Vec<Vec<u8>>, FileError> {
+    let (done, result) = mpsc::channel();
+    let files = sources.to_vec();
+    thread::spawn(move || done.send(read(&files)));
+    result.recv_timeout(READ_TIME).unwrap_or_else(|_| Err(delayed(sources)))
 }
 
 fn file_error(sources: &[WatchedFile], wrong: FileProblem) -> FileError {
@@ -133,15 +177,8 @@ fn file_error(sources: &[WatchedFile], wrong: FileProblem) -> FileError {
 
 fn read(sources: &[WatchedFile]) -> Result<Vec<Vec<u8>>, FileError> {
     let one = |source: &WatchedFile| {
-        let mut bytes = Vec::new();
-        let read = File::open(&source.path).and_then(|file| file.take(FILE_BYTES + 1).read_to_end(&mut bytes));
-        match read {
-            Ok(_) if bytes.len() as u64 > FILE_BYTES => {
-                Err(FileError::Wrong { source_: source.clone(), what: format!("must have at most {FILE_BYTES} bytes") })
-            }
-            Ok(_) => Ok(bytes),
-            Err(error) => Err(FileError::Read { source_: source.clone(), error }),
-        }
+        regular_file::read(&source.path, "the file", FILE_BYTES)
+            .map_err(|error| FileError::Read { source_: source.clone(), error })
     };
     sources.iter().map(one).collect()
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-pub use rein_text::limits::{HEADER_NAMES, VALUE_BYTES};
+pub use rein_text::limits::{HEADER_NAME_BYTES, HEADER_NAMES, VALUE_BYTES};
 
 /// Bytes of a request body (HTTP) or message (gRPC).
 pub const BODY_BYTES: usize = 32 << 20;

@@ -1,6 +1,7 @@
 """Hostile clients: small versions of the loads in benches/hostile.py, with bounds on time and memory."""
 import json
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -163,6 +164,38 @@ def test_a_key_with_few_requests_does_not_wait_behind_one_with_many(tmp_path, op
             assert set(flooding) == {200}
     finally:
         server.stop()
+
+
+def test_a_file_of_keys_that_hangs_and_a_hangup_disturb_nobody(tmp_path):
+    keys = tmp_path / "keys.toml"
+    key, entry = new_key("--name", "a")
+    keys.write_text(entry)
+    allowed = {"authorization": f"Bearer {key}"}
+    server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys))
+    body = {**hostile.SMALL, "max_tokens": 500, "ignore_eos": True}
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            running = [pool.submit(server.post, hostile.CHAT, body, **allowed) for _ in range(8)]
+            until(server, "rein_requests_in_flight 8")
+            server.process.send_signal(signal.SIGHUP)
+            keys.unlink()
+            os.mkfifo(keys)
+            time.sleep(3)
+            assert server.post(hostile.CHAT, hostile.SMALL, timeout=10, **allowed)[0] == 200
+            assert server.get("/health")
+            assert [answer.result()[0] for answer in running] == [200] * 8
+        # What replaces it is read.
+        other, entry = new_key("--name", "b")
+        keys.unlink()
+        keys.write_text(entry)
+        end = time.monotonic() + 10
+        while server.post(hostile.CHAT, hostile.SMALL, authorization=f"Bearer {other}")[0] != 200:
+            assert time.monotonic() < end
+        assert server.post(hostile.CHAT, hostile.SMALL, **allowed)[0] == 401
+    finally:
+        began = time.monotonic()
+        server.stop()
+    assert server.process.returncode == 0 and time.monotonic() - began < 10
 
 
 def begun(server, size, *more, path=hostile.CHAT, kind="application/json"):

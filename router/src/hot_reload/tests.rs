@@ -44,3 +44,28 @@ fn replaced_files_are_reloaded_and_invalid_ones_are_ignored() {
     std::fs::write(&b.path, vec![b' '; FILE_BYTES as usize + 1]).unwrap();
     assert_eq!(*reloaded.refresh(), 6);
 }
+
+/// Where a network disk hangs, a FIFO shows it: what was read stays in use, and callers do not wait.
+#[test]
+fn a_file_that_cannot_be_read_holds_nobody() {
+    let dir = Dir(std::env::temp_dir().join(format!("rein-fifo-{}", std::process::id())));
+    std::fs::create_dir_all(&dir.0).unwrap();
+    let file = WatchedFile { flag: "--number", path: dir.0.join("a") };
+    let number = |contents: &[Vec<u8>]| Ok(contents[0].len());
+    std::fs::write(&file.path, "12").unwrap();
+    let reloaded = HotReloaded::open(vec![file.clone()], number).unwrap();
+    std::fs::remove_file(&file.path).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&file.path).status().unwrap();
+    assert!(made.success());
+    assert_eq!(*reloaded.refresh(), 2);
+    let error = HotReloaded::open(vec![file.clone()], number).err().unwrap().to_string();
+    assert!(error.ends_with("not a regular file"), "{error}");
+    std::fs::remove_file(&file.path).unwrap();
+    std::fs::write(&file.path, "123").unwrap();
+    // The thread finds it by itself.
+    let until = Instant::now() + 5 * INTERVAL;
+    while *reloaded.get() != 3 {
+        assert!(Instant::now() < until);
+        thread::sleep(INTERVAL / 10);
+    }
+}

@@ -204,6 +204,16 @@ async fn errors_repeat_only_a_bounded_part_of_the_request() {
     let answer = router.post("/v1/chat/completions", request).await;
     answer.ok();
     assert_eq!(answer.header("x-rein-ignored-fields"), "?".repeat(rein_text::limits::HEADER_NAME_BYTES / 2));
+    // Names within a field, and those of schemas.
+    let key = "k".repeat(200_000);
+    let schema = json!({"type": "object", "properties": {key.clone(): {"type": "string", "pattern": "^(?=a)b"}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+    let request = chat_request(&bytes("a"), json!({"chat_template_kwargs": {key: 1}, "tools": [tool]}));
+    let answer = router.post("/v1/chat/completions", request).await;
+    for name in ["x-rein-ignored-fields", "x-rein-relaxed"] {
+        let value = answer.headers.get(name).map_or(0, |value| value.len());
+        assert!(value <= 2 * rein_text::limits::HEADER_NAME_BYTES, "{name}: {value}");
+    }
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use crate::{
     admission::{InFlightPermit, keys::ApiCaller},
     api::{
         authenticate,
-        headers::{IGNORED_FIELDS, RELAXED, SESSION, listed},
+        headers::{IGNORED_FIELDS, RELAXED, SESSION, listed, told},
         incoming::IncomingRequest,
         status::grpc_status,
         unread,
@@ -383,7 +383,7 @@ impl Service {
         };
         let mut response = self.finish(Some(trace), endpoint, answer)?;
         response.extensions_mut().insert(watch);
-        for (name, value) in [(RELAXED, labels.relaxed.join("; ")), (IGNORED_FIELDS, listed(&labels.ignored))] {
+        for (name, value) in [(RELAXED, told(&labels.relaxed)), (IGNORED_FIELDS, listed(&labels.ignored))] {
             // A value that a header cannot hold is left out.
             if let (false, Ok(value)) = (value.is_empty(), value.parse()) {
                 response.metadata_mut().insert(name, value);
