@@ -177,8 +177,8 @@ where
     Ok(())
 }
 
-/// SIGTERM and SIGINT, and SIGHUP of a process whose terminal is closed. Any other SIGHUP asks to read files again, which
-/// happens by itself.
+/// SIGTERM and SIGINT, and SIGHUP of a process whose terminal is closed. Any other SIGHUP asks to read files again,
+/// which happens by itself.
 pub struct StopSignals {
     term: Signal,
     int: Signal,

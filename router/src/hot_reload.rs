@@ -1,11 +1,11 @@
 //! Reloads files that are replaced while they are in use, such as certificates and API keys. While a new version is
-//! invalid, the last valid one stays in use. A thread reads the files, so that nothing else waits for a disk that hangs.
-//! It does not know what the files contain.
+//! invalid, the last valid one stays in use. A thread reads the files: nothing else waits for a disk that hangs. It does
+//! not know what the files contain.
 
 use std::{
     io,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, RwLock, Weak, mpsc},
+    sync::{Arc, Mutex, PoisonError, RwLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -51,7 +51,11 @@ impl FileProblem {
 type Build<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, FileProblem> + Send + Sync>;
 
 /// A value that is built from files, and rebuilt when they change.
-pub struct HotReloaded<T>(Arc<Reloading<T>>);
+pub struct HotReloaded<T> {
+    reloading: Arc<Reloading<T>>,
+    /// Tells the thread that nobody uses the files any more, when it is dropped.
+    _used: mpsc::SyncSender<()>,
+}
 
 struct Reloading<T> {
     sources: Vec<WatchedFile>,
@@ -83,32 +87,26 @@ impl<T: Send + Sync + 'static> HotReloaded<T> {
             build: Box::new(build),
             sources,
         });
-        let weak = Arc::downgrade(&reloading);
-        let named = thread::Builder::new().name("files".into());
-        let spawned = named.spawn(move || check_as_long_as_used(&weak));
-        spawned.map_err(|error| FileError::Read { source_: reloading.sources[0].clone(), error })?;
-        Ok(HotReloaded(reloading))
+        let (used, unused) = mpsc::sync_channel(1);
+        let checked = reloading.clone();
+        thread::spawn(move || {
+            while unused.recv_timeout(INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
+                checked.check();
+            }
+        });
+        Ok(HotReloaded { reloading, _used: used })
     }
 
     /// The current value.
     pub fn get(&self) -> Arc<T> {
-        self.0.report_delay();
-        self.0.current()
+        self.reloading.report_delay();
+        self.reloading.current()
     }
 
     /// Checks the files now and returns the current value.
     pub fn refresh(&self) -> Arc<T> {
-        self.0.check();
-        self.0.current()
-    }
-}
-
-/// The thread's work: ends when nobody uses the files any more.
-fn check_as_long_as_used<T>(reloading: &Weak<Reloading<T>>) {
-    loop {
-        thread::sleep(INTERVAL);
-        let Some(reloading) = reloading.upgrade() else { return };
-        reloading.check();
+        self.reloading.check();
+        self.reloading.current()
     }
 }
 
@@ -164,7 +162,7 @@ fn delayed(sources: &[WatchedFile]) -> FileError {
 
 /// At start: in a thread, which a file that hangs keeps.
 fn read_in_time(sources: &[WatchedFile]) -> Result<Vec<Vec<u8>>, FileError> {
-    let (done, result) = mpsc::channel();
+    let (done, result) = mpsc::sync_channel(1);
     let files = sources.to_vec();
     thread::spawn(move || done.send(read(&files)));
     result.recv_timeout(READ_TIME).unwrap_or_else(|_| Err(delayed(sources)))
