@@ -1,6 +1,6 @@
 //! Reloads files that are replaced while they are in use, such as certificates and API keys. While a new version is
-//! invalid, the last valid one stays in use. A thread reads the files: nothing else waits for a disk that hangs. It does
-//! not know what the files contain.
+//! invalid, the last valid one stays in use. A thread reads the files: nothing else waits for a disk that hangs. It
+//! does not know what the files contain.
 
 use std::{
     io,
