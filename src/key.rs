@@ -29,6 +29,10 @@ pub struct KeyArgs {
     /// Priority of its requests in the queue; lower numbers come first
     #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     pub priority: i64,
+    /// Share the cache of prompts' prefixes with the other keys that share it, which can then find out by the time of
+    /// an answer whether a text was asked before
+    #[arg(long)]
+    pub share_prefix_cache: bool,
 }
 
 /// Prints the entry on standard output, for `>> keys.toml`, and the key on standard error. The key is not stored
@@ -63,6 +67,9 @@ fn entry(args: &KeyArgs, key: &str) -> String {
     }
     if args.priority != 0 {
         let _ = writeln!(entry, "priority = {}", args.priority);
+    }
+    if args.share_prefix_cache {
+        entry.push_str("share_prefix_cache = true\n");
     }
     entry
 }

@@ -166,6 +166,37 @@ def test_a_key_with_few_requests_does_not_wait_behind_one_with_many(tmp_path, op
         server.stop()
 
 
+def test_another_keys_prompt_cannot_be_guessed(tmp_path):
+    """The number of cached tokens tells a key only what it has asked itself."""
+    keys, secrets = tmp_path / "keys.toml", {}
+    for name, *more in (("victim",), ("other",), ("mate", "--share-prefix-cache"), ("friend", "--share-prefix-cache")):
+        key, entry = new_key("--name", name, *more)
+        keys.write_text((keys.read_text() if keys.exists() else "") + entry)
+        secrets[name] = {"authorization": f"Bearer {key}"}
+    server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys))
+
+    def cached(name, text, path="/v1/completions"):
+        body = {"model": "demo", "max_tokens": 1, "prompt": text} if path == "/v1/completions" else {
+            "model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": text}]}
+        status, _, answer = server.post(path, body, **secrets[name])
+        assert status == 200, answer
+        return json.loads(answer)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    try:
+        for path in ("/v1/completions", hostile.CHAT):
+            known = f"{path}: the PIN of the account is a number of four digits, and it is exactly this one: " * 4
+            asked = known + "4711 " * 40
+            cached("victim", asked, path)
+            assert cached("victim", asked, path) > 100
+            assert cached("other", asked, path) == 0
+            cached("mate", asked, path)
+            assert cached("friend", asked, path) > 100
+            guesses = {pin: cached("other", known + f"{pin} " * 40, path) for pin in (4710, 4712, 4713)}
+            assert len(set(guesses.values())) == 1, guesses
+    finally:
+        server.stop()
+
+
 def test_a_file_of_keys_that_hangs_and_a_hangup_disturb_nobody(tmp_path):
     keys = tmp_path / "keys.toml"
     key, entry = new_key("--name", "a")

@@ -51,6 +51,8 @@ struct Entry {
     max_in_flight: Option<u32>,
     #[serde(default)]
     priority: i64,
+    #[serde(default)]
+    share_prefix_cache: bool,
 }
 
 /// The keys of a file, which is reloaded when it changes.
@@ -65,6 +67,7 @@ struct Client {
     hash: [u8; HASH_BYTES],
     max_in_flight: u32,
     priority: i64,
+    share_prefix_cache: bool,
     usage: Arc<Usage>,
 }
 
@@ -200,6 +203,11 @@ impl ApiKeys {
     }
 }
 
+/// The salt of a key with this name that shares its cached prefixes with no other.
+pub fn cache_salt(name: &str, asked: Option<&str>) -> String {
+    sha256_hex(format!("key\0{name}\0{}", asked.unwrap_or_default()).as_bytes())
+}
+
 /// The name of a request's key.
 pub fn caller_name(caller: Option<&ApiCaller>) -> CallerName {
     caller.map(|caller| caller.0.name.clone())
@@ -219,6 +227,18 @@ impl ApiCaller {
     /// The request's priority. It may be less urgent than its key's, but not more.
     pub fn priority(&self, asked: Option<i64>) -> i64 {
         asked.map_or(self.0.priority, |asked| asked.max(self.0.priority))
+    }
+
+    /// The salt under which prefixes of this key's prompts are cached. Otherwise the time of an answer, or its count of
+    /// cached tokens, would tell a key what others have asked. A key that shares the cache does so with all that do.
+    pub fn cache_salt(&self, asked: Option<&str>) -> Option<String> {
+        let Client { name, share_prefix_cache, .. } = &*self.0;
+        match (share_prefix_cache, asked) {
+            (true, None) => None,
+            // Hashed, so that no client can ask for the salt of another key.
+            (true, Some(asked)) => Some(sha256_hex(format!("shared\0{asked}").as_bytes())),
+            (false, asked) => Some(cache_salt(name, asked)),
+        }
     }
 
     /// The most in-flight slots that this key may hold at once.
@@ -377,7 +397,9 @@ fn parse_clients(
         set_limit(&mut buckets.tokens, entry.tokens_per_minute, now);
         drop(buckets);
         let max_in_flight = entry.max_in_flight.unwrap_or(u32::MAX);
-        Arc::new(Client { name: entry.name.as_str().into(), hash, max_in_flight, priority: entry.priority, usage })
+        let Entry { name, priority, share_prefix_cache, .. } = entry;
+        let (name, priority, share_prefix_cache) = (name.as_str().into(), *priority, *share_prefix_cache);
+        Arc::new(Client { name, hash, max_in_flight, priority, share_prefix_cache, usage })
     };
     Ok(checked.into_iter().map(client).collect())
 }

@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::{
+    admission::keys,
     error::Error,
     fair::Requester,
     request::{
@@ -33,10 +34,17 @@ fn check(model: &ServedModel, job: &ChatJob) -> Result<(), Error> {
     }
 }
 
-pub async fn render(model: &Arc<ServedModel>, job: ChatJob, requester: &Requester) -> Result<RenderedPrompt, Error> {
-    let (bytes, deadline) = (job.bytes, requester.deadline);
+pub async fn render(
+    model: &Arc<ServedModel>,
+    mut job: ChatJob,
+    requester: &Requester,
+) -> Result<RenderedPrompt, Error> {
+    let (bytes, deadline, caller) = (job.bytes, requester.deadline, requester.caller.clone());
     let render = move |model: &ServedModel| {
         check(model, &job)?;
+        if let Some(name) = caller {
+            job.generation.cache_salt = Some(keys::cache_salt(&name, job.generation.cache_salt.as_deref()));
+        }
         model.render(&Conversation::new(model, job).input, bound(bytes, deadline, None))
     };
     model.run_text_work(bytes, requester, render).await
@@ -102,8 +110,9 @@ fn calls_tools(rules: &Rules) -> bool {
 pub async fn generate(
     mut context: RequestContext,
     model: Arc<ServedModel>,
-    job: ChatJob,
+    mut job: ChatJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
+    job.generation.cache_salt = context.cache_salt(job.generation.cache_salt.take());
     let (bounds, deadline) = (model.generation_bounds().await?, context.deadline);
     let bytes = job.bytes + job.generation.bad_words_bytes();
     let prepare = move |model: &ServedModel| Prepared::new(model, job, bounds, deadline);

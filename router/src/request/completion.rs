@@ -68,6 +68,7 @@ pub async fn generate(
     mut job: CompletionJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
     job.check()?;
+    job.generation.cache_salt = context.cache_salt(job.generation.cache_salt.take());
     let bounds = model.generation_bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
     let (bytes, deadline) = (job.text_bytes(), context.deadline);

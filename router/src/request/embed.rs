@@ -99,7 +99,8 @@ pub async fn run(
     }
     let at_once = slots(&job, context.caller.as_ref());
     charge.resize(numbers * NUMBER_BYTES, context.deadline).await?;
-    let (bytes, deadline, salt) = (job.text_bytes(), context.deadline, job.cache_salt.clone().unwrap_or_default());
+    let (bytes, deadline, salt) =
+        (job.text_bytes(), context.deadline, context.cache_salt(job.cache_salt.clone()).unwrap_or_default());
     let tokenize = move |model: &ServedModel| tokenized(model, job, bounds, deadline);
     let prompts = model.run_text_work(bytes, &context.requester(), tokenize).await?;
     context.memory_charge = None;

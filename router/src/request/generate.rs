@@ -76,6 +76,16 @@ impl RequestContext {
     pub fn requester(&self) -> Requester {
         keys::requester(self.caller.as_ref(), self.deadline)
     }
+
+    /// The salt of the request's cached prefixes, given the one that it asks for. One that is not allowed stays, and is
+    /// refused.
+    pub fn cache_salt(&self, asked: Option<String>) -> Option<String> {
+        let refused = |salt: &&String| salt.is_empty() || salt.len() > limits::CACHE_SALT_BYTES;
+        match (&self.caller, asked.as_ref().filter(refused)) {
+            (Some(caller), None) => caller.cache_salt(asked.as_deref()),
+            _ => asked,
+        }
+    }
 }
 
 /// How the output is parsed.

@@ -407,3 +407,44 @@ async fn kept_responses_and_sealed_reasoning_belong_to_their_key() {
     }
     assert_eq!(send("GET", &path, KEY, Value::Null).await.status.as_u16(), 404);
 }
+
+/// The salt goes to the engine, to the router's index and to its prompt cache: whatever has another one is not shared.
+#[tokio::test]
+async fn keys_share_no_cached_prefixes_unless_they_say_so() {
+    let sharing = "share_prefix_cache = true";
+    let file = KeyFile::new(
+        &[("a", KEY, ""), ("b", OTHER, ""), ("c", "sk-rein-c", sharing), ("d", "sk-rein-d", sharing)]
+            .map(|(name, key, more)| key_entry(name, key, more))
+            .concat(),
+    );
+    let keys = ApiKeys::open("--api-keys", file.0.clone()).unwrap();
+    let router = TestRouter::with(RouterConfig { keys: Some(keys), ..RouterConfig::default() }, Fake::default());
+    let text = json!({"model": "bytes", "prompt": "ab", "max_tokens": 1});
+    let salt = async |key: &str, path: &str, salt: Option<&str>| {
+        let mut request = if path == "/v1/completions" { text.clone() } else { chat_request(&bytes("ab"), json!({})) };
+        if let Some(salt) = salt {
+            request["cache_salt"] = salt.into();
+        }
+        let answer = Answer::of(router.send(keyed("POST", path, key, request)).await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        router.fake.starts().last().unwrap().cache_salt.clone()
+    };
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        let of = async |key, asked| salt(key, path, asked).await;
+        let (a, b) = (of(KEY, None).await, of(OTHER, None).await);
+        assert!(a == of(KEY, None).await && a != b && !a.is_empty() && !b.is_empty());
+        let (c, d) = (of("sk-rein-c", None).await, of("sk-rein-d", None).await);
+        assert_eq!((c.as_str(), d.as_str()), ("", ""));
+        // Its own salt separates a client's requests, and nobody gets to another key's by asking for it.
+        let (mine, theirs) = (of(KEY, Some("s")).await, of(OTHER, Some("s")).await);
+        assert!(mine != theirs && mine != a && mine.len() <= crate::limits::CACHE_SALT_BYTES);
+        assert_eq!(of("sk-rein-c", Some("s")).await, of("sk-rein-d", Some("s")).await);
+        for stolen in [&a, &mine] {
+            assert!(![&a, &mine].contains(&&of("sk-rein-c", Some(stolen)).await));
+            assert!(![&a, &mine].contains(&&of(OTHER, Some(stolen)).await));
+        }
+    }
+    let refused = chat_request(&bytes("ab"), json!({"cache_salt": ""}));
+    let answer = Answer::of(router.send(keyed("POST", "/v1/chat/completions", KEY, refused)).await).await;
+    assert!(answer.status == StatusCode::BAD_REQUEST && answer.text.contains("cache_salt"), "{}", answer.text);
+}
