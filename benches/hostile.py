@@ -168,10 +168,12 @@ def han(characters):
     return json.dumps({**SMALL, "messages": [{"role": "user", "content": text}]}, ensure_ascii=False).encode()
 
 
-def stalled(server, count):
+def stalled(server, count, **headers):
     """Connections, each with a stream that is not read."""
     body = json.dumps({**SMALL, "stream": True, "max_tokens": 4000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}).encode()
-    request = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    lines = [f"POST {CHAT} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    request = ("\r\n".join(lines) + "\r\n\r\n").encode()
     sockets = []
     for _ in range(count):
         connection = socket.socket()

@@ -5,6 +5,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -163,6 +164,83 @@ def test_a_key_with_few_requests_does_not_wait_behind_one_with_many(tmp_path, op
             assert len(done) < 100, "the flood has ended too early for the test to mean anything"
             assert set(flooding) == {200}
     finally:
+        server.stop()
+
+
+def many_choices(server, headers, over):
+    body = {**hostile.SMALL, "n": 128, "max_tokens": 500, "ignore_eos": True}
+    with ThreadPoolExecutor(10) as pool:
+        sent = [pool.submit(server.post, hostile.CHAT, body, **headers) for _ in range(10)]
+        yield "rein_in_flight_slots 1024"
+        over.wait()
+        server.process.send_signal(signal.SIGKILL)
+        assert not any(answer.done() and not answer.exception() for answer in sent), "the choices ended early"
+
+
+def unread(server, headers, _):
+    connections = hostile.stalled(server, 150, **headers)
+    yield "rein_requests_waiting 118"
+    [connection.close() for connection in connections]
+
+
+def read_slowly(server, headers, over):
+    connections = hostile.stalled(server, 150, **headers)
+
+    def read():
+        while not over.wait(3):
+            [connection.recv(600) for connection in connections]
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    yield "rein_requests_waiting 118"
+    over.wait()
+    reader.join()
+    [connection.close() for connection in connections]
+
+
+def costly_grammars(server, headers, over):
+    """Each is another grammar, of strings whose patterns take long."""
+    def body(number):
+        pattern = f"^(?:[a-z]{{1,30}}|[0-9]{{2,{number + 3}}}x?){{3,40}}$"
+        properties = {f"p{number}_{i}": {"type": "string", "pattern": pattern} for i in range(40)}
+        schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        return {**hostile.SMALL, "response_format": form}
+
+    with ThreadPoolExecutor(64) as pool:
+        [pool.submit(server.post, hostile.CHAT, body(number), **headers) for number in range(300)]
+        yield "rein_requests_waiting 32"
+        over.wait()
+        server.process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("hold, options", [
+    (many_choices, []),
+    (unread, ["--max-in-flight", "32"]),
+    (read_slowly, ["--max-in-flight", "32"]),
+    (costly_grammars, ["--max-in-flight", "32"]),
+])
+def test_a_key_that_holds_nothing_is_served_whatever_another_holds(tmp_path, hold, options):
+    keys, secrets = tmp_path / "keys.toml", {}
+    for name in ("many", "few"):
+        key, entry = new_key("--name", name)
+        keys.write_text((keys.read_text() if keys.exists() else "") + entry)
+        secrets[name] = {"authorization": f"Bearer {key}"}
+    server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys), "--sim-step-us", "10000", *options)
+    over = threading.Event()
+    holding = hold(server, secrets["many"], over)
+    try:
+        until(server, next(holding))
+        for _ in range(5):
+            before = time.monotonic()
+            assert server.post(hostile.CHAT, hostile.SMALL, **secrets["few"])[0] == 200
+            took = time.monotonic() - before
+            print(f"{hold.__name__}: {took:.2f} s")
+            # 0.1 to 0.5 s where a processor is free.
+            assert took < 3
+    finally:
+        over.set()
+        next(holding, None)
         server.stop()
 
 

@@ -274,6 +274,11 @@ impl BlockPool {
         }
     }
 
+    /// Whether releasing one reference makes the block available.
+    pub fn sole(&self, block: BlockId) -> bool {
+        self.blocks[block as usize].refs == 1
+    }
+
     /// Whether only one sequence uses this block: one reference, not registered.
     pub fn writable(&self, block: BlockId) -> bool {
         let state = &self.blocks[block as usize];

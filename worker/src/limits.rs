@@ -21,6 +21,8 @@ pub const STEP_TOKENS: usize = 512;
 
 /// A row that waits for its router this long may lose its slot and its blocks to another sequence.
 pub const PARK_GRACE: Duration = Duration::from_millis(50);
+/// Waiting callers without a slot that are tried in a step, until there is room for one.
+pub const NEWCOMERS: usize = 8;
 /// A sequence is admitted beside others only if more than total / RESERVE_DIVISOR blocks stay free for those to grow.
 pub const RESERVE_DIVISOR: usize = 100;
 

@@ -7,6 +7,7 @@
 //! Invariants: blocks that others may read are never written; a sequence that waits for its router takes part in no
 //! step; the oldest sequence that can run is in every step that computes tokens, whatever must be preempted for it.
 
+mod admit;
 mod cached;
 mod check;
 #[cfg(test)]
@@ -204,7 +205,7 @@ impl Scheduler {
     fn start(&mut self, id: SeqId, start: Start) -> Result<(), Rejected> {
         // Slots are assigned at the next step, so a burst between two steps finds all sequences in `waiting`.
         let waiting = self.seqs.len().saturating_sub(self.options.max_sequences);
-        if waiting >= self.options.max_queue {
+        if waiting >= self.options.max_queue && self.waiting.knows(start.caller) {
             return Err(Rejected::QueueFull { waiting });
         }
         // Nothing is drawn before a Steer, which ends a held sequence that fills the context.
@@ -288,10 +289,8 @@ impl Scheduler {
                 NextWork::Compute(_) => prefill.push(id),
             }
         }
-        for id in prefill {
-            if let Some(NextWork::Compute(count)) = self.running.get(&id).and(self.seqs.get(&id)).map(Seq::work) {
-                preempted |= self.plan_tokens(id, count, &mut budget);
-            }
+        for (id, count) in self.prefill_shares(&prefill, budget) {
+            preempted |= self.plan_tokens(id, count, &mut budget);
         }
         self.wake_at = None;
         if !preempted {
@@ -342,14 +341,26 @@ impl Scheduler {
         self.planned.push(Planned { seq: id, count, after, scored });
     }
 
-    /// The sequence that must give its blocks to `id`: the last to arrive of those that wait for their router, or else
-    /// the last to arrive of those that arrived after `id`.
+    /// The sequence that must give its blocks to `id`: the last to arrive of those that wait for their router, or of a
+    /// caller that has more slots, or of those that arrived after `id`. But the oldest that can run keeps its blocks,
+    /// and only for it a caller with fewer slots loses one.
     fn victim(&self, id: SeqId) -> Option<SeqId> {
-        let holders = || self.running.iter().rev().filter(|&&other| other != id && !self.seqs[&other].table.is_empty());
-        holders()
-            .find(|&other| self.seqs[other].work() == NextWork::Parked)
-            .or_else(|| holders().next().filter(|&&other| other > id))
-            .copied()
+        let oldest = self.oldest();
+        let slots = |id: SeqId| self.waiting.running(self.seqs[&id].caller);
+        let holders = || {
+            let others = self.running.iter().rev().copied().filter(|&other| other != id && Some(other) != oldest);
+            others.filter(|other| !self.seqs[other].table.is_empty())
+        };
+        let parked = holders().find(|other| self.seqs[other].work() == NextWork::Parked);
+        let more = || holders().find(|&other| slots(other) > slots(id));
+        let later = || holders().find(|&other| other > id && slots(other) == slots(id));
+        let any = || holders().find(|_| Some(id) == oldest);
+        parked.or_else(more).or_else(later).or_else(any)
+    }
+
+    /// The oldest sequence with a slot that can run.
+    fn oldest(&self) -> Option<SeqId> {
+        self.running.iter().copied().find(|id| self.seqs[id].work() != NextWork::Parked)
     }
 
     fn preempt(&mut self, id: SeqId) {
@@ -367,72 +378,6 @@ impl Scheduler {
         self.running.remove(&id);
         self.waiting.preempt(seq.caller, id);
         self.stats.preemptions += 1;
-    }
-
-    /// Gives slots and blocks to waiting sequences.
-    fn admit(&mut self, budget: &mut usize, now: Duration) {
-        while *budget > 0 {
-            let may_run = |id| !self.seqs[&id].is_parked();
-            if self.running.len() < self.options.max_sequences {
-                let Some(id) = self.waiting.next(may_run) else { return };
-                if self.seat(id) {
-                    self.waiting.run(self.seqs[&id].caller, id);
-                    self.running.insert(id);
-                    self.plan_tokens(id, usize::MAX, budget);
-                    continue;
-                }
-            } else if !self.waiting.any(may_run) {
-                return;
-            }
-            // A sequence whose router does not answer must not block others.
-            let grace = self.options.park_grace;
-            let parked = || {
-                self.running
-                    .iter()
-                    .rev()
-                    .filter_map(|id| Some((*id, self.seqs[id].parked_since?.saturating_add(grace))))
-            };
-            let Some((victim, _)) = parked().find(|(_, until)| *until <= now) else {
-                self.wake_at = parked().map(|(_, until)| until).min();
-                return;
-            };
-            self.preempt(victim);
-        }
-    }
-
-    /// Allocates blocks for all tokens of a waiting sequence, including its longest cached prefix. False: there is no
-    /// room.
-    fn seat(&mut self, id: SeqId) -> bool {
-        let size = self.blocks.block_size();
-        let reserve = match self.running.is_empty() {
-            true => 0,
-            false => (self.blocks.total() / limits::RESERVE_DIVISOR).max(1),
-        };
-        if self.blocks.available() <= reserve {
-            return false;
-        }
-        let Some(seq) = self.seqs.get_mut(&id) else { return false };
-        let want = seq.tokens.len().div_ceil(size);
-        let prefix = match seq.scoring() {
-            true => Vec::new(),
-            // The last token is always computed: its logits are needed.
-            false => self.blocks.lookup(&seq.salt, &seq.tokens[..seq.tokens.len() - 1]),
-        };
-        let fresh = want - prefix.len();
-        if fresh + self.blocks.unreferenced(&prefix) + reserve > self.blocks.available() {
-            return false;
-        }
-        prefix.iter().for_each(|&block| self.blocks.retain(block));
-        seq.registered = prefix.len();
-        seq.computed = prefix.len() * size;
-        seq.table = prefix;
-        seq.table.extend((0..fresh).map_while(|_| self.blocks.allocate()));
-        debug_assert_eq!(seq.table.len(), want, "there was room for all");
-        self.stats.cached_tokens += seq.computed as u64;
-        if !seq.admitted {
-            seq.cached_tokens = seq.computed.min(seq.prompt_len);
-        }
-        true
     }
 
     fn step(&mut self) -> Option<Step> {

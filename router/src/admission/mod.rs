@@ -65,9 +65,14 @@ pub struct PendingRequest(RequestSlot);
 
 /// One request in flight, until dropped.
 pub struct InFlightPermit {
-    slot: RequestSlot,
+    slots: HeldSlots,
+    shared: Arc<Shared>,
     aborted: watch::Receiver<bool>,
 }
+
+/// The slots of a request in flight. They are freed when the last copy is dropped.
+#[derive(Clone)]
+pub struct HeldSlots(Arc<tokio::sync::Mutex<RequestSlot>>);
 
 /// The place of one request in the queue or in flight. It is freed when dropped.
 struct RequestSlot {
@@ -86,7 +91,32 @@ enum Stage {
     Unserved,
     Waiting(Ticket, usize),
     InFlight(Instant, usize),
+    /// Its client does not read. It waits for its slots again when it does.
+    Parked(usize),
     Rejected,
+}
+
+impl HeldSlots {
+    /// Gives up the slots, until [`Self::take_back`].
+    pub fn give_up(&self) {
+        // If it is locked, the request waits for its slots: it has none.
+        let Ok(mut slot) = self.0.try_lock() else { return };
+        slot.park();
+    }
+
+    /// Waits for the slots, if they were given up. Cancel-safe.
+    pub async fn take_back(&self, deadline: Instant) -> Result<(), Error> {
+        let back = async {
+            let mut slot = self.0.lock().await;
+            slot.unpark();
+            if let Stage::Waiting(_, slots) = slot.stage {
+                // The sender lives in the shared state until it is used: this never fails.
+                let _ = (&mut slot.woken).await;
+                slot.stage = Stage::InFlight(Instant::now(), slots);
+            }
+        };
+        tokio::time::timeout_at(deadline, back).await.map_err(|_| Error::deadline())
+    }
 }
 
 impl InFlightPermit {
@@ -94,10 +124,14 @@ impl InFlightPermit {
     pub fn with_retry_after(&self, error: Error) -> Error {
         match error.kind {
             ErrorKind::Full => {
-                Error { retry_after: Some(retry_after(self.slot.shared.state().queue.mean_time_in_flight())), ..error }
+                Error { retry_after: Some(retry_after(self.shared.state().queue.mean_time_in_flight())), ..error }
             }
             _ => error,
         }
+    }
+
+    pub fn slots(&self) -> &HeldSlots {
+        &self.slots
     }
 
     /// Returns when the router aborts all requests. Cancel-safe.
@@ -154,8 +188,8 @@ impl PendingRequest {
             self.0.stage = Stage::InFlight(Instant::now(), slots);
         }
         self.0.shared.waited.observe(began.elapsed());
-        let aborted = self.0.shared.aborted.subscribe();
-        Ok(InFlightPermit { slot: self.0, aborted })
+        let (shared, aborted) = (self.0.shared.clone(), self.0.shared.aborted.subscribe());
+        Ok(InFlightPermit { slots: HeldSlots(Arc::new(tokio::sync::Mutex::new(self.0))), shared, aborted })
     }
 }
 
@@ -203,6 +237,32 @@ impl RequestSlot {
     }
 }
 
+impl RequestSlot {
+    fn park(&mut self) {
+        let Stage::InFlight(_, slots) = self.stage else { return };
+        let mut state = self.shared.state();
+        let Some(admitted) = state.queue.park(&self.caller, slots, Instant::now()) else { return };
+        self.stage = Stage::Parked(slots);
+        state.wake_admitted(admitted);
+    }
+
+    /// Enters the queue again.
+    fn unpark(&mut self) {
+        let Stage::Parked(slots) = self.stage else { return };
+        let now = Instant::now();
+        let mut state = self.shared.state();
+        self.stage = match state.queue.unpark(&self.caller, self.number, slots, now) {
+            None => Stage::InFlight(now, slots),
+            Some(ticket) => {
+                let (waker, woken) = oneshot::channel();
+                state.wakers.insert(self.number, waker);
+                self.woken = woken;
+                Stage::Waiting(ticket, slots)
+            }
+        };
+    }
+}
+
 impl Drop for RequestSlot {
     fn drop(&mut self) {
         let (mut state, now) = (self.shared.state(), Instant::now());
@@ -231,16 +291,24 @@ impl Drop for RequestSlot {
             Stage::InFlight(since, slots) => {
                 state.queue.finish(&self.caller, slots, Some(now.saturating_duration_since(since)), now)
             }
+            Stage::Parked(_) => {
+                state.queue.leave_parked(&self.caller);
+                Vec::new()
+            }
             Stage::Rejected => Vec::new(),
         };
-        for number in admitted {
-            state.wake(number, Wake::Admitted);
-        }
+        state.wake_admitted(admitted);
         self.shared.publish_present(&state);
     }
 }
 
 impl State {
+    fn wake_admitted(&mut self, admitted: Vec<RequestNumber>) {
+        for number in admitted {
+            self.wake(number, Wake::Admitted);
+        }
+    }
+
     fn wake(&mut self, number: RequestNumber, wake: Wake) {
         if let Some(waker) = self.wakers.remove(&number) {
             // If the receiver is gone, that request is about to be dropped, and frees its place.
@@ -276,14 +344,15 @@ fn retry_after(estimate: Option<Duration>) -> Duration {
 
 impl Shared {
     fn write(&self, samples: &mut Samples<'_>) -> fmt::Result {
-        let (waiting, in_flight, held) = {
-            let state = self.state();
-            (state.queue.waiting(), state.queue.in_flight(), state.queue.held())
+        let (waiting, in_flight, held, parked) = {
+            let State { queue, .. } = &*self.state();
+            (queue.waiting(), queue.in_flight(), queue.held(), queue.parked())
         };
         for (name, help, value) in [
             ("rein_requests_in_flight", "Admitted requests", in_flight),
             ("rein_in_flight_slots", "In-flight slots that admitted requests hold, one for each choice", held),
             ("rein_requests_in_flight_limit", "In-flight slots", self.limit as usize),
+            ("rein_requests_parked", "Requests that hold no slot because their clients do not read", parked),
             ("rein_requests_waiting", "Requests in the router's queue", waiting),
             (
                 "rein_requests_waiting_limit",
@@ -340,9 +409,7 @@ impl Admission {
             state.wake(evicted, Wake::Evicted);
             self.0.evicted.fetch_add(1, Ordering::Relaxed);
         }
-        for number in admitted {
-            state.wake(number, Wake::Admitted);
-        }
+        state.wake_admitted(admitted);
         let (waker, woken) = oneshot::channel();
         state.wakers.insert(number, waker);
         self.0.publish_present(&state);

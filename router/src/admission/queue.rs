@@ -3,11 +3,15 @@
 //!
 //! A request is *pending* while its body is read, and *unserved* while no engine serves its model. It enters the queue
 //! once its priority, its deadline and its number of choices are known: it *waits* or is *in flight* until it ends.
-//! Requests in flight hold at most `slots` slots, one for each choice, and at most `queue` requests more are present.
+//! While its client does not read, it is *parked* and holds no slot; then it waits again. Requests in flight hold at
+//! most `slots` slots, one for each choice, and at most `queue` requests more are present.
 //!
 //! Callers share the slots and the queue. The next slot goes to the caller that received or returned a slot least
 //! recently. The slots that a caller holds count against it like a higher priority value. A full queue refuses the
 //! caller that has the most requests in it.
+//!
+//! A caller that has nothing does not wait for others that have all, however long they do. So its first request enters
+//! a full queue, and gets one slot, or a few, beyond the limit.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
@@ -24,6 +28,8 @@ pub const PRIORITIES: std::ops::RangeInclusive<i64> = -100..=100;
 /// It prevents starvation: a request can only be overtaken by requests that arrive, or whose callers are served,
 /// within this time times the difference.
 pub const PRIORITY_STEP: Duration = Duration::from_secs(1);
+/// A caller that holds no slot gets one beyond the limit, or more while those beyond it are at most one for so many.
+const SLOTS_PER_FIRST: usize = 8;
 /// The mean time in flight is over about this many of the last requests.
 const MEAN_OVER: f64 = 32.0;
 
@@ -63,6 +69,7 @@ pub struct WaitQueue {
     callers: HashMap<CallerName, CallerRequests>,
     pending: usize,
     unserved: usize,
+    parked: usize,
     waiting: usize,
     /// Requests in flight, and the slots that they hold.
     in_flight: usize,
@@ -82,6 +89,8 @@ struct CallerRequests {
     /// Requests whose models have no engine.
     unserved: BTreeSet<RequestNumber>,
     waiting: BTreeMap<Ticket, WaitingRequest>,
+    /// Number of its requests whose clients do not read.
+    parked: usize,
     /// Slots of its requests in flight.
     held: usize,
     /// When a request of it was last admitted or ended.
@@ -93,11 +102,19 @@ struct WaitingRequest {
     slots: usize,
     since: Instant,
     priority: i64,
+    /// It has begun its answer, so that it must not leave the queue for another one.
+    begun: bool,
 }
 
 impl CallerRequests {
     fn queued(&self) -> usize {
-        self.pending.len() + self.unserved.len() + self.waiting.len()
+        self.pending.len() + self.unserved.len() + self.parked + self.waiting.len()
+    }
+
+    /// Whether a request of it has not begun its answer.
+    fn may_leave(&self) -> bool {
+        let queued = self.pending.len() + self.unserved.len();
+        queued > 0 || self.waiting.values().any(|request| !request.begun)
     }
 
     /// Its next request.
@@ -118,6 +135,7 @@ impl WaitQueue {
             callers: HashMap::new(),
             pending: 0,
             unserved: 0,
+            parked: 0,
             waiting: 0,
             in_flight: 0,
             held: 0,
@@ -141,22 +159,32 @@ impl WaitQueue {
         self.in_flight
     }
 
+    /// Requests that gave up their slots because their clients do not read.
+    pub fn parked(&self) -> usize {
+        self.parked
+    }
+
     /// Slots of the requests in flight.
     pub fn held(&self) -> usize {
         self.held
     }
 
     pub fn present(&self) -> usize {
-        self.pending + self.unserved + self.waiting + self.in_flight
+        self.queued() + self.in_flight
+    }
+
+    fn queued(&self) -> usize {
+        self.pending + self.unserved + self.parked + self.waiting
     }
 
     /// Registers a pending request. If the queue is full, another one may be evicted for it. Err: the queue is full;
     /// the estimated wait, if it is known.
     pub fn enter(&mut self, caller: &CallerName, now: Instant) -> Result<Entered, Option<Duration>> {
-        let queued = self.pending + self.unserved + self.waiting;
+        let queued = self.queued();
         let evicted = match queued + self.held >= self.slots + self.queue {
             true => match self.evict(caller, now) {
                 Some(number) => Some(number),
+                None if !self.callers.contains_key(caller) => None,
                 // Requests whose bodies are still being read enter the queue before a client that retries.
                 None => return Err(self.estimated_wait((queued + self.held).saturating_sub(self.slots))),
             },
@@ -171,11 +199,12 @@ impl WaitQueue {
     }
 
     /// Makes place for a request of `caller`. If the caller with the most requests in the queue has at least two more,
-    /// its last request leaves. Otherwise the oldest pending request leaves, if its body has been read for longer than
+    /// its last request leaves, unless all have begun their answers. Otherwise the oldest pending request leaves, if its body has been read for longer than
     /// `limits::PENDING_TIME`.
     fn evict(&mut self, caller: &CallerName, now: Instant) -> Option<RequestNumber> {
         let own = self.callers.get(caller).map_or(0, CallerRequests::queued);
-        let longest = self.callers.iter().max_by_key(|(name, requests)| (requests.queued(), *name));
+        let others = self.callers.iter().filter(|(_, requests)| requests.may_leave());
+        let longest = others.max_by_key(|(name, requests)| (requests.queued(), *name));
         if let Some((name, requests)) = longest
             && requests.queued() >= own + 2
         {
@@ -188,7 +217,7 @@ impl WaitQueue {
                 self.leave_unserved(&name, number);
                 return Some(number);
             }
-            let (&ticket, _) = requests.waiting.last_key_value()?;
+            let (&ticket, _) = requests.waiting.iter().rfind(|(_, request)| !request.begun)?;
             self.remove_waiting(&name, ticket);
             return Some(ticket.number);
         }
@@ -236,14 +265,8 @@ impl WaitQueue {
         self.leave_pending(caller, number);
         let slots = self.slots_of(slots);
         let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
-        let ticket = Ticket { order: self.order(now, priority), number };
-        let request = WaitingRequest { slots, since: now, priority };
-        self.callers.entry(caller.clone()).or_default().waiting.insert(ticket, request);
-        self.waiting += 1;
-        // Those that waited before need more slots than are free: if one is admitted, it is this request.
-        if self.admit_next(now).is_some() {
-            return EnqueueOutcome::Admitted;
-        }
+        let request = WaitingRequest { slots, since: now, priority, begun: false };
+        let Some(ticket) = self.wait(caller, number, request, now) else { return EnqueueOutcome::Admitted };
         let left = deadline.saturating_duration_since(now);
         // The sum is linear in the queue's length, so it is computed only if it is used.
         if self.mean_time.is_some()
@@ -254,6 +277,48 @@ impl WaitQueue {
             return EnqueueOutcome::TooLate(wait - left);
         }
         EnqueueOutcome::Waiting(ticket)
+    }
+
+    /// None: the request is admitted.
+    fn wait(
+        &mut self,
+        caller: &CallerName,
+        number: RequestNumber,
+        request: WaitingRequest,
+        now: Instant,
+    ) -> Option<Ticket> {
+        let ticket = Ticket { order: self.order(request.since, request.priority), number };
+        self.callers.entry(caller.clone()).or_default().waiting.insert(ticket, request);
+        self.waiting += 1;
+        // Those that waited before need more slots than are free: if one is admitted, it is this request.
+        self.admit_next(now).is_none().then_some(ticket)
+    }
+
+    /// A request in flight gives up its slots until its client reads again. Returns the requests that are admitted in
+    /// its place. None: it keeps them, because parked requests fill half of the queue.
+    pub fn park(&mut self, caller: &CallerName, slots: usize, now: Instant) -> Option<Vec<RequestNumber>> {
+        if self.parked >= self.queue / 2 {
+            return None;
+        }
+        self.parked += 1;
+        self.callers.entry(caller.clone()).or_default().parked += 1;
+        Some(self.finish(caller, slots, None, now))
+    }
+
+    /// A parked request ends.
+    pub fn leave_parked(&mut self, caller: &CallerName) {
+        self.parked = self.parked.saturating_sub(1);
+        if let Some(requests) = self.callers.get_mut(caller) {
+            requests.parked = requests.parked.saturating_sub(1);
+        }
+        self.forget_idle(caller);
+    }
+
+    /// A parked request waits for its slots again, like one that arrived now. None: it has them.
+    pub fn unpark(&mut self, caller: &CallerName, number: RequestNumber, slots: usize, now: Instant) -> Option<Ticket> {
+        self.leave_parked(caller);
+        let request = WaitingRequest { slots: self.slots_of(slots), since: now, priority: 0, begun: true };
+        self.wait(caller, number, request, now)
     }
 
     /// The slots that a request takes.
@@ -321,19 +386,23 @@ impl WaitQueue {
     }
 
     /// Admits the next waiting request, if its slots are free. A request that needs more than are free is not
-    /// overtaken: else it would wait as long as smaller ones arrive.
+    /// overtaken, except by one of a caller that holds none: else it would wait as long as smaller ones arrive.
     fn admit_next(&mut self, now: Instant) -> Option<RequestNumber> {
-        let next = self.callers.iter().filter_map(|(name, requests)| {
-            let (ticket, request) = requests.next()?;
-            let since = requests.served.map_or(request.since, |served| served.max(request.since));
-            let order = self.order(since, request.priority + requests.held as i64);
-            Some(((order, ticket.number), ticket, request.slots, name))
-        });
-        let (_, ticket, slots, name) = next.min_by_key(|next| next.0)?;
-        if self.held + slots > self.slots {
-            return None;
-        }
-        let name = name.clone();
+        let next = |first: bool| {
+            let all = self.callers.iter().filter(|(_, requests)| !first || requests.held == 0);
+            let all = all.filter_map(|(name, requests)| {
+                let (ticket, request) = requests.next()?;
+                let since = requests.served.map_or(request.since, |served| served.max(request.since));
+                let order = self.order(since, request.priority + requests.held as i64);
+                Some(((order, ticket.number), ticket, request.slots, name))
+            });
+            let more = if first { self.slots / SLOTS_PER_FIRST } else { 0 };
+            let fits = |slots: usize| self.held + slots <= self.slots + more || (first && slots == 1);
+            let all = all.filter(|(_, _, slots, _)| !first || fits(*slots));
+            let (_, ticket, slots, name) = all.min_by_key(|next| next.0)?;
+            fits(slots).then(|| (ticket, slots, name.clone()))
+        };
+        let (ticket, slots, name) = next(false).or_else(|| next(true))?;
         if let Some(requests) = self.callers.get_mut(&name) {
             requests.waiting.remove(&ticket);
             requests.held += slots;

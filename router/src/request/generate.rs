@@ -22,7 +22,7 @@ use crate::{
         InFlightPermit,
         keys::{self, ApiCaller},
     },
-    client_state::{ClientState, wait_for_state},
+    client_state::ClientState,
     error::Error,
     fair::Requester,
     fleet::{
@@ -40,6 +40,7 @@ use crate::{
         memory::{MemoryBudget, MemoryCharge},
         metrics::RequestMetrics,
         model::{ServedModel, now},
+        slots::{Gone, SlotsWhileRead},
         transcript::{Reader, TokenDetails, Transcript, TranscriptOptions},
     },
     request_trace::Trace,
@@ -198,16 +199,13 @@ pub async fn generate(
         context.memory_charge = Some(Arc::new(grammar.charge(choices, &context).await?));
     }
     let mut unfinished = UnfinishedChoices::new(context.metrics.clone(), model.name(), choices);
-    let (client, client_state) = watch::channel(ClientState::Reading);
+    let (client, state) = watch::channel(ClientState::Reading);
+    let mut reader = SlotsWhileRead::new(state, context.permit.slots().clone(), context.deadline);
+    let told = reader.told();
     let first = match prompts.first() {
         Some(prompt) => {
-            let opener = ChoiceOpener {
-                context: &context,
-                client: &client_state,
-                model: &model,
-                output_mode: &output_mode,
-                prompt,
-            };
+            let opener =
+                ChoiceOpener { context: &context, client: &told, model: &model, output_mode: &output_mode, prompt };
             let opened = opener.lease_and_open(0).await.map_err(|error| context.permit.with_retry_after(error));
             Some(opened.inspect_err(|error| unfinished.failed(error))?)
         }
@@ -216,18 +214,17 @@ pub async fn generate(
     let stall_timeout = context.stall_timeout;
     let mut running = Running::new(context, unfinished, usage);
     let opening = async move {
-        let mut state = client_state.clone();
         let opened = tokio::select! {
             biased;
             () = running.context.permit.when_aborted() => Err(Error::shutting_down()),
-            () = wait_for_state(&mut state, ClientState::TimedOut) => Err(running.stalled()),
-            opened = open_all(&running.context, &client_state, &model, &output_mode, &prompts, first) => opened,
+            gone = reader.follow() => Err(running.gone(gone)),
+            opened = open_all(&running.context, &told, &model, &output_mode, &prompts, first) => opened,
         };
         let (starts, choices) = opened.inspect_err(|error| running.failed(error))?;
         let choices = choices.into_iter().map(|choice| {
             stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
         });
-        Ok(Merged { starts, choices: stream::select_all(choices), usage, n, client: state, running })
+        Ok(Merged { starts, choices: stream::select_all(choices), usage, n, reader, running })
     };
     // Opening has a large state. It is boxed, so that it is freed when the choices are open and the stream continues.
     let events = stream::once(opening.boxed()).flat_map(|opened| match opened {
@@ -424,7 +421,7 @@ struct Merged {
     usage: v1::Usage,
     /// Choices per prompt.
     n: u32,
-    client: watch::Receiver<ClientState>,
+    reader: SlotsWhileRead,
     running: Running,
 }
 
@@ -436,7 +433,7 @@ impl Merged {
         let next = tokio::select! {
             biased;
             () = self.running.context.permit.aborted() => Some(Err(Error::shutting_down())),
-            () = wait_for_state(&mut self.client, ClientState::TimedOut) => Some(Err(self.running.stalled())),
+            gone = self.reader.follow() => Some(Err(self.running.gone(gone))),
             next = self.choices.next() => next,
         };
         match next {
@@ -484,10 +481,14 @@ impl Running {
         Running { context, unfinished, ended: false, finish: None, usage }
     }
 
-    /// The error of a client that has not read for too long.
-    fn stalled(&self) -> Error {
-        self.context.metrics.stalled.inc();
-        Error::client_stalled(self.context.stall_timeout)
+    fn gone(&self, gone: Gone) -> Error {
+        match gone {
+            Gone::Failed(error) => error,
+            Gone::TimedOut => {
+                self.context.metrics.stalled.inc();
+                Error::client_stalled(self.context.stall_timeout)
+            }
+        }
     }
 
     /// This error ends the generation.

@@ -15,4 +15,5 @@ pub mod memory;
 pub mod metrics;
 pub mod model;
 pub mod outcomes;
+mod slots;
 mod transcript;

@@ -2,6 +2,7 @@ mod hold;
 mod interleave;
 mod ledger;
 mod replay;
+mod shares;
 mod tables;
 
 use super::*;

@@ -163,6 +163,7 @@ struct World {
     listener: CacheMirror,
     oracles: BTreeMap<u64, Oracle>,
     paused: BTreeSet<u64>,
+    callers: u64,
     now: Duration,
     next: u64,
     prefixes: Vec<Vec<u32>>,
@@ -199,6 +200,7 @@ impl World {
             listener: CacheMirror::default(),
             oracles: BTreeMap::new(),
             paused: BTreeSet::new(),
+            callers: rng.random_range(1..5),
             now: Duration::ZERO,
             next: 1,
             prefixes,
@@ -242,6 +244,7 @@ impl World {
             logprobs: -1,
             prompt_logprobs: if self.rng.random_bool(0.15) { 0 } else { -1 },
             finish_is_proposal: self.rng.random_bool(0.4),
+            caller: self.rng.random_range(0..self.callers),
             script: Vec::new(),
             ..Start::default()
         };
@@ -340,8 +343,8 @@ impl World {
         let rows: Vec<u64> = step.iter().flat_map(|step| &step.rows).map(|row| row.seq).collect();
         if drawing.is_empty() {
             assert!(
-                able.first().is_none_or(|oldest| rows.contains(oldest)),
-                "the oldest sequence that can run is not in the step"
+                able.first().is_none_or(|oldest| rows.iter().any(|row| row <= oldest)),
+                "neither the oldest sequence that can run nor an older one is in the step"
             );
         } else {
             assert_eq!(rows, drawing, "draws from stashes must have their own step");
