@@ -199,8 +199,8 @@ impl WaitQueue {
     }
 
     /// Makes place for a request of `caller`. If the caller with the most requests in the queue has at least two more,
-    /// its last request leaves, unless all have begun their answers. Otherwise the oldest pending request leaves, if its
-    /// body has been read for longer than `limits::PENDING_TIME`.
+    /// its last request leaves, unless all have begun their answers. Otherwise the oldest pending request leaves, if
+    /// its body has been read for longer than `limits::PENDING_TIME`.
     fn evict(&mut self, caller: &CallerName, now: Instant) -> Option<RequestNumber> {
         let own = self.callers.get(caller).map_or(0, CallerRequests::queued);
         let others = self.callers.iter().filter(|(_, requests)| requests.may_leave());
