@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand};
 pub use self::api::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, NetworkArgs, TelemetryArgs, ToolCallArgs};
 pub use self::capacity::{CapacityArgs, GpuKind};
 pub use self::cluster::{
-    AdapterArgs, ClusterArgs, ControllerArgs, DrainArgs, EngineAddress, EngineTrustArgs, RouterArgs, StatusArgs,
+    AdapterArgs, ClusterArgs, ControllerArgs, DrainArgs, EngineAddress, EngineClientArgs, RouterArgs, StatusArgs,
     WorkerArgs,
 };
 pub use self::model::{

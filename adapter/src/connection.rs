@@ -1,14 +1,16 @@
 //! Connections to one engine. It does not know what is asked.
 
+mod proof;
+
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -16,6 +18,8 @@ use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::limits;
+use proof::ProvingConnector;
+pub use proof::{Proof, ProofStep};
 
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,9 +76,32 @@ impl FromStr for EngineUrl {
 /// A client of one engine, which reuses its connections.
 #[derive(Debug, Clone)]
 pub struct EngineHttp {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<ProvingConnector, Full<Bytes>>,
+    requests: EngineRequests,
+    proof: Arc<OnceLock<Proof>>,
+}
+
+/// Writes requests to one engine.
+#[derive(Debug, Clone)]
+struct EngineRequests {
     url: EngineUrl,
     key: Option<HeaderValue>,
+}
+
+impl EngineRequests {
+    fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, Unanswered> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url.base))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::USER_AGENT, concat!("rein/", env!("CARGO_PKG_VERSION")))
+            .body(Full::new(body))
+            .map_err(|error| Unanswered(format!("{}{path}: {error}", self.url.base)))?;
+        if let Some(key) = &self.key {
+            request.headers_mut().insert(header::AUTHORIZATION, key.clone());
+        }
+        Ok(request)
+    }
 }
 
 impl EngineHttp {
@@ -97,37 +124,32 @@ impl EngineHttp {
         let tls = ClientConfig::clone(&tls);
         let connector =
             HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(connector);
+        let (proof, requests) = (Arc::new(OnceLock::new()), EngineRequests { url, key });
+        let connector = ProvingConnector::new(connector, requests.clone(), proof.clone());
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(limits::IDLE_TIME)
             .pool_max_idle_per_host(limits::IDLE_CONNECTIONS)
             .build(connector);
-        Ok(EngineHttp { client, url, key })
+        Ok(EngineHttp { client, requests, proof })
     }
 
     pub fn url(&self) -> &str {
-        &self.url.base
+        &self.requests.url.base
+    }
+
+    /// From now on, every new connection is used only after the engine at its other end has given this proof.
+    pub fn prove_connections(&self, proof: Proof) {
+        // An engine joins once.
+        let _ = self.proof.set(proof);
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Unanswered> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.url()))
-            .header(header::CONTENT_TYPE, "application/json")
-            .header(header::USER_AGENT, concat!("rein/", env!("CARGO_PKG_VERSION")))
-            .body(Full::new(body))
-            .map_err(|error| Unanswered(format!("{}{path}: {error}", self.url())))?;
-        if let Some(key) = &self.key {
-            request.headers_mut().insert(header::AUTHORIZATION, key.clone());
-        }
-        self.client.request(request).await.map_err(|error| {
-            let mut text = format!("{}{path}: {error}", self.url());
-            let first = std::error::Error::source(&error);
-            for source in std::iter::successors(first, |source| source.source()) {
-                text = format!("{text}: {source}");
-            }
-            Unanswered(text)
-        })
+        let request = self.requests.request(method, path, body)?;
+        self.client
+            .request(request)
+            .await
+            .map_err(|error| Unanswered(format!("{}{path}: {}", self.url(), with_sources(&error))))
     }
 
     /// Sends a request and returns the answer when its head has arrived. A server may close an idle connection at the
@@ -153,6 +175,12 @@ impl EngineHttp {
     pub async fn get(&self, path: &str) -> Result<(StatusCode, Bytes), Unanswered> {
         self.call(Method::GET, path, Bytes::new()).await
     }
+}
+
+/// An error with its causes.
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |source| source.source());
+    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 
 /// The whole body, if it has at most this many bytes.

@@ -8,11 +8,13 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
+use crate::clock::TokenClock;
 use crate::connection::{EngineHttp, collect, retry_after};
-use crate::dialect::{DrawFrame, DrawReader, EngineDialect, error_text};
+use crate::dialect::{DrawFrame, DrawReader, EngineDialect, Said, error_text};
 use crate::draw::DrawEnd;
+use crate::identity::{Identity, Unproven};
 use crate::limits;
 use crate::sse::SseEvents;
 
@@ -70,6 +72,8 @@ pub enum ExchangeEvent {
 pub struct Exchange {
     pub http: Arc<EngineHttp>,
     pub dialect: EngineDialect,
+    pub identity: Arc<Identity>,
+    pub clock: Arc<TokenClock>,
     pub body: Bytes,
     pub streams: bool,
     /// Send it again while the engine is full, a few times.
@@ -103,7 +107,8 @@ impl Exchange {
     async fn answer(&self) -> Result<Response<Incoming>, EngineRefusal> {
         let mut tries = 0;
         loop {
-            let sent = self.http.post(self.dialect.path(), self.body.clone()).await;
+            let sent = self.http.post(self.dialect.path(), self.body.clone());
+            let sent = self.clock.within(Instant::now(), true, sent).await.map_err(EngineRefusal::Unreachable)?;
             let response = sent.map_err(|error| EngineRefusal::Unreachable(error.0))?;
             let status = response.status();
             if status == StatusCode::OK {
@@ -124,30 +129,47 @@ impl Exchange {
 
     /// Reads an answer that is one JSON document. Returns the end, if no frame had one.
     async fn document(&self, response: Response<Incoming>, events: &mpsc::Sender<ExchangeEvent>) -> Option<DrawEnd> {
-        let body = match collect(response, limits::ANSWER_BYTES).await {
-            Ok(body) => body,
-            Err(error) if error.0.contains("more than") => return Some(DrawEnd::Failed(error.0)),
-            Err(error) => return Some(DrawEnd::Lost(format!("the engine's answer was cut: {error}"))),
+        let body = self.clock.within(Instant::now(), false, collect(response, limits::ANSWER_BYTES)).await;
+        let body = match body {
+            Err(late) => return Some(DrawEnd::Lost(late)),
+            Ok(Ok(body)) => body,
+            Ok(Err(error)) if error.0.contains("more than") => return Some(DrawEnd::Failed(error.0)),
+            Ok(Err(error)) => return Some(DrawEnd::Lost(format!("the engine's answer was cut: {error}"))),
         };
         let frame = match self.dialect.reader().read(&body) {
             Ok(frame) => frame,
             Err(error) => return Some(DrawEnd::Failed(error)),
         };
+        if let Some(end) = self.hear(&frame.said).await {
+            return Some(end);
+        }
+        self.clock.tick();
         let ended = frame.end.is_some();
         let _ = events.send(ExchangeEvent::Frame(frame)).await;
         (!ended).then(|| DrawEnd::Lost("the engine's answer has no finish reason".into()))
+    }
+
+    /// Some: another engine has answered.
+    async fn hear(&self, said: &Said) -> Option<DrawEnd> {
+        match self.identity.hear(said).await {
+            Ok(()) => None,
+            Err(Unproven::Silent(why) | Unproven::Other(why)) => {
+                Some(DrawEnd::Lost(format!("another engine seems to answer: {why}")))
+            }
+        }
     }
 
     /// Reads a stream of events.
     async fn stream(&self, response: Response<Incoming>, events: &mpsc::Sender<ExchangeEvent>) -> Option<DrawEnd> {
         let mut body = response.into_body();
         let (mut parser, mut reader) = (SseEvents::new(limits::EVENT_BYTES), self.dialect.reader());
-        let mut idle = Idle::default();
+        let (mut idle, mut last, mut waits) = (Idle::default(), Instant::now(), true);
         loop {
-            let data = match body.frame().await {
-                Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
-                Some(Err(error)) => return Some(DrawEnd::Lost(format!("the engine's stream was cut: {error}"))),
-                None => return Some(DrawEnd::Lost("the engine's stream ended without a finish reason".into())),
+            let data = match self.clock.within(last, waits, body.frame()).await {
+                Err(late) => return Some(DrawEnd::Lost(late)),
+                Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                Ok(Some(Err(error))) => return Some(DrawEnd::Lost(format!("the engine's stream was cut: {error}"))),
+                Ok(None) => return Some(DrawEnd::Lost("the engine's stream ended without a finish reason".into())),
             };
             idle.bytes += data.len();
             let frames = match read(&mut parser, &mut reader, &data) {
@@ -157,13 +179,20 @@ impl Exchange {
             for frame in frames {
                 idle.events = if frame.drawn.is_empty() { idle.events + 1 } else { 0 };
                 idle.bytes = if frame.drawn.is_empty() { idle.bytes } else { 0 };
+                if !frame.drawn.is_empty() {
+                    self.clock.tick();
+                    (last, waits) = (Instant::now(), false);
+                }
+                if let Some(end) = self.hear(&frame.said).await {
+                    return Some(end);
+                }
                 let ended = frame.end.is_some();
                 if events.send(ExchangeEvent::Frame(frame)).await.is_err() {
                     return None;
                 }
                 if ended {
                     // Only for the connection; the sequence has all it needs.
-                    let _ = timeout(REST_TIME, rest(&mut body, &mut parser, &mut reader, events)).await;
+                    let _ = timeout(REST_TIME, self.rest(&mut body, &mut parser, &mut reader, events)).await;
                     return None;
                 }
             }
@@ -172,6 +201,30 @@ impl Exchange {
                 return Some(DrawEnd::Failed(format!(
                     "the engine sent {events} events in {bytes} bytes without a token"
                 )));
+            }
+        }
+    }
+
+    /// Reads what follows the last token: it may say how much of the prompt was cached.
+    async fn rest(
+        &self,
+        body: &mut Incoming,
+        parser: &mut SseEvents,
+        reader: &mut DrawReader,
+        events: &mpsc::Sender<ExchangeEvent>,
+    ) {
+        let mut left = limits::ERROR_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            let data = frame.into_data().unwrap_or_default();
+            let Some(after) = left.checked_sub(data.len()) else { return };
+            left = after;
+            for frame in read(parser, reader, &data).unwrap_or_default() {
+                self.identity.hear_late(&frame.said);
+                if frame.cached_tokens.is_some() {
+                    let frame = DrawFrame { cached_tokens: frame.cached_tokens, ..DrawFrame::default() };
+                    // A sequence that has gone on does not count it.
+                    let _ = events.try_send(ExchangeEvent::Frame(frame));
+                }
             }
         }
     }
@@ -198,26 +251,4 @@ fn read(parser: &mut SseEvents, reader: &mut DrawReader, data: &[u8]) -> Result<
         return Err(format!("an event of the engine's stream has more than {} bytes", limits::EVENT_BYTES));
     }
     failed.map_or(Ok(frames), Err)
-}
-
-/// Reads what follows the last token: it may say how much of the prompt was cached.
-async fn rest(
-    body: &mut Incoming,
-    parser: &mut SseEvents,
-    reader: &mut DrawReader,
-    events: &mpsc::Sender<ExchangeEvent>,
-) {
-    let mut left = limits::ERROR_BYTES;
-    while let Some(Ok(frame)) = body.frame().await {
-        let data = frame.into_data().unwrap_or_default();
-        let Some(after) = left.checked_sub(data.len()) else { return };
-        left = after;
-        for frame in read(parser, reader, &data).unwrap_or_default() {
-            if frame.cached_tokens.is_some() {
-                let frame = DrawFrame { cached_tokens: frame.cached_tokens, ..DrawFrame::default() };
-                // A sequence that has gone on does not count it.
-                let _ = events.try_send(ExchangeEvent::Frame(frame));
-            }
-        }
-    }
 }

@@ -8,7 +8,7 @@ use http::{Method, StatusCode};
 use serde::Deserialize;
 
 use crate::connection::EngineHttp;
-use crate::dialect::{EngineDialect, EngineFacts, error_text};
+use crate::dialect::{EngineDialect, EngineFacts, error_text, plain};
 use crate::limits;
 
 /// Tokens per block of an engine that does not say, and the fewest that are counted as a block: SGLang's pages have one
@@ -24,7 +24,7 @@ pub struct Deployment {
     pub context: Option<usize>,
     /// The engine must have at least this context.
     pub least_context: Option<usize>,
-    /// Texts with their ids.
+    /// Texts with their ids. One of them should have all others: a new connection is asked for the longest.
     pub probes: Vec<(String, Vec<u32>)>,
 }
 
@@ -54,6 +54,12 @@ impl Joined {
     pub fn kind(&self, dialect: EngineDialect) -> String {
         format!("{} {}, {}", dialect.name(), self.version, self.model)
     }
+
+    /// Whether this is the same engine, perhaps started again. How much its cache holds and how many sequences it
+    /// computes may differ: both depend on the memory that was free.
+    pub fn is_same(&self, other: &Joined) -> bool {
+        Joined { blocks: other.blocks, slots: other.slots, ..self.clone() } == *other
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,7 +78,10 @@ pub async fn join(
     dialect: EngineDialect,
     deployment: &Deployment,
 ) -> Result<Joined, EngineJoinError> {
-    let refused = |problem: String| EngineJoinError::Refused { url: http.url().to_owned(), problem };
+    let refused = |problem: String| EngineJoinError::Refused {
+        url: http.url().to_owned(),
+        problem: plain(&problem, limits::PROBLEM_CHARS),
+    };
     let paths = dialect.probes();
     let models = required(http, paths.models).await?;
     let version = optional(http, paths.version).await?;
@@ -82,12 +91,7 @@ pub async fn join(
     for (text, ids) in &deployment.probes {
         let body = dialect.tokenize_body(text, &joined.model);
         let answer = answered(http, Method::POST, paths.tokenize, body).await?;
-        #[derive(Deserialize)]
-        struct Tokens {
-            tokens: Vec<u32>,
-        }
-        let Tokens { tokens } = serde_json::from_slice(&answer)
-            .map_err(|error| refused(format!("{}: the answer is not understood: {error}", paths.tokenize)))?;
+        let tokens = tokens(&answer).map_err(|error| refused(format!("{}: {error}", paths.tokenize)))?;
         if tokens != *ids {
             let problem = format!(
                 "its tokenizer differs: for {text:?} it gives {}, the model's files give {}; serve the files of the \
@@ -101,6 +105,16 @@ pub async fn join(
     Ok(joined)
 }
 
+/// The ids in an answer of [`crate::dialect::ProbePaths::tokenize`].
+pub fn tokens(answer: &[u8]) -> Result<Vec<u32>, String> {
+    #[derive(Deserialize)]
+    struct Tokens {
+        tokens: Vec<u32>,
+    }
+    let answer: Result<Tokens, _> = serde_json::from_slice(answer);
+    answer.map(|answer| answer.tokens).map_err(|error| format!("the answer is not understood: {error}"))
+}
+
 fn compare(facts: EngineFacts, deployment: &Deployment) -> Result<Joined, String> {
     let EngineFacts { models, version, context, block_size, blocks, slots, prefix_cache } = facts;
     let name = &deployment.served_name;
@@ -111,6 +125,10 @@ fn compare(facts: EngineFacts, deployment: &Deployment) -> Result<Joined, String
             format!("it lists the models {}, none of which is {name}; set --served-name", several.join(", "))
         })?,
     };
+    if model.len() > limits::MODEL_NAME_BYTES {
+        let (found, most) = (model.len(), limits::MODEL_NAME_BYTES);
+        return Err(format!("the name of its model has {found} bytes; the limit is {most}"));
+    }
     let own = context.ok_or("it does not tell its context length")?;
     let context = deployment.context.map_or(own, |context| context.min(own));
     if let Some(least) = deployment.least_context.filter(|least| own < *least) {
@@ -132,7 +150,7 @@ fn compare(facts: EngineFacts, deployment: &Deployment) -> Result<Joined, String
     Ok(Joined {
         served_name: name.clone(),
         model: model.clone(),
-        version: version.unwrap_or_else(|| "unknown version".into()),
+        version: version.map_or_else(|| "unknown version".into(), |version| plain(&version, limits::VERSION_CHARS)),
         vocab_size: deployment.vocab_size,
         context,
         block_size,

@@ -5,9 +5,11 @@
 //!
 //! 1. `limits`, `mask`, `seed`, `draw`, `sse`: values without I/O.
 //! 2. [`course`]: one sequence as a pure state machine. [`dialect`]: what differs between engines.
-//! 3. [`connection`], `exchange`, `health`, `events`, `feed`, `metrics`: one request, one engine.
-//! 4. [`join`]: whether an engine fits. `sequence`: a course carried out. [`service`]: the gRPC service.
+//! 3. [`connection`], `events`, `feed`, `metrics`, `clock`: one engine. [`join`], `identity`: what it is.
+//! 4. `exchange`: one request. `health`: whether the engine answers.
+//! 5. `sequence`: a course carried out. [`service`]: the gRPC service.
 
+mod clock;
 pub mod connection;
 pub mod course;
 pub mod dialect;
@@ -17,6 +19,7 @@ mod events;
 mod exchange;
 mod feed;
 pub mod health;
+mod identity;
 pub mod join;
 pub mod limits;
 mod mask;
@@ -30,4 +33,4 @@ mod verdict;
 pub use connection::{EngineHttp, EngineUrl, InvalidUrl};
 pub use dialect::EngineDialect;
 pub use join::{Deployment, EngineJoinError, Joined, join};
-pub use service::AdapterService;
+pub use service::{AdapterOptions, AdapterService};

@@ -30,8 +30,12 @@ pub const ANSWER_BYTES: usize = 8 << 20;
 pub const ERROR_BYTES: usize = 64 << 10;
 /// Characters of an engine's error that are repeated.
 pub const ERROR_CHARS: usize = 300;
-/// Bytes of an engine's stream without a token in them, after which its sequence ends.
-pub const IDLE_BYTES: usize = 1 << 20;
+/// Characters of the reason for which an engine is refused.
+pub const PROBLEM_CHARS: usize = 1000;
+/// Characters of an engine's version that are kept.
+pub const VERSION_CHARS: usize = 64;
+/// Bytes of the name of an engine's model.
+pub const MODEL_NAME_BYTES: usize = 512;
 /// Events of an engine's stream in a row without a token, after which its sequence ends.
 pub const IDLE_EVENTS: u32 = 1024;
 
@@ -49,8 +53,10 @@ pub const VERDICT_DECAY: u64 = 16;
 pub const REFUSED_CHUNKS: u32 = 8;
 /// Time in which a connection to an engine is opened.
 pub const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// Silence of an engine's stream after which the engine's health is checked.
-pub const SILENCE: Duration = Duration::from_secs(10);
+/// How often an engine is asked again what it was asked when it joined.
+pub const PROOF_INTERVAL: Duration = Duration::from_secs(60);
+/// Default time without a token, or without the head of an answer, after which the engine's stream counts as hung.
+pub const TOKEN_DEADLINE: Duration = Duration::from_secs(60);
 /// Longest wait for an engine's health, model or other facts.
 pub const CALL_TIME: Duration = Duration::from_secs(5);
 /// How often a request in the middle of a sequence is sent again when the engine is full (429).

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 
+use crate::clock::TokenClock;
 use crate::connection::EngineHttp;
 use crate::course::{Course, CourseAction, CourseShape, CourseStats};
 use crate::dialect::{DrawFrame, EngineDialect};
@@ -19,6 +20,7 @@ use crate::driven::Driven;
 use crate::exchange::{Exchange, ExchangeEvent};
 use crate::feed::CacheFeed;
 use crate::health::Lost;
+use crate::identity::Identity;
 use crate::limits;
 use crate::metrics::{EngineCounters, add};
 use crate::verdict::VerdictTime;
@@ -28,8 +30,8 @@ use crate::verdict::VerdictTime;
 pub struct EngineLink {
     pub http: Arc<EngineHttp>,
     pub dialect: EngineDialect,
-    /// The model's name in the engine's requests.
-    pub model: String,
+    pub identity: Arc<Identity>,
+    pub clock: Arc<TokenClock>,
     pub counters: Arc<EngineCounters>,
     pub feed: Arc<CacheFeed>,
     pub lost: watch::Receiver<Lost>,
@@ -178,7 +180,7 @@ impl Sequence {
         match event {
             Some(ExchangeEvent::Accepted) => {}
             Some(ExchangeEvent::Refused(refusal)) => self.course.drawing_ended(number, refusal.into_end()),
-            Some(ExchangeEvent::Frame(DrawFrame { drawn, cached_tokens, end })) => {
+            Some(ExchangeEvent::Frame(DrawFrame { drawn, cached_tokens, end, .. })) => {
                 let counters = &self.link.counters;
                 if let Some(cached) = cached_tokens {
                     let cached = (cached as usize).min(open.prompt);
@@ -251,7 +253,9 @@ impl Sequence {
         let exchange = Exchange {
             http: link.http.clone(),
             dialect: link.dialect,
-            body: link.dialect.body(&request, &link.model),
+            identity: link.identity.clone(),
+            clock: link.clock.clone(),
+            body: link.dialect.body(&request, &link.identity.joined().model),
             streams: link.dialect.streams(&request),
             waits,
         };

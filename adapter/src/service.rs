@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::clock::TokenClock;
 use crate::connection::EngineHttp;
 use crate::course::{self, CourseShape};
 use crate::dialect::EngineDialect;
@@ -25,7 +26,8 @@ use crate::driven::Driven;
 use crate::events::{EventReader, follow_events};
 use crate::feed::CacheFeed;
 use crate::health::{Lost, watch_engine};
-use crate::join::Joined;
+use crate::identity::Identity;
+use crate::join::{Deployment, Joined};
 use crate::limits;
 use crate::metrics::EngineCounters;
 use crate::sequence::{EngineLink, Sequence};
@@ -39,12 +41,26 @@ pub struct AdapterService {
 
 #[derive(Debug)]
 struct Shared {
-    joined: Joined,
     shape: CourseShape,
     link: Arc<EngineLink>,
     open: AtomicUsize,
     listeners: AtomicUsize,
     draining: AtomicBool,
+}
+
+/// How an adapter treats its engine.
+#[derive(Debug, Clone)]
+pub struct AdapterOptions {
+    /// Where the engine publishes its block events, HOST:PORT.
+    pub events: Option<String>,
+    /// How long a stream may take for a token, or for the head of its answer.
+    pub token_deadline: Duration,
+}
+
+impl Default for AdapterOptions {
+    fn default() -> Self {
+        AdapterOptions { events: None, token_deadline: limits::TOKEN_DEADLINE }
+    }
 }
 
 /// Counts an open sequence, or a listener, until it is dropped.
@@ -66,12 +82,19 @@ impl Drop for Counted {
 }
 
 impl AdapterService {
-    /// Watches the engine's health until all clones and streams are dropped. `events` is where it publishes its block
-    /// events, HOST:PORT.
-    pub fn start(http: EngineHttp, dialect: EngineDialect, joined: Joined, events: Option<String>) -> Self {
+    /// Watches the engine, which has joined for this deployment, until all clones and streams are dropped.
+    pub fn start(
+        http: EngineHttp,
+        dialect: EngineDialect,
+        deployment: Deployment,
+        joined: Joined,
+        options: AdapterOptions,
+    ) -> Self {
         let http = Arc::new(http);
         let (lost, watched) = watch::channel(Lost::None);
-        tokio::spawn(watch_engine(http.clone(), dialect, lost));
+        let identity = Arc::new(Identity::new(http.clone(), dialect, deployment, joined.clone()));
+        tokio::spawn(watch_engine(http.clone(), dialect, identity.clone(), lost));
+        let AdapterOptions { events, token_deadline } = options;
         let shape = CourseShape { vocab_size: joined.vocab_size, context: joined.context, traits: dialect.traits() };
         let blocks = if joined.prefix_cache { joined.blocks as usize } else { 0 };
         let feed = CacheFeed::new(joined.block_size, blocks, events.is_some());
@@ -79,18 +102,19 @@ impl AdapterService {
             tokio::spawn(follow_events(address, EventReader::new(&joined), Arc::downgrade(&feed)));
         }
         let counters = Arc::new(EngineCounters::default());
-        let model = joined.model.clone();
+        let clock = Arc::new(TokenClock::new(token_deadline, counters.clone(), joined.slots));
         let link = Arc::new(EngineLink {
             http,
             dialect,
-            model,
+            identity,
+            clock,
             counters,
             feed,
             lost: watched,
             verdicts: VerdictTime::default(),
         });
         let (open, listeners, draining) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-        AdapterService { shared: Arc::new(Shared { joined, shape, link, open, listeners, draining }) }
+        AdapterService { shared: Arc::new(Shared { shape, link, open, listeners, draining }) }
     }
 
     /// Sets the message limits that long contexts need.
@@ -105,7 +129,7 @@ impl AdapterService {
     }
 
     pub fn joined(&self) -> &Joined {
-        &self.shared.joined
+        self.shared.link.identity.joined()
     }
 
     pub fn url(&self) -> &str {
@@ -127,7 +151,7 @@ impl AdapterService {
     }
 
     pub fn engine_stats(&self) -> EngineStats {
-        let joined = &self.shared.joined;
+        let joined = self.joined();
         self.counters().stats(joined.slots, joined.blocks)
     }
 
@@ -145,7 +169,7 @@ impl AdapterService {
     }
 
     pub fn engine_info(&self) -> EngineInfo {
-        let joined = &self.shared.joined;
+        let joined = self.joined();
         EngineInfo {
             model: joined.served_name.clone(),
             vocab_size: joined.vocab_size as u32,
@@ -197,7 +221,7 @@ impl engine_server::Engine for AdapterService {
             }
             self.available()?;
             course::check(&start, &shared.shape).map_err(|error| Status::invalid_argument(error.to_string()))?;
-            let most = shared.joined.slots as usize + limits::MAX_QUEUE;
+            let most = self.joined().slots as usize + limits::MAX_QUEUE;
             let counted = Counted::new(shared, |shared| &shared.open, most)
                 .ok_or_else(|| Status::resource_exhausted(format!("{most} sequences are open; retry later")))?;
             let mut sequence = Sequence::new(start, shared.shape.clone(), shared.link.clone());

@@ -30,6 +30,8 @@ pub struct RouterConfig {
     pub matcher_bytes: usize,
     /// Models whose requests wait while no engine serves them.
     pub expected_models: Vec<String>,
+    /// Whether the router is ready while no engine serves an expected model: a request may be what starts one.
+    pub ready_without_engines: bool,
     /// How engines are chosen in a cluster.
     pub policy: RoutePolicy,
     /// How long an engine may send nothing for a new sequence before a second engine gets the sequence, too. None:
@@ -79,6 +81,7 @@ impl Default for RouterConfig {
             body_bytes: limits::BODY_BYTES,
             matcher_bytes: limits::MATCHER_MEMORY_BYTES,
             expected_models: Vec::new(),
+            ready_without_engines: true,
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
             seal: Seal::random(),

@@ -137,7 +137,7 @@ impl RouterState {
 
     /// Err: requests cannot be answered now, because the router drains or an engine does not answer. Every model with
     /// the best standing must have an engine that answers. A model whose engines all drain matters only if all do. An
-    /// expected model needs no engine.
+    /// expected model may need no engine.
     pub async fn ready(&self) -> Result<(), Error> {
         if self.admission.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
@@ -145,7 +145,7 @@ impl RouterState {
         let models = self.models();
         let served: Vec<_> = models.iter().filter_map(|model| Some((model.pool.standing()?, model))).collect();
         let Some(best) = served.iter().map(|(standing, _)| *standing).min() else {
-            if !self.config.expected_models.is_empty() {
+            if self.config.ready_without_engines && !self.config.expected_models.is_empty() {
                 return Ok(());
             }
             return Err(Error::unavailable("no engine serves a model now; try again later"));

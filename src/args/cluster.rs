@@ -120,15 +120,19 @@ pub struct FrontArgs {
     #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", requires = "engine", value_parser = NonEmptyStringValueParser::new())]
     pub served_name: Option<String>,
     #[command(flatten)]
-    pub trust: EngineTrustArgs,
+    pub client: EngineClientArgs,
 }
 
-/// Engines at https://.
+/// How engines are reached, and how long they may take.
 #[derive(Debug, Clone, Args)]
-pub struct EngineTrustArgs {
+pub struct EngineClientArgs {
     /// File with certificates (PEM) to trust for engines at https:// in addition to the public authorities
     #[arg(long, env = "REIN_ENGINE_CA", value_name = "FILE", requires = "engine")]
     pub engine_ca: Option<PathBuf>,
+    /// Seconds without a token, or without the head of an answer, after which a stream of an engine counts as hung and
+    /// its sequence resumes on another engine. Sequences that wait in the queue of an engine that is full have longer
+    #[arg(long, env = "REIN_TOKEN_DEADLINE", default_value = "60", value_name = "S", value_parser = option_values::deadline)]
+    pub token_deadline: f64,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -155,7 +159,7 @@ pub struct FrontedEngineArgs {
     #[arg(long, env = "REIN_ENGINES", value_name = "ENGINE")]
     pub engine: EngineAddress,
     #[command(flatten)]
-    pub trust: EngineTrustArgs,
+    pub client: EngineClientArgs,
     /// Directory with the text files (config.json, tokenizer, template) of the engine's model; weights are not read
     #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
     pub model: PathBuf,

@@ -38,7 +38,7 @@ pub fn run(args: AdapterArgs) -> Result<(), Box<dyn Error>> {
     let model =
         FrontedModel::load(&engine.model, engine.served_name.clone(), engine.max_context, ModelOverrides::from_env()?)?;
     let files = TextFiles::read(&engine.model, READ_TIMEOUT).map_err(|error| format!("--model: {error}"))?;
-    let http = engines::client(&engine.engine, &engine.trust)?;
+    let http = engines::client(&engine.engine, &engine.client)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let page = MetricsSocket::new(args.network.http.as_ref()).await?;
@@ -55,7 +55,8 @@ pub fn run(args: AdapterArgs) -> Result<(), Box<dyn Error>> {
         };
         engines::warn_without_cache(&joined, engine.engine.url.as_str());
         let kind = joined.kind(engine.engine.dialect);
-        let service = AdapterService::start(http.clone(), engine.engine.dialect, joined, engine.engine.events.clone());
+        let options = engines::adapter_options(&engine.engine, &engine.client);
+        let service = AdapterService::start(http, engine.engine.dialect, model.deployment, joined, options);
         let identity = EngineIdentity {
             key: keys.engine(&id),
             address: advertised(&args.network.advertise, address)?,
@@ -78,14 +79,7 @@ pub fn run(args: AdapterArgs) -> Result<(), Box<dyn Error>> {
             decode::<EngineRecord>(value).is_ok()
         }));
         let (drain, draining) = watch::channel(false);
-        let publishing = tokio::spawn(engines::publish(
-            service.clone(),
-            session.clone(),
-            identity,
-            model.deployment,
-            http,
-            draining,
-        ));
+        let publishing = tokio::spawn(engines::publish(service.clone(), session.clone(), identity, draining));
         let ended: Result<(), Box<dyn Error>> = tokio::select! {
             why = id_conflict(&id, &session) => Err(why.into()),
             signal = stop.next() => {

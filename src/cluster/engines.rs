@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::metrics::MetricType;
 use rein_adapter::metrics::EngineCounters;
-use rein_adapter::{AdapterService, Deployment, EngineHttp, EngineJoinError, Joined, join};
+use rein_adapter::{AdapterOptions, AdapterService, Deployment, EngineHttp, EngineJoinError, Joined, join};
 use rein_control_plane::records::{EngineRecord, encode};
 use rein_control_plane::{Session, epoch};
 use rein_router::metrics::Samples;
@@ -17,7 +17,7 @@ use rein_text::tokenize::Encode;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::args::{EngineAddress, EngineTrustArgs};
+use crate::args::{EngineAddress, EngineClientArgs};
 use crate::{model_dir, tls};
 
 /// Time between two attempts to join an engine.
@@ -64,7 +64,9 @@ impl FrontedModel {
         // Every added token, so that markers of calls and turns are the same.
         let mut added: Vec<(u32, &str)> = text.tokenizer.added_tokens().collect();
         added.sort_unstable();
-        let all: String = added.iter().take(MOST_ADDED).map(|(_, text)| *text).collect();
+        let added: String = added.iter().take(MOST_ADDED).map(|(_, text)| *text).collect();
+        let all = [&PROBES.concat(), &*added].concat();
+        probes.push((added.clone(), encode(&added)?));
         probes.push((all.clone(), encode(&all)?));
         let least_context = context.map(|context| context as usize);
         let deployment = Deployment {
@@ -78,10 +80,16 @@ impl FrontedModel {
     }
 }
 
+/// How the adapter of an engine treats it.
+pub fn adapter_options(address: &EngineAddress, args: &EngineClientArgs) -> AdapterOptions {
+    let token_deadline = Duration::from_secs_f64(args.token_deadline);
+    AdapterOptions { events: address.events.clone(), token_deadline }
+}
+
 /// The client of an engine, with the API key of the environment.
-pub fn client(address: &EngineAddress, trust: &EngineTrustArgs) -> Result<EngineHttp, Box<dyn Error>> {
+pub fn client(address: &EngineAddress, args: &EngineClientArgs) -> Result<EngineHttp, Box<dyn Error>> {
     let key = std::env::var("REIN_ENGINE_KEY").ok().filter(|key| !key.is_empty());
-    let tls = tls::client_config(trust.engine_ca.as_deref()).map_err(|error| format!("--engine-ca: {error}"))?;
+    let tls = tls::client_config(args.engine_ca.as_deref()).map_err(|error| format!("--engine-ca: {error}"))?;
     Ok(EngineHttp::new(address.url.clone(), key.as_deref(), tls).map_err(|error| format!("--engine: {error}"))?)
 }
 
@@ -134,47 +142,26 @@ pub async fn publish(
     service: AdapterService,
     session: Arc<Session>,
     identity: EngineIdentity,
-    deployment: Deployment,
-    http: EngineHttp,
     mut draining: watch::Receiver<bool>,
 ) {
     let mut lost = service.lost();
     let mut joins = 1;
     let mut incarnation = new_incarnation(joins);
-    // An engine that was lost may be another one when it answers again.
-    let mut other: Option<String> = None;
     loop {
-        let why = lost.borrow_and_update().clone().map(|why| why.to_string()).or_else(|| other.clone());
+        let why = lost.borrow_and_update().clone().map(|why| why.to_string());
         let drains = *draining.borrow_and_update();
         session.put(identity.key.clone(), encode(&record(&service, &identity, incarnation, drains, why.clone())));
         tokio::select! {
             // Both senders live as long as this task.
             _ = lost.changed() => {
-                let is_lost = lost.borrow().is_some();
-                if why.is_some() && !is_lost {
+                if why.is_some() && lost.borrow().is_none() {
                     joins += 1;
                     incarnation = new_incarnation(joins);
-                    other = differs(&service, &http, &deployment).await;
                 }
             }
             _ = draining.changed() => {}
-            () = sleep(RETRY), if other.is_some() => other = differs(&service, &http, &deployment).await,
         }
     }
-}
-
-/// Why an engine that answers again gets no sequences.
-async fn differs(service: &AdapterService, http: &EngineHttp, deployment: &Deployment) -> Option<String> {
-    let why = match join(http, service.dialect(), deployment).await {
-        Ok(joined) if joined == *service.joined() => return None,
-        Ok(joined) => {
-            let (was, is) = (service.joined().kind(service.dialect()), joined.kind(service.dialect()));
-            format!("it was {was} and is {is} now, or has another context or cache; restart this process to use it")
-        }
-        Err(error) => error.to_string(),
-    };
-    tracing::error!(engine = service.url(), error = why, "an engine that answers again does not fit");
-    Some(why)
 }
 
 fn new_incarnation(joins: u64) -> u64 {

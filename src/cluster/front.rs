@@ -1,12 +1,12 @@
 //! `rein router --engine`: a router in front of engines that are already there, without a cluster. Each engine's
 //! adapter runs in this process; the router finds it in a store in memory, as it finds worker groups in etcd.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rein_adapter::{AdapterService, Deployment, EngineHttp};
+use rein_adapter::{AdapterOptions, AdapterService, Deployment, EngineHttp, Joined};
 use rein_control_plane::limits::LEASE;
 use rein_control_plane::{Keys, MemoryStore, Session, Store};
 use rein_router::fleet::membership::Dial;
@@ -25,6 +25,8 @@ use crate::tls;
 
 /// The name of the cluster in memory.
 const CLUSTER: &str = "engines";
+/// Time until an engine that does not fit is asked again.
+const UNFIT_RETRY: Duration = Duration::from_secs(10);
 
 /// The adapters of this process that have joined, by the address in their record.
 #[derive(Clone, Default)]
@@ -67,7 +69,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         if clients.iter().any(|(known, _): &(EngineAddress, EngineHttp)| known.url == address.url) {
             return Err(format!("--engine: {} is given twice", address.url.as_str()).into());
         }
-        clients.push((address.clone(), engines::client(address, &args.front.trust)?));
+        clients.push((address.clone(), engines::client(address, &args.front.client)?));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -79,7 +81,14 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let base = api_server::config(&args.api, ResponsesStoreMode::Memory)?;
         let process_metrics = front_metrics(&listeners, adapters.clone());
         let (hedge_after, expected_models) = (args.hedge_after.map(Duration::from_millis), vec![name.clone()]);
-        let config = RouterConfig { policy: args.policy, expected_models, hedge_after, process_metrics, ..base };
+        let config = RouterConfig {
+            policy: args.policy,
+            expected_models,
+            ready_without_engines: false,
+            hedge_after,
+            process_metrics,
+            ..base
+        };
         let router = Router::open(config)?;
         let dial: Dial = {
             let adapters = adapters.clone();
@@ -103,13 +112,17 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
                 String::new()
             });
         }
+        let unfit = Arc::new(UnfitEngines { all: clients.len(), found: Mutex::default() });
         for (number, (address, http)) in clients.into_iter().enumerate() {
+            let options = engines::adapter_options(&address, &args.front.client);
             let engine = Engine {
                 id: number.to_string(),
                 address,
                 http,
                 deployment: model.deployment.clone(),
                 revision: model.text.revision.clone(),
+                options,
+                unfit: unfit.clone(),
             };
             tasks.spawn(engine.run(store.clone(), keys.clone(), adapters.clone()));
         }
@@ -141,20 +154,62 @@ struct Engine {
     http: EngineHttp,
     deployment: Deployment,
     revision: Option<String>,
+    options: AdapterOptions,
+    unfit: Arc<UnfitEngines>,
+}
+
+/// The engines that do not fit, with the reasons.
+struct UnfitEngines {
+    all: usize,
+    found: Mutex<HashMap<String, String>>,
+}
+
+impl UnfitEngines {
+    /// An engine fits, or why it does not. Some: no engine fits, and all reasons.
+    fn set(&self, id: &str, why: Option<String>) -> Option<String> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        match why {
+            Some(why) => found.insert(id.to_owned(), why),
+            None => found.remove(id),
+        };
+        let all: BTreeSet<&str> = found.values().map(String::as_str).collect();
+        (found.len() == self.all).then(|| Vec::from_iter(all).join("\n"))
+    }
 }
 
 impl Engine {
-    /// Runs the engine's adapter. Returns only if the engine does not fit.
+    /// Waits until the engine fits. Err: neither it nor any other one does.
+    async fn join(&self) -> Result<Joined, String> {
+        let mut logged = None;
+        loop {
+            let error = match engines::wait_for_engine(&self.http, &self.address, &self.deployment).await {
+                Ok(joined) => {
+                    self.unfit.set(&self.id, None);
+                    return Ok(joined);
+                }
+                Err(error) => error.to_string(),
+            };
+            if let Some(why) = self.unfit.set(&self.id, Some(format!("--engine: {error}"))) {
+                return Err(why);
+            }
+            if logged.as_ref() != Some(&error) {
+                tracing::error!(engine = self.address.url.as_str(), error, "an engine does not fit; asking it again");
+                logged = Some(error);
+            }
+            tokio::time::sleep(UNFIT_RETRY).await;
+        }
+    }
+
+    /// Runs the engine's adapter. Returns only if no engine fits.
     async fn run(self, store: Arc<dyn Store>, keys: Keys, adapters: Adapters) -> String {
-        let joined = match engines::wait_for_engine(&self.http, &self.address, &self.deployment).await {
+        let joined = match self.join().await {
             Ok(joined) => joined,
-            Err(error) => return format!("--engine: {error}"),
+            Err(why) => return why,
         };
         engines::warn_without_cache(&joined, self.address.url.as_str());
         let kind = joined.kind(self.address.dialect);
         tracing::info!(engine = self.address.url.as_str(), kind, context = joined.context, "an engine joined");
-        let service =
-            AdapterService::start(self.http.clone(), self.address.dialect, joined, self.address.events.clone());
+        let service = AdapterService::start(self.http, self.address.dialect, self.deployment, joined, self.options);
         adapters.insert(&self.id, service.clone());
         let identity = EngineIdentity {
             key: keys.engine(&self.id),
@@ -165,7 +220,7 @@ impl Engine {
         let session = Arc::new(Session::new(store, &self.id, LEASE));
         // The adapter drains with the router, which still opens sequences for open requests.
         let (_drain, draining) = watch::channel(false);
-        engines::publish(service, session, identity, self.deployment, self.http, draining).await;
+        engines::publish(service, session, identity, draining).await;
         String::new()
     }
 }

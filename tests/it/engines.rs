@@ -6,10 +6,11 @@ mod recorded;
 mod stub;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use http_body_util::BodyExt;
-use rein_adapter::{AdapterService, Deployment, EngineDialect, EngineHttp, EngineJoinError, join};
+use rein_adapter::{AdapterOptions, AdapterService, Deployment, EngineDialect, EngineHttp, EngineJoinError, join};
 use rein_router::{ModelEntry, ModelPolicy, Router, RouterConfig};
 use rein_text::tokenize::Encode;
 use rein_worker::EngineOptions;
@@ -22,6 +23,9 @@ use tower::ServiceExt;
 
 use super::failover::{answer, assert_same, request, text};
 use super::hedging::{COUNTED, metric};
+
+/// Long enough for a stub that works.
+const TOKEN_DEADLINE: Duration = Duration::from_secs(1);
 
 const PROBES: [&str; 4] = ["Hello, world!", " naïve 日本語 \u{1F600}", "x = {\"a\": [1, 2]}\n\n", "<|im_end|>"];
 
@@ -60,7 +64,8 @@ fn deployment() -> Deployment {
 async fn adapter(stub: &StubEngine) -> AdapterService {
     let http = client(&stub.url);
     let joined = join(&http, stub.dialect, &deployment()).await.expect("the stub fits");
-    AdapterService::start(http, stub.dialect, joined, None)
+    let options = AdapterOptions { token_deadline: TOKEN_DEADLINE, ..AdapterOptions::default() };
+    AdapterService::start(http, stub.dialect, deployment(), joined, options)
 }
 
 fn entry(transport: rein_router::EngineTransport) -> ModelEntry {
@@ -181,12 +186,59 @@ async fn a_full_engine_is_asked_again_and_a_dead_one_is_left() {
     }
 }
 
+/// The health of these engines is good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sequences_of_an_engine_that_drips_or_hangs_resume_on_another() {
+    let want = answers(&simulated()).await;
+    for dialect in EngineDialect::ALL {
+        for fault in [StubFault::Drips, StubFault::NoHead, StubFault::Silent] {
+            let slow = stub(dialect, faulty(4..usize::MAX, fault)).await;
+            let other = stub(dialect, no_fault()).await;
+            let router = front(&[&slow, &other], RouterConfig::default()).await;
+            let began = std::time::Instant::now();
+            assert_same(&answers(&router).await, &want, &format!("{dialect:?}: {fault:?}"));
+            assert!(began.elapsed() < 5 * TOKEN_DEADLINE, "{dialect:?}: {fault:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_was_replaced_is_proven_before_it_is_used() {
+    let want = answers(&simulated()).await;
+    for dialect in EngineDialect::ALL {
+        let stub = stub(dialect, no_fault()).await;
+        let router = front(&[&stub], RouterConfig::default()).await;
+        assert_same(&answers(&router).await, &want, &format!("{dialect:?}"));
+        // Its health is always good. A restart takes no time.
+        stub.replace(true, true).await;
+        let before = stub.requests().len();
+        let got = answers(&router).await;
+        assert!(got.iter().all(|(status, _)| *status == 503), "{dialect:?}: {got:?}");
+        assert_eq!(stub.requests().len(), before, "{dialect:?}: another engine was asked for tokens");
+        // Behind a balancer, a connection stays.
+        stub.replace(false, false).await;
+        until_served(&router).await;
+        assert_same(&answers(&router).await, &want, &format!("{dialect:?}: again"));
+        stub.replace(true, false).await;
+        let got = answers(&router).await;
+        if dialect != EngineDialect::Sglang {
+            assert!(got.iter().all(|(status, _)| *status == 503), "{dialect:?}: {got:?}");
+        }
+    }
+}
+
+/// Its breaker lets a request through now and then.
+async fn until_served(router: &axum::Router) {
+    let served = async { while answer(router.clone(), greedy(0)).await.0 != 200 {} };
+    tokio::time::timeout(Duration::from_secs(40), served).await.expect("it is used again");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_engine_is_hedged() {
     let want = answers(&simulated()).await;
     for dialect in EngineDialect::ALL {
         let (silent, other) = (stub(dialect, faulty(0..1, StubFault::Silent)).await, stub(dialect, no_fault()).await);
-        let hedge_after = Some(std::time::Duration::from_millis(20));
+        let hedge_after = Some(Duration::from_millis(20));
         let router = front(&[&silent, &other], RouterConfig { hedge_after, ..RouterConfig::default() }).await;
         let got = answer(router, greedy(0)).await;
         assert_same(&without_kinds(vec![got]), &want[..1], &format!("{dialect:?}"));
@@ -201,7 +253,7 @@ async fn a_race_of_two_engines_has_one_outcome() {
         // So short that requests are hedged, unless they are answered at once, and either engine may be first.
         for after in [0, 1] {
             let (first, second) = (stub(dialect, no_fault()).await, stub(dialect, no_fault()).await);
-            let hedge_after = Some(std::time::Duration::from_micros(after));
+            let hedge_after = Some(Duration::from_micros(after));
             let router = front(&[&first, &second], RouterConfig { hedge_after, ..RouterConfig::default() }).await;
             assert_same(&answers_in_turn(&router).await, &want, &format!("{dialect:?}: raced"));
             for name in COUNTED {
@@ -354,5 +406,5 @@ async fn until(so: impl Fn() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(20), wait).await.expect("it happens within 20 s");
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("it happens within 20 s");
 }

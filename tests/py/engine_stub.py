@@ -1,8 +1,10 @@
 """An engine with the HTTP interface of vLLM, llama-server or SGLang, and without a model. Its next token is a hash of all tokens
 before: every stub gives the same answers, whatever was lost on the way, and to a grammar it is a random model."""
+import contextlib
 import hashlib
 import http.server
 import json
+import socket
 import ssl
 import threading
 import time
@@ -18,9 +20,10 @@ EXCLUDED, RAISED = -100, 100
 class EngineStub(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, model, kind="vllm", step=0.002, certificate=None):
+    def __init__(self, model, kind="vllm", step=0.002, certificate=None, address=("127.0.0.1", 0)):
         """`certificate`: files with a certificate and its key, for https."""
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(address, Handler)
+        self.connections = []
         self.kind, self.step, self.asked = kind, step, []
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
@@ -34,9 +37,20 @@ class EngineStub(http.server.ThreadingHTTPServer):
             self.url = f"https://localhost:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def process_request(self, request, client_address):
+        self.connections.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request, client_address):
+        """Closed connections are no news."""
+
     def close(self):
+        """As when its process ends: connections are closed, too."""
         self.shutdown()
         self.server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def pages(self):
         metrics = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",num_gpu_blocks="4096"} 1\n'

@@ -1,9 +1,13 @@
 """`rein adapter` as processes of a cluster: routers find the engines behind adapters in etcd, and streams survive both. The
 engines are stubs (`engine_stub.py`); tests/engines has real ones."""
 import contextlib
+import http.server
 import json
 import signal
 import subprocess
+import threading
+import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -103,6 +107,118 @@ def test_an_engine_with_another_tokenizer_does_not_join(fleet, engines, tmp_path
         assert len(known(fleet)) == 2 and other.asked == []
     finally:
         other.close()
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers everything in the same way."""
+    status, body, headers = 200, "", {}
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.send_response(self.status)
+        [self.send_header(name, value) for name, value in {"content-length": len(self.body), **self.headers}.items()]
+        self.end_headers()
+        self.wfile.write(self.body.encode())
+
+    do_POST = do_GET
+
+
+@contextlib.contextmanager
+def answering(status, body, **headers):
+    handler = type("Fixed", (Answers,), {"status": status, "body": body, "headers": headers})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@contextlib.contextmanager
+def front(folder, *urls):
+    """A router in front of these engines: its process, its URL and its log."""
+    (port,) = free_ports(1)
+    command = [
+        BIN, "router", *(f"--engine=vllm={url}" for url in urls), "--model", DEMO, "--served-name", "demo",
+        "--http", f"127.0.0.1:{port}", "--grpc", "127.0.0.1:0"]
+    with open(folder / "log", "w") as log, subprocess.Popen(command, stderr=log) as router:
+        try:
+            yield router, f"http://127.0.0.1:{port}", lambda: (folder / "log").read_bytes()
+        finally:
+            router.kill()
+
+
+def status(url, path, body=None):
+    try:
+        body = body and json.dumps(body).encode()
+        return urllib.request.urlopen(urllib.request.Request(url + path, body, {"content-type": "application/json"}), timeout=60).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+
+
+@pytest.mark.parametrize("bad", [
+    (302, "", {"location": "/elsewhere"}), (401, '{"error": "who are you?"}', {}), (200, "<html><body>Welcome</body></html>", {}),
+    (500, "\x1b]0;owned\x07\x1b[31mred", {}), (200, '{"data": []}', {}),
+], ids=["redirect", "unauthorized", "page", "escapes", "nothing"])
+def test_a_router_serves_with_the_engines_that_fit(tmp_path, bad):
+    engine = EngineStub(DEMO)
+    code, body, headers = bad
+    with answering(code, body, **headers) as other, front(tmp_path, other, engine.url) as (router, url, log):
+        until("the router is ready", lambda: status(url, "/ready") == 200, timeout=30)
+        until("the log", lambda: b"an engine does not fit" in log(), timeout=30)
+        assert status(url, "/v1/chat/completions", CHAT) == 200
+        assert router.poll() is None and b"\x1b]" not in log() and b"\x07" not in log()
+        # Without an engine that answers it is not ready.
+        engine.close()
+        until("the router is not ready", lambda: status(url, "/ready") == 503, timeout=30)
+        assert status(url, "/health") == 200
+    # Without one that fits, it ends and says why.
+    with answering(code, body, **headers) as other, front(tmp_path, other) as (router, url, log):
+        assert router.wait(timeout=30) == 1
+        assert f"the engine at {other} is refused".encode() in log(), log()
+
+
+def test_an_engines_name_and_version_are_bounded(tmp_path):
+    engine = EngineStub(DEMO)
+    pages = {**engine.pages(), "/version": {"version": "0.32\x1b[31m" + "9" * 100_000}}
+    engine.pages = lambda: pages
+    with front(tmp_path, engine.url) as (_, url, log):
+        until("the router is ready", lambda: status(url, "/ready") == 200, timeout=30)
+        metrics = urllib.request.urlopen(f"{url}/metrics", timeout=60).read()
+        assert b'version="0.32 [31m999' in metrics and b"9" * 65 not in metrics + log()
+    pages["/v1/models"] = {"data": [{"id": "m" * 100_000, "max_model_len": 4096}]}
+    with front(tmp_path, engine.url) as (router, _, log):
+        assert router.wait(timeout=30) == 1
+        assert b"the name of its model has 100000 bytes; the limit is 512" in log() and b"m" * 513 not in log()
+    engine.close()
+
+
+def test_a_replaced_engine_gets_no_requests(tmp_path):
+    """Between two questions for its health, another engine is started at its address."""
+    engine = EngineStub(DEMO)
+    with front(tmp_path, engine.url) as (_, url, log):
+        until("the router is ready", lambda: status(url, "/ready") == 200, timeout=30)
+        assert status(url, "/v1/chat/completions", CHAT) == 200
+        engine.close()
+        changed = json.loads((DEMO / "tokenizer.json").read_text())
+        changed["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+        server = EngineStub(DEMO, address=engine.server_address)
+        server.tokenizer = Tokenizer.from_str(json.dumps(changed))
+        assert status(url, "/v1/chat/completions", CHAT) == 503
+        until("the engine is refused", lambda: b"another engine answers: its tokenizer differs" in log(), timeout=30)
+        assert server.asked == [] and status(url, "/ready") == 503
+        # The right one comes back.
+        server.tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+        until("the router is ready", lambda: status(url, "/ready") == 200, timeout=60)
+        until("an answer", lambda: status(url, "/v1/chat/completions", CHAT) == 200, timeout=60)
+        assert server.asked
+        server.close()
 
 
 @needs_openssl

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{DrawFrame, EngineFacts, InnerError, logprob, raised};
+use super::{DrawFrame, EngineFacts, InnerError, Said, logprob, raised};
 use crate::draw::{DrawEnd, DrawRequest, DrawnId, EngineTraits};
 
 /// Allowed ids that are sent as biases. Its grammars have tokens, too, but none that ends inside a UTF-8 character.
@@ -59,6 +59,8 @@ pub fn body(request: &DrawRequest) -> Value {
 #[derive(Deserialize)]
 struct Answer {
     #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
     tokens: Option<Vec<u32>>,
     #[serde(default)]
     stop_type: String,
@@ -112,7 +114,8 @@ pub fn frame(data: &[u8]) -> Result<DrawFrame, String> {
         DrawnId { id, logprob }
     });
     let drawn = drawn.collect();
-    Ok(DrawFrame { drawn, cached_tokens: answer.timings.and_then(|timings| timings.cache_n), end: Some(end) })
+    let cached_tokens = answer.timings.and_then(|timings| timings.cache_n);
+    Ok(DrawFrame { drawn, cached_tokens, end: Some(end), said: Said { model: answer.model, version: None } })
 }
 
 pub fn facts(facts: EngineFacts, props: &Value) -> EngineFacts {

@@ -35,6 +35,32 @@ pub struct DrawFrame {
     /// Prompt tokens that the engine had cached, if it says so.
     pub cached_tokens: Option<u32>,
     pub end: Option<DrawEnd>,
+    pub said: Said,
+}
+
+/// What an answer says of its engine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Said {
+    pub model: Option<String>,
+    /// Of the engine or of the weights.
+    pub version: Option<String>,
+}
+
+impl Said {
+    /// Whether nothing that both say differs.
+    pub fn agrees(&self, other: &Said) -> bool {
+        let agrees = |a: &Option<String>, b: &Option<String>| a.is_none() || b.is_none() || a == b;
+        agrees(&self.model, &other.model) && agrees(&self.version, &other.version)
+    }
+
+    /// Takes what `other` says: all of it, or only where this says nothing.
+    pub fn take(&mut self, other: &Said, all: bool) {
+        for (own, other) in [(&mut self.model, &other.model), (&mut self.version, &other.version)] {
+            if other.is_some() && (all || own.is_none()) {
+                own.clone_from(other);
+            }
+        }
+    }
 }
 
 /// Reads the answer to one request.
@@ -199,7 +225,13 @@ impl DrawReader {
             EngineDialect::LlamaServer => llama::frame(data),
             EngineDialect::Sglang => sglang::frame(data, self.seen),
         };
-        let frame = frame.map_err(|error| format!("the engine's answer is not understood: {error}"))?;
+        let mut frame = frame.map_err(|error| {
+            let error = plain(&error, limits::ERROR_CHARS);
+            format!("the engine's answer is not understood: {error}")
+        })?;
+        if let Some(DrawEnd::Failed(why) | DrawEnd::Lost(why)) = &mut frame.end {
+            *why = plain(why, limits::ERROR_CHARS);
+        }
         self.seen += frame.drawn.len();
         Ok(frame)
     }
@@ -237,7 +269,6 @@ impl InnerError {
             InnerError::Text(message) => (message, None),
             InnerError::Object { message, code } => (message, code.and_then(|code| code.as_u64())),
         };
-        let message: String = message.chars().take(limits::ERROR_CHARS).collect();
         match code {
             Some(400 | 413 | 422) => DrawEnd::Failed(format!("the engine rejected the request: {message}")),
             _ => DrawEnd::Lost(format!("the engine failed: {message}")),
@@ -250,7 +281,13 @@ pub fn error_text(body: &[u8]) -> String {
     let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let message = ["/error/message", "/message", "/detail", "/error"].iter().find_map(|p| value.pointer(p)?.as_str());
     let text = message.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
-    text.trim().chars().take(limits::ERROR_CHARS).collect()
+    plain(&text, limits::ERROR_CHARS)
+}
+
+/// The beginning of a foreign text, without control characters: those of a terminal could do harm there.
+pub fn plain(text: &str, chars: usize) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    text.trim().chars().take(chars).map(plain).collect()
 }
 
 /// A token with its log-probability and the best alternatives.

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{DrawFrame, EXCLUDED_BIAS, EngineFacts, InnerError, logprob, raised};
+use super::{DrawFrame, EXCLUDED_BIAS, EngineFacts, InnerError, Said, logprob, raised};
 use crate::draw::{DrawEnd, DrawRequest, DrawnId, EngineTraits};
 use crate::limits;
 
@@ -79,6 +79,8 @@ type Scored = (Option<f32>, u32, Option<String>);
 #[derive(Deserialize)]
 struct Meta {
     #[serde(default)]
+    weight_version: Option<String>,
+    #[serde(default)]
     finish_reason: Option<FinishKind>,
     completion_tokens: usize,
     #[serde(default)]
@@ -134,7 +136,8 @@ pub fn frame(data: &[u8], seen: usize) -> Result<DrawFrame, String> {
             _ => DrawEnd::Lost(format!("the engine ended the request with {:?}: {}", finish.r#type, finish.message)),
         },
     });
-    Ok(DrawFrame { drawn: drawn.collect(), cached_tokens: meta.cached_tokens, end })
+    let said = Said { model: None, version: meta.weight_version };
+    Ok(DrawFrame { drawn: drawn.collect(), cached_tokens: meta.cached_tokens, end, said })
 }
 
 pub fn facts(facts: EngineFacts, info: &Value) -> EngineFacts {

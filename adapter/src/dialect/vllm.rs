@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{DrawFrame, EXCLUDED_BIAS, EngineFacts, InnerError, logprob};
+use super::{DrawFrame, EXCLUDED_BIAS, EngineFacts, InnerError, Said, logprob};
 use crate::draw::{DrawEnd, DrawRequest, DrawnId, EngineTraits};
 use crate::limits;
 
@@ -75,6 +75,10 @@ pub fn body(request: &DrawRequest, model: &str, stream: bool) -> Value {
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
+    system_fingerprint: Option<String>,
+    #[serde(default)]
     choices: Vec<Choice>,
     #[serde(default)]
     usage: Option<Usage>,
@@ -129,8 +133,9 @@ pub fn frame(data: &[u8]) -> Result<DrawFrame, String> {
         return Ok(DrawFrame { end: Some(end), ..DrawFrame::default() });
     }
     let cached_tokens = chunk.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens);
+    let said = Said { model: chunk.model, version: chunk.system_fingerprint };
     let Some(choice) = chunk.choices.into_iter().next() else {
-        return Ok(DrawFrame { cached_tokens, ..DrawFrame::default() });
+        return Ok(DrawFrame { cached_tokens, said, ..DrawFrame::default() });
     };
     let end = match choice.finish_reason.as_deref() {
         None => None,
@@ -154,7 +159,7 @@ pub fn frame(data: &[u8]) -> Result<DrawFrame, String> {
         });
         DrawnId { id, logprob }
     });
-    Ok(DrawFrame { drawn: drawn.collect(), cached_tokens, end })
+    Ok(DrawFrame { drawn: drawn.collect(), cached_tokens, end, said })
 }
 
 pub fn facts(facts: EngineFacts, version: &Value, metrics: Option<&[u8]>) -> EngineFacts {

@@ -17,7 +17,7 @@ fn engines_must_tokenize_text_and_added_tokens_as_the_model_does() {
     let model = demo();
     let deployment = model.deployment;
     assert_eq!((deployment.context, deployment.least_context), (Some(100), Some(100)));
-    assert_eq!(deployment.probes.len(), PROBES.len() + 1);
+    assert_eq!(deployment.probes.len(), PROBES.len() + 2);
     assert!(deployment.probes.iter().all(|(text, ids)| !text.is_empty() && !ids.is_empty()));
     let (text, ids) = deployment.probes.last().expect("the added tokens");
     assert!(text.contains("<|im_end|>") && ids.contains(&model.text.stop_token_ids[0]), "{text}");
@@ -41,7 +41,15 @@ async fn the_reference_lists_the_metrics() {
     // Nothing listens there, and nothing is asked of it.
     let tls = tls::client_config(None).expect("the public authorities");
     let http = EngineHttp::new("http://127.0.0.1:9".parse().expect("an address"), None, tls).expect("a client");
-    let service = AdapterService::start(http, EngineDialect::Vllm, joined, Some("127.0.0.1:9".into()));
+    let deployment = Deployment {
+        served_name: "demo".into(),
+        vocab_size: 400,
+        context: None,
+        least_context: None,
+        probes: Vec::new(),
+    };
+    let options = AdapterOptions { events: Some("127.0.0.1:9".into()), ..AdapterOptions::default() };
+    let service = AdapterService::start(http, EngineDialect::Vllm, deployment, joined, options);
     let observed = [ObservedEngine { service, name: "engines/a0".into() }];
     let mut registry = Registry::default();
     on_scrape(&mut registry, move |samples| write_metrics(samples, &observed));

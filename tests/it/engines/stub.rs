@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -15,6 +16,7 @@ use http_body_util::BodyExt;
 use rein_adapter::EngineDialect;
 use rein_proto::splitmix::mix_both;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 /// How an answer is broken.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,6 +30,10 @@ pub enum StubFault {
     Status(u16),
     /// The head and nothing else.
     Silent,
+    /// Not even the head.
+    NoHead,
+    /// A byte now and then.
+    Drips,
     /// The mask is ignored.
     Ignores,
     /// This id in place of the first.
@@ -50,6 +56,7 @@ pub struct StubEngine {
     pub dialect: EngineDialect,
     state: Arc<StubState>,
     server: tokio::task::JoinHandle<()>,
+    restart: watch::Sender<bool>,
 }
 
 struct StubState {
@@ -60,6 +67,8 @@ struct StubState {
     faults: FaultPlan,
     asked: AtomicUsize,
     healthy: AtomicBool,
+    /// Another engine answers at this address.
+    other: AtomicBool,
     requests: Mutex<Vec<Value>>,
 }
 
@@ -152,12 +161,15 @@ impl StubState {
         let last = &all[all.len() - new..];
         let kind = end.map(|(stop, _)| if stop { "stop" } else { "length" });
         let matched = end.filter(|(stop, _)| *stop).map(|(_, id)| id);
+        let model = if self.other.load(Ordering::SeqCst) { "other" } else { "demo" };
         match self.dialect {
-            EngineDialect::Vllm => json!({"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "demo",
+            EngineDialect::Vllm => json!({"id": "cmpl-1", "object": "text_completion", "created": 1, "model": model,
                 "choices": [{"index": 0, "text": "", "logprobs": null, "finish_reason": kind, "stop_reason": matched,
                 "token_ids": last, "prompt_token_ids": null}], "usage": null}),
-            EngineDialect::LlamaServer => json!({"index": 0, "content": "", "tokens": all, "stop": true,
-                "stop_type": end.map(|(stop, _)| if stop { "eos" } else { "limit" }), "timings": {"cache_n": 1}}),
+            EngineDialect::LlamaServer => {
+                json!({"index": 0, "content": "", "tokens": all, "stop": true, "model": model,
+                "stop_type": end.map(|(stop, _)| if stop { "eos" } else { "limit" }), "timings": {"cache_n": 1}})
+            }
             EngineDialect::Sglang => json!({"text": "", "output_ids": all, "meta_info": {"id": "1",
                 "completion_tokens": all.len(), "prompt_tokens": 1, "cached_tokens": 1,
                 "finish_reason": kind.map(|kind| json!({"type": kind, "matched": matched}))}}),
@@ -182,6 +194,15 @@ impl StubState {
         match (asked.streams, fault) {
             (_, Some(StubFault::Silent)) => {
                 return Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>()).into_response();
+            }
+            (_, Some(StubFault::Drips)) => {
+                let text = self.frame(&drawn, drawn.len(), None).to_string();
+                let bytes = ["data: ", &text].concat().into_bytes();
+                let drip = stream::iter(bytes).then(async |byte| {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    Ok::<_, std::io::Error>(Bytes::from(vec![byte]))
+                });
+                return Body::from_stream(drip).into_response();
             }
             (true, Some(StubFault::Endless)) => {
                 let empty = self.frame(&[], 0, None);
@@ -248,15 +269,24 @@ impl StubEngine {
             faults,
             asked: AtomicUsize::new(0),
             healthy: AtomicBool::new(true),
+            other: AtomicBool::new(false),
             requests: Mutex::default(),
         });
         async fn draw(State(state): State<Arc<StubState>>, body: Bytes) -> Response {
+            if (state.faults)(state.asked.load(Ordering::SeqCst)) == Some(StubFault::NoHead) {
+                state.asked.fetch_add(1, Ordering::SeqCst);
+                return std::future::pending().await;
+            }
             state.answer(serde_json::from_slice(&body).expect("JSON"))
         }
         async fn ids_of(State(state): State<Arc<StubState>>, body: Bytes) -> Response {
             let body: Value = serde_json::from_slice(&body).expect("JSON");
             let text = body["prompt"].as_str().or(body["content"].as_str()).expect("a text");
-            json!({"tokens": (state.tokenize)(text)}).to_string().into_response()
+            let mut tokens = (state.tokenize)(text);
+            if state.other.load(Ordering::SeqCst) {
+                tokens.reverse();
+            }
+            json!({"tokens": tokens}).to_string().into_response()
         }
         async fn health(State(state): State<Arc<StubState>>) -> StatusCode {
             match state.healthy.load(Ordering::SeqCst) {
@@ -278,9 +308,33 @@ impl StubEngine {
             .route("/metrics", get(move || async move { metrics }))
             .with_state(state.clone());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let url = format!("http://{}", listener.local_addr().expect("an address"));
-        let server = tokio::spawn(async move { axum::serve(listener, app).await.expect("the server runs") });
-        StubEngine { url, dialect, state, server }
+        let address = listener.local_addr().expect("an address");
+        let restart = watch::Sender::new(false);
+        let server = {
+            let restart = restart.clone();
+            tokio::spawn(async move {
+                let mut listener = listener;
+                loop {
+                    let mut asked = restart.subscribe();
+                    let ended = async move { drop(asked.wait_for(|asked| *asked).await) };
+                    let served = axum::serve(listener, app.clone()).with_graceful_shutdown(ended).await;
+                    served.expect("the server runs");
+                    listener = tokio::net::TcpListener::bind(address).await.expect("the same port");
+                    restart.send_replace(false);
+                }
+            })
+        };
+        StubEngine { url: format!("http://{address}"), dialect, state, server, restart }
+    }
+
+    /// Another engine, with another tokenizer, answers from now on, or the same one again. `restarts`: it closes the
+    /// connections.
+    pub async fn replace(&self, other: bool, restarts: bool) {
+        if restarts {
+            self.restart.send_replace(true);
+            self.restart.subscribe().wait_for(|asked| !asked).await.expect("the sender is here");
+        }
+        self.state.other.store(other, Ordering::SeqCst);
     }
 
     /// The text of the answer to a request for tokens.
