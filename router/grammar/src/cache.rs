@@ -1,4 +1,4 @@
-//! A least-recently-used cache, limited in bytes. It does not know what it holds.
+//! A least-recently-used cache, limited in bytes. It does not know what it holds, but how large it is.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -15,24 +15,33 @@ pub(crate) fn key_of(text: &[u8]) -> Key {
 
 pub struct Cache<T> {
     most: usize,
+    /// Bytes by which a value has grown since it was stored.
+    growth: Option<fn(&T) -> usize>,
     inner: Mutex<Inner<T>>,
 }
 
 struct Entry<T> {
     value: T,
+    /// When it was stored.
     bytes: usize,
     used: u64,
 }
 
 struct Inner<T> {
     entries: HashMap<Key, Entry<T>>,
+    /// When they were stored.
     bytes: usize,
     clock: u64,
 }
 
 impl<T: Clone> Cache<T> {
     pub fn new(most: usize) -> Self {
-        Self { most, inner: Mutex::new(Inner { entries: HashMap::new(), bytes: 0, clock: 0 }) }
+        Self { most, growth: None, inner: Mutex::new(Inner { entries: HashMap::new(), bytes: 0, clock: 0 }) }
+    }
+
+    /// For values that grow.
+    pub fn of_growing(most: usize, growth: fn(&T) -> usize) -> Self {
+        Self { growth: Some(growth), ..Self::new(most) }
     }
 
     pub fn get(&self, key: Key) -> Option<T> {
@@ -57,11 +66,18 @@ impl<T: Clone> Cache<T> {
         if let Some(before) = inner.entries.insert(key, Entry { value, bytes, used }) {
             inner.bytes -= before.bytes;
         }
-        while inner.bytes > self.most
+        let growth = |value: &T| self.growth.map_or(0, |growth| growth(value));
+        let mut grown: usize = match self.growth {
+            Some(growth) => inner.entries.values().map(|entry| growth(&entry.value)).sum(),
+            None => 0,
+        };
+        while inner.bytes + grown > self.most
             && let Some(oldest) = inner.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key)
             && let Some(entry) = inner.entries.remove(&oldest)
         {
             inner.bytes -= entry.bytes;
+            // It may have grown more since.
+            grown = grown.saturating_sub(growth(&entry.value));
         }
     }
 }

@@ -1,31 +1,23 @@
 //! Compiles and caches the grammars of requests. It does not know prompts or engines.
 
 use std::io::Write as _;
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 
-use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGrammar};
-use llguidance::earley::Grammar;
-use llguidance::earley::lexerspec::LexerSpec;
-use llguidance::panic_utils::catch_unwind;
-
 use crate::announced::opening_markers;
+use crate::assemble::{NoMatcher, parser};
 use crate::budget::{Budget, Cancel};
 use crate::cache::{Cache, Key, key_of};
 use crate::canonical::Canonical;
 use crate::check::{check, strictly};
-use crate::foreign::check_foreign;
 use crate::format::{Codec, Format, Step};
 use crate::held::Held;
-use crate::lark::{self, Common, GrammarForm, is_costly_grammar};
+use crate::lark::GrammarForm;
 use crate::limits::{
-    MAX_CACHED_BYTES, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL, MAX_QUICK_GRAMMAR_BYTES, MAX_TOOLS,
-    MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
+    MAX_CACHED_BYTES, MAX_GRAMMAR_BYTES, MAX_QUICK_GRAMMAR_BYTES, MAX_TOOLS, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::output::{First, Written, count_prefix, write};
 use crate::rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
-use crate::schema;
 use crate::validate::Validators;
 use crate::vocab::Vocab;
 
@@ -56,6 +48,14 @@ struct Shared {
     source: Source,
     /// Empty: it could not be made, or is the same.
     canonical: OnceLock<Vec<Matcher>>,
+}
+
+impl Shared {
+    /// Approximate memory of what is made when it is first needed, without the validators.
+    fn grown(&self) -> usize {
+        let forms = self.canonical.get().map_or(&[][..], Vec::as_slice);
+        forms.iter().map(|form| form.bytes() + RULE_BYTES * self.lark.len()).sum()
+    }
 }
 
 /// Of what a grammar is made.
@@ -97,7 +97,19 @@ impl Grammars {
         let vocab = marked.map_or(vocab, Arc::new);
         let first = opening_markers(format);
         let letters = vocab.with_text(|text| first.contains(&text)).map(Arc::new);
-        Self { format, vocab, letters, max_tools: MAX_TOOLS, cache: Cache::new(MAX_CACHED_BYTES) }
+        Self {
+            format,
+            vocab,
+            letters,
+            max_tools: MAX_TOOLS,
+            cache: Cache::of_growing(MAX_CACHED_BYTES, |shared| shared.grown()),
+        }
+    }
+
+    /// Keeps so many bytes of compiled grammars.
+    #[must_use]
+    pub fn with_cache(self, bytes: usize) -> Self {
+        Self { cache: Cache::of_growing(bytes, |shared| shared.grown()), ..self }
     }
 
     /// Refuses requests with more tools.
@@ -221,14 +233,16 @@ impl Grammars {
                         canonical,
                     });
                 }
-                Err(Refusal::Rule(error)) => return Err(error),
+                Err(NoMatcher::Rule(error)) => return Err(error),
                 // The whole budget may show that the request is valid.
-                Err(Refusal::Grammar(_) | Refusal::Size(_)) if budget.gives_up() => return Err(RuleError::Unfinished),
-                Err(Refusal::Grammar(_) | Refusal::Size(_)) if !loose => loose = true,
-                Err(Refusal::Size(problem)) if written.foreign.is_empty() => {
+                Err(NoMatcher::Grammar(_) | NoMatcher::Size(_)) if budget.gives_up() => {
+                    return Err(RuleError::Unfinished);
+                }
+                Err(NoMatcher::Grammar(_) | NoMatcher::Size(_)) if !loose => loose = true,
+                Err(NoMatcher::Size(problem)) if written.foreign.is_empty() => {
                     return Err(RuleError::TooCostly { field: field(rules).into(), problem });
                 }
-                Err(Refusal::Grammar(problem) | Refusal::Size(problem)) => {
+                Err(NoMatcher::Grammar(problem) | NoMatcher::Size(problem)) => {
                     return Err(RuleError::invalid(field(rules), problem));
                 }
             }
@@ -272,16 +286,16 @@ impl Grammars {
     }
 
     /// The matcher, if it can generate anything. A client's own grammar must also show that it makes progress.
-    fn tried(&self, mut fresh: Matcher, written: &Written, rules: &Rules) -> Result<Matcher, Refusal> {
+    fn tried(&self, mut fresh: Matcher, written: &Written, rules: &Rules) -> Result<Matcher, NoMatcher> {
         let foreign = !written.foreign.is_empty();
         let own = matches!(rules.response, Some(Response::Regex(_) | Response::StructuralTag(_))) || foreign;
         if let Some(problem) = fresh.emptiness(foreign, own) {
-            return Err(Refusal::Grammar(problem));
+            return Err(NoMatcher::Grammar(problem));
         }
         if own {
             let trial = begun(fresh.clone(), written.first, 0).and_then(|mut trial| trial.walk(TRIAL_TOKENS));
             // Relaxing schemas would not help.
-            trial.map_err(|error| Refusal::Rule(RuleError::invalid(field(rules), error.to_string())))?;
+            trial.map_err(|error| NoMatcher::Rule(RuleError::invalid(field(rules), error.to_string())))?;
         }
         Ok(fresh)
     }
@@ -301,65 +315,6 @@ impl Grammars {
     }
 }
 
-fn parser(vocab: &Arc<Vocab>, written: &Written, budget: &mut Budget) -> Result<Matcher, Refusal> {
-    let fuel = budget.left().clamp(MIN_LEXER_FUEL, MAX_LEXER_FUEL);
-    let factory = vocab.factory();
-    let limits = ParserLimits { initial_lexer_fuel: fuel, ..factory.limits().clone() };
-    let read = if written.foreign.is_empty() { read(&written.lark) } else { None };
-    let (grammar, lexer) = match read {
-        Some(read) => read,
-        None => {
-            written.foreign.iter().try_for_each(|(_, lark)| check_foreign(lark)).map_err(Refusal::Grammar)?;
-            let init = GrammarInit::Serialized(by_text(written));
-            let env = factory.tok_env().clone();
-            catch_unwind(AssertUnwindSafe(|| init.to_internal(Some(env), limits.clone())))?
-        }
-    };
-    let (cost, symbols) = (lexer.cost(), grammar.num_symbols());
-    let most = limits.initial_lexer_fuel;
-    if cost > most || symbols > MAX_GRAMMAR_SYMBOLS {
-        return Err(Refusal::Size(format!(
-            "its grammar has {symbols} symbols and a lexer of {cost} steps; the limits are {MAX_GRAMMAR_SYMBOLS} and {most}"
-        )));
-    }
-    budget.spend_fuel(cost + symbols as u64)?;
-    let text = || written.foreign.iter().map(|(_, lark)| lark.as_str()).collect::<Vec<_>>().join("\n");
-    if !written.foreign.is_empty() && is_costly_grammar(lexer.regex_builder.clone().into_exprset(), &text()) {
-        return Err(Refusal::Grammar(TOO_AMBIGUOUS.into()));
-    }
-    let mut parser = vocab.parser(GrammarInit::Internal(grammar, lexer), limits)?;
-    if !written.foreign.is_empty() {
-        parser.enable_cancellation();
-    }
-    budget.spend_fuel(parser.parser.lexer_stats().total_fuel_spent as u64)?;
-    // A client's own grammar may name any token.
-    Ok(Matcher::new(parser, vocab.clone(), written.foreign.is_empty()))
-}
-
-/// Why there is no parser.
-enum Refusal {
-    Rule(RuleError),
-    /// llguidance's message, or a fault found in the grammar.
-    Grammar(String),
-    /// The grammar is too large.
-    Size(String),
-}
-
-impl From<RuleError> for Refusal {
-    fn from(error: RuleError) -> Self {
-        Self::Rule(error)
-    }
-}
-
-impl From<anyhow::Error> for Refusal {
-    fn from(error: anyhow::Error) -> Self {
-        Self::Grammar(error.to_string().lines().next().unwrap_or_default().to_owned())
-    }
-}
-
-const TOO_AMBIGUOUS: &str =
-    "its conjunctions (&) cannot be compiled at a bounded cost: their parts can be read in too many ways";
-
 /// The request's field from which the grammar is made.
 fn field(rules: &Rules) -> &'static str {
     match &rules.response {
@@ -370,17 +325,6 @@ fn field(rules: &Rules) -> &'static str {
         Some(Response::StructuralTag(_)) => "structural_tag",
         Some(Response::JsonObject | Response::JsonSchema { .. }) => "response_format",
     }
-}
-
-/// For llguidance's own parser.
-fn by_text(written: &Written) -> TopLevelGrammar {
-    let main = GrammarWithLexer::from_lark(written.lark.clone());
-    let foreign = written.foreign.iter().map(|(name, lark)| GrammarWithLexer {
-        name: Some(name.clone()),
-        lark_grammar: Some(lark.clone()),
-        ..GrammarWithLexer::default()
-    });
-    TopLevelGrammar { grammars: std::iter::once(main).chain(foreign).collect(), max_tokens: None }
 }
 
 impl Compiled {
@@ -449,6 +393,12 @@ impl Compiled {
     /// Approximate memory, including a copy of its matcher.
     pub fn bytes(&self) -> usize {
         self.shared.bytes
+    }
+
+    /// Approximate memory that its cached parts take now.
+    #[cfg(test)]
+    pub fn cached_bytes(&self) -> usize {
+        self.shared.bytes + self.shared.validators.regex_bytes() + self.shared.grown()
     }
 
     /// Approximate memory of each matcher at its start. The rest of the grammar is shared.
@@ -530,7 +480,12 @@ impl Source {
             let repeated = texts.contains(&written.lark);
             texts.push(written.lark.clone());
             // Clients' own grammars have one form.
-            (!repeated && written.foreign.is_empty()).then(|| parser(vocab, &written, &mut budget).ok()).flatten()
+            if repeated || !written.foreign.is_empty() {
+                return None;
+            }
+            let mut form = parser(vocab, &written, &mut budget).ok()?;
+            form.measure();
+            Some(form)
         };
         [true, false].into_iter().filter_map(&mut made).collect()
     }
@@ -551,16 +506,6 @@ fn begun(mut matcher: Matcher, first: First, calls_before: usize) -> Result<Matc
     Ok(matcher)
 }
 
-/// [`lark::read`], with the expressions that most grammars have.
-fn read(text: &str) -> Option<(Grammar, LexerSpec)> {
-    static COMMON: OnceLock<Option<Common>> = OnceLock::new();
-    lark::read(text, COMMON.get_or_init(|| Common::new(&common_regexes())).as_ref()?)
-}
-
-pub(crate) fn common_regexes() -> Vec<String> {
-    [lark::common::regexes(), schema::common_regexes()].concat()
-}
-
 #[cfg(test)]
 impl Grammars {
     /// The same matcher as made by llguidance's own parser. None if that parser made it in the first place.
@@ -568,9 +513,10 @@ impl Grammars {
         let vocab = &compiled.shared.source.tolerant_vocab;
         let factory = vocab.factory();
         let lark = &compiled.shared.lark;
-        read(lark)?;
-        let grammars = vec![GrammarWithLexer::from_lark(lark.clone())];
-        let mut parser = factory.create_parser(TopLevelGrammar { grammars, max_tokens: None }).expect("a grammar");
+        crate::assemble::read(lark)?;
+        let grammars = vec![llguidance::api::GrammarWithLexer::from_lark(lark.clone())];
+        let mut parser =
+            factory.create_parser(llguidance::api::TopLevelGrammar { grammars, max_tokens: None }).expect("a grammar");
         parser.start_without_prompt();
         let matcher = Matcher::new(parser, vocab.clone(), true);
         Some(begun(matcher, compiled.shared.first, compiled.calls_before).expect("a matcher"))

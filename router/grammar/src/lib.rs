@@ -6,7 +6,9 @@
 //! the output was split into pieces.
 
 mod announced;
+mod assemble;
 mod budget;
+
 mod cache;
 mod call_validator;
 mod canonical;

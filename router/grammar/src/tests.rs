@@ -7,6 +7,7 @@ pub mod enforce;
 mod families;
 mod fuzz;
 mod heads;
+mod heap;
 mod lenient;
 mod loading;
 mod mutation;

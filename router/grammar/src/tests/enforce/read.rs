@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Bench, rules, schemas::nasty, tool};
-use crate::grammars::common_regexes;
+use crate::assemble::common_regexes;
 use crate::tests::Random;
 use crate::{Rules, ToolChoice, by_name, formats};
 
