@@ -60,7 +60,7 @@ const CHOICES: u32 = 2_000;
 /// All engines have a system prompt of 20 blocks cached, and each has the conversations of its own sessions, of 100
 /// blocks.
 fn choices() {
-    let routing = Routing::new(RoutePolicy::CacheAware);
+    let routing = Routing::new(RoutePolicy::CacheAware, 512 << 20);
     let slots: Vec<EngineSlot> = (0..ENGINES).map(|_| routing.index().add_engine()).collect();
     let conversation = |engine: usize, session: u32| -> Vec<u32> {
         let own = (0..80 * BLOCK_SIZE).map(|at| (engine as u32 * 100 + session) ^ at << 8);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rein_grammar::Enforcement;
 use rein_router::admission::keys::ApiKeys;
-use rein_router::{ModelPolicy, ProcessMetrics, ResponsesStoreMode, Router, RouterConfig};
+use rein_router::{MemoryLimits, ModelPolicy, ProcessMetrics, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::template::Sources;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -45,7 +45,7 @@ pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
 pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig, Box<dyn Error>> {
     let responses_store = args.responses.responses_store.clone().unwrap_or(store);
     responses_store.check().map_err(|error| format!("--responses-store: {responses_store}: {error}"))?;
-    let AdmissionArgs { api_keys, max_in_flight, max_queued, client_stall_timeout } = &args.admission;
+    let AdmissionArgs { api_keys, max_in_flight, max_queued, client_stall_timeout, .. } = &args.admission;
     Ok(RouterConfig {
         max_in_flight: *max_in_flight,
         max_queued: *max_queued,
@@ -55,6 +55,31 @@ pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig,
         responses_store,
         ..RouterConfig::default()
     })
+}
+
+/// The limits of what requests keep in memory, where this many bytes of what is free are taken already. They are
+/// smaller than usual on a small machine and in a container with a limit.
+pub fn memory(args: &AdmissionArgs, taken: usize) -> MemoryLimits {
+    let free = match args.request_memory {
+        Some(mib) => (mib as usize) << 20,
+        None => rein_kernels::cpu::free_memory().saturating_sub(taken),
+    };
+    let limits = MemoryLimits::within(free);
+    // Only the largest texts notice the difference above this.
+    if limits.bodies < MemoryLimits::default().bodies {
+        let mib = |bytes: usize| bytes >> 20;
+        let MemoryLimits { body, bodies, matchers, grammars, responses, .. } = limits;
+        tracing::info!(
+            free_mib = mib(free),
+            body_mib = mib(body),
+            bodies_mib = mib(bodies),
+            grammar_state_mib = mib(matchers),
+            grammars_mib = mib(grammars),
+            responses_mib = mib(responses),
+            "requests share less memory than usual"
+        );
+    }
+    limits
 }
 
 /// Watches these certificates and registers the metrics of their validity.

@@ -63,10 +63,15 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
             model.as_ref(),
             &files,
         )?;
+        // Memory of this machine that is taken, but perhaps not touched yet.
+        let mut kv_bytes = 0;
         let (executor, banner): (Box<dyn Executor>, _) = match model {
             Some(model) => {
                 let group = load::group(&model)?;
                 let (weights, kv, tp) = (group.weights(), group.plan(), load::ranks(args.model.tp, &devices));
+                if matches!(devices, DeviceChoice::Cpu) {
+                    kv_bytes = kv.bytes() * tp;
+                }
                 let ranks = if tp == 1 { "1 rank".to_owned() } else { format!("{tp} ranks") };
                 let banner = banner.row("weights", format_args!("{weights}, {ranks} on {}", devices.name(0)));
                 let banner = match devices.kernels() {
@@ -92,7 +97,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         }
         let process_metrics = api_server::process_metrics(listeners.certificate().into_iter().collect());
         let router = Router::new(
-            RouterConfig { process_metrics, ..config },
+            RouterConfig { process_metrics, memory: api_server::memory(&args.api.admission, kv_bytes), ..config },
             vec![ModelEntry {
                 text,
                 engine: rein_router::transport(engine.clone().into_server()),

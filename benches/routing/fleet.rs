@@ -244,7 +244,7 @@ impl<'a> Fleet<'a> {
             }
         };
         let router = |_| {
-            let routing = Routing::new(policy);
+            let routing = Routing::new(policy, 512 << 20);
             let slots = (0..GROUPS).map(|_| routing.index().add_engine()).collect();
             Router { routing, slots, open: [0; GROUPS] }
         };

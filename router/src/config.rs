@@ -6,7 +6,8 @@ use http::Uri;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    admission::keys::ApiKeys, fleet::route::RoutePolicy, limits, response_store::ResponsesStoreMode, seal::Seal,
+    admission::keys::ApiKeys, fleet::route::RoutePolicy, limits, memory::MemoryLimits,
+    response_store::ResponsesStoreMode, seal::Seal,
 };
 
 /// The settings of a router.
@@ -24,10 +25,7 @@ pub struct RouterConfig {
     pub request_time: Duration,
     /// How long a client may leave its answer unread before the request ends.
     pub client_stall: Duration,
-    /// Maximum size of a request body, in bytes.
-    pub body_bytes: usize,
-    /// Bytes of the grammars' state of all requests together.
-    pub matcher_bytes: usize,
+    pub memory: MemoryLimits,
     /// Models whose requests wait while no engine serves them.
     pub expected_models: Vec<String>,
     /// Whether the router is ready while no engine serves an expected model: a request may be what starts one.
@@ -78,8 +76,7 @@ impl Default for RouterConfig {
             keys: None,
             request_time: limits::REQUEST_TIME,
             client_stall: limits::CLIENT_STALL,
-            body_bytes: limits::BODY_BYTES,
-            matcher_bytes: limits::MATCHER_MEMORY_BYTES,
+            memory: MemoryLimits::default(),
             expected_models: Vec::new(),
             ready_without_engines: true,
             policy: RoutePolicy::CacheAware,

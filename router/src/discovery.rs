@@ -113,13 +113,13 @@ fn load_model(
 ) -> BoxFuture<'static, Option<ServedModel>> {
     async move {
         match load_text(&fleet, &name, &address).await {
-            Ok(text) => match ServedModel::new(text, EnginePool::open(state.config.policy), &fleet.policy) {
-                Ok(model) => Some(model),
-                Err(error) => {
-                    tracing::error!(model = name, %error, "the model cannot be served");
-                    None
-                }
-            },
+            Ok(text) => {
+                let crate::config::RouterConfig { policy, memory, .. } = &state.config;
+                let pool = EnginePool::open(*policy, memory.routes);
+                let model = ServedModel::new(text, pool, &fleet.policy, memory);
+                let unserved = |error| tracing::error!(model = name, %error, "the model cannot be served");
+                model.map_err(unserved).ok()
+            }
             Err(error) => {
                 tracing::warn!(model = name, %error, "loading the model's text files failed; retrying");
                 None

@@ -23,6 +23,7 @@ mod fair;
 pub mod fleet;
 pub mod hot_reload;
 pub mod limits;
+mod memory;
 pub mod metrics;
 mod report;
 mod request;
@@ -54,6 +55,7 @@ pub use crate::{
         route::RoutePolicy,
         transport::{EngineTransport, transport},
     },
+    memory::MemoryLimits,
     request::model::ModelPolicy,
     response_store::ResponsesStoreMode,
 };
@@ -63,7 +65,11 @@ pub use crate::{
 #[doc(hidden)]
 pub fn convert_messages(body: &[u8], seal: &seal::Seal) -> Result<usize, Error> {
     let seal = api::anthropic::ThinkingSeal::new(seal, None);
-    Ok(api::anthropic::messages(body, &seal, &api::known_tools::KnownTools::default())?.value.job.tools.len())
+    Ok(api::anthropic::messages(body, &seal, &api::known_tools::KnownTools::new(limits::KNOWN_TOOLS_BYTES))?
+        .value
+        .job
+        .tools
+        .len())
 }
 
 /// A model and one engine that runs it. Entries with the same name are engines of one model.
@@ -109,7 +115,9 @@ impl Router {
         if groups.is_empty() {
             return Err(BuildError::NoModel);
         }
-        let model = |(text, policy, engines)| ServedModel::new(text, EnginePool::fixed(engines), &policy).map(Arc::new);
+        let model = |(text, policy, engines)| {
+            ServedModel::new(text, EnginePool::fixed(engines), &policy, &config.memory).map(Arc::new)
+        };
         let models = groups.into_iter().map(model).collect::<Result<_, _>>()?;
         Router::of(config, models)
     }

@@ -9,10 +9,22 @@ pub use rein_text::limits::{HEADER_NAME_BYTES, HEADER_NAMES, VALUE_BYTES};
 pub const BODY_BYTES: usize = 32 << 20;
 /// Bytes of bodies and their values that a router holds for all requests together (at least four bodies).
 pub const BODY_MEMORY_BYTES: usize = 512 << 20;
+/// Bytes of a field that a response repeats and that has no other effect, such as `user` and `metadata`.
+pub const REPEATED_FIELD_BYTES: usize = 16 << 10;
 /// Bytes of each request that do not count towards `BODY_MEMORY_BYTES`.
 pub const UNCOUNTED_BODY_BYTES: usize = 64 << 10;
 /// Bytes of the grammars' state that a router holds for all requests together, one state for each choice.
 pub const MATCHER_MEMORY_BYTES: usize = 2 << 30;
+/// Bytes of large answers that clients have not read yet, of all requests together.
+pub const ANSWER_MEMORY_BYTES: usize = 256 << 20;
+/// Bytes of memory that tokenizing takes for each byte of a text (4 MiB without a space took 107).
+pub const TOKENIZING_PER_BYTE: usize = 128;
+/// Bytes that tokenizing may take, of all texts together.
+pub const TOKENIZING_BYTES: usize = 4 << 30;
+/// Bytes that are charged for the token ids of a text and their answer, for each byte of it, until the answer is there.
+pub const IDS_PER_BYTE: usize = 12;
+/// Bytes of each answer that do not count towards `ANSWER_MEMORY_BYTES`.
+pub const UNCOUNTED_ANSWER_BYTES: usize = 64 << 10;
 /// Bytes of each choice's grammar state that do not count towards `MATCHER_MEMORY_BYTES`.
 pub const UNCOUNTED_MATCHER_BYTES: usize = 512 << 10;
 /// How long a request waits for memory of `BODY_MEMORY_BYTES` or `MATCHER_MEMORY_BYTES` before it is refused.

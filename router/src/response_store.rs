@@ -82,16 +82,24 @@ pub struct ResponseLimits {
     pub wait: Duration,
 }
 
-impl Default for ResponseLimits {
-    fn default() -> Self {
+impl ResponseLimits {
+    /// The limits of a process that keeps so many bytes.
+    pub fn within(bytes: usize) -> Self {
         ResponseLimits {
             count: limits::STORED_RESPONSES,
-            bytes: limits::STORED_RESPONSE_BYTES,
+            bytes,
             count_per_key: limits::STORED_RESPONSES_PER_KEY,
-            bytes_per_key: limits::STORED_RESPONSE_BYTES_PER_KEY,
+            bytes_per_key: limits::STORED_RESPONSE_BYTES_PER_KEY.min(bytes / 4),
             age: limits::STORED_RESPONSE_AGE,
             wait: limits::STORE_WAIT,
         }
+    }
+}
+
+#[cfg(test)]
+impl Default for ResponseLimits {
+    fn default() -> Self {
+        ResponseLimits::within(limits::STORED_RESPONSE_BYTES)
     }
 }
 
@@ -197,6 +205,15 @@ impl ResponseStore {
             Backend::Off => {}
             Backend::Memory(kept) => locked(kept).put((caller.clone(), id.to_owned()), stored, SystemTime::now()),
             Backend::Directory(directory) => directory.put(caller, id, stored),
+        }
+    }
+
+    /// Bytes that [`Self::get`] takes beyond what is in memory already. None: no such response is kept.
+    pub async fn cost(&self, caller: &CallerName, id: &str) -> Result<Option<usize>, UnreadResponse> {
+        match &self.backend {
+            Backend::Off => Ok(None),
+            Backend::Memory(_) => Ok(self.get(caller, id).await?.map(|_| 0)),
+            Backend::Directory(directory) => directory.cost(caller, id).await,
         }
     }
 

@@ -14,7 +14,8 @@ use crate::{
     config::RouterConfig,
     error::Error,
     fleet::{metrics::FleetMetrics, pool::Standing, retry_budget::RetryBudget},
-    request::{demand::ModelDemand, memory::RequestMemory, metrics::RequestMetrics, model::ServedModel},
+    memory::RequestMemory,
+    request::{demand::ModelDemand, metrics::RequestMetrics, model::ServedModel},
     response_store::{ResponseLimits, ResponseStore},
     surface_metrics::SurfaceMetrics,
 };
@@ -54,12 +55,12 @@ impl RouterState {
         metrics.register(&mut registry);
         retry_budget.register(&mut registry);
         fleet_metrics.register(&mut registry);
-        let responses = ResponseStore::new(&config.responses_store, ResponseLimits::default());
+        let responses = ResponseStore::new(&config.responses_store, ResponseLimits::within(config.memory.responses));
         responses.register(&mut registry);
         RouterState {
             admission,
             retry_budget,
-            memory: RequestMemory::new(config.body_bytes, config.matcher_bytes),
+            memory: RequestMemory::new(&config.memory),
             responses,
             config,
             models: RwLock::new(Arc::new(models)),

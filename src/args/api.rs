@@ -130,6 +130,11 @@ pub struct AdmissionArgs {
     /// Seconds without progress in reading the answer after which a client's request is ended
     #[arg(long, env = "REIN_CLIENT_STALL_TIMEOUT", default_value_t = rein_router::limits::CLIENT_STALL.as_secs(), value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub client_stall_timeout: u64,
+    /// Memory that requests share, in MiB: bodies, prompts, grammars, kept responses and unread answers. With less than
+    /// 24 GiB, some of their limits are smaller than the largest [default: what is free on the machine, or left by the
+    /// limit of the container]
+    #[arg(long, env = "REIN_REQUEST_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..))]
+    pub request_memory: Option<u32>,
 }
 
 /// What `/v1/responses` keeps.

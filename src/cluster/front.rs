@@ -87,6 +87,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             ready_without_engines: false,
             hedge_after,
             process_metrics,
+            memory: api_server::memory(&args.api.admission, 0),
             ..base
         };
         let router = Router::open(config)?;

@@ -83,7 +83,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let sealing = tokio::spawn(super::seal::share(seal.clone(), store.clone(), keys.seal()));
         let base = api_server::config(&args.api, ResponsesStoreMode::Off)?;
         let expected_models = args.expect;
-        let config = RouterConfig { policy: args.policy, expected_models, hedge_after, process_metrics, seal, ..base };
+        let memory = api_server::memory(&args.api.admission, 0);
+        let config = RouterConfig { policy: args.policy, expected_models, hedge_after, process_metrics, seal, memory, ..base };
         let router = Router::open(config)?;
         let fleet =
             FleetConfig { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };

@@ -167,6 +167,76 @@ def test_a_key_with_few_requests_does_not_wait_behind_one_with_many(tmp_path, op
         server.stop()
 
 
+REQUEST_MEMORY = 256
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory):
+    """As in a container with little memory."""
+    kept = tmp_path_factory.mktemp("responses")
+    server = hostile.Server(BIN, REPOSITORY / "models/demo", "--request-memory", str(REQUEST_MEMORY), "--responses-store", str(kept))
+    yield server
+    server.stop()
+
+
+def large_bodies(server):
+    text = b'{"model":"demo","messages":[{"role":"user","content":"' + b"x" * (10 * MIB) + b'"}]}'
+    assert set(hostile.load(server, hostile.CHAT, [text] * 6)[0]) <= {400, 429}
+    status, _, answer = server.post(hostile.CHAT, b"x" * (11 * MIB))
+    assert status == 413 and "must have at most" in answer
+
+
+def unread(server, request, count):
+    """Sends a request on each of many connections, and reads none of the answers."""
+    connections = []
+    for _ in range(count):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((server.host, server.port))
+        connection.sendall(request)
+        connections.append(connection)
+    time.sleep(3)
+    [connection.close() for connection in connections]
+
+
+def unread_tokens(server):
+    body = json.dumps({"model": "demo", "prompt": "ab " * 50_000}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    assert server.post("/tokenize", body)[0] == 200
+    unread(server, head.encode() + body, 60)
+
+
+def unread_responses(server):
+    body = {"model": "demo", "input": "hi", "store": True, "max_output_tokens": 16, "truncate_prompt_tokens": 100}
+    status, _, answer = server.post("/v1/responses", {**body, "user": "x" * 20_000})
+    assert status == 400 and "'user' takes" in answer
+    status, _, answer = server.post("/v1/responses", {**body, "instructions": "i" * 150_000, "metadata": {"a": "b"}})
+    assert status == 200, answer
+    path = f"/v1/responses/{json.loads(answer)['id']}"
+    unread(server, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode(), 400)
+    assert json.loads(server.get(path))["instructions"] == "i" * 150_000
+
+
+def many_grammars(server):
+    for number in range(60):
+        properties = {f"p{number}_{i}": {"type": "string", "pattern": f"^[A-Z]{{2}}{number}-[0-9]{{{1 + i % 7}}}$"} for i in range(60)}
+        schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        assert server.post(hostile.CHAT, {**hostile.SMALL, "response_format": form})[0] == 200
+
+
+@pytest.mark.parametrize("load", [large_bodies, unread_tokens, unread_responses, many_grammars])
+def test_requests_share_the_memory_that_there_is(small_server, load):
+    """Without limits that follow the memory, these loads took 300 MiB to 3.7 GiB."""
+    server, before = small_server, small_server.memory("VmRSS")
+    server.reset_peak()
+    load(server)
+    grown = (server.memory("VmHWM") - before) / MIB
+    print(f"{load.__name__}: {grown:.0f} MiB")
+    assert grown < REQUEST_MEMORY
+    assert server.post(hostile.CHAT, hostile.SMALL)[0] == 200
+
+
 def many_choices(server, headers, over):
     body = {**hostile.SMALL, "n": 128, "max_tokens": 500, "ignore_eos": True}
     with ThreadPoolExecutor(10) as pool:
@@ -177,7 +247,7 @@ def many_choices(server, headers, over):
         assert not any(answer.done() and not answer.exception() for answer in sent), "the choices ended early"
 
 
-def unread(server, headers, _):
+def unread_streams(server, headers, _):
     connections = hostile.stalled(server, 150, **headers)
     yield "rein_requests_waiting 118"
     [connection.close() for connection in connections]
@@ -216,7 +286,7 @@ def costly_grammars(server, headers, over):
 
 @pytest.mark.parametrize("hold, options", [
     (many_choices, []),
-    (unread, ["--max-in-flight", "32"]),
+    (unread_streams, ["--max-in-flight", "32"]),
     (read_slowly, ["--max-in-flight", "32"]),
     (costly_grammars, ["--max-in-flight", "32"]),
 ])

@@ -9,6 +9,8 @@ mod devices;
 mod dispatch;
 mod draw;
 mod free;
+
+pub use free::bytes as free_memory;
 mod gemm;
 mod kv_cache;
 mod memory;

@@ -62,6 +62,7 @@ pub use format::{
 pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};
 pub use held::{Held, HeldPart, HeldValues};
+pub use limits::MAX_CACHED_BYTES;
 pub use limits::MAX_TOOLS;
 pub use load::FormatError;
 pub use lookalike::{MAX_TEXT_BYTES as MAX_LOOKALIKE_BYTES, lookalike};

@@ -15,7 +15,7 @@ use tokio_util::io::{ReaderStream, StreamReader};
 use crate::{
     error::{Error, ErrorKind},
     limits,
-    request::memory::MemoryCharge,
+    memory::MemoryCharge,
 };
 
 /// Reads the whole body and charges it to the memory budget. The rest of a refused body is left to the connection.

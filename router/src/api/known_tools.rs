@@ -5,7 +5,6 @@ use std::sync::Arc;
 use rein_text::{fields::shared::SharedField, tools::ToolSet};
 
 use super::{anthropic::DecodedTools, responses::ConvertedTools};
-use crate::limits;
 
 /// The tools of earlier requests, by the text of the field `tools` in each API.
 pub struct KnownTools {
@@ -14,12 +13,20 @@ pub struct KnownTools {
     pub responses: SharedField<Arc<ConvertedTools>>,
 }
 
+impl KnownTools {
+    /// `bytes` are those of each API.
+    pub fn new(bytes: usize) -> Self {
+        KnownTools {
+            chat: SharedField::new(bytes),
+            messages: SharedField::new(bytes),
+            responses: SharedField::new(bytes),
+        }
+    }
+}
+
+#[cfg(test)]
 impl Default for KnownTools {
     fn default() -> Self {
-        KnownTools {
-            chat: SharedField::new(limits::KNOWN_TOOLS_BYTES),
-            messages: SharedField::new(limits::KNOWN_TOOLS_BYTES),
-            responses: SharedField::new(limits::KNOWN_TOOLS_BYTES),
-        }
+        KnownTools::new(crate::limits::KNOWN_TOOLS_BYTES)
     }
 }

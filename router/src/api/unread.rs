@@ -17,11 +17,23 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{admission::InFlightPermit, error::Error, limits};
+use crate::{admission::InFlightPermit, error::Error, limits, memory::MemoryCharge};
 
-/// Keeps `permit` until the body has been read, or the client has left it unread for `stall`.
-pub fn hold(response: Response<Body>, permit: Arc<InFlightPermit>, stall: Duration) -> Response<Body> {
-    response.map(|body| Body::new(HeldBody::new(body, permit, stall)))
+/// What an answer keeps until it has been read.
+#[derive(Clone)]
+pub struct AnswerHold(
+    #[expect(dead_code, reason = "kept until it is dropped")] Arc<(Option<InFlightPermit>, Option<MemoryCharge>)>,
+);
+
+impl AnswerHold {
+    pub fn new(permit: Option<InFlightPermit>, charge: Option<MemoryCharge>) -> Self {
+        AnswerHold(Arc::new((permit, charge)))
+    }
+}
+
+/// Keeps `kept` until the body has been read, or the client has left it unread for `stall`.
+pub fn hold(response: Response<Body>, kept: AnswerHold, stall: Duration) -> Response<Body> {
+    response.map(|body| Body::new(HeldBody::new(body, kept, stall)))
 }
 
 struct HeldBody {
@@ -33,16 +45,16 @@ struct HeldBody {
 
 struct Held {
     /// None: the client has not read for too long.
-    answer: Option<(Body, Arc<InFlightPermit>)>,
+    answer: Option<(Body, AnswerHold)>,
     /// Data that the client has not asked for.
     rest: Bytes,
     last_read: Instant,
 }
 
 impl HeldBody {
-    fn new(body: Body, permit: Arc<InFlightPermit>, stall: Duration) -> Self {
+    fn new(body: Body, kept: AnswerHold, stall: Duration) -> Self {
         let size = body.size_hint();
-        let held = Held { answer: Some((body, permit)), rest: Bytes::new(), last_read: Instant::now() };
+        let held = Held { answer: Some((body, kept)), rest: Bytes::new(), last_read: Instant::now() };
         let shared = Arc::new(Mutex::new(held));
         let watcher = tokio::spawn(drop_unread(shared.clone(), stall)).abort_handle();
         HeldBody { shared, size, stall, watcher }

@@ -9,7 +9,11 @@ use super::*;
 use crate::error::ErrorKind;
 
 fn workers(threads: usize) -> BlockingPool {
-    BlockingPool { all: FairSemaphore::new(threads), large: FairSemaphore::new(threads / 2) }
+    BlockingPool {
+        all: FairSemaphore::new(threads),
+        large: FairSemaphore::new(threads / 2),
+        small: limits::LARGE_WORK_BYTES,
+    }
 }
 
 fn within(time: Duration) -> Requester {

@@ -251,7 +251,7 @@ pub struct EnginePool {
 impl EnginePool {
     /// A pool of exactly these engines. Each comes with its kind.
     pub fn fixed(engines: Vec<(EngineTransport, String)>) -> Self {
-        let pool = EnginePool { fixed: true, ..EnginePool::open(RoutePolicy::LeastLoad) };
+        let pool = EnginePool { fixed: true, ..EnginePool::open(RoutePolicy::LeastLoad, 0) };
         let listed = |(i, (transport, kind)): (usize, _)| {
             let (group, address) = (i.to_string(), String::new());
             let listing = EngineListing { group, epoch: 1, kind, revision: None, address, draining: false };
@@ -262,12 +262,12 @@ impl EnginePool {
         EnginePool { engines: RwLock::new(Arc::new(engines)), ..pool }
     }
 
-    /// A pool whose engines come from [`EnginePool::list`].
-    pub fn open(policy: RoutePolicy) -> Self {
+    /// A pool whose engines come from [`EnginePool::list`], with an index of so many bytes.
+    pub fn open(policy: RoutePolicy, index: usize) -> Self {
         EnginePool {
             engines: RwLock::default(),
             changes: watch::Sender::new(0),
-            routing: Routing::new(policy),
+            routing: Routing::new(policy, index),
             began: Instant::now(),
             fixed: false,
             info: Mutex::new(None),

@@ -20,7 +20,7 @@ use crate::{
         delivery::ChatEvents,
         generate::{self, Defaults, Grammar, OutputMode, Plan, PlannedPrompt, RequestContext},
         job::ChatJob,
-        model::{Bounds, ServedModel, bound},
+        model::{Bounds, ServedModel},
     },
 };
 
@@ -45,7 +45,7 @@ pub async fn render(
         if let Some(name) = caller {
             job.generation.cache_salt = Some(keys::cache_salt(&name, job.generation.cache_salt.as_deref()));
         }
-        model.render(&Conversation::new(model, job).input, bound(bytes, deadline, None))
+        model.render(&Conversation::new(model, job).input, model.bound(bytes, deadline, None))
     };
     model.run_text_work(bytes, requester, render).await
 }
@@ -78,7 +78,7 @@ impl Prepared {
             enforcement: model.enforcement,
             ..Rules::default()
         };
-        let bound = bound(job.bytes, deadline, generation.max_prompt_tokens(bounds.context));
+        let bound = model.bound(job.bytes, deadline, generation.max_prompt_tokens(bounds.context));
         job.generation.cache_salt = generation.cache_salt.clone();
         let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
         let (resumed, begun) = resumed.unzip();

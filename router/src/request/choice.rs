@@ -14,11 +14,11 @@ use crate::{
     admission::keys::{self, ApiCaller},
     error::Error,
     fleet::engine_stream::{DrawnToken, EngineOutput, EngineStream},
+    memory::MemoryCharge,
     request::{
         demand::CountedRequest,
         generate::RequestContext,
         grammar_session::{DrawOutcome, GrammarSession, GrammarSessionError, Refusal, TokenDecision, TokenOrigin},
-        memory::MemoryCharge,
         metrics::RequestMetrics,
         transcript::{Flow, Transcript},
     },

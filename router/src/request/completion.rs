@@ -13,7 +13,7 @@ use crate::{
         delivery::ChatEvents,
         generate::{self, Defaults, Grammar, OutputMode, Plan, PlannedPrompt, RequestContext},
         job::{CompletionJob, Prompt, out_of_vocabulary},
-        model::{Bounds, ServedModel, bound},
+        model::{Bounds, ServedModel},
     },
 };
 
@@ -39,7 +39,7 @@ fn planned_prompts(
         }
         let (mut prompt, mut text) = match prompt {
             Prompt::Text(text) => {
-                let bound = bound(text.len(), deadline, generation.max_prompt_tokens(bounds.context));
+                let bound = model.bound(text.len(), deadline, generation.max_prompt_tokens(bounds.context));
                 (model.encode_here(&text, add_special_tokens, "prompt", bound)?, Some(text))
             }
             Prompt::Ids(ids) => (ids, None),

@@ -21,11 +21,11 @@ use crate::{
         route,
     },
     limits,
+    memory::MemoryCharge,
     request::{
         generate::{RequestContext, UnfinishedChoices},
         job::{EmbedJob, Prompt, out_of_vocabulary},
-        memory::MemoryCharge,
-        model::{Bounds, ServedModel, bound},
+        model::{Bounds, ServedModel},
     },
 };
 
@@ -170,7 +170,7 @@ fn tokenized(model: &ServedModel, job: EmbedJob, bounds: Bounds, deadline: Insta
         let at = if several { format!("input[{i}]") } else { "input".to_owned() };
         let tokens = match input {
             Prompt::Text(text) => {
-                let bound = bound(text.len(), deadline, Some(context));
+                let bound = model.bound(text.len(), deadline, Some(context));
                 model.encode_here(&text, job.add_special_tokens, &at, bound)?
             }
             Prompt::Ids(ids) => ids,

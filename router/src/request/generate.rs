@@ -33,11 +33,11 @@ use crate::{
         route,
     },
     limits,
+    memory::{MatcherMemory, MemoryCharge},
     request::{
         choice::Choice,
         delivery::ChatEvents,
         demand::CountedRequest,
-        memory::{MemoryBudget, MemoryCharge},
         metrics::RequestMetrics,
         model::{ServedModel, now},
         slots::{Gone, SlotsWhileRead},
@@ -67,7 +67,7 @@ pub struct RequestContext {
     /// The memory that is charged to the request: its body until it is tokenized, then the state of its grammars.
     pub memory_charge: Option<Arc<MemoryCharge>>,
     /// The memory for the grammar state of its choices.
-    pub matcher_memory: MemoryBudget,
+    pub matcher_memory: MatcherMemory,
     /// How long the client may leave its answer unread before the request ends.
     pub stall_timeout: Duration,
 }
@@ -126,22 +126,23 @@ impl Grammar {
 
     /// Charges the state with which this many choices begin.
     async fn charge(&self, choices: u32, context: &RequestContext) -> Result<MemoryCharge, Error> {
-        let each = self.compiled.matcher_bytes().saturating_sub(limits::UNCOUNTED_MATCHER_BYTES);
+        let MatcherMemory { budget, uncounted } = &context.matcher_memory;
+        let each = self.compiled.matcher_bytes().saturating_sub(*uncounted);
         let bytes = each * choices as usize;
-        if bytes > context.matcher_memory.bytes() {
-            let (found, limit) = (bytes >> 20, context.matcher_memory.bytes() >> 20);
+        if bytes > budget.bytes() {
+            let (found, limit) = (bytes >> 20, budget.bytes() >> 20);
             let message = format!("the grammar of {choices} choices takes {found} MiB of memory; the limit is {limit}");
             return Err(Error::invalid("n", message));
         }
-        let mut charge = context.matcher_memory.open_charge(0);
+        let mut charge = budget.open_charge(0);
         charge.resize(bytes, context.deadline).await?;
         Ok(charge)
     }
 
     /// The charge for what the state of a choice grows by.
     fn growth(&self, context: &RequestContext) -> MemoryCharge {
-        let first = self.compiled.matcher_bytes().max(limits::UNCOUNTED_MATCHER_BYTES);
-        context.matcher_memory.open_charge(first)
+        let MatcherMemory { budget, uncounted } = &context.matcher_memory;
+        budget.open_charge(self.compiled.matcher_bytes().max(*uncounted))
     }
 
     /// Descriptions of the schema parts that the grammar does not enforce.

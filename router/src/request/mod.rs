@@ -11,7 +11,6 @@ pub mod embed;
 pub mod generate;
 mod grammar_session;
 pub mod job;
-pub mod memory;
 pub mod metrics;
 pub mod model;
 pub mod outcomes;

@@ -12,7 +12,7 @@ use rein_text::{
     check::check,
     model_text::{ControlTokens, ModelText, ReasoningMarkers, RenderedPrompt, TextError},
     template::{Reason, RenderInput, TemplateError},
-    tokenize::{Encode, EncodeLimit, MAX_TEXT_BYTES, TokenizeError},
+    tokenize::{Encode, EncodeLimit, TokenizeError},
 };
 use ring::digest::{Digest, SHA256};
 use tokio::time::{Instant, timeout_at};
@@ -25,6 +25,7 @@ use crate::{
     fair::{FairSemaphore, Requester},
     fleet::pool::EnginePool,
     limits,
+    memory::MemoryLimits,
     request::{compile_queue::CompileQueue, job::out_of_vocabulary},
 };
 
@@ -56,6 +57,8 @@ pub struct ServedModel {
     /// Control tokens that messages cannot produce. None: the operator allows them.
     controls: Option<ControlTokens>,
     text_pool: BlockingPool,
+    /// The longest text that is tokenized.
+    text_bytes: usize,
     compile_queue: CompileQueue,
     /// Permits for checking tokens against slow grammars.
     slow_matches: FairSemaphore,
@@ -82,19 +85,27 @@ pub struct Bounds {
 }
 
 impl ServedModel {
-    pub fn new(mut text: ModelText, pool: EnginePool, policy: &ModelPolicy) -> Result<Self, TextError> {
+    pub fn new(
+        mut text: ModelText,
+        pool: EnginePool,
+        policy: &ModelPolicy,
+        memory: &MemoryLimits,
+    ) -> Result<Self, TextError> {
+        text.prompt_cache = rein_text::tokenize::PromptCache::new(memory.prompts);
         let format = text.settle_format(policy.format);
         if text.template.is_some() {
             check(&text, format).warn();
         }
         let grammars = text.vocabulary(format).map(|vocab| {
             let vocab = Arc::new(vocab);
-            let turns = Grammars::new(format, vocab.clone());
+            // A quarter of the cache is for completions.
+            let texts = Grammars::new(&grammar::BARE, vocab.clone()).with_cache(memory.grammars / 4);
+            let turns = Grammars::new(format, vocab).with_cache(memory.grammars / 4 * 3);
             let turns = match policy.max_tools {
                 Some(max_tools) => turns.with_max_tools(max_tools),
                 None => turns,
             };
-            ModelGrammars { turns: Arc::new(turns), texts: Arc::new(Grammars::new(&grammar::BARE, vocab)) }
+            ModelGrammars { turns: Arc::new(turns), texts: Arc::new(texts) }
         });
         let controls = match policy.allow_control_tokens {
             true => None,
@@ -116,7 +127,8 @@ impl ServedModel {
             pool: Arc::new(pool),
             created: now(),
             controls,
-            text_pool: BlockingPool::default(),
+            text_pool: BlockingPool::within(memory.texts),
+            text_bytes: memory.text(),
             compile_queue: CompileQueue::new(),
             slow_matches: FairSemaphore::new(limits::SLOW_MATCHES),
             #[cfg(test)]
@@ -191,6 +203,13 @@ impl ServedModel {
         self.text_pool.run(bytes, requester, move || work(&model)).await
     }
 
+    /// The tokenizer's bound for a text of this many bytes and at most `most` tokens. Short texts are tokenized whole,
+    /// so that the error has their exact number of tokens.
+    pub fn bound(&self, bytes: usize, deadline: Instant, most: Option<usize>) -> EncodeLimit {
+        let bound = EncodeLimit::until(deadline).bytes(self.text_bytes);
+        most.filter(|_| bytes > limits::COUNTED_TEXT_BYTES).map_or(bound, |most| bound.tokens(most))
+    }
+
     /// Tokenizes a text off the async threads if it is long; see [`Self::encode_here`].
     pub async fn encode(
         self: &Arc<Self>,
@@ -199,7 +218,7 @@ impl ServedModel {
         param: &'static str,
         requester: &Requester,
     ) -> Result<Vec<u32>, Error> {
-        let (bytes, bound) = (text.len(), bound(text.len(), requester.deadline, None));
+        let (bytes, bound) = (text.len(), self.bound(text.len(), requester.deadline, None));
         let encode = move |model: &ServedModel| model.encode_here(&text, add_special_tokens, param, bound);
         self.run_text_work(bytes, requester, encode).await
     }
@@ -309,8 +328,9 @@ impl ServedModel {
             let out = || out_of_vocabulary(format!("tokens[{i}]"), id, tokenizer.vocab_size() as u32);
             bytes += tokenizer.token_bytes(id).ok_or_else(out)?.len();
         }
-        if bytes > MAX_TEXT_BYTES {
-            let message = format!("'tokens' may decode to at most {MAX_TEXT_BYTES} bytes of text, got {bytes}");
+        if bytes > self.text_bytes {
+            let most = self.text_bytes;
+            let message = format!("'tokens' may decode to at most {most} bytes of text, got {bytes}");
             return Err(Error::invalid("tokens", message));
         }
         Ok(tokenizer.decode(ids))
@@ -397,11 +417,4 @@ fn text_error(error: TextError, param: &str) -> Error {
         TextError::Tokenize(TokenizeError::Late) => Error::deadline(),
         other => Error::internal("the text could not be tokenized", other),
     }
-}
-
-/// The tokenizer's bound for a text of this many bytes and at most `most` tokens. Short texts are tokenized whole, so
-/// that the error has their exact number of tokens.
-pub fn bound(bytes: usize, deadline: Instant, most: Option<usize>) -> EncodeLimit {
-    let bound = EncodeLimit::until(deadline);
-    most.filter(|_| bytes > limits::COUNTED_TEXT_BYTES).map_or(bound, |most| bound.tokens(most))
 }

@@ -112,6 +112,20 @@ impl ResponseDirectory {
         self.on_a_thread(move |shared| shared.read(&name)).await?
     }
 
+    /// Bytes that must be read for it. None: no such response is kept.
+    pub async fn cost(&self, caller: &CallerName, id: &str) -> Result<Option<usize>, UnreadResponse> {
+        let Some(name) = file_name(caller, id) else { return Ok(None) };
+        if let Some(stored) = locked(&self.0.pending).get(&name) {
+            return Ok(stored.as_ref().map(|_| 0));
+        }
+        let found = self.on_a_thread(move |shared| fs::metadata(shared.path.join(&name))).await?;
+        match found {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            // The file's bytes, and the texts in it.
+            found => Ok(Some(2 * found?.len() as usize)),
+        }
+    }
+
     pub async fn delete(&self, caller: &CallerName, id: &str) -> Result<bool, UnreadResponse> {
         let Some(name) = file_name(caller, id) else { return Ok(false) };
         // What is not pending any more does not stay a file.

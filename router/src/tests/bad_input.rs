@@ -411,7 +411,13 @@ async fn unknown_routes_methods_models_and_content_types_have_their_own_codes() 
 
 #[tokio::test]
 async fn a_too_large_body_is_refused_and_not_buffered() {
-    let router = TestRouter::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
+    let router = TestRouter::with(
+        RouterConfig {
+            memory: crate::MemoryLimits { body: 1000, ..crate::MemoryLimits::default() },
+            ..RouterConfig::default()
+        },
+        Fake::default(),
+    );
     let announced = router.post_bytes("/v1/chat/completions", vec![b'x'; 1001]).await;
     // 100 MB in chunks, without a content-length.
     let pieces = futures::stream::iter((0..1600).map(|_| Ok::<_, std::convert::Infallible>(vec![b' '; 64 << 10])));

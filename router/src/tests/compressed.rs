@@ -39,7 +39,13 @@ async fn compressed_bodies_are_read() {
 
 #[tokio::test]
 async fn compressed_bodies_are_limited_as_they_are_decoded() {
-    let router = TestRouter::with(RouterConfig { body_bytes: 100_000, ..RouterConfig::default() }, Fake::default());
+    let router = TestRouter::with(
+        RouterConfig {
+            memory: crate::MemoryLimits { body: 100_000, ..crate::MemoryLimits::default() },
+            ..RouterConfig::default()
+        },
+        Fake::default(),
+    );
     for coding in ["gzip", "zstd"] {
         let body = compressed(coding, &vec![b' '; 50_000_000]).await;
         assert!(body.len() < 100_000, "{coding}: {}", body.len());

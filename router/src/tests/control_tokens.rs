@@ -158,8 +158,13 @@ fn models() -> Vec<(String, ServedModel)> {
     let model = |text: ModelText| {
         (
             text.name.clone(),
-            ServedModel::new(text, crate::fleet::pool::EnginePool::fixed(Vec::new()), &crate::ModelPolicy::default())
-                .unwrap(),
+            ServedModel::new(
+                text,
+                crate::fleet::pool::EnginePool::fixed(Vec::new()),
+                &crate::ModelPolicy::default(),
+                &crate::MemoryLimits::default(),
+            )
+            .unwrap(),
         )
     };
     std::iter::once(demo).chain(public).map(model).collect()

@@ -219,7 +219,13 @@ async fn health_reports_a_lost_engine() {
 
 #[tokio::test]
 async fn a_message_over_the_limit_is_refused_as_over_http() {
-    let router = TestRouter::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
+    let router = TestRouter::with(
+        RouterConfig {
+            memory: crate::MemoryLimits { body: 1000, ..crate::MemoryLimits::default() },
+            ..RouterConfig::default()
+        },
+        Fake::default(),
+    );
     let asked = v1::ChatRequest { messages: vec![user(&"x".repeat(1000))], ..request(&[]) };
     let refused = client(&router).chat(asked).await.err().unwrap();
     assert_eq!(refused.code(), Code::ResourceExhausted);

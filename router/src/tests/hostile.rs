@@ -289,7 +289,10 @@ async fn an_output_that_needs_too_many_grammar_states_ends_only_its_request() {
 /// Each choice has its own copy of the grammar's state, and all requests share the memory for these.
 #[tokio::test(start_paused = true)]
 async fn the_state_of_grammars_has_a_budget_over_all_choices() {
-    let config = RouterConfig { matcher_bytes: 16 << 20, ..RouterConfig::default() };
+    let config = RouterConfig {
+        memory: crate::MemoryLimits { matchers: 16 << 20, ..crate::MemoryLimits::default() },
+        ..RouterConfig::default()
+    };
     let router = TestRouter::with(config, Fake::ending(Ending::Hang));
     // A choice of 4,000 words takes 2 to 3 MiB.
     let words: Vec<String> = (0..4_000).map(|i| format!("\"w{i}\"")).collect();

@@ -34,7 +34,7 @@ fn listing(group: &str, epoch: u64, address: &str) -> EngineListing {
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_engine_delays_neither_metrics_nor_requests() {
-    let pool = EnginePool::open(RoutePolicy::CacheAware);
+    let pool = EnginePool::open(RoutePolicy::CacheAware, limits::ROUTE_INDEX_BYTES);
     let mut listings = vec![listing("a", 1, SILENT)];
     listings.extend((0..200).map(|i| listing(&format!("b{i}"), 1, "there")));
     pool.list(&listings, |_| false, dial);
@@ -54,7 +54,7 @@ async fn a_silent_engine_delays_neither_metrics_nor_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_is_identified_by_group_and_epoch() {
-    let pool = EnginePool::open(RoutePolicy::CacheAware);
+    let pool = EnginePool::open(RoutePolicy::CacheAware, limits::ROUTE_INDEX_BYTES);
     let mut dialled = Vec::new();
     let mut list = |listings: &[EngineListing]| {
         let dial = |address: &str| {
@@ -83,7 +83,7 @@ async fn an_engine_is_identified_by_group_and_epoch() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sequence_resumes_on_an_engine_of_its_kind() {
-    let pool = EnginePool::open(RoutePolicy::LeastLoad);
+    let pool = EnginePool::open(RoutePolicy::LeastLoad, limits::ROUTE_INDEX_BYTES);
     let other = |group: &str| EngineListing { kind: "other".into(), ..listing(group, 1, "there") };
     pool.list(&[other("x"), listing("a", 1, "there")], |_| false, dial);
     assert_eq!(pool.kinds(), 2);
@@ -126,7 +126,7 @@ async fn a_sequence_resumes_on_an_engine_of_its_kind() {
 #[tokio::test(start_paused = true)]
 async fn a_draining_engine_gets_no_sequences_while_another_serves() {
     for policy in [RoutePolicy::CacheAware, RoutePolicy::LeastLoad, RoutePolicy::RoundRobin, RoutePolicy::PowerOfTwo] {
-        let pool = EnginePool::open(policy);
+        let pool = EnginePool::open(policy, limits::ROUTE_INDEX_BYTES);
         let drains = EngineListing { draining: true, ..listing("a", 1, "there") };
         pool.list(&[drains.clone(), listing("b", 1, "there"), listing("c", 1, "there")], |_| false, dial);
         let until = Instant::now() + Duration::from_secs(1);
@@ -142,7 +142,7 @@ async fn a_draining_engine_gets_no_sequences_while_another_serves() {
 
 #[tokio::test(start_paused = true)]
 async fn one_answer_is_enough_and_a_model_without_engines_is_not_asked() {
-    let pool = EnginePool::open(RoutePolicy::CacheAware);
+    let pool = EnginePool::open(RoutePolicy::CacheAware, limits::ROUTE_INDEX_BYTES);
     assert_eq!(pool.standing(), None);
     pool.list(&[listing("a", 1, SILENT), listing("b", 1, "there")], |_| false, dial);
     let began = Instant::now();
@@ -158,7 +158,7 @@ async fn one_answer_is_enough_and_a_model_without_engines_is_not_asked() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_refused_a_sequence_is_its_last_choice() {
-    let pool = EnginePool::open(RoutePolicy::CacheAware);
+    let pool = EnginePool::open(RoutePolicy::CacheAware, limits::ROUTE_INDEX_BYTES);
     pool.list(&[listing("a", 1, "there"), listing("b", 1, "there")], |_| false, dial);
     let until = Instant::now() + Duration::from_secs(1);
     let lease = async |refused: &[_]| {

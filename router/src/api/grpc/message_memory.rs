@@ -23,7 +23,7 @@ use crate::{
     error::{Error, ErrorKind},
     fair::{CallerName, Requester},
     limits,
-    request::memory::MemoryCharge,
+    memory::MemoryCharge,
     state::RouterState,
 };
 
@@ -69,7 +69,7 @@ async fn read_message(
 ) -> Result<(Bytes, MessageCharge), Error> {
     let mut charge = state.memory.open_charge();
     let until = Instant::now() + limits::BODY_TIME;
-    let limit = state.config.body_bytes;
+    let limit = state.config.memory.body;
     let body = collect(body, limit + FRAME, 0, &mut charge).await.map_err(|error| match error.kind {
         ErrorKind::TooLarge => Error::body_too_large(None, limit),
         _ => error,

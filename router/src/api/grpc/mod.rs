@@ -12,17 +12,17 @@ use crate::{
         headers::{IGNORED_FIELDS, RELAXED, SESSION, listed, told},
         incoming::IncomingRequest,
         status::grpc_status,
-        unread,
+        unread::{self, AnswerHold},
     },
     error::{Error, ErrorKind},
     fair::Requester,
     limits,
+    memory::MemoryCharge,
     request::{
         chat, completion,
         delivery::ClientWatch,
         embed::{self, Embeddings},
         generate::RequestContext,
-        memory::MemoryCharge,
         model::ServedModel,
     },
     request_trace::Trace,
@@ -57,7 +57,7 @@ use tracing::Instrument;
 pub fn routes(state: Arc<RouterState>, health: HealthReporter) -> Result<Routes, tonic_reflection::server::Error> {
     // The reporter's lock is free here, so this does not wait.
     let _ = health.set_service_status(SERVICE_NAME, ServingStatus::Serving).now_or_never();
-    let (limit, stall) = (state.config.body_bytes, state.config.client_stall);
+    let (limit, stall) = (state.config.memory.body, state.config.client_stall);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -110,8 +110,8 @@ async fn watch_body(mut response: http::Response<Body>) -> http::Response<Body> 
 
 /// Keeps the slot of a single answer until the client has read it.
 async fn hold_unread(mut response: http::Response<Body>, stall: Duration) -> http::Response<Body> {
-    match response.extensions_mut().remove::<Arc<InFlightPermit>>() {
-        Some(permit) => unread::hold(response, permit, stall),
+    match response.extensions_mut().remove::<AnswerHold>() {
+        Some(kept) => unread::hold(response, kept, stall),
         None => response,
     }
 }
@@ -254,7 +254,10 @@ impl Inference for Service {
             let charge = self.state.memory.open_charge();
             let Embeddings { vectors, usage, .. } = embed::run(&mut context, model.clone(), job, charge).await?;
             let embeddings = vectors.into_iter().map(|values| v1::Embedding { values }).collect();
-            Ok((v1::EmbedResponse { model: model.name().into(), embeddings, usage: Some(usage) }, context.permit))
+            Ok((
+                v1::EmbedResponse { model: model.name().into(), embeddings, usage: Some(usage) },
+                AnswerHold::new(Some(context.permit), None),
+            ))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish_held(&trace, "embed", answer))
@@ -265,6 +268,8 @@ impl Inference for Service {
         let answer = async {
             let (requester, permit, model) = self.admit(&request, &request.get_ref().model).await?;
             let charged = request.extensions().get::<MessageCharge>().cloned();
+            let bytes = limits::IDS_PER_BYTE * charged.as_ref().map_or(0, |charged| charged.bytes);
+            let charge = self.state.memory.charge_answer(bytes, requester.deadline).await?;
             let v1::TokenizeRequest { input, add_special_tokens, .. } = request.into_inner();
             let ids = match input {
                 Some(v1::tokenize_request::Input::Text(text)) => {
@@ -283,7 +288,7 @@ impl Inference for Service {
                 let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
                 Ok(v1::TokenizeResponse { ids, tokens, max_context })
             };
-            Ok((model.run_text_work(count, &requester, write).await?, permit))
+            Ok((model.run_text_work(count, &requester, write).await?, AnswerHold::new(Some(permit), Some(charge))))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish_held(&trace, "tokenize", answer))
@@ -299,8 +304,9 @@ impl Inference for Service {
             let _charged = request.extensions().get::<MessageCharge>().cloned();
             let v1::DetokenizeRequest { ids, .. } = request.into_inner();
             let bytes = size_of_val(ids.as_slice());
+            let charge = self.state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, requester.deadline).await?;
             let read = move |model: &ServedModel| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
-            Ok((model.run_text_work(bytes, &requester, read).await?, permit))
+            Ok((model.run_text_work(bytes, &requester, read).await?, AnswerHold::new(Some(permit), Some(charge))))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish_held(&trace, "detokenize", answer))
@@ -312,7 +318,10 @@ impl Inference for Service {
             let (requester, permit, model) = self.admit(&request, &request.get_ref().model).await?;
             let (job, _charge) = self.read(request, &requester, request::chat).await?;
             let rendered = chat::render(&model, job, &requester).await?;
-            Ok((v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids }, permit))
+            Ok((
+                v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids },
+                AnswerHold::new(Some(permit), None),
+            ))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish_held(&trace, "render", answer))
@@ -397,15 +406,15 @@ impl Service {
         &self,
         trace: &Trace,
         endpoint: &'static str,
-        answer: Result<(T, InFlightPermit), Error>,
+        answer: Result<(T, AnswerHold), Error>,
     ) -> Result<Response<T>, Status> {
-        let (answer, permit) = match answer {
-            Ok((answer, permit)) => (Ok(answer), Some(Arc::new(permit))),
+        let (answer, kept) = match answer {
+            Ok((answer, kept)) => (Ok(answer), Some(kept)),
             Err(error) => (Err(error), None),
         };
         let mut response = self.finish(Some(trace), endpoint, answer)?;
-        if let Some(permit) = permit {
-            response.extensions_mut().insert(permit);
+        if let Some(kept) = kept {
+            response.extensions_mut().insert(kept);
         }
         Ok(response)
     }

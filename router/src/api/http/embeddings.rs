@@ -9,9 +9,10 @@ use axum::{
 };
 use rein_text::fields::ParsedBody;
 
-use super::{Shared, finish, held, incoming, json_bytes, read, with_ignored_fields};
+use super::{Shared, finish, held_bytes, incoming, read};
 use crate::{
     api::openai::{self, EmbeddingRequest},
+    limits,
     request::{
         embed::{self, Embeddings},
         generate::RequestContext,
@@ -32,12 +33,14 @@ pub async fn create(State(state): Shared, Extension(trace): Extension<Trace>, re
         trace.record_request(model.name(), false);
         let embedded = embed::run(&mut context, model.clone(), job, state.memory.open_charge()).await?;
         let bytes = embedded.bytes();
+        let requester = context.requester();
+        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE / 4 * bytes, requester.deadline).await?;
         let write = move |model: &ServedModel| {
             let Embeddings { vectors, usage, charge: _charge } = embedded;
             Ok(openai::embedding_body(model.name(), &vectors, &usage, encoding))
         };
-        let answer = model.run_text_work(bytes, &context.requester(), write).await?;
-        Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), context.permit))
+        let answer = model.run_text_work(bytes, &requester, write).await?;
+        held_bytes(&state, answer, &ignored, context.permit, charge, requester.deadline).await
     };
     finish(&state, "embeddings", state.admission.unless_aborted(answer).await)
 }

@@ -36,14 +36,13 @@ use crate::{
         openai::{self, Chunks, ParsedBody, TokenizeInput},
         openapi,
         status::http_response,
-        unread,
+        unread::{self, AnswerHold},
     },
     error::{Error, ErrorKind},
+    limits,
+    memory::MemoryCharge,
     metrics::CONTENT_TYPE,
-    request::{
-        chat, completion, delivery::ChatEvents, generate::RequestContext, job::ChatJob, memory::MemoryCharge,
-        model::ServedModel,
-    },
+    request::{chat, completion, delivery::ChatEvents, generate::RequestContext, job::ChatJob, model::ServedModel},
     request_trace::{REQUEST_ID, Trace, is_request_id},
     state::RouterState,
 };
@@ -95,7 +94,7 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .route("/openapi.json", get(openapi_json))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .layer(Extension(Arc::new(KnownTools::default())))
+        .layer(Extension(Arc::new(KnownTools::new(state.config.memory.tools))))
         .layer(middleware::from_fn_with_state(state.clone(), authenticate::http))
         .layer(middleware::from_fn(messages::errors))
         .layer(middleware::from_fn(request_id))
@@ -174,10 +173,11 @@ async fn render(State(state): Shared, Extension(known): Tools, request: Request)
         let (permit, model) = incoming.admit(job.model.as_deref()).await?;
         job.bytes = bytes;
         ignored.extend(job.settle(model.text.template.as_ref()));
+        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, requester.deadline).await?;
         let rendered = chat::render(&model, job, &requester).await?;
         let write = move |model: &ServedModel| Ok(openai::rendered(model.name(), &rendered));
         let answer = model.run_text_work(bytes, &requester, write).await?;
-        Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
+        held_bytes(&state, answer, &ignored, permit, charge, requester.deadline).await
     };
     finish(&state, "render", state.admission.unless_aborted(answer).await)
 }
@@ -189,6 +189,7 @@ async fn tokenize(State(state): Shared, Extension(known): Tools, request: Reques
         let (ParsedBody { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
             read(&state, request, &mut incoming, move |body: &[u8]| openai::tokenize(body, &known)).await?;
         let (permit, model) = incoming.admit(model.as_deref()).await?;
+        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, requester.deadline).await?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
                 model.encode(prompt, add_special_tokens, "prompt", &requester).await?
@@ -201,7 +202,7 @@ async fn tokenize(State(state): Shared, Extension(known): Tools, request: Reques
         let context = model.bounds().await?.context;
         let write = move |model: &ServedModel| Ok(openai::tokenized(model, &ids, context, return_token_strs));
         let answer = model.run_text_work(bytes, &requester, write).await?;
-        Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
+        held_bytes(&state, answer, &ignored, permit, charge, requester.deadline).await
     };
     finish(&state, "tokenize", state.admission.unless_aborted(answer).await)
 }
@@ -213,9 +214,10 @@ async fn detokenize(State(state): Shared, request: Request) -> Response {
         let (ParsedBody { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
             read(&state, request, &mut incoming, openai::detokenize).await?;
         let (permit, model) = incoming.admit(model.as_deref()).await?;
+        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, requester.deadline).await?;
         let write = move |model: &ServedModel| Ok(openai::detokenized(&model.detokenize(&tokens)?));
         let answer = model.run_text_work(bytes, &requester, write).await?;
-        Ok(held(&state, with_ignored_fields(json_bytes(answer), &ignored), permit))
+        held_bytes(&state, answer, &ignored, permit, charge, requester.deadline).await
     };
     finish(&state, "detokenize", state.admission.unless_aborted(answer).await)
 }
@@ -229,7 +231,7 @@ async fn read<T: Send + 'static>(
 ) -> Result<(ParsedBody<T>, MemoryCharge), Error> {
     let requester = incoming.requester();
     let deadline = requester.deadline;
-    let body = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline);
+    let body = body::read(request, state.config.memory.body, state.memory.open_charge(), deadline);
     let (body, mut charge) = incoming.unless_evicted(body).await?;
     let body_bytes = body.len();
     let parse = move || {
@@ -369,7 +371,21 @@ async fn request_id(mut request: Request, next: Next) -> Response {
 
 /// A single answer that keeps its slot until the client has read it.
 fn held(state: &RouterState, response: Response, permit: InFlightPermit) -> Response {
-    unread::hold(response, Arc::new(permit), state.config.client_stall)
+    unread::hold(response, AnswerHold::new(Some(permit), None), state.config.client_stall)
+}
+
+/// The same for a text, which may be large, with what was charged for it before it was written.
+async fn held_bytes(
+    state: &RouterState,
+    text: Vec<u8>,
+    ignored: &[String],
+    permit: InFlightPermit,
+    mut charge: MemoryCharge,
+    deadline: tokio::time::Instant,
+) -> Result<Response, Error> {
+    charge.resize(text.len().min(state.memory.answers.bytes()), deadline).await?;
+    let response = with_ignored_fields(json_bytes(text), ignored);
+    Ok(unread::hold(response, AnswerHold::new(Some(permit), Some(charge)), state.config.client_stall))
 }
 
 /// Adds the header with the names of ignored fields.

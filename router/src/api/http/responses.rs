@@ -23,14 +23,16 @@ use crate::{
             self, Origins, Page, ReasoningSealer, ResponseBuilder, ResponseFrame, ResponseParameters, ResponseRequest,
             StoredItems,
         },
+        unread::{self, AnswerHold},
     },
     error::{Error, ErrorKind},
     fair::{CallerName, Requester},
+    limits,
+    memory::MemoryCharge,
     request::{
         chat,
         generate::RequestContext,
         job::ChatJob,
-        memory::MemoryCharge,
         model::{ServedModel, now},
     },
     request_trace::Trace,
@@ -115,13 +117,14 @@ pub(super) async fn retrieve(
 ) -> Response {
     let answer = async {
         let streams = pairs(query.as_deref()).any(|(name, value)| name == "stream" && value == "true");
-        let (_, stored) = find(&state, id, &caller).await?;
+        let (_, stored, charge) = find(&state, id, &caller).await?;
         if streams {
             return Err(Error::unsupported("stream", "a kept response is sent in one piece"));
         }
         // The client reads the kept bytes themselves.
         let body = Body::from(Bytes::from_owner(stored.response));
-        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+        let response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+        Ok(unread::hold(response, AnswerHold::new(None, Some(charge)), state.config.client_stall))
     };
     finish(&state, ENDPOINT, answer.await)
 }
@@ -155,15 +158,16 @@ pub(super) async fn input_items(
 ) -> Response {
     let answer = async {
         let page = Page::of_query(pairs(query.as_deref()))?;
-        let (id, stored) = find(&state, id, &caller).await?;
+        let (id, stored, kept) = find(&state, id, &caller).await?;
         let deadline = tokio::time::Instant::now() + state.config.request_time;
         let requester = keys::requester(caller.as_deref(), deadline);
         let mut charge = state.memory.open_charge();
         charge.resize(VALUES_PER_BYTE * stored.input.len(), deadline).await?;
         let shown = state.memory.parse(stored.input.len(), &requester, move || {
-            responses::page(responses::input_items(&id, values(&stored.input)?), &page)
+            let page = responses::page(responses::input_items(&id, values(&stored.input)?), &page)?;
+            serde_json::to_vec(&page).map_err(|error| Error::internal("the answer could not be written", error))
         });
-        Ok(Json(shown.await?).into_response())
+        Ok(unread::hold(json_bytes(shown.await?), AnswerHold::new(None, Some(kept)), state.config.client_stall))
     };
     finish(&state, ENDPOINT, answer.await)
 }
@@ -194,6 +198,8 @@ async fn receive(
 ) -> Result<Received, Error> {
     let ParsedBody { value: mut request, mut bytes, ignored } = parsed;
     let mut load = async |param: &str, id: &str| {
+        let cost = state.responses.cost(&requester.caller, id).await?.unwrap_or_default();
+        let _reads = state.memory.charge_answer(cost, requester.deadline).await?;
         let found = state.responses.get(&requester.caller, id).await?;
         let stored = found.ok_or_else(|| not_found(state, Some(param), id))?;
         let size = stored.input.len() + stored.response.len();
@@ -346,10 +352,12 @@ async fn find(
     state: &RouterState,
     id: Result<Path<String>, PathRejection>,
     caller: &Caller,
-) -> Result<(String, StoredResponse), Error> {
-    let id = path_id(id)?;
-    let found = state.responses.get(&name(caller), &id).await?;
-    found.map(|stored| (id.clone(), stored)).ok_or_else(|| not_found(state, None, &id))
+) -> Result<(String, StoredResponse, MemoryCharge), Error> {
+    let (id, caller) = (path_id(id)?, name(caller));
+    let cost = state.responses.cost(&caller, &id).await?.ok_or_else(|| not_found(state, None, &id))?;
+    let charge = state.memory.charge_answer(cost, tokio::time::Instant::now() + limits::MEMORY_WAIT).await?;
+    let found = state.responses.get(&caller, &id).await?;
+    found.map(|stored| (id.clone(), stored, charge)).ok_or_else(|| not_found(state, None, &id))
 }
 
 /// `param` is the field of a body that has the id.

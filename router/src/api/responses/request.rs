@@ -93,6 +93,10 @@ pub fn request(body: &[u8], known: &KnownTools) -> Result<ParsedBody<ResponseReq
 
 fn read(fields: &mut Fields, known: &KnownTools) -> Result<ResponseRequest, Error> {
     let echo = Map::from_iter(REPEATED.into_iter().filter_map(|name| Some((name.to_owned(), fields.take(name)?))));
+    if let Some((name, value)) = echo.iter().find(|(_, value)| memory(value) > limits::REPEATED_FIELD_BYTES) {
+        let (found, limit) = (memory(value), limits::REPEATED_FIELD_BYTES);
+        return Err(Error::invalid(name, format!("'{name}' takes {found} bytes; the limit is {limit}")));
+    }
     let store = fields.bool("store")?.unwrap_or(true);
     fields.refuse(openai::IN_CONVERSATIONS)?;
     fields.refuse(REFUSED)?;

@@ -112,8 +112,8 @@ pub struct Routing {
 }
 
 impl Routing {
-    pub fn new(policy: RoutePolicy) -> Self {
-        Routing { policy, index: Arc::new(BlockIndex::new(limits::ROUTE_INDEX_BYTES)), turn: AtomicU64::new(0) }
+    pub fn new(policy: RoutePolicy, index: usize) -> Self {
+        Routing { policy, index: Arc::new(BlockIndex::new(index)), turn: AtomicU64::new(0) }
     }
 
     pub fn policy(&self) -> RoutePolicy {

@@ -335,7 +335,7 @@ fn load_is_the_reported_load_of_others_plus_our_own() {
 
 #[test]
 fn a_conversation_stays_on_its_engine_and_others_are_spread() {
-    let routing = Routing::new(RoutePolicy::CacheAware);
+    let routing = Routing::new(RoutePolicy::CacheAware, limits::ROUTE_INDEX_BYTES);
     let index_slots: Vec<EngineSlot> = (0..4).map(|_| slot_with(routing.index(), &[])).collect();
     let target = |open: [u32; 4]| -> Vec<EngineState<'_>> {
         (0..4)
@@ -361,7 +361,7 @@ fn a_conversation_stays_on_its_engine_and_others_are_spread() {
         open[pick(&[1000 + other; 100], open)] += 1;
     }
     assert!(open.iter().all(|open| (7..=13).contains(open)), "{open:?}");
-    let plain = Routing::new(RoutePolicy::RoundRobin);
+    let plain = Routing::new(RoutePolicy::RoundRobin, limits::ROUTE_INDEX_BYTES);
     let prompt = plain.prompt("", &conversation);
     let round = |turn: u32| plain.pick(&target([turn; 4]), || &prompt, None, NOW);
     assert_eq!([0, 1, 2].map(round), [Some(0), Some(1), Some(2)]);

@@ -1,22 +1,34 @@
-//! Limits the number of tokens of a text and the time of encoding it.
+//! Limits the size of a text, the number of its tokens and the time of encoding it.
 
 use std::time::Instant;
 
 use serde_json::Value as Json;
 
-use super::TokenizeError;
 use super::bytes::{Decoding, TokenTable};
+use super::{MAX_TEXT_BYTES, TokenizeError};
 
-/// A limit on tokens and time. The default has neither.
-#[derive(Debug, Clone, Copy, Default)]
+/// A limit on bytes, tokens and time. The default has only the first.
+#[derive(Debug, Clone, Copy)]
 pub struct EncodeLimit {
+    /// At most [`MAX_TEXT_BYTES`].
+    pub bytes: usize,
     pub tokens: Option<usize>,
     pub until: Option<Instant>,
     /// Tokens of the prompt before this text; they count too.
     before: usize,
 }
 
+impl Default for EncodeLimit {
+    fn default() -> Self {
+        EncodeLimit { bytes: MAX_TEXT_BYTES, tokens: None, until: None, before: 0 }
+    }
+}
+
 impl EncodeLimit {
+    pub fn bytes(self, bytes: usize) -> Self {
+        EncodeLimit { bytes: bytes.min(MAX_TEXT_BYTES), ..self }
+    }
+
     pub fn until(until: impl Into<Instant>) -> Self {
         EncodeLimit { until: Some(until.into()), ..EncodeLimit::default() }
     }

@@ -48,8 +48,8 @@ pub enum TokenizeError {
     /// The tokenizer needs something that is not supported.
     #[error("{path}: unsupported tokenizer: {what}")]
     Unsupported { path: String, what: String },
-    #[error("the text has {bytes} bytes; the limit is {MAX_TEXT_BYTES}")]
-    TooLong { bytes: usize },
+    #[error("the text has {bytes} bytes; the limit is {most}")]
+    TooLong { bytes: usize, most: usize },
     #[error("the text may have at most {most} tokens, got at least {least}")]
     TooMany { least: usize, most: usize },
     #[error("encoding the text did not finish before the deadline")]
@@ -143,8 +143,8 @@ impl Tokenizer {
 
     /// Encodes a text; fails if it exceeds the bound on tokens or time.
     pub fn encode_within(&self, text: &str, how: Encode, bound: EncodeLimit) -> Result<Vec<u32>, TokenizeError> {
-        if text.len() > MAX_TEXT_BYTES {
-            return Err(TokenizeError::TooLong { bytes: text.len() });
+        if text.len() > bound.bytes {
+            return Err(TokenizeError::TooLong { bytes: text.len(), most: bound.bytes });
         }
         bound.check(self.least_tokens(text.len()))?;
         if self.0.splits_like_kimi && kimi::may_split(text) {
@@ -166,7 +166,7 @@ impl Tokenizer {
         salt: &str,
         bound: EncodeLimit,
     ) -> Result<Vec<u32>, TokenizeError> {
-        let Some(cuts) = self.0.cuts.as_ref().filter(|_| prompt.len() <= MAX_TEXT_BYTES) else {
+        let Some(cuts) = self.0.cuts.as_ref().filter(|_| prompt.len() <= bound.bytes) else {
             return self.encode_within(prompt, Encode::TEMPLATED, bound);
         };
         bound.check(self.least_tokens(prompt.len()))?;

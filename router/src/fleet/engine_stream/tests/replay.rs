@@ -429,7 +429,7 @@ async fn run_seed(seed: u64) -> Tally {
         invalid_steers: Mutex::default(),
     });
     let policies = [RoutePolicy::CacheAware, RoutePolicy::LeastLoad, RoutePolicy::PowerOfTwo, RoutePolicy::RoundRobin];
-    let pool = Arc::new(EnginePool::open(policies[rng.random_range(0..policies.len())]));
+    let pool = Arc::new(EnginePool::open(policies[rng.random_range(0..policies.len())], limits::ROUTE_INDEX_BYTES));
     let hedge_after = rng.random::<bool>().then(|| Duration::from_micros(rng.random_range(0..20_000)));
     let (metrics, retry_budget) = (Arc::<FleetMetrics>::default(), Arc::new(RetryBudget::new(hedge_after)));
     let clients = Cell::new(0);

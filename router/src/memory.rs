@@ -1,5 +1,7 @@
 //! Charges the memory of all requests to two budgets: their bodies while they are read, and then their decoded values
-//! until they are tokenized; and the state of their grammars while they generate.
+//! until they are tokenized; the state of their grammars while they generate; and their answers until they are read.
+
+mod division;
 
 use std::sync::Arc;
 
@@ -9,6 +11,7 @@ use tokio::{
 };
 
 use crate::{blocking_pool::BlockingPool, error::Error, fair::Requester, limits};
+pub use division::MemoryLimits;
 
 /// Bytes per unit of the budget.
 const UNIT: usize = 1 << 10;
@@ -16,9 +19,20 @@ const UNIT: usize = 1 << 10;
 pub struct RequestMemory {
     /// Bodies, and their values until they are tokenized.
     bodies: MemoryBudget,
+    uncounted_body: usize,
     /// The grammars' state.
-    pub matchers: MemoryBudget,
+    pub matchers: MatcherMemory,
+    /// Large answers until their clients have read them.
+    pub answers: MemoryBudget,
     parsers: BlockingPool,
+}
+
+/// The budget of the grammars' state.
+#[derive(Clone)]
+pub struct MatcherMemory {
+    pub budget: MemoryBudget,
+    /// Bytes of each choice that do not count.
+    pub uncounted: usize,
 }
 
 /// Bytes that requests share.
@@ -39,19 +53,28 @@ pub struct MemoryCharge {
 }
 
 impl RequestMemory {
-    /// `body` is the maximum size of one body, in bytes; `matchers` are those of all grammars' state.
-    pub fn new(body: usize, matchers: usize) -> Self {
-        let bodies = limits::BODY_MEMORY_BYTES.max(4 * body);
+    pub fn new(limits: &MemoryLimits) -> Self {
+        let MemoryLimits { bodies, uncounted_body, matchers, uncounted_matcher, answers, .. } = *limits;
+        let matchers = MemoryBudget::new(matchers, "grammars");
         RequestMemory {
             bodies: MemoryBudget::new(bodies, "large requests"),
-            matchers: MemoryBudget::new(matchers, "grammars"),
+            uncounted_body,
+            matchers: MatcherMemory { budget: matchers, uncounted: uncounted_matcher },
+            answers: MemoryBudget::new(answers, "large answers"),
             parsers: BlockingPool::default(),
         }
     }
 
     /// The charge of a body: small requests never wait for large ones.
     pub fn open_charge(&self) -> MemoryCharge {
-        self.bodies.open_charge(limits::UNCOUNTED_BODY_BYTES)
+        self.bodies.open_charge(self.uncounted_body)
+    }
+
+    /// The charge of an answer of about this many bytes, until its client has read it. Small ones do not count.
+    pub async fn charge_answer(&self, bytes: usize, deadline: Instant) -> Result<MemoryCharge, Error> {
+        let mut charge = self.answers.open_charge(limits::UNCOUNTED_ANSWER_BYTES);
+        charge.resize(bytes.min(self.answers.bytes()), deadline).await?;
+        Ok(charge)
     }
 
     /// Decodes a body of this many bytes: inline if it is small, else off the async threads.

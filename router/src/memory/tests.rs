@@ -5,7 +5,7 @@ use crate::error::ErrorKind;
 
 #[tokio::test(start_paused = true)]
 async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
-    let memory = RequestMemory::new(1, 0);
+    let memory = RequestMemory::new(&MemoryLimits::default());
     let until = Instant::now() + Duration::from_secs(60);
     let (mut first, mut second, mut small) = (memory.open_charge(), memory.open_charge(), memory.open_charge());
     first.resize(limits::BODY_MEMORY_BYTES - UNIT, until).await.unwrap();
@@ -21,7 +21,7 @@ async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
 
 #[test]
 fn a_charge_grows_only_into_free_memory_and_returns_what_it_no_longer_needs() {
-    let matchers = RequestMemory::new(1, 10 * UNIT).matchers;
+    let matchers = RequestMemory::new(&MemoryLimits { matchers: 10 * UNIT, ..MemoryLimits::default() }).matchers.budget;
     let (mut first, mut second) = (matchers.open_charge(UNIT), matchers.open_charge(0));
     first.try_resize(UNIT).unwrap();
     assert_eq!(matchers.units.available_permits(), 10);
