@@ -14,7 +14,9 @@ use tokio::sync::watch;
 
 use crate::args::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, ToolCallArgs};
 use crate::banner::{self, Banner};
-use crate::listen::{CLOSE_TIME, StopSignals, WriteTimeout, bind, serve_grpc, serve_http, wait_until_true};
+use crate::listen::{
+    CLOSE_TIME, StopSignals, WriteTimeout, bind, raise_descriptors, serve_grpc, serve_http, wait_until_true,
+};
 use crate::metrics;
 use crate::terminal;
 use crate::tls::{self, Certificate, ServerTls};
@@ -99,6 +101,7 @@ pub struct Listeners {
 
 impl Listeners {
     pub async fn bind(args: &ApiArgs) -> Result<Self, Box<dyn Error>> {
+        raise_descriptors(args.admission.max_in_flight);
         let listeners = Listeners {
             http_tls: args.tls.listener(tls::HTTP)?,
             grpc_tls: args.tls.listener(tls::GRPC)?,

@@ -16,9 +16,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
 use hyper_util::service::TowerToHyperService;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tonic::service::Routes;
 
 use crate::args::address::ListenAddr;
@@ -61,6 +64,27 @@ fn is_of_another_machine(error: &io::Error) -> bool {
 
 /// The error number of a Linux machine without IPv6.
 const EAFNOSUPPORT: i32 = 97;
+/// No file descriptor is left, for this process or on this machine.
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
+/// Descriptors beside those of requests: listeners, engines, etcd, idle connections.
+const OTHER_DESCRIPTORS: u64 = 64;
+
+/// Raises the limit of open files as far as the process may, and warns if it is low for this many requests in flight.
+pub fn raise_descriptors(in_flight: u32) {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::debug!(%error, "cannot raise the limit of open files");
+    }
+    // None: there is no limit.
+    if let Some(limit) = getrlimit(Resource::Nofile).current
+        && limit < u64::from(in_flight) + OTHER_DESCRIPTORS
+    {
+        tracing::warn!(limit, in_flight, "the limit of open files is below --max-in-flight; raise it (ulimit -n)");
+    }
+}
 
 /// Maximum number of open HTTP connections.
 const HTTP_CONNECTIONS: usize = 16_384;
@@ -74,6 +98,8 @@ const HTTP2_STREAMS: u32 = 4_096;
 const HTTP2_KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Timeout for the head of a request. It also closes idle connections.
 const HEADER_TIME: Duration = Duration::from_secs(60);
+/// Pause between two times at which idle connections are closed.
+const IDLE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Time that connections have to close after the drain.
@@ -133,7 +159,19 @@ async fn accept<C>(
 where
     C: GracefulConnection<Error: std::fmt::Display> + Send + 'static,
 {
-    let open = GracefulShutdown::new();
+    let mut open = GracefulShutdown::new();
+    // Connections that end when they are idle.
+    let mut ending = JoinSet::new();
+    let mut asked = Instant::now();
+    let mut close_idle = |open: &mut GracefulShutdown, ending: &mut JoinSet<()>| {
+        while ending.try_join_next().is_some() {}
+        if asked.elapsed() < IDLE_PAUSE {
+            return;
+        }
+        asked = Instant::now();
+        tracing::warn!(surface, "too many connections are open; those that are idle are closed");
+        ending.spawn(std::mem::take(open).shutdown());
+    };
     let serve = Arc::new(serve);
     let slots = Arc::new(Semaphore::new(most));
     let mut closed = pin!(closed);
@@ -141,6 +179,10 @@ where
         // While no slot is free, clients wait in the kernel's accept queue.
         let slot = tokio::select! {
             slot = slots.clone().acquire_owned() => slot.map_err(|e| format!("{surface}: {e}"))?,
+            () = tokio::time::sleep(IDLE_PAUSE) => {
+                close_idle(&mut open, &mut ending);
+                continue;
+            }
             () = &mut closed => break,
         };
         let socket = tokio::select! {
@@ -150,8 +192,10 @@ where
         let socket = match socket {
             Ok((socket, _)) => socket,
             Err(error) => {
-                // For example, no file descriptor is free until another connection closes.
                 tracing::warn!(%error, surface, "cannot accept a connection");
+                if let Some(EMFILE | ENFILE) = error.raw_os_error() {
+                    close_idle(&mut open, &mut ending);
+                }
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }
@@ -174,6 +218,7 @@ where
         });
     }
     open.shutdown().await;
+    ending.join_all().await;
     Ok(())
 }
 

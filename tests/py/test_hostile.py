@@ -1,4 +1,5 @@
 """Hostile clients: small versions of the loads in benches/hostile.py, with bounds on time and memory."""
+import http.client
 import json
 import os
 import signal
@@ -235,6 +236,35 @@ def test_requests_share_the_memory_that_there_is(small_server, load):
     print(f"{load.__name__}: {grown:.0f} MiB")
     assert grown < REQUEST_MEMORY
     assert server.post(hostile.CHAT, hostile.SMALL)[0] == 200
+
+
+def test_idle_connections_make_place_when_descriptors_run_out(tmp_path):
+    limited = tmp_path / "limited"
+    limited.write_text(f"#!/bin/sh\nulimit -n 120\nexport REIN_LOG=warn\nexec {BIN} \"$@\" 2>{tmp_path}/log\n")
+    limited.chmod(0o755)
+    server = hostile.Server(str(limited), REPOSITORY / "models/demo")
+    try:
+        # Some have had an answer, some have sent nothing.
+        idle = [http.client.HTTPConnection(server.host, server.port, timeout=60) for _ in range(40)]
+        for connection in idle:
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+        silent = []
+        for _ in range(120):
+            connection = socket.create_connection((server.host, server.port))
+            silent.append(connection)
+        busy = hostile.stalled(server, 1)[0]
+        for _ in range(20):
+            before = time.monotonic()
+            assert server.post(hostile.CHAT, hostile.SMALL)[0] == 200
+            # An idle connection was closed only after 60 s.
+            assert time.monotonic() - before < 10
+        assert busy.recv(15) == b"HTTP/1.1 200 OK"
+        log = (tmp_path / "log").read_text()
+        assert "the limit of open files is below --max-in-flight" in log and "those that are idle are closed" in log
+        [connection.close() for connection in [*idle, *silent, busy]]
+    finally:
+        server.stop()
 
 
 def many_choices(server, headers, over):
