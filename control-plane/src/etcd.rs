@@ -246,8 +246,9 @@ impl Store for Etcd {
     async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
         let options = GetOptions::new().with_prefix();
         let answer = self.call(|mut etcd| async move { etcd.get(prefix, Some(options)).await }).await?;
-        let revision = answer.header().map_or(0, |header| header.revision()) as Revision;
-        Ok(Snapshot { revision, entries: answer.kvs().iter().map(entry).collect() })
+        let (cluster, revision) = answer.header().map_or((0, 0), |header| (header.cluster_id(), header.revision()));
+        let entries = answer.kvs().iter().map(entry).collect();
+        Ok(Snapshot { cluster, revision: revision as Revision, entries })
     }
 
     async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {

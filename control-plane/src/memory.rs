@@ -158,7 +158,7 @@ impl Store for MemoryStore {
         let state = self.state();
         let under = state.entries.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
         let entries = under.map(|(key, entry)| (key.clone(), entry.clone())).collect();
-        Ok(Snapshot { revision: state.revision, entries })
+        Ok(Snapshot { cluster: 0, revision: state.revision, entries })
     }
 
     async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {

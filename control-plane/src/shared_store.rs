@@ -110,7 +110,8 @@ impl Shared {
     fn reset(&self, entries: BTreeMap<String, Entry>) {
         let mut state = self.state();
         let revision = state.snapshot.revision + 1;
-        *state = State { forgotten: revision, snapshot: Snapshot { revision, entries }, ..State::default() };
+        *state =
+            State { forgotten: revision, snapshot: Snapshot { cluster: 0, revision, entries }, ..State::default() };
     }
 }
 
@@ -255,7 +256,7 @@ impl Store for SharedStore {
         let from = state.snapshot.entries.range(prefix.to_owned()..);
         let entries = from.take_while(|(key, _)| key.starts_with(prefix));
         let entries = entries.map(|(key, entry)| (key.clone(), entry.clone())).collect();
-        Ok(Snapshot { revision: state.snapshot.revision, entries })
+        Ok(Snapshot { cluster: state.snapshot.cluster, revision: state.snapshot.revision, entries })
     }
 
     async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {

@@ -26,6 +26,8 @@ pub struct Entry {
 /// All keys under a prefix at one revision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
+    /// Of the store itself. 0: it has none.
+    pub cluster: u64,
     pub revision: Revision,
     pub entries: BTreeMap<String, Entry>,
 }
@@ -38,6 +40,11 @@ pub struct Changes {
 }
 
 impl Snapshot {
+    /// Whether the store has lost its history since an earlier snapshot: it came back empty, or from a backup.
+    pub fn is_after_reset(&self, earlier: &Snapshot) -> bool {
+        earlier.revision > 0 && (self.revision < earlier.revision || self.cluster != earlier.cluster)
+    }
+
     pub fn apply(&mut self, changes: Changes) {
         self.revision = changes.revision;
         for (key, entry) in changes.keys {

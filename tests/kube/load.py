@@ -69,6 +69,7 @@ class Load:
         with self.lock:
             if time.monotonic() - self.seen > 1:
                 self.known, self.seen = self.routers(), time.monotonic()
+            assert self.known, "no router was ready"
             return self.known[number % len(self.known)]
 
     def _run(self, number):

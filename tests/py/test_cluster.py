@@ -3,6 +3,7 @@
 `make chaos` runs longer versions, and tests that cut networks."""
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -98,6 +99,28 @@ def test_etcd_loses_its_data(fleet, undisturbed):
     fleet.start_etcd()
     assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
     after = fleet.whole(2)
+    assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
+
+
+def test_routers_stay_ready_while_an_empty_store_is_filled_again(fleet):
+    """Workers notice only after a while that their leases are gone."""
+    before = fleet.whole(2)
+    answers, over = [], threading.Event()
+
+    def watch():
+        while not over.wait(0.02):
+            answers.append(fleet.get("r0", "/ready"))
+
+    watcher = threading.Thread(target=watch)
+    fleet.lose_etcd()
+    time.sleep(6)
+    watcher.start()
+    fleet.start_etcd()
+    after = fleet.whole(2)
+    over.set()
+    watcher.join()
+    assert set(answers) == {200}, answers
+    assert "the store was reset; what it has lost stays for a while" in fleet.log("r0")
     assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
 
 

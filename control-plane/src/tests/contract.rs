@@ -164,3 +164,42 @@ async fn a_mirror_watches_a_compacted_etcd_again_and_loses_nothing() {
     becomes(&mut mirror, &[("/a/1", "again"), ("/a/2", "later")]).await;
     assert_eq!(compacted.watches.load(Ordering::SeqCst), 2, "the first watch was compacted away");
 }
+
+/// Routers keep the engines that a store which was reset has lost, until their owners have had time to write them again.
+#[tokio::test]
+async fn what_a_reset_store_has_lost_stays_for_a_while() {
+    const STAYS: Duration = Duration::from_secs(4);
+    let mut server = Server::start();
+    let store = server.store();
+    let mut strict = Mirror::new(store.clone(), "test", "/a/");
+    let mut lasting = Mirror::lasting(store.clone(), "test", "/a/", STAYS);
+    let becomes = async |mirror: &mut Mirror, wanted: &[(&str, &str)]| {
+        let wanted = wanted.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let wait = async {
+            while values(&mirror.view()) != wanted {
+                mirror.changed().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the mirror follows");
+    };
+    tokio::time::timeout(Duration::from_secs(30), lasting.read()).await.expect("etcd comes up");
+    for (key, value) in [("/a/1", "one"), ("/a/2", "two"), ("/a/3", "three"), ("/a/4", "four")] {
+        store.commit(put(key, value)).await.expect("reachable").expect("no condition");
+    }
+    let all = [("/a/1", "one"), ("/a/2", "two"), ("/a/3", "three"), ("/a/4", "four")];
+    becomes(&mut lasting, &all).await;
+    server.lose_everything();
+    server.resume();
+    becomes(&mut strict, &[]).await;
+    assert_eq!(values(&lasting.view()).len(), 4);
+    // What is written again, and what is deleted, is as in the store.
+    let write = async {
+        while store.commit(put("/a/1", "again")).await.is_err() {}
+        while store.commit(put("/a/4", "again")).await.is_err() {}
+        while store.commit(Transaction::default().delete("/a/4")).await.is_err() {}
+    };
+    tokio::time::timeout(Duration::from_secs(20), write).await.expect("reachable");
+    becomes(&mut lasting, &[("/a/1", "again"), ("/a/2", "two"), ("/a/3", "three")]).await;
+    becomes(&mut lasting, &[("/a/1", "again")]).await;
+    assert_eq!(values(&strict.view()), values(&lasting.view()));
+}

@@ -10,6 +10,7 @@ use std::{
 use futures::FutureExt;
 use rein_control_plane::{
     ClusterView, Keys, Mirror, Store,
+    limits::LOST_STAYS,
     records::{EngineRecord, GroupRecord},
 };
 use rein_proto::{
@@ -69,8 +70,8 @@ pub struct Membership {
 impl Membership {
     /// `id`: this router's id, unique among the routers of the cluster.
     pub fn new(store: Arc<dyn Store>, keys: Keys, id: &str) -> Self {
-        let groups = Mirror::new(store.clone(), id, keys.groups());
-        let engines = Mirror::new(store, id, keys.engines());
+        let groups = Mirror::lasting(store.clone(), id, keys.groups(), LOST_STAYS);
+        let engines = Mirror::lasting(store, id, keys.engines(), LOST_STAYS);
         let (view, engines_view) = (ClusterView::default(), ClusterView::default());
         let (incompatible, kinds) = (BTreeSet::new(), BTreeMap::new());
         Membership { keys, groups, view, engines, engines_view, incompatible, kinds }
