@@ -165,7 +165,7 @@ async fn a_mirror_watches_a_compacted_etcd_again_and_loses_nothing() {
     assert_eq!(compacted.watches.load(Ordering::SeqCst), 2, "the first watch was compacted away");
 }
 
-/// Routers keep the engines that a store which was reset has lost, until their owners have had time to write them again.
+/// Routers keep the engines that a reset store has lost, until their owners have had time to write them again.
 #[tokio::test]
 async fn what_a_reset_store_has_lost_stays_for_a_while() {
     const STAYS: Duration = Duration::from_secs(4);
