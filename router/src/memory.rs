@@ -1,20 +1,17 @@
 //! Charges the memory of all requests to two budgets: their bodies while they are read, and then their decoded values
 //! until they are tokenized; the state of their grammars while they generate; and their answers until they are read.
 
+mod budget;
 mod division;
 
-use std::sync::Arc;
-
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout, timeout_at},
+use crate::{
+    blocking_pool::BlockingPool,
+    error::Error,
+    fair::{CallerName, Requester},
+    limits,
 };
-
-use crate::{blocking_pool::BlockingPool, error::Error, fair::Requester, limits};
+pub use budget::{MemoryBudget, MemoryCharge};
 pub use division::MemoryLimits;
-
-/// Bytes per unit of the budget.
-const UNIT: usize = 1 << 10;
 
 pub struct RequestMemory {
     /// Bodies, and their values until they are tokenized.
@@ -35,23 +32,6 @@ pub struct MatcherMemory {
     pub uncounted: usize,
 }
 
-/// Bytes that requests share.
-#[derive(Clone)]
-pub struct MemoryBudget {
-    bytes: usize,
-    units: Arc<Semaphore>,
-    /// What it is for, in errors.
-    purpose: &'static str,
-}
-
-/// A share of a budget. Dropping it returns the share.
-pub struct MemoryCharge {
-    budget: MemoryBudget,
-    /// Bytes that do not count.
-    uncounted: usize,
-    permit: Option<OwnedSemaphorePermit>,
-}
-
 impl RequestMemory {
     pub fn new(limits: &MemoryLimits) -> Self {
         let MemoryLimits { bodies, uncounted_body, matchers, uncounted_matcher, answers, .. } = *limits;
@@ -66,14 +46,15 @@ impl RequestMemory {
     }
 
     /// The charge of a body: small requests never wait for large ones.
-    pub fn open_charge(&self) -> MemoryCharge {
-        self.bodies.open_charge(self.uncounted_body)
+    pub fn open_charge(&self, caller: CallerName) -> MemoryCharge {
+        self.bodies.open_charge(caller, self.uncounted_body)
     }
 
     /// The charge of an answer of about this many bytes, until its client has read it. Small ones do not count.
-    pub async fn charge_answer(&self, bytes: usize, deadline: Instant) -> Result<MemoryCharge, Error> {
-        let mut charge = self.answers.open_charge(limits::UNCOUNTED_ANSWER_BYTES);
-        charge.resize(bytes.min(self.answers.bytes()), deadline).await?;
+    pub async fn charge_answer(&self, bytes: usize, requester: &Requester) -> Result<MemoryCharge, Error> {
+        let mut charge = self.answers.open_charge(requester.caller.clone(), limits::UNCOUNTED_ANSWER_BYTES);
+        // One that is larger than a caller's share would wait in vain.
+        charge.resize(bytes.min(self.answers.most(&requester.caller)), requester.deadline).await?;
         Ok(charge)
     }
 
@@ -90,67 +71,3 @@ impl RequestMemory {
         }
     }
 }
-
-impl MemoryBudget {
-    fn new(bytes: usize, purpose: &'static str) -> Self {
-        let units = (bytes / UNIT).min(Semaphore::MAX_PERMITS);
-        MemoryBudget { bytes, units: Arc::new(Semaphore::new(units)), purpose }
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// A charge of which only what is above `uncounted` bytes counts.
-    pub fn open_charge(&self, uncounted: usize) -> MemoryCharge {
-        MemoryCharge { budget: self.clone(), uncounted, permit: None }
-    }
-
-    fn full(&self) -> Error {
-        Error::full(format!("the memory for {} is full; try again later", self.purpose))
-    }
-}
-
-impl MemoryCharge {
-    /// Sets the charge to `bytes` in total, and waits for them if necessary.
-    pub async fn resize(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {
-        let Some(more) = self.shrink(bytes) else { return Ok(()) };
-        let acquired = timeout(limits::MEMORY_WAIT, self.budget.units.clone().acquire_many_owned(more));
-        match timeout_at(until, acquired).await {
-            Ok(Ok(Ok(permit))) => self.add(permit),
-            _ => return Err(self.budget.full()),
-        }
-        Ok(())
-    }
-
-    /// Like [`MemoryCharge::resize`], but fails at once if the bytes are not free.
-    pub fn try_resize(&mut self, bytes: usize) -> Result<(), Error> {
-        let Some(more) = self.shrink(bytes) else { return Ok(()) };
-        match self.budget.units.clone().try_acquire_many_owned(more) {
-            Ok(permit) => self.add(permit),
-            Err(_) => return Err(self.budget.full()),
-        }
-        Ok(())
-    }
-
-    /// Returns what is above `bytes` to the budget, or else the units that are missing.
-    fn shrink(&mut self, bytes: usize) -> Option<u32> {
-        let units = bytes.saturating_sub(self.uncounted).div_ceil(UNIT);
-        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        if units <= held {
-            drop(self.permit.as_mut().and_then(|permit| permit.split(held - units)));
-            return None;
-        }
-        Some(u32::try_from(units - held).unwrap_or(u32::MAX))
-    }
-
-    fn add(&mut self, permit: OwnedSemaphorePermit) {
-        match &mut self.permit {
-            Some(held) => held.merge(permit),
-            none => *none = Some(permit),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

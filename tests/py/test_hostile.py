@@ -314,7 +314,30 @@ def costly_grammars(server, headers, over):
         server.process.send_signal(signal.SIGKILL)
 
 
+def slow_bodies(server, headers, over):
+    """Bodies that are nearly there, of more bytes than bodies may have together."""
+    size = 20 * MIB
+    lines = [f"POST {hostile.CHAT} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {size}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+
+    def send():
+        with socket.create_connection((server.host, server.port)) as connection:
+            try:
+                connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + b" " * (size - 1))
+            except OSError:
+                """It was refused after some seconds."""
+            over.wait()
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    [thread.start() for thread in threads]
+    time.sleep(2)
+    yield "rein_requests_in_flight 0"
+    over.wait()
+    [thread.join() for thread in threads]
+
+
 @pytest.mark.parametrize("hold, options", [
+    (slow_bodies, ["--request-memory", "600"]),
     (many_choices, []),
     (unread_streams, ["--max-in-flight", "32"]),
     (read_slowly, ["--max-in-flight", "32"]),
@@ -338,6 +361,10 @@ def test_a_key_that_holds_nothing_is_served_whatever_another_holds(tmp_path, hol
             print(f"{hold.__name__}: {took:.2f} s")
             # 0.1 to 0.5 s where a processor is free.
             assert took < 3
+        # A body that counts towards the memory of bodies.
+        before = time.monotonic()
+        assert server.post(hostile.CHAT, {**hostile.SMALL, "note": "x" * MIB}, **secrets["few"])[0] == 200
+        assert time.monotonic() - before < 3
     finally:
         over.set()
         next(holding, None)

@@ -129,12 +129,13 @@ impl Grammar {
         let MatcherMemory { budget, uncounted } = &context.matcher_memory;
         let each = self.compiled.matcher_bytes().saturating_sub(*uncounted);
         let bytes = each * choices as usize;
-        if bytes > budget.bytes() {
-            let (found, limit) = (bytes >> 20, budget.bytes() >> 20);
+        let most = budget.most(&context.requester().caller);
+        if bytes > most {
+            let (found, limit) = (bytes >> 20, most >> 20);
             let message = format!("the grammar of {choices} choices takes {found} MiB of memory; the limit is {limit}");
             return Err(Error::invalid("n", message));
         }
-        let mut charge = budget.open_charge(0);
+        let mut charge = budget.open_charge(context.requester().caller, 0);
         charge.resize(bytes, context.deadline).await?;
         Ok(charge)
     }
@@ -142,7 +143,7 @@ impl Grammar {
     /// The charge for what the state of a choice grows by.
     fn growth(&self, context: &RequestContext) -> MemoryCharge {
         let MatcherMemory { budget, uncounted } = &context.matcher_memory;
-        budget.open_charge(self.compiled.matcher_bytes().max(*uncounted))
+        budget.open_charge(context.requester().caller, self.compiled.matcher_bytes().max(*uncounted))
     }
 
     /// Descriptions of the schema parts that the grammar does not enforce.

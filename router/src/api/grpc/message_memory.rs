@@ -67,7 +67,7 @@ async fn read_message(
     caller: CallerName,
     shape: usize,
 ) -> Result<(Bytes, MessageCharge), Error> {
-    let mut charge = state.memory.open_charge();
+    let mut charge = state.memory.open_charge(caller.clone());
     let until = Instant::now() + limits::BODY_TIME;
     let limit = state.config.memory.body;
     let body = collect(body, limit + FRAME, 0, &mut charge).await.map_err(|error| match error.kind {

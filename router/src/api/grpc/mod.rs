@@ -251,7 +251,7 @@ impl Inference for Service {
             let (context, model) = incoming.admit_sequences(&trace, model, job.priority, session, slots).await?;
             let mut context = RequestContext { memory_charge, ..context };
             trace.record_request(model.name(), false);
-            let charge = self.state.memory.open_charge();
+            let charge = self.state.memory.open_charge(context.requester().caller);
             let Embeddings { vectors, usage, .. } = embed::run(&mut context, model.clone(), job, charge).await?;
             let embeddings = vectors.into_iter().map(|values| v1::Embedding { values }).collect();
             Ok((
@@ -269,7 +269,7 @@ impl Inference for Service {
             let (requester, permit, model) = self.admit(&request, &request.get_ref().model).await?;
             let charged = request.extensions().get::<MessageCharge>().cloned();
             let bytes = limits::IDS_PER_BYTE * charged.as_ref().map_or(0, |charged| charged.bytes);
-            let charge = self.state.memory.charge_answer(bytes, requester.deadline).await?;
+            let charge = self.state.memory.charge_answer(bytes, &requester).await?;
             let v1::TokenizeRequest { input, add_special_tokens, .. } = request.into_inner();
             let ids = match input {
                 Some(v1::tokenize_request::Input::Text(text)) => {
@@ -304,7 +304,7 @@ impl Inference for Service {
             let _charged = request.extensions().get::<MessageCharge>().cloned();
             let v1::DetokenizeRequest { ids, .. } = request.into_inner();
             let bytes = size_of_val(ids.as_slice());
-            let charge = self.state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, requester.deadline).await?;
+            let charge = self.state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, &requester).await?;
             let read = move |model: &ServedModel| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
             Ok((model.run_text_work(bytes, &requester, read).await?, AnswerHold::new(Some(permit), Some(charge))))
         };

@@ -31,16 +31,17 @@ pub async fn create(State(state): Shared, Extension(trace): Extension<Trace>, re
         let (context, model) = incoming.admit_sequences(&trace, model, job.priority, session, slots).await?;
         let mut context = RequestContext { memory_charge: Some(Arc::new(charge)), ..context };
         trace.record_request(model.name(), false);
-        let embedded = embed::run(&mut context, model.clone(), job, state.memory.open_charge()).await?;
+        let charge = state.memory.open_charge(context.requester().caller);
+        let embedded = embed::run(&mut context, model.clone(), job, charge).await?;
         let bytes = embedded.bytes();
         let requester = context.requester();
-        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE / 4 * bytes, requester.deadline).await?;
+        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE / 4 * bytes, &requester).await?;
         let write = move |model: &ServedModel| {
             let Embeddings { vectors, usage, charge: _charge } = embedded;
             Ok(openai::embedding_body(model.name(), &vectors, &usage, encoding))
         };
         let answer = model.run_text_work(bytes, &requester, write).await?;
-        held_bytes(&state, answer, &ignored, context.permit, charge, requester.deadline).await
+        held_bytes(&state, answer, &ignored, context.permit, charge, &requester).await
     };
     finish(&state, "embeddings", state.admission.unless_aborted(answer).await)
 }

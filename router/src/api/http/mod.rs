@@ -39,6 +39,7 @@ use crate::{
         unread::{self, AnswerHold},
     },
     error::{Error, ErrorKind},
+    fair::Requester,
     limits,
     memory::MemoryCharge,
     metrics::CONTENT_TYPE,
@@ -173,11 +174,11 @@ async fn render(State(state): Shared, Extension(known): Tools, request: Request)
         let (permit, model) = incoming.admit(job.model.as_deref()).await?;
         job.bytes = bytes;
         ignored.extend(job.settle(model.text.template.as_ref()));
-        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, requester.deadline).await?;
+        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, &requester).await?;
         let rendered = chat::render(&model, job, &requester).await?;
         let write = move |model: &ServedModel| Ok(openai::rendered(model.name(), &rendered));
         let answer = model.run_text_work(bytes, &requester, write).await?;
-        held_bytes(&state, answer, &ignored, permit, charge, requester.deadline).await
+        held_bytes(&state, answer, &ignored, permit, charge, &requester).await
     };
     finish(&state, "render", state.admission.unless_aborted(answer).await)
 }
@@ -189,7 +190,7 @@ async fn tokenize(State(state): Shared, Extension(known): Tools, request: Reques
         let (ParsedBody { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
             read(&state, request, &mut incoming, move |body: &[u8]| openai::tokenize(body, &known)).await?;
         let (permit, model) = incoming.admit(model.as_deref()).await?;
-        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, requester.deadline).await?;
+        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, &requester).await?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
                 model.encode(prompt, add_special_tokens, "prompt", &requester).await?
@@ -202,7 +203,7 @@ async fn tokenize(State(state): Shared, Extension(known): Tools, request: Reques
         let context = model.bounds().await?.context;
         let write = move |model: &ServedModel| Ok(openai::tokenized(model, &ids, context, return_token_strs));
         let answer = model.run_text_work(bytes, &requester, write).await?;
-        held_bytes(&state, answer, &ignored, permit, charge, requester.deadline).await
+        held_bytes(&state, answer, &ignored, permit, charge, &requester).await
     };
     finish(&state, "tokenize", state.admission.unless_aborted(answer).await)
 }
@@ -214,10 +215,10 @@ async fn detokenize(State(state): Shared, request: Request) -> Response {
         let (ParsedBody { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
             read(&state, request, &mut incoming, openai::detokenize).await?;
         let (permit, model) = incoming.admit(model.as_deref()).await?;
-        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, requester.deadline).await?;
+        let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, &requester).await?;
         let write = move |model: &ServedModel| Ok(openai::detokenized(&model.detokenize(&tokens)?));
         let answer = model.run_text_work(bytes, &requester, write).await?;
-        held_bytes(&state, answer, &ignored, permit, charge, requester.deadline).await
+        held_bytes(&state, answer, &ignored, permit, charge, &requester).await
     };
     finish(&state, "detokenize", state.admission.unless_aborted(answer).await)
 }
@@ -231,7 +232,8 @@ async fn read<T: Send + 'static>(
 ) -> Result<(ParsedBody<T>, MemoryCharge), Error> {
     let requester = incoming.requester();
     let deadline = requester.deadline;
-    let body = body::read(request, state.config.memory.body, state.memory.open_charge(), deadline);
+    let body =
+        body::read(request, state.config.memory.body, state.memory.open_charge(incoming.requester().caller), deadline);
     let (body, mut charge) = incoming.unless_evicted(body).await?;
     let body_bytes = body.len();
     let parse = move || {
@@ -381,9 +383,9 @@ async fn held_bytes(
     ignored: &[String],
     permit: InFlightPermit,
     mut charge: MemoryCharge,
-    deadline: tokio::time::Instant,
+    requester: &Requester,
 ) -> Result<Response, Error> {
-    charge.resize(text.len().min(state.memory.answers.bytes()), deadline).await?;
+    charge.resize(text.len().min(state.memory.answers.most(&requester.caller)), requester.deadline).await?;
     let response = with_ignored_fields(json_bytes(text), ignored);
     Ok(unread::hold(response, AnswerHold::new(Some(permit), Some(charge)), state.config.client_stall))
 }

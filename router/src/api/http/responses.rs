@@ -67,7 +67,7 @@ pub(super) async fn create(
         let Prepared { job, request, origins, ignored, input } =
             received.prepare(&state, &model, &requester, keeps.then(|| trace.id.clone())).await?;
         // The rest of the request is dropped when its prompt is known.
-        let mut charge = state.memory.open_charge();
+        let mut charge = state.memory.open_charge(requester.caller.clone());
         charge.resize(request.echo_bytes() + input.as_ref().map_or(0, |input| input.len()), requester.deadline).await?;
         let seals = request.seals;
         // After a failure, the answer promises nothing until a response could be written again.
@@ -161,7 +161,7 @@ pub(super) async fn input_items(
         let (id, stored, kept) = find(&state, id, &caller).await?;
         let deadline = tokio::time::Instant::now() + state.config.request_time;
         let requester = keys::requester(caller.as_deref(), deadline);
-        let mut charge = state.memory.open_charge();
+        let mut charge = state.memory.open_charge(requester.caller.clone());
         charge.resize(VALUES_PER_BYTE * stored.input.len(), deadline).await?;
         let shown = state.memory.parse(stored.input.len(), &requester, move || {
             let page = responses::page(responses::input_items(&id, values(&stored.input)?), &page)?;
@@ -199,7 +199,7 @@ async fn receive(
     let ParsedBody { value: mut request, mut bytes, ignored } = parsed;
     let mut load = async |param: &str, id: &str| {
         let cost = state.responses.cost(&requester.caller, id).await?.unwrap_or_default();
-        let _reads = state.memory.charge_answer(cost, requester.deadline).await?;
+        let _reads = state.memory.charge_answer(cost, requester).await?;
         let found = state.responses.get(&requester.caller, id).await?;
         let stored = found.ok_or_else(|| not_found(state, Some(param), id))?;
         let size = stored.input.len() + stored.response.len();
@@ -353,10 +353,12 @@ async fn find(
     id: Result<Path<String>, PathRejection>,
     caller: &Caller,
 ) -> Result<(String, StoredResponse, MemoryCharge), Error> {
-    let (id, caller) = (path_id(id)?, name(caller));
-    let cost = state.responses.cost(&caller, &id).await?.ok_or_else(|| not_found(state, None, &id))?;
-    let charge = state.memory.charge_answer(cost, tokio::time::Instant::now() + limits::MEMORY_WAIT).await?;
-    let found = state.responses.get(&caller, &id).await?;
+    let id = path_id(id)?;
+    let deadline = tokio::time::Instant::now() + limits::MEMORY_WAIT;
+    let requester = keys::requester(caller.as_deref(), deadline);
+    let cost = state.responses.cost(&requester.caller, &id).await?.ok_or_else(|| not_found(state, None, &id))?;
+    let charge = state.memory.charge_answer(cost, &requester).await?;
+    let found = state.responses.get(&requester.caller, &id).await?;
     found.map(|stored| (id.clone(), stored, charge)).ok_or_else(|| not_found(state, None, &id))
 }
 

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizer};
-use tokenizers::{AddedVocabulary, OffsetReferential, PreTokenizedString};
+use tokenizers::{AddedVocabulary, Encoding, OffsetReferential, PreTokenizedString, Token};
 
 pub use encode_limit::EncodeLimit;
 pub use load::read_json;
@@ -206,14 +206,15 @@ impl Tokenizer {
             Err(other) => TokenizeError::Encode(other.to_string()),
         };
         let tokenizer = &self.0.tokenizer;
-        let splitter = WordSplitter::of(tokenizer.get_pre_tokenizer()).filter(|_| !how.add_special_tokens);
+        let splitter = WordSplitter::of(tokenizer.get_pre_tokenizer());
         if splitter.is_none() && how.parse_special && bound.is_none() {
             return Ok(tokenizer.encode_fast(text, how.add_special_tokens).map_err(fail)?.get_ids().to_vec());
         }
         let added = if how.parse_special { tokenizer.get_added_vocabulary() } else { &self.0.no_added };
         let mut pieces: PreTokenizedString = added.extract_and_normalize(tokenizer.get_normalizer(), text);
         if let Some(splitter) = splitter {
-            return self.encode_words(&pieces, splitter, bound);
+            let ids = self.encode_words(&pieces, splitter, bound)?;
+            return if how.add_special_tokens { self.with_special(ids).map_err(fail) } else { Ok(ids) };
         }
         if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces).map_err(fail)?;
@@ -231,6 +232,19 @@ impl Tokenizer {
         // `tokenize` is not called for added tokens, so count again.
         bound.check(encoding.get_ids().len())?;
         Ok(tokenizer.post_process(encoding, None, how.add_special_tokens).map_err(fail)?.get_ids().to_vec())
+    }
+
+    /// Adds the tokens that the tokenizer's template puts around a text.
+    fn with_special(&self, ids: Vec<u32>) -> Result<Vec<u32>, tokenizers::Error> {
+        // No token has this id.
+        const TEXT: u32 = u32::MAX;
+        let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
+        let around = self.0.tokenizer.post_process(text, None, true)?;
+        let parts = around.get_ids().iter().flat_map(|id| match id {
+            &TEXT => ids.as_slice(),
+            special => std::slice::from_ref(special),
+        });
+        Ok(parts.copied().collect())
     }
 
     /// The ids of added tokens and of the words between them.
