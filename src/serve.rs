@@ -70,7 +70,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
                 let group = load::group(&model)?;
                 let (weights, kv, tp) = (group.weights(), group.plan(), load::ranks(args.model.tp, &devices));
                 if matches!(devices, DeviceChoice::Cpu) {
-                    kv_bytes = kv.bytes() * tp;
+                    kv_bytes = kv.bytes();
                 }
                 let ranks = if tp == 1 { "1 rank".to_owned() } else { format!("{tp} ranks") };
                 let banner = banner.row("weights", format_args!("{weights}, {ranks} on {}", devices.name(0)));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
+use crate::limits;
 use crate::metrics::EngineCounters;
 
 /// The clock of one engine.
@@ -31,15 +32,23 @@ impl TokenClock {
         self.last.store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Waits for the next part of an answer. `last`: when the request was sent or got its last token. `waits`: it has
-    /// none yet, so it may wait in the engine's queue. Err: there was no token for too long.
-    pub async fn within<T>(&self, last: Instant, waits: bool, part: impl Future<Output = T>) -> Result<T, String> {
-        let (mut part, mut until) = (pin!(part), last + self.limit);
+    /// Waits for the next part of an answer. `last`: when the request was sent or got its last token. `prompt`: it has
+    /// none yet, so this many tokens may have to be computed first, and it may wait in the engine's queue. Err: there
+    /// was no token for too long.
+    pub async fn within<T>(
+        &self,
+        last: Instant,
+        prompt: Option<usize>,
+        part: impl Future<Output = T>,
+    ) -> Result<T, String> {
+        let prefill = limits::PREFILL_TIME * u32::try_from(prompt.unwrap_or(0)).unwrap_or(u32::MAX);
+        let limit = self.limit + prefill;
+        let (mut part, mut until) = (pin!(part), last + limit);
         loop {
             match timeout_at(until, &mut part).await {
                 Ok(part) => return Ok(part),
-                Err(_) if waits && self.queue_moves() => until = Instant::now() + self.limit,
-                Err(_) => return Err(format!("the engine sent no token for {:?}", self.limit)),
+                Err(_) if prompt.is_some() && self.queue_moves() => until = Instant::now() + limit,
+                Err(_) => return Err(format!("the engine sent no token for {limit:?}")),
             }
         }
     }

@@ -75,6 +75,8 @@ pub struct Exchange {
     pub identity: Arc<Identity>,
     pub clock: Arc<TokenClock>,
     pub body: Bytes,
+    /// Tokens of its prompt.
+    pub prompt: usize,
     pub streams: bool,
     /// Send it again while the engine is full, a few times.
     pub waits: bool,
@@ -108,7 +110,8 @@ impl Exchange {
         let mut tries = 0;
         loop {
             let sent = self.http.post(self.dialect.path(), self.body.clone());
-            let sent = self.clock.within(Instant::now(), true, sent).await.map_err(EngineRefusal::Unreachable)?;
+            let sent =
+                self.clock.within(Instant::now(), Some(self.prompt), sent).await.map_err(EngineRefusal::Unreachable)?;
             let response = sent.map_err(|error| EngineRefusal::Unreachable(error.0))?;
             let status = response.status();
             if status == StatusCode::OK {
@@ -129,7 +132,7 @@ impl Exchange {
 
     /// Reads an answer that is one JSON document. Returns the end, if no frame had one.
     async fn document(&self, response: Response<Incoming>, events: &mpsc::Sender<ExchangeEvent>) -> Option<DrawEnd> {
-        let body = self.clock.within(Instant::now(), false, collect(response, limits::ANSWER_BYTES)).await;
+        let body = self.clock.within(Instant::now(), None, collect(response, limits::ANSWER_BYTES)).await;
         let body = match body {
             Err(late) => return Some(DrawEnd::Lost(late)),
             Ok(Ok(body)) => body,
@@ -163,9 +166,9 @@ impl Exchange {
     async fn stream(&self, response: Response<Incoming>, events: &mpsc::Sender<ExchangeEvent>) -> Option<DrawEnd> {
         let mut body = response.into_body();
         let (mut parser, mut reader) = (SseEvents::new(limits::EVENT_BYTES), self.dialect.reader());
-        let (mut idle, mut last, mut waits) = (Idle::default(), Instant::now(), true);
+        let (mut idle, mut last, mut prompt) = (Idle::default(), Instant::now(), Some(self.prompt));
         loop {
-            let data = match self.clock.within(last, waits, body.frame()).await {
+            let data = match self.clock.within(last, prompt, body.frame()).await {
                 Err(late) => return Some(DrawEnd::Lost(late)),
                 Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
                 Ok(Some(Err(error))) => return Some(DrawEnd::Lost(format!("the engine's stream was cut: {error}"))),
@@ -181,7 +184,7 @@ impl Exchange {
                 idle.bytes = if frame.drawn.is_empty() { idle.bytes } else { 0 };
                 if !frame.drawn.is_empty() {
                     self.clock.tick();
-                    (last, waits) = (Instant::now(), false);
+                    (last, prompt) = (Instant::now(), None);
                 }
                 if let Some(end) = self.hear(&frame.said).await {
                     return Some(end);

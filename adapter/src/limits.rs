@@ -68,6 +68,9 @@ pub const IDLE_CONNECTIONS: usize = 256;
 /// How long an idle connection is kept; uvicorn closes its own after 5 s.
 pub const IDLE_TIME: Duration = Duration::from_secs(4);
 
+/// How much longer the first token may take for each token of the prompt: a processor may compute 20 in a second.
+pub const PREFILL_TIME: Duration = Duration::from_millis(50);
+
 /// Default number of sequences that are computed at once.
 pub const MAX_SEQUENCES: usize = 256;
 /// Default number of sequences beyond those, which wait in the engine's own queue.

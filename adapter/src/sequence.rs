@@ -256,6 +256,7 @@ impl Sequence {
             identity: link.identity.clone(),
             clock: link.clock.clone(),
             body: link.dialect.body(&request, &link.identity.joined().model),
+            prompt,
             streams: link.dialect.streams(&request),
             waits,
         };

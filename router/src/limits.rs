@@ -17,8 +17,8 @@ pub const UNCOUNTED_BODY_BYTES: usize = 64 << 10;
 pub const MATCHER_MEMORY_BYTES: usize = 2 << 30;
 /// Bytes of large answers that clients have not read yet, of all requests together.
 pub const ANSWER_MEMORY_BYTES: usize = 256 << 20;
-/// Bytes of memory that tokenizing takes for each byte of a text (4 MiB without a space took 107).
-pub const TOKENIZING_PER_BYTE: usize = 128;
+/// Bytes of memory that tokenizing takes for each byte of a text (39 of words; without a space 107).
+pub const TOKENIZING_PER_BYTE: usize = 48;
 /// Bytes that tokenizing may take, of all texts together.
 pub const TOKENIZING_BYTES: usize = 4 << 30;
 /// Bytes that are charged for the token ids of a text and their answer, for each byte of it, until the answer is there.

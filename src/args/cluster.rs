@@ -130,7 +130,8 @@ pub struct EngineClientArgs {
     #[arg(long, env = "REIN_ENGINE_CA", value_name = "FILE", requires = "engine")]
     pub engine_ca: Option<PathBuf>,
     /// Seconds without a token, or without the head of an answer, after which a stream of an engine counts as hung and
-    /// its sequence resumes on another engine. Sequences that wait in the queue of an engine that is full have longer
+    /// its sequence resumes on another engine. Before its first token, a sequence with a long prompt or in the queue of
+    /// a full engine has longer
     #[arg(long, env = "REIN_TOKEN_DEADLINE", default_value = "60", value_name = "S", value_parser = option_values::deadline)]
     pub token_deadline: f64,
 }

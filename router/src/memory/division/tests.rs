@@ -14,5 +14,5 @@ fn shares_fit_the_memory_and_end_at_the_limits() {
     assert_eq!(MemoryLimits::default().body, limits::BODY_BYTES);
     assert_eq!(MemoryLimits::within(1 << 30).body, limits::BODY_BYTES);
     assert_eq!(MemoryLimits::within(480 << 20).body, 20 << 20);
-    assert_eq!(MemoryLimits::within(480 << 20).text(), 320 << 10);
+    assert_eq!(MemoryLimits::within(480 << 20).text(), (480 << 20) / 6 / 2 / 48);
 }
