@@ -32,16 +32,18 @@ impl SlotsWhileRead {
     pub async fn follow(&mut self) -> Gone {
         loop {
             let client = *self.client.borrow_and_update();
-            match client {
-                ClientState::Reading => {
-                    if let Err(error) = self.slots.take_back(self.deadline).await {
-                        return Gone::Failed(error);
+            if client != *self.told.borrow() {
+                match client {
+                    ClientState::Reading => {
+                        if let Err(error) = self.slots.take_back(self.deadline).await {
+                            return Gone::Failed(error);
+                        }
                     }
+                    ClientState::Stalled => self.slots.give_up(),
+                    ClientState::TimedOut => return Gone::TimedOut,
                 }
-                ClientState::Stalled => self.slots.give_up(),
-                ClientState::TimedOut => return Gone::TimedOut,
+                self.told.send_replace(client);
             }
-            self.told.send_if_modified(|told| std::mem::replace(told, client) != client);
             if self.client.changed().await.is_err() {
                 // The sender is dropped: the state never changes again.
                 std::future::pending().await
