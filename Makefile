@@ -19,8 +19,6 @@ ENGINE ?= cpu
 HTTP ?= 127.0.0.1:8000
 GRPC ?= 127.0.0.1:50051
 PYTHON := .venv/bin/python
-# Two files of tests at a time: most of them wait more than they compute.
-PARALLEL := -n 2 --dist loadfile
 # setup.sh puts protoc there if it cannot install the Debian package.
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -32,15 +30,8 @@ cluster: setup-cluster
 	cargo build --release --locked --bin rein
 	exec scripts/cluster.sh
 
-# The tested binary has a name of its own: tests of packages run cargo, which replaces the one in target/debug.
-# Installing waits for the network and compiling for processors: both at once.
 test: setup
-	scripts/setup.sh test & installs=$$!; cargo test --workspace --locked --no-run; compiled=$$?; wait $$installs && exit $$compiled
-	$(MAKE) lint cuda
-	cargo test --workspace --locked
-	mkdir -p target/tested && ln -f target/debug/rein target/tested/rein
-	REIN_BIN=$(CURDIR)/target/tested/rein $(PYTHON) -m pytest -q -rs $(PARALLEL) tests/py
-	REIN_BIN=$(CURDIR)/target/tested/rein $(PYTHON) -m pytest -q -rs $(PARALLEL) tests/chart
+	scripts/test.sh
 
 test-kube: setup-test
 	cargo build --locked --bin rein
