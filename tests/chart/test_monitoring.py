@@ -48,6 +48,7 @@ FIRING = {
         {'rein_grammar_compile_seconds_bucket{le="1"}': "0+1x20", 'rein_grammar_compile_seconds_bucket{le="5"}': "0+10x20", 'rein_grammar_compile_seconds_bucket{le="+Inf"}': "0+10x20"},
         {'rein_grammar_compile_seconds_bucket{le="1"}': "0+10x20", 'rein_grammar_compile_seconds_bucket{le="5"}': "0+10x20", 'rein_grammar_compile_seconds_bucket{le="+Inf"}': "0+10x20"},
     ),
+    "ReinResponsesAreLost": ({"rein_responses_lost_total": "0+1x20"}, {"rein_responses_lost_total": "9x20"}),
     "ReinServerErrors": ({'rein_requests_total{status="500"}': "0+1x20"}, {'rein_requests_total{status="503"}': "0+1x20"}),
     "ReinCallsAreLost": (
         {'rein_tool_calls_total{model="k2",outcome="valid"}': "0+90x20", 'rein_tool_calls_total{model="k2",outcome="incomplete"}': "0+10x20"},
