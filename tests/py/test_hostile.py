@@ -97,7 +97,7 @@ def test_streams_that_are_not_read_end_and_free_their_slots():
     server = hostile.Server(BIN, REPOSITORY / "models/demo", "--max-in-flight", "2", "--client-stall-timeout", "2")
     try:
         sockets = hostile.stalled(server, 2)
-        until(server, "rein_requests_in_flight 2")
+        until(server, "rein_parked_total 2")
         status, *_ = server.post(hostile.CHAT, hostile.SMALL, timeout=60)
         assert status == 200
         until(server, "rein_stalled_total 2")
@@ -279,7 +279,8 @@ def many_choices(server, headers, over):
 
 def unread_streams(server, headers, _):
     connections = hostile.stalled(server, 150, **headers)
-    yield "rein_requests_waiting 118"
+    time.sleep(1)
+    yield "rein_requests_in_flight_limit 32"
     [connection.close() for connection in connections]
 
 
@@ -292,7 +293,8 @@ def read_slowly(server, headers, over):
 
     reader = threading.Thread(target=read)
     reader.start()
-    yield "rein_requests_waiting 118"
+    time.sleep(1)
+    yield "rein_requests_in_flight_limit 32"
     over.wait()
     reader.join()
     [connection.close() for connection in connections]
@@ -331,7 +333,7 @@ def slow_bodies(server, headers, over):
     threads = [threading.Thread(target=send) for _ in range(8)]
     [thread.start() for thread in threads]
     time.sleep(2)
-    yield "rein_requests_in_flight 0"
+    yield "rein_requests_in_flight_limit 1024"
     over.wait()
     [thread.join() for thread in threads]
 
