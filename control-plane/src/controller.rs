@@ -70,7 +70,7 @@ async fn run_elected(
             let mut snapshot: Arc<Snapshot> = mirror.read().await;
             let mut tried = false;
             loop {
-                if snapshot.revision < view.revision {
+                if snapshot.point().is_after_reset(view.point) {
                     // The store was reset.
                     written = 0;
                 }

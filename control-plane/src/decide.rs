@@ -25,7 +25,7 @@ use crate::{
     placement::{Placement, place},
     rebalance::Rebalance,
     records::{GroupMember, GroupRecord, Keys, Seat, WorkerClass, WorkerRecord, WorkerState, class_of_worker, encode},
-    store::{KeyCondition, Revision, Transaction},
+    store::{KeyCondition, Revision, StorePoint, Transaction},
     view::{ClusterView, GroupState},
 };
 
@@ -73,7 +73,7 @@ pub struct Controller {
     /// Milliseconds since 1970 at the time `now` = 0.
     epoch_base: u64,
     began: Option<Duration>,
-    revision: Revision,
+    point: StorePoint,
     /// Workers that have been seen. If one of them is missing from the store, it is lost; one that was never seen may
     /// still register.
     known: BTreeSet<String>,
@@ -143,7 +143,7 @@ impl Controller {
             settings,
             epoch_base,
             began: None,
-            revision: 0,
+            point: StorePoint::default(),
             known: BTreeSet::new(),
             epochs: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -168,12 +168,12 @@ impl Controller {
 
     /// The changes to make now. Call it again with a view in which these changes are visible, or could not be made.
     pub fn decide(&mut self, view: &ClusterView, now: Duration) -> Vec<Decision> {
-        if view.revision < self.revision {
+        if view.point.is_after_reset(self.point) {
             tracing::warn!("the store was reset; waiting for workers to register again");
             let names = std::mem::take(&mut self.names);
             *self = Controller { names, ..Controller::new(self.keys.clone(), self.settings, self.epoch_base) };
         }
-        self.revision = view.revision;
+        self.point = view.point;
         self.wake = None;
         self.began.get_or_insert(now);
         self.known.extend(view.workers.keys().cloned());

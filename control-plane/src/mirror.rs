@@ -146,10 +146,12 @@ impl Follower {
     /// Adds to what was read what the store has lost.
     fn add_lost(&mut self, snapshot: &mut Snapshot) {
         let known = self.view.borrow().clone();
-        if !self.lost_stays.is_zero() && snapshot.is_after_reset(&known) {
+        if !self.lost_stays.is_zero() && snapshot.point().is_after_reset(known.point()) {
             let until = Instant::now() + self.lost_stays;
             let missing = known.entries.iter().filter(|(key, _)| !snapshot.entries.contains_key(*key));
-            let lost: BTreeMap<String, Entry> = missing.map(|(key, entry)| (key.clone(), entry.clone())).collect();
+            // Whatever is written in their place has another revision.
+            let unwritten = |entry: &Entry| Entry { revision: 0, ..entry.clone() };
+            let lost: BTreeMap<String, Entry> = missing.map(|(key, entry)| (key.clone(), unwritten(entry))).collect();
             if !lost.is_empty() {
                 let (keys, seconds) = (lost.len(), self.lost_stays.as_secs());
                 tracing::warn!(

@@ -39,10 +39,23 @@ pub struct Changes {
     pub keys: Vec<(String, Option<Entry>)>,
 }
 
-impl Snapshot {
-    /// Whether the store has lost its history since an earlier snapshot: it came back empty, or from a backup.
-    pub fn is_after_reset(&self, earlier: &Snapshot) -> bool {
+/// Where a store is in its history.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StorePoint {
+    pub cluster: u64,
+    pub revision: Revision,
+}
+
+impl StorePoint {
+    /// Whether the store has lost its history since an earlier point: it came back empty, or from a backup.
+    pub fn is_after_reset(self, earlier: StorePoint) -> bool {
         earlier.revision > 0 && (self.revision < earlier.revision || self.cluster != earlier.cluster)
+    }
+}
+
+impl Snapshot {
+    pub fn point(&self) -> StorePoint {
+        StorePoint { cluster: self.cluster, revision: self.revision }
     }
 
     pub fn apply(&mut self, changes: Changes) {

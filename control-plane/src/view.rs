@@ -14,12 +14,12 @@ use crate::{
         EngineRecord, ExpertLoad, GroupRecord, Keys, LinkReport, Load, RankFailure, Ready, Release, RouterRecord, Seat,
         WorkerRecord, decode,
     },
-    store::{Entry, KeyCondition, Revision, Snapshot},
+    store::{Entry, KeyCondition, Revision, Snapshot, StorePoint},
 };
 
 #[derive(Debug, Clone, Default)]
 pub struct ClusterView {
-    pub revision: Revision,
+    pub point: StorePoint,
     pub workers: BTreeMap<String, Arc<WorkerRecord>>,
     pub seats: BTreeMap<String, Seat>,
     pub groups: BTreeMap<String, GroupState>,
@@ -83,7 +83,8 @@ impl ClusterView {
     /// Updates to the snapshot. A value that cannot be decoded changes nothing: the last one that could stays, as its
     /// process does. False: only loads have changed.
     pub fn update(&mut self, keys: &Keys, snapshot: &Snapshot) -> bool {
-        self.revision = snapshot.revision;
+        let is_reset = snapshot.point().is_after_reset(self.point);
+        self.point = snapshot.point();
         let mut news = false;
         let is_load = |key: &str| key.strip_prefix(keys.root()).is_some_and(|path| path.starts_with("loads/"));
         let gone: Vec<String> = self.seen.keys().filter(|key| !snapshot.entries.contains_key(*key)).cloned().collect();
@@ -91,6 +92,10 @@ impl ClusterView {
             news |= !is_load(&key);
             self.seen.remove(&key);
             self.take(keys, &key, None);
+        }
+        if is_reset {
+            // Revisions start over, so an equal one says nothing.
+            self.seen.clear();
         }
         for (key, entry) in &snapshot.entries {
             if self.seen.get(key) != Some(&entry.revision) {

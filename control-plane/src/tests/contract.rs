@@ -13,8 +13,8 @@ use futures::StreamExt;
 
 use super::{etcd::Server, intercepted_store::InterceptedStore, values};
 use crate::{
-    Changes, KeyCondition, MemoryStore, Mirror, Store, StoreError, Transaction,
-    store::{ChangeStream, Revision},
+    Changes, ClusterView, KeyCondition, Keys, MemoryStore, Mirror, Snapshot, Store, StoreError, Transaction,
+    store::{ChangeStream, Entry, Revision, StorePoint},
 };
 
 fn put(key: &str, value: &'static str) -> Transaction {
@@ -202,4 +202,28 @@ async fn what_a_reset_store_has_lost_stays_for_a_while() {
     becomes(&mut lasting, &[("/a/1", "again"), ("/a/2", "two"), ("/a/3", "three")]).await;
     becomes(&mut lasting, &[("/a/1", "again")]).await;
     assert_eq!(values(&strict.view()), values(&lasting.view()));
+}
+
+/// The revisions of a store that was reset start over, also in another cluster with higher ones.
+#[test]
+fn a_view_reads_all_of_a_reset_store() {
+    let keys = Keys::new("test").expect("a name");
+    let drain = |id: &str| keys.drain(id);
+    let snapshot = |cluster, revision, controller: &str, more: &[String]| {
+        let entry = |value: &str, revision| Entry { value: value.to_owned().into(), revision, lease: None };
+        let more = more.iter().map(|key| (key.clone(), entry("", 3)));
+        let entries = more.chain([(keys.controller(), entry(controller, 7))]).collect();
+        Snapshot { cluster, revision, entries }
+    };
+    let mut view = ClusterView::default();
+    view.update(&keys, &snapshot(1, 9, "a", &[drain("w")]));
+    assert_eq!((view.controller.as_deref(), view.drains.len()), (Some("a"), 1));
+    // The same revision of the key, and another value.
+    for (cluster, revision, controller) in [(1, 8, "b"), (2, 20, "c")] {
+        view.update(&keys, &snapshot(cluster, revision, controller, &[]));
+        assert_eq!((view.controller.as_deref(), view.drains.len()), (Some(controller), 0));
+    }
+    let (first, later) = (StorePoint { cluster: 1, revision: 9 }, StorePoint { cluster: 1, revision: 10 });
+    assert!(!later.is_after_reset(first) && first.is_after_reset(later));
+    assert!(!first.is_after_reset(StorePoint::default()), "nothing was read before");
 }
