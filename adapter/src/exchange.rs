@@ -143,7 +143,7 @@ impl Exchange {
             Ok(frame) => frame,
             Err(error) => return Some(DrawEnd::Failed(error)),
         };
-        if let Some(end) = self.hear(&frame.said).await {
+        if let Some(end) = self.hear(frame.said.as_ref()).await {
             return Some(end);
         }
         self.clock.tick();
@@ -153,8 +153,8 @@ impl Exchange {
     }
 
     /// Some: another engine has answered.
-    async fn hear(&self, said: &Said) -> Option<DrawEnd> {
-        match self.identity.hear(said).await {
+    async fn hear(&self, said: Option<&Said>) -> Option<DrawEnd> {
+        match self.identity.hear(said?).await {
             Ok(()) => None,
             Err(Unproven::Silent(why) | Unproven::Other(why)) => {
                 Some(DrawEnd::Lost(format!("another engine seems to answer: {why}")))
@@ -186,7 +186,7 @@ impl Exchange {
                     self.clock.tick();
                     (last, prompt) = (Instant::now(), None);
                 }
-                if let Some(end) = self.hear(&frame.said).await {
+                if let Some(end) = self.hear(frame.said.as_ref()).await {
                     return Some(end);
                 }
                 let ended = frame.end.is_some();
@@ -222,7 +222,9 @@ impl Exchange {
             let Some(after) = left.checked_sub(data.len()) else { return };
             left = after;
             for frame in read(parser, reader, &data).unwrap_or_default() {
-                self.identity.hear_late(&frame.said);
+                if let Some(said) = &frame.said {
+                    self.identity.hear_late(said);
+                }
                 if frame.cached_tokens.is_some() {
                     let frame = DrawFrame { cached_tokens: frame.cached_tokens, ..DrawFrame::default() };
                     // A sequence that has gone on does not count it.

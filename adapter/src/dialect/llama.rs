@@ -1,6 +1,8 @@
 //! llama-server: `/completion` with token ids in and out, in chunks that are not streamed: its streams drop the ids of
 //! tokens that end inside a UTF-8 character.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -57,9 +59,9 @@ pub fn body(request: &DrawRequest) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Answer {
-    #[serde(default)]
-    model: Option<String>,
+struct Answer<'a> {
+    #[serde(borrow, default)]
+    model: Option<Cow<'a, str>>,
     #[serde(default)]
     tokens: Option<Vec<u32>>,
     #[serde(default)]
@@ -93,11 +95,13 @@ struct TopProbability {
     logprob: f32,
 }
 
-pub fn frame(data: &[u8]) -> Result<DrawFrame, String> {
+/// `said`: what earlier frames have said.
+pub fn frame(data: &[u8], said: &mut Said) -> Result<DrawFrame, String> {
     let answer: Answer = serde_json::from_slice(data).map_err(|error| error.to_string())?;
     if let Some(error) = answer.error {
         return Ok(DrawFrame { end: Some(error.into_end()), ..DrawFrame::default() });
     }
+    let said = said.news(answer.model.as_deref(), None);
     let ids = answer.tokens.ok_or("`tokens` is missing")?;
     let end = match answer.stop_type.as_str() {
         "limit" => DrawEnd::Length,
@@ -115,7 +119,7 @@ pub fn frame(data: &[u8]) -> Result<DrawFrame, String> {
     });
     let drawn = drawn.collect();
     let cached_tokens = answer.timings.and_then(|timings| timings.cache_n);
-    Ok(DrawFrame { drawn, cached_tokens, end: Some(end), said: Said { model: answer.model, version: None } })
+    Ok(DrawFrame { drawn, cached_tokens, end: Some(end), said })
 }
 
 pub fn facts(facts: EngineFacts, props: &Value) -> EngineFacts {

@@ -35,7 +35,8 @@ pub struct DrawFrame {
     /// Prompt tokens that the engine had cached, if it says so.
     pub cached_tokens: Option<u32>,
     pub end: Option<DrawEnd>,
-    pub said: Said,
+    /// What no earlier frame of the answer has said.
+    pub said: Option<Said>,
 }
 
 /// What an answer says of its engine.
@@ -51,6 +52,17 @@ impl Said {
     pub fn agrees(&self, other: &Said) -> bool {
         let agrees = |a: &Option<String>, b: &Option<String>| a.is_none() || b.is_none() || a == b;
         agrees(&self.model, &other.model) && agrees(&self.version, &other.version)
+    }
+
+    /// What these fields of an answer say beyond this, which they are then part of.
+    fn news(&mut self, model: Option<&str>, version: Option<&str>) -> Option<Said> {
+        let new = |known: &Option<String>, said: Option<&str>| said.is_some() && known.as_deref() != said;
+        if !new(&self.model, model) && !new(&self.version, version) {
+            return None;
+        }
+        let said = Said { model: model.map(str::to_owned), version: version.map(str::to_owned) };
+        self.take(&said, true);
+        Some(said)
     }
 
     /// Takes what `other` says: all of it, or only where this says nothing.
@@ -69,6 +81,7 @@ pub struct DrawReader {
     dialect: EngineDialect,
     /// Tokens that were read.
     seen: usize,
+    said: Said,
 }
 
 /// Where an engine tells what it is, and how it tokenizes.
@@ -149,7 +162,7 @@ impl EngineDialect {
     }
 
     pub fn reader(self) -> DrawReader {
-        DrawReader { dialect: self, seen: 0 }
+        DrawReader { dialect: self, seen: 0, said: Said::default() }
     }
 
     pub fn probes(self) -> ProbePaths {
@@ -221,9 +234,9 @@ impl DrawReader {
             return Ok(DrawFrame { end: Some(DrawEnd::Lost(why)), ..DrawFrame::default() });
         }
         let frame = match self.dialect {
-            EngineDialect::Vllm => vllm::frame(data),
-            EngineDialect::LlamaServer => llama::frame(data),
-            EngineDialect::Sglang => sglang::frame(data, self.seen),
+            EngineDialect::Vllm => vllm::frame(data, &mut self.said),
+            EngineDialect::LlamaServer => llama::frame(data, &mut self.said),
+            EngineDialect::Sglang => sglang::frame(data, self.seen, &mut self.said),
         };
         let mut frame = frame.map_err(|error| {
             let error = plain(&error, limits::ERROR_CHARS);

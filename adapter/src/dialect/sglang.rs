@@ -1,6 +1,8 @@
 //! SGLang: `/generate` with token ids in and out. Its ids are cumulative, unless it runs with
 //! `--incremental-streaming-output`.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -64,11 +66,11 @@ pub fn body(request: &DrawRequest, stream: bool) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct Answer<'a> {
     #[serde(default)]
     output_ids: Vec<u32>,
-    #[serde(default)]
-    meta_info: Option<Meta>,
+    #[serde(borrow, default)]
+    meta_info: Option<Meta<'a>>,
     #[serde(default)]
     error: Option<InnerError>,
 }
@@ -77,9 +79,9 @@ struct Answer {
 type Scored = (Option<f32>, u32, Option<String>);
 
 #[derive(Deserialize)]
-struct Meta {
-    #[serde(default)]
-    weight_version: Option<String>,
+struct Meta<'a> {
+    #[serde(borrow, default)]
+    weight_version: Option<Cow<'a, str>>,
     #[serde(default)]
     finish_reason: Option<FinishKind>,
     completion_tokens: usize,
@@ -102,13 +104,14 @@ struct FinishKind {
     status_code: Option<u16>,
 }
 
-/// `seen`: tokens of the frames before.
-pub fn frame(data: &[u8], seen: usize) -> Result<DrawFrame, String> {
+/// `seen`: tokens of the frames before. `said`: what they have said.
+pub fn frame(data: &[u8], seen: usize, said: &mut Said) -> Result<DrawFrame, String> {
     let answer: Answer = serde_json::from_slice(data).map_err(|error| error.to_string())?;
     if let Some(error) = answer.error {
         return Ok(DrawFrame { end: Some(error.into_end()), ..DrawFrame::default() });
     }
     let meta = answer.meta_info.ok_or("`meta_info` is missing")?;
+    let said = said.news(None, meta.weight_version.as_deref());
     let (total, ids) = (meta.completion_tokens, answer.output_ids);
     let news = total.checked_sub(seen).ok_or_else(|| format!("completion_tokens went from {seen} to {total}"))?;
     // An abort has no ids.
@@ -136,7 +139,6 @@ pub fn frame(data: &[u8], seen: usize) -> Result<DrawFrame, String> {
             _ => DrawEnd::Lost(format!("the engine ended the request with {:?}: {}", finish.r#type, finish.message)),
         },
     });
-    let said = Said { model: None, version: meta.weight_version };
     Ok(DrawFrame { drawn: drawn.collect(), cached_tokens: meta.cached_tokens, end, said })
 }
 

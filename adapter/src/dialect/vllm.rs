@@ -1,5 +1,6 @@
 //! vLLM: `/v1/completions` with token ids in and out.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde::Deserialize;
@@ -73,11 +74,11 @@ pub fn body(request: &DrawRequest, model: &str, stream: bool) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Chunk {
-    #[serde(default)]
-    model: Option<String>,
-    #[serde(default)]
-    system_fingerprint: Option<String>,
+struct Chunk<'a> {
+    #[serde(borrow, default)]
+    model: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    system_fingerprint: Option<Cow<'a, str>>,
     #[serde(default)]
     choices: Vec<Choice>,
     #[serde(default)]
@@ -123,7 +124,8 @@ struct PromptDetails {
     cached_tokens: Option<u32>,
 }
 
-pub fn frame(data: &[u8]) -> Result<DrawFrame, String> {
+/// `said`: what earlier frames have said.
+pub fn frame(data: &[u8], said: &mut Said) -> Result<DrawFrame, String> {
     let chunk: Chunk = serde_json::from_slice(data).map_err(|error| error.to_string())?;
     if let Some(error) = chunk.error {
         return Ok(DrawFrame { end: Some(error.into_end()), ..DrawFrame::default() });
@@ -133,7 +135,7 @@ pub fn frame(data: &[u8]) -> Result<DrawFrame, String> {
         return Ok(DrawFrame { end: Some(end), ..DrawFrame::default() });
     }
     let cached_tokens = chunk.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens);
-    let said = Said { model: chunk.model, version: chunk.system_fingerprint };
+    let said = said.news(chunk.model.as_deref(), chunk.system_fingerprint.as_deref());
     let Some(choice) = chunk.choices.into_iter().next() else {
         return Ok(DrawFrame { cached_tokens, said, ..DrawFrame::default() });
     };
