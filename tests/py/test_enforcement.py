@@ -32,8 +32,7 @@ def model_dir(folder, markers):
         (folder / name).write_text((demo / name).read_text())
     tokenizer, config = (json.loads((demo / name).read_text()) for name in ("tokenizer.json", "config.json"))
     known = {token["content"] for token in tokenizer["added_tokens"]}
-    # What follows a mark is text, not a part of its token.
-    for marker in (marker for marker in markers if not any(marker.startswith(other) for other in markers if other != marker)):
+    for marker in markers:
         if marker not in known:
             tokenizer["added_tokens"].append({"id": config["vocab_size"], "content": marker, "special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False})
             config["vocab_size"] += 1

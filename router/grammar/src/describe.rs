@@ -14,7 +14,7 @@ pub struct Description {
     pub name: &'static str,
     pub aliases: &'static [&'static str],
     pub models: &'static [&'static str],
-    /// All its markers; a tokenizer may have them as added tokens.
+    /// The markers that a tokenizer may have as added tokens.
     pub markers: Vec<&'static str>,
     /// Ids of calls on the wire.
     pub ids: &'static str,
@@ -55,11 +55,8 @@ impl Format {
                 CallPosition::InsteadOfText => guarantees.push("a turn is text or calls"),
             }
         }
-        let mut markers: Vec<_> = self.all_steps().filter_map(marker).collect();
-        markers.sort_unstable();
-        markers.dedup();
         Description {
-            markers,
+            markers: self.token_markers(),
             name: self.name,
             aliases: self.aliases,
             models: self.models,

@@ -249,6 +249,16 @@ impl Format {
         self.all_steps().any(|s| marker(s) == Some(text))
     }
 
+    /// The markers that a tokenizer may have as added tokens. What follows the mark of nested elements is text.
+    pub(crate) fn token_markers(&self) -> Vec<&'static str> {
+        let mark = if let Codec::Elements(_) = self.codec() { self.string_mark() } else { None };
+        let whole = |marker: &&str| mark.is_none_or(|mark| *marker == mark || !marker.contains(mark));
+        let mut markers: Vec<_> = self.all_steps().filter_map(marker).filter(whole).collect();
+        markers.sort_unstable();
+        markers.dedup();
+        markers
+    }
+
     /// The call marker of this format that `text` is.
     pub fn call_marker(&self, text: &str) -> Option<&'static str> {
         self.call_steps().filter_map(marker).find(|m| *m == text)

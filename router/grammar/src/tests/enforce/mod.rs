@@ -22,10 +22,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::format::marker;
 use crate::tests::Random;
 use crate::{
-    Codec, Compiled, Encoder, Event, Format, Grammars, Matcher, OwnedPiece, Parser, ParserOptions, Rules, Tool, Vocab,
+    Compiled, Encoder, Event, Format, Grammars, Matcher, OwnedPiece, Parser, ParserOptions, Rules, Tool, Vocab,
 };
 
 pub const STOP: &str = "<|stop|>";
@@ -48,11 +47,11 @@ impl Tokens {
         words.extend(["  ", " the", ": ", ", ", "\": ", "\", \""].map(|m| (m.as_bytes().to_vec(), false)));
         let mut added: Vec<&str> = vec![STOP, "<|other|>"];
         if !spelled {
-            // The mark before tags is a token of text, as in vocabularies that have parts of markers.
-            let in_tags = if let Codec::Elements(_) = format.codec() { format.string_mark() } else { None };
-            let whole = |marker: &&str| in_tags.is_none_or(|mark| !marker.contains(mark));
-            added.extend(format.all_steps().filter_map(marker).filter(whole));
-            words.extend(in_tags.map(|mark| (mark.as_bytes().to_vec(), false)));
+            // Parts of markers that are spelled are tokens of text.
+            let (markers, parts): (Vec<&str>, Vec<&str>) =
+                format.token_markers().into_iter().partition(|marker| format.is_control(marker, true));
+            added.extend(markers);
+            words.extend(parts.iter().map(|part| (part.as_bytes().to_vec(), false)));
         }
         added.sort_unstable();
         added.dedup();
