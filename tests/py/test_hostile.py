@@ -85,6 +85,13 @@ def test_a_template_that_appends_to_a_text_for_each_message_ends_at_its_limit(tm
         server.stop()
 
 
+def keys_of(folder, *owners):
+    """A file of API keys, each with the name of its owner and options, and the headers with which they ask."""
+    made = {name: new_key("--name", name, *options) for name, *options in owners}
+    (folder / "keys.toml").write_text("".join(entry for _, entry in made.values()))
+    return folder / "keys.toml", {name: {"authorization": f"Bearer {key}"} for name, (key, _) in made.items()}
+
+
 def until(server, metric):
     """Waits until /metrics has this line."""
     end = time.monotonic() + 30
@@ -137,11 +144,7 @@ def test_a_rejection_reaches_a_client_that_sends_everything_before_it_reads(tmp_
 @pytest.mark.parametrize("options", [[], ["--max-in-flight", "4"]], ids=["engine queue", "router queue"])
 def test_a_key_with_few_requests_does_not_wait_behind_one_with_many(tmp_path, options):
     """With four slots, a request waits for about one of the other key's requests, whoever holds the queue."""
-    keys, secrets = tmp_path / "keys.toml", {}
-    for name in ("many", "few"):
-        key, entry = new_key("--name", name)
-        keys.write_text((keys.read_text() if keys.exists() else "") + entry)
-        secrets[name] = {"authorization": f"Bearer {key}"}
+    keys, secrets = keys_of(tmp_path, ["many"], ["few"])
     server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys), "--max-sequences", "4",
                             "--sim-step-us", "10000", *options)
     body, done = {**hostile.SMALL, "max_tokens": 20, "ignore_eos": True}, []
@@ -346,11 +349,7 @@ def slow_bodies(server, headers, over):
     (costly_grammars, ["--max-in-flight", "32"]),
 ])
 def test_a_key_that_holds_nothing_is_served_whatever_another_holds(tmp_path, hold, options):
-    keys, secrets = tmp_path / "keys.toml", {}
-    for name in ("many", "few"):
-        key, entry = new_key("--name", name)
-        keys.write_text((keys.read_text() if keys.exists() else "") + entry)
-        secrets[name] = {"authorization": f"Bearer {key}"}
+    keys, secrets = keys_of(tmp_path, ["many"], ["few"])
     server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys), "--sim-step-us", "10000", *options)
     over = threading.Event()
     holding = hold(server, secrets["many"], over)
@@ -375,11 +374,8 @@ def test_a_key_that_holds_nothing_is_served_whatever_another_holds(tmp_path, hol
 
 def test_another_keys_prompt_cannot_be_guessed(tmp_path):
     """The number of cached tokens tells a key only what it has asked itself."""
-    keys, secrets = tmp_path / "keys.toml", {}
-    for name, *more in (("victim",), ("other",), ("mate", "--share-prefix-cache"), ("friend", "--share-prefix-cache")):
-        key, entry = new_key("--name", name, *more)
-        keys.write_text((keys.read_text() if keys.exists() else "") + entry)
-        secrets[name] = {"authorization": f"Bearer {key}"}
+    shares = "--share-prefix-cache"
+    keys, secrets = keys_of(tmp_path, ["victim"], ["other"], ["mate", shares], ["friend", shares])
     server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys))
 
     def cached(name, text, path="/v1/completions"):

@@ -235,9 +235,7 @@ impl RequestSlot {
             }
         }
     }
-}
 
-impl RequestSlot {
     fn park(&mut self) {
         let Stage::InFlight(_, slots) = self.stage else { return };
         let mut state = self.shared.state();

@@ -133,14 +133,16 @@ impl Scheduler {
     /// a waiting sequence of a caller that has none. It may take `free` of the free blocks. False: it needs more than
     /// an equal share of the blocks, or there is not enough.
     fn make_room(&mut self, id: SeqId, free: usize) -> bool {
-        let Some((prefix, fresh, mut available)) = self.blocks_for(id) else { return false };
         let mut slots: BTreeMap<CallerHash, usize> = BTreeMap::new();
         for other in &self.running {
             *slots.entry(self.seqs[other].caller).or_default() += 1;
         }
-        if (fresh + prefix.len()) * (slots.len() + 1) > self.blocks.total() {
+        // Before the prefix is looked up, which takes long for a long prompt.
+        let want = self.seqs[&id].tokens.len().div_ceil(self.blocks.block_size());
+        if want * (slots.len() + 1) > self.blocks.total() || slots.values().all(|&held| held < 2) {
             return false;
         }
+        let Some((prefix, _, mut available)) = self.blocks_for(id) else { return false };
         let oldest = self.oldest();
         let mut others: Vec<SeqId> = self.running.iter().copied().filter(|&other| Some(other) != oldest).collect();
         let mut victims = Vec::new();

@@ -232,8 +232,8 @@ async fn read<T: Send + 'static>(
 ) -> Result<(ParsedBody<T>, MemoryCharge), Error> {
     let requester = incoming.requester();
     let deadline = requester.deadline;
-    let body =
-        body::read(request, state.config.memory.body, state.memory.open_charge(incoming.requester().caller), deadline);
+    let charge = state.memory.open_charge(requester.caller.clone());
+    let body = body::read(request, state.config.memory.body, charge, deadline);
     let (body, mut charge) = incoming.unless_evicted(body).await?;
     let body_bytes = body.len();
     let parse = move || {
