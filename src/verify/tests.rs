@@ -201,7 +201,7 @@ impl Bench {
     }
 
     fn records(&self) -> Vec<Record> {
-        let text = std::fs::read_to_string(self.dir.join("out").join(store::RESULTS)).unwrap_or_default();
+        let text = std::fs::read_to_string(self.dir.join("out").join(store::RESULTS)).expect("results");
         text.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
     }
 
@@ -337,7 +337,7 @@ async fn an_interrupted_run_is_continued() {
     assert_eq!((first.total.success_count, first.total.failure_count, bench.asked()), (4, 2, 6));
     // As after an interruption: one line is missing, and one is incomplete.
     let path = bench.dir.join("out").join(store::RESULTS);
-    let text = std::fs::read_to_string(&path).unwrap_or_default();
+    let text = std::fs::read_to_string(&path).expect("results");
     let lines: Vec<_> = text.lines().collect();
     let cut = lines[..4].join("\n") + "\n" + &lines[4][..lines[4].len() / 2];
     std::fs::write(&path, cut).unwrap_or_else(|e| panic!("{e}"));
@@ -509,7 +509,7 @@ async fn a_low_accuracy_gives_exit_code_3() {
 async fn the_report_loads_nothing_and_escapes_its_texts() {
     let bench = Bench::new(&["good", "refused", "schema", "leak"]).await;
     bench.summary(&[]).await;
-    let html = std::fs::read_to_string(bench.dir.join("out").join(store::REPORT)).unwrap_or_default();
+    let html = std::fs::read_to_string(bench.dir.join("out").join(store::REPORT)).expect("a report");
     for text in
         ["<svg", "prefers-color-scheme:dark", "schema accuracy", "leaked_markup", "no such &lt;thing&gt;", "/city"]
     {
@@ -569,7 +569,7 @@ fn runs_are_compared() {
         assert!(table.contains(words), "{words}: {table}");
     }
     let page = comparison.write(&dir.join("out")).unwrap_or_else(|e| panic!("{e}"));
-    let html = std::fs::read_to_string(page).unwrap_or_default();
+    let html = std::fs::read_to_string(page).expect("a page");
     assert!(
         html.contains("int8")
             && html.contains("http://&lt;x&gt;")

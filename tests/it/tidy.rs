@@ -3,6 +3,7 @@
 mod modules;
 mod names;
 mod prose;
+mod skips;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -159,7 +160,7 @@ fn no_unwrap_on_a_request_path() {
 }
 
 #[test]
-fn nothing_unfinished_ignored_or_vaguely_named() {
+fn nothing_unfinished_or_vaguely_named() {
     let found = files(&["rs"])
         .into_iter()
         .filter(|p| !p.ends_with("tidy.rs"))
@@ -171,7 +172,6 @@ fn nothing_unfinished_ignored_or_vaguely_named() {
                 .filter(|(_, l)| {
                     l.contains("TODO")
                         || l.contains("FIXME")
-                        || l.contains("#[ignore")
                         || l.contains("assert!(true)")
                         || BANNED_WORDS.iter().any(|w| {
                             l.contains(&format!("struct {w}"))
@@ -247,7 +247,7 @@ fn no_paths_of_a_machine() {
     roots.extend(root().parent().filter(|p| p.parent().is_some()).map(|p| format!("{}/", p.display())));
     let found = files(&["rs", "py", "md", "toml", "sh", "proto", "json", "jinja"])
         .into_iter()
-        .filter(|p| !p.ends_with("tidy.rs"))
+        .filter(|p| !p.ends_with("tidy.rs") && !p.starts_with("tests/fixtures/templates"))
         .filter(|p| {
             let text = read(p);
             roots.iter().any(|r| text.contains(r.as_str()))

@@ -2,7 +2,7 @@
 Each is rendered twice: raw, with the conversation as it is, and as served, compared with what a careful user of transformers
 passes (careful.py).
 
-usage: template_battery.py [TEMPLATE...]      REIN_BIN: the binary; REIN_SHARED: a folder whose data/templates/ holds public templates
+usage: template_battery.py [TEMPLATE...]      REIN_BIN: the binary
 """
 import datetime
 import json
@@ -19,7 +19,6 @@ from careful import Careful
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BIN = os.path.abspath(os.environ.get("REIN_BIN", REPOSITORY / "target/debug/rein"))
-SHARED = pathlib.Path(os.environ.get("REIN_SHARED", REPOSITORY.parent / "shared"))
 NOW = "2026-03-09T07:05:02"
 SHOWN = 3  # differences printed per template
 
@@ -34,10 +33,10 @@ chat_template_utils.datetime = FixedClock  # strftime_now reads the clock throug
 
 
 def templates():
-    """The templates of the repository, and public ones if they are available."""
+    """The templates of the repository: its own, those of its models, and public ones."""
     own = [*REPOSITORY.glob("models/*/chat_template.jinja"), *REPOSITORY.glob("tests/fixtures/models/*/chat_template.jinja"),
            *REPOSITORY.glob("tests/py/templates/*.jinja")]
-    return sorted(own) + sorted((SHARED / "data/templates").glob("*.jinja"))
+    return sorted(own) + sorted(REPOSITORY.glob("tests/fixtures/templates/*.jinja"))
 
 
 def by_transformers(source, messages, tools, prompt, kwargs):

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from conftest import BIN, REPOSITORY
 from test_enforcement import CASES, FORMATS, SPELLED, model_dir
 
-KIMI = REPOSITORY.parent / "shared/data/kimi-k2-tokenizer"
+KIMI = REPOSITORY / "tests/fixtures/kimi_k2"
 TEXTS = ["", "Let me see.", "Über 5 € — naïve ☕\n\nSecond paragraph.", "a < b && c > d", "1. one\n2. two", "{not json", "日本語です"]
 
 
@@ -138,7 +138,6 @@ def test_rendered_is_accepted_and_read_back(format, asked, tmp_path):
     reports(format["name"], close(format, folder, asked, lambda text: tokenizer.encode(text, add_special_tokens=False).ids))
 
 
-@pytest.mark.skipif(not KIMI.is_dir(), reason="needs Kimi's tokenizer beside the repository")
 @pytest.mark.parametrize("format", [f for f in FORMATS if f["name"] == "kimi_k2"], ids=lambda f: f["name"])
 def test_kimis_own_tokenizer(format, asked):
     reports(format["name"], close(format, KIMI, asked, None))

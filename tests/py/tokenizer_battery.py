@@ -1,6 +1,6 @@
 """Compares `rein render --tokenizer` with tiktoken (Kimi's golden ids) and with `tokenizers` on small tokenizers that it trains.
 
-usage: tokenizer_battery.py [NAME...]      REIN_BIN: the binary; REIN_SHARED: a folder with data/kimi-k2-tokenizer and data/kimi-k2-golden
+usage: tokenizer_battery.py [NAME...]      REIN_BIN: the binary
 Lines in: {"text"} gives {"token_ids"}, {"token_ids"} gives {"text"}.
 """
 import json
@@ -15,7 +15,7 @@ from tokenizers_built import BUILDERS, PLAIN, SPECIAL, HuggingFace, Tiktoken
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BIN = os.path.abspath(os.environ.get("REIN_BIN", REPOSITORY / "target/debug/rein"))
-SHARED = pathlib.Path(os.environ.get("REIN_SHARED", REPOSITORY.parent / "shared"))
+KIMI = REPOSITORY / "tests/fixtures/kimi_k2"
 STRINGS, ID_LISTS = 3000, 300
 
 PIECES = [
@@ -64,14 +64,10 @@ def compare(name, directory, texts, ids, lists, decoded):
 
 
 def kimi():
-    """Kimi's vocabulary, if it is available: compares with the ids of tiktoken, and decodes them."""
-    golden = SHARED / "data/kimi-k2-golden/token_ids.json"
-    if not golden.exists():
-        print("kimi                 skipped: no golden ids")
-        return 0
-    cases = json.loads(golden.read_text(encoding="utf-8"))["cases"]
+    """Kimi's vocabulary: compares with the ids of tiktoken, and decodes them."""
+    cases = json.loads((KIMI / "token_ids.json").read_text(encoding="utf-8"))["cases"]
     texts, ids = [case["text"] for case in cases], [case["ids"] for case in cases]
-    return compare("kimi", SHARED / "data/kimi-k2-tokenizer", texts, ids, ids, texts)
+    return compare("kimi", KIMI, texts, ids, ids, texts)
 
 
 def built(name):

@@ -1,8 +1,7 @@
-//! Processor time of enforcement: `cargo bench -p rein-grammar --bench steering [-- KIMI_DIR]`. It uses the demo
-//! model's vocabulary, and Kimi's if its `tiktoken.model` exists. Linux only: the times are the kernel's.
+//! Processor time of enforcement: `cargo bench -p rein-grammar --bench steering`, with the demo model's
+//! vocabulary and Kimi's. Linux only: the times are the kernel's.
 
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use rein_grammar::{Compiled, Grammars, Matcher, Rules, Tool, by_name};
@@ -157,12 +156,5 @@ fn run(tokens: &Tokens) {
 }
 
 fn main() {
-    let dir = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).map(PathBuf::from);
-    let dir =
-        dir.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/kimi-k2-tokenizer"));
-    run(&Tokens::demo());
-    match Tokens::kimi(&dir) {
-        Some(tokens) => run(&tokens),
-        None => println!("no Kimi tokenizer in {}", dir.display()),
-    }
+    Tokens::demo_and_kimi().iter().for_each(run);
 }

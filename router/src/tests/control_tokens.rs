@@ -128,16 +128,17 @@ async fn an_assistants_own_reasoning_keeps_its_markers() {
     }
 }
 
-/// The demo model, and Kimi's tokenizer with public templates if they are present.
+/// The demo model, and Kimi's tokenizer with public templates.
 fn models() -> Vec<(String, ServedModel)> {
-    static KIMI: LazyLock<Option<Tokenizer>> = LazyLock::new(|| Tokenizer::load(&shared("kimi-k2-tokenizer")).ok());
+    static KIMI: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::load(&fixtures("kimi_k2")).unwrap());
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo").as_ref();
     let demo =
         ModelText::load(demo, &ModelOverrides { name: Some("demo".into()), ..ModelOverrides::default() }).unwrap();
-    let files = std::fs::read_dir(shared("templates")).into_iter().flatten().map(|entry| entry.unwrap().path());
-    let kimi = |(tokenizer, file): (&Tokenizer, PathBuf)| ModelText {
+    let files = std::fs::read_dir(fixtures("templates")).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "jinja"));
+    let kimi = |file: PathBuf| ModelText {
         name: file.file_stem().unwrap().to_string_lossy().into_owned(),
-        tokenizer: tokenizer.clone(),
+        tokenizer: KIMI.clone(),
         prompt_cache: PromptCache::new(1 << 20),
         template: Some(
             ChatTemplate::from_sources(Sources::from_file(&file).unwrap(), TemplateOptions::default()).unwrap(),
@@ -145,7 +146,7 @@ fn models() -> Vec<(String, ServedModel)> {
         generation: GenerationDefaults::default(),
         stop_token_ids: Vec::new(),
         max_context: Some(4096),
-        vocab_size: tokenizer.vocab_size(),
+        vocab_size: KIMI.vocab_size(),
         architecture: String::new(),
         bos_token_id: None,
         eos_token_id: None,
@@ -154,7 +155,7 @@ fn models() -> Vec<(String, ServedModel)> {
         detected: None,
         contradiction: None,
     };
-    let public = files.filter_map(|file| Some((KIMI.as_ref()?, file))).map(kimi);
+    let public = files.map(kimi);
     let model = |text: ModelText| {
         (
             text.name.clone(),
@@ -170,8 +171,8 @@ fn models() -> Vec<(String, ServedModel)> {
     std::iter::once(demo).chain(public).map(model).collect()
 }
 
-fn shared(folder: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/data").join(folder)
+fn fixtures(folder: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(folder)
 }
 
 impl ServedModel {

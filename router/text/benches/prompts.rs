@@ -105,10 +105,11 @@ struct Model {
 }
 
 impl Model {
-    fn new(dir: &Path, template: Option<PathBuf>) -> Option<Self> {
-        let mut text = ModelText::load(dir, &ModelOverrides { template, ..ModelOverrides::default() }).ok()?;
+    fn new(dir: &Path, template: Option<PathBuf>) -> Self {
+        let mut text =
+            ModelText::load(dir, &ModelOverrides { template, ..ModelOverrides::default() }).expect("a model");
         let format = text.settle_format(None);
-        let controls = ControlTokens::new(&text, |text| format.is_marker(text), None).ok()?;
+        let controls = ControlTokens::new(&text, |text| format.is_marker(text), None).expect("controls");
         let tokenizer = text.tokenizer.clone();
         let token = |id: u32| {
             let bytes = tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default();
@@ -117,9 +118,9 @@ impl Model {
         let encoder = text.tokenizer.clone();
         let encode = move |text: &str| encoder.encode(text, Encode::TEMPLATED).unwrap_or_default();
         let tokens = (0..text.vocab_size as u32).map(token);
-        let vocab = Vocab::new(tokens, &text.stop_token_ids, Some(Box::new(encode))).ok()?;
+        let vocab = Vocab::new(tokens, &text.stop_token_ids, Some(Box::new(encode))).expect("a vocabulary");
         let grammars = Grammars::new(format, Arc::new(vocab));
-        Some(Model { text, controls, grammars })
+        Model { text, controls, grammars }
     }
 
     fn measure(&mut self, name: &str, tools: &[Value], system: usize) {
@@ -184,21 +185,19 @@ impl Model {
 
 fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let shared = root.join("../shared/data");
-    let mut models = vec![("demo".to_owned(), Model::new(&root.join("models/demo"), None).expect("the demo model"))];
+    let fixtures = root.join("tests/fixtures");
+    let mut models = vec![("demo".to_owned(), Model::new(&root.join("models/demo"), None))];
     let kimi = std::env::temp_dir().join(format!("rein-bench-prompts-{}", std::process::id()));
-    if shared.join("kimi-k2-tokenizer/tiktoken.model").exists() {
-        std::fs::create_dir_all(&kimi).expect("a folder");
-        for file in ["tiktoken.model", "tokenizer_config.json"] {
-            std::fs::copy(shared.join("kimi-k2-tokenizer").join(file), kimi.join(file)).expect("a copy");
-        }
-        std::fs::write(kimi.join("config.json"), "{}").expect("a file");
-        for name in TEMPLATES {
-            let template = shared.join(format!("templates/{name}.jinja"));
-            models.extend(Model::new(&kimi, Some(template)).map(|model| (name.to_owned(), model)));
-        }
-        std::fs::remove_dir_all(&kimi).expect("to remove the folder");
+    std::fs::create_dir_all(&kimi).expect("a folder");
+    for file in ["tiktoken.model", "tokenizer_config.json"] {
+        std::fs::copy(fixtures.join("kimi_k2").join(file), kimi.join(file)).expect("a copy");
     }
+    std::fs::write(kimi.join("config.json"), "{}").expect("a file");
+    for name in TEMPLATES {
+        let template = fixtures.join(format!("templates/{name}.jinja"));
+        models.push((name.to_owned(), Model::new(&kimi, Some(template))));
+    }
+    std::fs::remove_dir_all(&kimi).expect("to remove the folder");
     for (name, mut model) in models {
         model.measure(&name, &declarations(8, 6), 0);
         model.measure(&name, &declarations(24, 300), 1800);

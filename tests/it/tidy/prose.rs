@@ -189,11 +189,8 @@ fn links_of_the_docs_lead_somewhere() {
             let (file, fragment) = target.split_once('#').unwrap_or((&target, ""));
             let file = if file.is_empty() { path.clone() } else { path.parent().unwrap_or(Path::new("")).join(file) };
             let there = root().join(&file);
-            let anchored = || {
-                let text = std::fs::read_to_string(&there).unwrap_or_default();
-                file.extension().is_none_or(|extension| extension != "md")
-                    || anchors(&text).contains(&fragment.to_owned())
-            };
+            let is_page = file.extension().is_some_and(|extension| extension == "md");
+            let anchored = || !is_page || anchors(&read(&file)).contains(&fragment.to_owned());
             if !there.exists() || !fragment.is_empty() && !anchored() {
                 broken.push(format!("{}:{number}: {target}", path.display()));
             }

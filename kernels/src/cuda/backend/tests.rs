@@ -1,5 +1,5 @@
-//! Small models on this backend and on the CPU's. Without a driver these tests do nothing; `tests/py/test_cuda.py` runs
-//! them with one.
+//! Small models on this backend and on the CPU's. These tests need a driver; `tests/py/test_cuda.py` runs them with one
+//! that emulates devices.
 
 use super::*;
 use crate::cpu::CpuDevices;
@@ -26,13 +26,8 @@ const BLOCK_SIZE: usize = 4;
 const BLOCKS: usize = 40;
 const MLA: MlaSpec = MlaSpec { heads: HEADS, nope_dim: 8, rope_dim: 4, v_dim: 6, kv_rank: 16, scale: 0.3 };
 
-/// None without a driver.
-fn devices() -> Option<CudaDevices> {
-    match CudaDevices::open(&[0]) {
-        Ok(devices) => Some(devices),
-        Err(CudaError::NoDriver) => None,
-        Err(error) => panic!("{error}"),
-    }
+fn devices() -> CudaDevices {
+    CudaDevices::open(&[0]).expect("a device")
 }
 
 fn bytes(random: &mut Random, n: usize) -> Vec<u8> {
@@ -375,24 +370,27 @@ fn compare_with<D: Devices>(oracle: &D, devices: &CudaDevices, kind: Kind, apart
 }
 
 #[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda.py"]
 fn a_model_of_f32_computes_as_on_the_cpu() {
-    let Some(devices) = devices() else { return };
+    let devices = devices();
     for (latent, experts) in [(false, false), (true, true)] {
         compare(&devices, Kind { stored: Stored::Wide(Precision::F32), latent, experts }, [1e-4, 1e-9]);
     }
 }
 
 #[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda.py"]
 fn a_model_of_bf16_computes_as_on_the_cpu() {
-    let Some(devices) = devices() else { return };
+    let devices = devices();
     for (latent, experts) in [(false, false), (true, true)] {
         compare(&devices, Kind { stored: Stored::Wide(Precision::Bf16), latent, experts }, [3e-2, 1e-4]);
     }
 }
 
 #[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda.py"]
 fn quantized_weights_are_multiplied_as_they_are_stored() {
-    let Some(devices) = devices() else { return };
+    let devices = devices();
     compare(&devices, Kind { stored: Stored::Int4(ScaleForm::F32), latent: true, experts: true }, [5e-2, 1e-4]);
     for stored in [Stored::Int4(ScaleForm::F32), Stored::Int4(ScaleForm::Bf16)] {
         compare_rounded(&devices, Kind { stored, latent: true, experts: true }, [2e-2, 1e-4]);
@@ -406,8 +404,9 @@ fn quantized_weights_are_multiplied_as_they_are_stored() {
 }
 
 #[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda.py"]
 fn bf16_scales_of_int4_give_the_bits_of_the_same_scales_in_f32() {
-    let Some(devices) = devices() else { return };
+    let devices = devices();
     let bits = |stored| -> Vec<u32> {
         let steps = played(&devices, Kind { stored, latent: true, experts: true });
         steps.iter().flat_map(|(hidden, _)| hidden.iter().map(|x| x.to_bits())).collect()

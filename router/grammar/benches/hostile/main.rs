@@ -1,8 +1,6 @@
 //! Processor time for hostile schemas and grammars: `cargo bench -p rein-grammar --bench hostile [-- NAME]`. Linux
 //! only: the times are the kernel's.
 
-use std::path::Path;
-
 use rein_grammar::{Grammars, Response, Rules, Tool, by_name};
 
 mod cases;
@@ -13,8 +11,7 @@ use tokens::{Tokens, computed};
 
 fn main() {
     let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
-    let kimi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/kimi-k2-tokenizer");
-    let tokens = Tokens::kimi(&kimi).unwrap_or_else(Tokens::demo);
+    let [_, tokens] = Tokens::demo_and_kimi();
     println!("{}: {} tokens", tokens.name, tokens.vocab.size());
     let format = by_name("kimi_k2").expect("a format");
     println!("{:<36} {:>9} {:>9} {:>9} {:>7} {:>9}  result", "", "compile", "a matcher", "worst", "tokens", "state");

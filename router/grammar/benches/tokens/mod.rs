@@ -37,6 +37,11 @@ fn encode(ids: &HashMap<Vec<u8>, u32>, text: &[u8]) -> Vec<u32> {
 }
 
 impl Tokens {
+    /// The demo model's vocabulary, and Kimi's.
+    pub fn demo_and_kimi() -> [Tokens; 2] {
+        [Tokens::demo(), Tokens::kimi()]
+    }
+
     fn new(name: &'static str, words: Words, stops: &[&str]) -> Self {
         let of = |added: bool| words.iter().zip(0..).filter(move |(word, _)| word.1 == added);
         let ids: HashMap<Vec<u8>, u32> = of(false).map(|(word, id)| (word.0.clone(), id)).collect();
@@ -50,7 +55,7 @@ impl Tokens {
     }
 
     /// From a `tokenizer.json` with byte-level tokens.
-    pub fn demo() -> Self {
+    fn demo() -> Self {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
         let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let json: Value = serde_json::from_str(&text).expect("JSON");
@@ -75,18 +80,19 @@ impl Tokens {
     }
 
     /// From a `tiktoken.model` (a base64 token and its rank per line) and its `tokenizer_config.json`.
-    pub fn kimi(dir: &Path) -> Option<Self> {
-        let text = std::fs::read_to_string(dir.join("tiktoken.model")).ok()?;
-        let config = std::fs::read_to_string(dir.join("tokenizer_config.json")).ok()?;
-        let config: Value = serde_json::from_str(&config).ok()?;
+    fn kimi() -> Self {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/kimi_k2");
+        let text = std::fs::read_to_string(dir.join("tiktoken.model")).expect("a vocabulary");
+        let config = std::fs::read_to_string(dir.join("tokenizer_config.json")).expect("a config");
+        let config: Value = serde_json::from_str(&config).expect("JSON");
         let token = |line: &str| BASE64_STANDARD.decode(line.split(' ').next().unwrap_or_default());
         let mut words: Words = text.lines().map(|line| (token(line).expect("base64"), false)).collect();
-        for (id, token) in config["added_tokens_decoder"].as_object()? {
-            let id: usize = id.parse().ok()?;
+        for (id, token) in config["added_tokens_decoder"].as_object().expect("added tokens") {
+            let id: usize = id.parse().expect("a token id");
             words.resize(words.len().max(id + 1), (Vec::new(), false));
-            words[id] = (token["content"].as_str()?.as_bytes().to_vec(), true);
+            words[id] = (token["content"].as_str().expect("a text").as_bytes().to_vec(), true);
         }
-        Some(Tokens::new("kimi", words, &["<|im_end|>", "[EOS]"]))
+        Tokens::new("kimi", words, &["<|im_end|>", "[EOS]"])
     }
 
     /// Text in which `⟦x⟧` is the added token x.

@@ -71,7 +71,7 @@ const ENDS: &[&str] = &[
 ];
 
 fn rows() -> Vec<Value> {
-    serde_json::from_str(include_str!("templates.json")).unwrap_or_default()
+    serde_json::from_str(include_str!("templates.json")).unwrap()
 }
 
 fn turn_of(row: &Value) -> Option<&str> {
@@ -90,9 +90,9 @@ fn tools() -> Vec<Tool> {
 
 #[test]
 fn each_template_is_detected_as_its_format() {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/templates");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/templates");
     for (file, format, _) in TEMPLATES {
-        let Ok(template) = std::fs::read_to_string(format!("{directory}/{file}")) else { continue };
+        let template = std::fs::read_to_string(format!("{directory}/{file}")).expect(file);
         let found = detect(&ModelDirFacts { template: Some(&template), architecture: None, special: &|_| false });
         assert_eq!(found.map(|f| f.name), Some(*format), "{file}");
     }

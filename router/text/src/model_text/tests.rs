@@ -197,26 +197,23 @@ fn errors_of_model_directories_name_file_and_field() {
     assert!(error.contains("does not parse"), "{error}");
 }
 
-/// The demo model, Kimi's if it is present, and the fixtures.
+/// The demo model, Kimi's, and the fixtures.
 fn tokenizers() -> Vec<(String, Tokenizer)> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let fixtures =
         ["byte_level", "byte_fallback", "metaspace", "kimi"].map(|name| format!("src/tokenize/fixtures/{name}"));
-    let others = ["../../models/demo", "../../../shared/data/kimi-k2-tokenizer"].map(str::to_owned);
-    let load = |dir: String| Tokenizer::load(&root.join(&dir)).ok().map(|tokenizer| (dir, tokenizer));
-    let all: Vec<_> = fixtures.into_iter().chain(others).filter_map(load).collect();
-    assert!(all.len() >= 5, "fixtures are missing");
-    all
+    let others = ["../../models/demo", "../../tests/fixtures/kimi_k2"].map(str::to_owned);
+    let load = |dir: String| (dir.clone(), Tokenizer::load(&root.join(&dir)).expect(&dir));
+    fixtures.into_iter().chain(others).map(load).collect()
 }
 
-/// The demo model's template, small ones, and public ones if they are present.
+/// The demo model's template, small ones, and public ones.
 fn sources() -> Vec<(String, String)> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let public = fs::read_dir(root.join("../../../shared/data/templates")).into_iter().flatten();
-    let mut files: Vec<PathBuf> = public.map(|entry| entry.unwrap().path()).collect();
-    files.extend(fs::read_dir(root.join("../../tests/py/templates")).into_iter().flatten().map(|e| e.unwrap().path()));
-    let mut sources: Vec<(String, String)> = files
+    let files = ["../../tests/fixtures/templates", "../../tests/py/templates"]
         .into_iter()
+        .flat_map(|folder| fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    let mut sources: Vec<(String, String)> = files
         .filter(|file| file.extension().is_some_and(|extension| extension == "jinja"))
         .map(|file| (file.display().to_string(), fs::read_to_string(&file).unwrap()))
         .collect();

@@ -1,23 +1,12 @@
-//! Several ranks on an emulated device. Without a driver these tests do nothing; `tests/py/test_cuda_ranks.py` runs
-//! them with one.
+//! Several ranks on an emulated device, which `tests/py/test_cuda_ranks.py` has.
 
 use std::sync::atomic::AtomicBool;
-
-use rein_kernels::cuda::{CudaError, Driver};
 
 use super::layouts::{Running, start, turned};
 use super::*;
 
 /// Partial sums are rounded to bf16, and activations to FP8 in groups that depend on the number of ranks.
 const ROUNDED: f32 = 6e-2;
-
-fn has_device() -> bool {
-    match Driver::open() {
-        Ok(_) => true,
-        Err(CudaError::NoDriver) => false,
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// Computed on emulated devices unless REIN_CUDA_MODELS is `all`, as in `make chaos`: all of them take a minute.
 const FEW: [&str; 4] = ["qwen3_moe", "kimi_k2_int4", "deepseek_v3_fp8", "granite_variants"];
@@ -50,10 +39,8 @@ fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<R
 }
 
 #[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda_ranks.py"]
 fn ranks_on_a_device_give_the_results_of_one() {
-    if !has_device() {
-        return;
-    }
     for fixture in fixtures().into_iter().filter(|fixture| all_models() || FEW.contains(&&*fixture.name)) {
         // The sections of `rein selftest` look at bf16.
         let (dtype, tolerance) = if fixture.is_quantized() { (Dtype::Auto, ROUNDED) } else { (Dtype::F32, F32) };
@@ -75,10 +62,8 @@ fn ranks_on_a_device_give_the_results_of_one() {
 /// As on the CPU: not a bit changes while experts move between recorded and repeated steps, and returned weights serve
 /// another layout.
 #[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda_ranks.py"]
 fn outputs_do_not_change_while_experts_move_between_devices() {
-    if !has_device() {
-        return;
-    }
     for name in ["deepseek_v3", "qwen3_moe", "mixtral"].into_iter().take(if all_models() { 3 } else { 2 }) {
         let fixture = fixture(name);
         let model = ModelLoader::open(&fixture.dir, &options(2, Dtype::Bf16)).expect("opens");
@@ -109,10 +94,8 @@ fn outputs_do_not_change_while_experts_move_between_devices() {
 
 /// A rank whose device fails ends the group; the other rank keeps its weights, and computes in the next group.
 #[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda_ranks.py"]
 fn the_weights_of_a_survivor_serve_the_next_group() {
-    if !has_device() {
-        return;
-    }
     let fixture = fixture("qwen3_moe");
     let model = ModelLoader::open(&fixture.dir, &options(2, Dtype::F32)).expect("opens");
     let placement = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::collective::{Collective, ControlLink, tcp, threads};
-use crate::cuda::Driver;
 use crate::cuda::ranks::hang_time;
 
 /// How the ranks of a test are linked.
@@ -16,16 +15,8 @@ pub(super) enum By {
     Both(usize),
 }
 
-/// Not on a machine without NCCL, or with too few devices. `tests/py/test_cuda.py` has both.
-pub(super) fn links(ranks: usize) -> Vec<By> {
-    let nccl = has_nccl() && Driver::open().is_ok_and(|driver| driver.devices >= ranks);
-    if nccl { vec![By::Peers, By::Nccl, By::Both(0), By::Both(600)] } else { vec![By::Peers] }
-}
-
-pub(super) fn has_nccl() -> bool {
-    // SAFETY: as in `NcclLibrary::open`.
-    !unsafe { libc::dlopen(c"libnccl.so.2".as_ptr(), libc::RTLD_NOW) }.is_null()
-}
+/// All of them. NCCL links at most as many ranks as there are devices.
+const LINKS: [By; 4] = [By::Peers, By::Nccl, By::Both(0), By::Both(600)];
 
 fn open_devices(by: By, ranks: usize) -> CudaDevices {
     let indices: Vec<usize> = (0..ranks).map(|rank| if by == By::Peers { 0 } else { rank }).collect();
@@ -100,14 +91,11 @@ fn sums(ranks: usize, rows: usize, cols: usize) -> Vec<u32> {
 }
 
 #[test]
+#[ignore = "needs a CUDA driver and NCCL: tests/py/test_cuda_ranks.py"]
 fn sums_have_the_bits_of_the_threads_collectives() {
     let mut random = Random::new(5);
     let shapes: Vec<(usize, usize)> = (0..12).map(|_| (1 + random.below(9), 1 + random.below(700))).collect();
-    if devices().is_none() {
-        return;
-    }
-    for (ranks, by) in [1, 2, 3, 4, 7].into_iter().flat_map(|ranks| links(ranks).into_iter().map(move |by| (ranks, by)))
-    {
+    for (ranks, by) in [1, 2, 3, 4, 7].into_iter().flat_map(|ranks| LINKS.map(|by| (ranks, by))) {
         // Whole, and split into rows of which each rank adds up its own.
         let found = on_ranks(by, ranks, |cuda| {
             let mut all = Vec::new();
@@ -131,11 +119,9 @@ fn sums_have_the_bits_of_the_threads_collectives() {
 }
 
 #[test]
+#[ignore = "needs a CUDA driver and NCCL: tests/py/test_cuda_ranks.py"]
 fn the_norm_of_a_sum_does_not_depend_on_how_it_travels() {
-    if devices().is_none() {
-        return;
-    }
-    for (ranks, by) in [2, 3].into_iter().flat_map(|ranks| links(ranks).into_iter().map(move |by| (ranks, by))) {
+    for (ranks, by) in [2, 3].into_iter().flat_map(|ranks| LINKS.map(|by| (ranks, by))) {
         let found = on_ranks(by, ranks, |cuda| {
             let weight = cuda.vector(vec![1.25; 300]).expect("weight");
             let of = |cuda: &Cuda, whole| {
@@ -156,11 +142,9 @@ fn the_norm_of_a_sum_does_not_depend_on_how_it_travels() {
 /// A rank that leaves, or an abort, ends what the others wait for on the device. Then their backends, with their
 /// weights, work in the next group.
 #[test]
+#[ignore = "needs a CUDA driver and NCCL: tests/py/test_cuda_ranks.py"]
 fn the_end_of_a_group_ends_what_its_devices_wait_for() {
-    if devices().is_none() {
-        return;
-    }
-    for (leaves, by) in [false, true].into_iter().flat_map(|leaves| links(3).into_iter().map(move |by| (leaves, by))) {
+    for (leaves, by) in [false, true].into_iter().flat_map(|leaves| LINKS.map(|by| (leaves, by))) {
         let devices = open_devices(by, 3);
         let mut links = threads::group(3);
         let next: Vec<_> = threads::group(2).into_iter().collect();
@@ -212,12 +196,10 @@ fn the_end_of_a_group_ends_what_its_devices_wait_for() {
 }
 
 #[test]
+#[ignore = "needs a CUDA driver and NCCL: tests/py/test_cuda_ranks.py"]
 fn a_device_that_waits_in_vain_ends_its_group() {
-    if devices().is_none() {
-        return;
-    }
     let limit = std::time::Duration::from_millis(300);
-    for by in links(2) {
+    for by in LINKS {
         let devices = open_devices(by, 2);
         let mut links = threads::group(2);
         let (second, first) = (links.pop().expect("two"), links.pop().expect("one"));
@@ -243,10 +225,8 @@ fn a_device_that_waits_in_vain_ends_its_group() {
 }
 
 #[test]
+#[ignore = "needs a CUDA driver and NCCL: tests/py/test_cuda_ranks.py"]
 fn two_ranks_on_one_gpu_are_an_error_that_names_both() {
-    if devices().is_none() || !has_nccl() {
-        return;
-    }
     let devices = CudaDevices::open(&[0, 0]).expect("devices");
     let connect = |rank, link: threads::Threads| {
         let mut cuda = devices.open(rank, 2, Box::new(link)).expect("a backend");
@@ -290,10 +270,8 @@ fn facts() -> Vec<u8> {
 
 /// A rank that hangs in NCCL's initialization: the other one names it.
 #[test]
+#[ignore = "needs a CUDA driver and NCCL: tests/py/test_cuda_ranks.py"]
 fn a_rank_that_never_joins_is_named() {
-    if devices().is_none() || !has_nccl() {
-        return;
-    }
     let devices = CudaDevices::open(&[0]).expect("devices");
     let mut links = over_tcp(2);
     let hangs = links.pop().expect("two");
@@ -316,10 +294,8 @@ fn a_rank_that_never_joins_is_named() {
 
 /// The id of a communicator that has ended is refused, and ends the group rather than the device.
 #[test]
+#[ignore = "needs a CUDA driver and NCCL: tests/py/test_cuda_ranks.py"]
 fn an_id_of_another_epoch_ends_the_group() {
-    if devices().is_none() || !has_nccl() {
-        return;
-    }
     let devices = CudaDevices::open(&[0]).expect("devices");
     let mut links = threads::group(2);
     let (second, first) = (links.pop().expect("two"), links.pop().expect("two"));
@@ -339,8 +315,9 @@ fn an_id_of_another_epoch_ends_the_group() {
 }
 
 #[test]
+#[ignore = "needs a CUDA driver and NCCL: tests/py/test_cuda_ranks.py"]
 fn a_group_must_be_connected_and_reach_its_devices() {
-    let Some(devices) = devices() else { return };
+    let devices = devices();
     let link = threads::group(2).remove(0);
     let mut cuda = devices.open(0, 2, Box::new(link)).expect("a backend");
     let error = cuda.begin(StepInputs::default()).err().expect("not connected").to_string();
