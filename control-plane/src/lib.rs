@@ -30,7 +30,7 @@ pub use controller::ControllerOptions;
 pub use election::{Leadership, campaign};
 pub use etcd::{Etcd, EtcdError, EtcdOptions, EtcdTls};
 pub use memory::MemoryStore;
-pub use mirror::Mirror;
+pub use mirror::{Mirror, Patience, Renewal, Renewals};
 pub use placement::{ModelShape, Placement, RankPlacement, place};
 pub use records::Keys;
 pub use session::{NameHolder, Session, SessionState};

@@ -32,8 +32,8 @@ pub const NAME_CHECK_GAP: Duration = Duration::from_secs(2);
 pub const LEASE: Duration = Duration::from_secs(3);
 /// How long a new controller, or one whose store was reset, waits for members of groups to register.
 pub const MEMBER_SETTLE_TIME: Duration = Duration::from_secs(3);
-/// How long a router keeps engines that a store which was reset has lost: long enough for their owners to notice the
-/// reset, whose calls may have to time out first, and to write them again.
+/// How long a router keeps engines that a store which was reset has lost, or which expired while it renewed no leases:
+/// long enough for their owners to notice, whose calls may have to time out first, and to write them again.
 pub const LOST_STAYS: Duration = Duration::from_secs(20);
 /// How long a worker may serve in a group that the store does not have. Meanwhile the group's leader restores the
 /// record.

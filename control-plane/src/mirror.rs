@@ -13,8 +13,38 @@ use tokio::{
 
 use crate::{
     backoff::Backoff,
-    store::{ChangeStream, Entry, Snapshot, Store, StoreError},
+    store::{ChangeStream, Changes, Entry, LeaseId, Snapshot, Store, StoreError},
 };
+
+/// How often what is doubted is looked at again.
+const DOUBT_CHECK: Duration = Duration::from_millis(100);
+
+const LAPSED: &str = "leases expired that the store did not renew; their keys stay for a while";
+
+/// The last time that the store renewed the lease of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Renewal {
+    pub lease: LeaseId,
+    pub at: Instant,
+}
+
+/// None: this process has no lease.
+pub type Renewals = Arc<dyn Fn() -> Option<Renewal> + Send + Sync>;
+
+/// What stays in a mirror although it has left the store without anybody's decision.
+#[derive(Clone, Default)]
+pub struct Patience {
+    /// How long it stays, unless it is written or deleted.
+    pub stays: Duration,
+    /// The TTL of leases.
+    pub ttl: Duration,
+    /// By this, leases that expire because their owners are gone are told from those that a store which stops or hangs
+    /// does not renew for anybody: then this process's own is overdue.
+    pub renewals: Option<Renewals>,
+}
+
+#[cfg(test)]
+mod tests;
 
 /// Follows the store until the last clone is dropped.
 #[derive(Debug, Clone)]
@@ -35,14 +65,14 @@ impl Drop for Following {
 impl Mirror {
     /// Empty at revision 0 until the store has been read. `who` seeds the retry jitter.
     pub fn new(store: Arc<dyn Store>, who: &str, prefix: impl Into<String>) -> Self {
-        Self::lasting(store, who, prefix, Duration::ZERO)
+        Self::lasting(store, who, prefix, Patience::default())
     }
 
-    /// What a store has lost that was reset stays for this time, unless it is written or deleted: nobody has said that
-    /// it is gone, and its owners write it again.
-    pub fn lasting(store: Arc<dyn Store>, who: &str, prefix: impl Into<String>, lost_stays: Duration) -> Self {
+    /// What a store has lost that was reset, and what expired while it renewed no leases, stays for a while: nobody has
+    /// said that it is gone, and its owners write it again.
+    pub fn lasting(store: Arc<dyn Store>, who: &str, prefix: impl Into<String>, patience: Patience) -> Self {
         let (sender, view) = watch::channel(Arc::new(Snapshot::default()));
-        let following = Follower { store, prefix: prefix.into(), view: sender, lost_stays, lost: None };
+        let following = Follower { store, prefix: prefix.into(), view: sender, patience, lost: None };
         let task = tokio::spawn(following.run(Backoff::new(who)));
         Mirror { view, _task: Arc::new(Following(task.abort_handle())) }
     }
@@ -95,9 +125,16 @@ struct Follower {
     store: Arc<dyn Store>,
     prefix: String,
     view: watch::Sender<Arc<Snapshot>>,
-    lost_stays: Duration,
-    /// What a reset store has lost, and until when it stays.
-    lost: Option<(BTreeMap<String, Entry>, Instant)>,
+    patience: Patience,
+    lost: Option<Lost>,
+}
+
+/// What stays although the store lacks it.
+struct Lost {
+    entries: BTreeMap<String, Entry>,
+    until: Instant,
+    /// The renewal that was overdue when it expired. None: the store had no lease of this process any more.
+    overdue: Option<Renewal>,
 }
 
 impl Follower {
@@ -126,56 +163,100 @@ impl Follower {
         // Published even if it looks the same: keys may have been deleted and put again meanwhile.
         self.view.send_replace(Arc::new(snapshot));
         loop {
-            let until = self.lost.as_ref().map(|(_, until)| *until);
+            let wake = self.lost.as_ref().map(|lost| match lost.overdue {
+                Some(_) => lost.until.min(Instant::now() + DOUBT_CHECK),
+                None => lost.until,
+            });
             let changes = tokio::select! {
                 changes = changes.next() => changes,
-                () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
-                    self.forget_lost();
+                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
+                    self.check_lost();
                     continue;
                 }
             };
             let Some(changes) = changes else { return Err(StoreError::Unavailable("the watch ended".into())) };
-            let changes = changes?;
-            if let Some((lost, _)) = &mut self.lost {
-                lost.retain(|key, _| !changes.keys.iter().any(|(changed, _)| changed == key));
+            let mut changes = changes?;
+            if let Some(lost) = &mut self.lost {
+                lost.entries.retain(|key, _| !changes.keys.iter().any(|(changed, _)| changed == key));
             }
+            self.keep_doubted(&mut changes);
             self.view.send_modify(|known| Arc::make_mut(known).apply(changes));
         }
+    }
+
+    /// The renewal of this process's lease, if it is overdue: the store renews none. A lease is renewed after half its
+    /// TTL, so those that expire have not been renewed for half of it after any other was.
+    fn overdue(&self) -> Option<Option<Renewal>> {
+        let renewal = self.patience.renewals.as_ref()?();
+        let is_recent = |renewal: &Renewal| renewal.at.elapsed() < self.patience.ttl * 9 / 20;
+        (!renewal.as_ref().is_some_and(is_recent)).then_some(renewal)
+    }
+
+    fn keep(&mut self, entries: BTreeMap<String, Entry>, overdue: Option<Renewal>, why: &str) {
+        if entries.is_empty() {
+            return;
+        }
+        let (keys, seconds) = (entries.len(), self.patience.stays.as_secs());
+        tracing::warn!(prefix = self.prefix, keys, seconds, "{why}");
+        let until = Instant::now() + self.patience.stays;
+        let lost = self.lost.get_or_insert_with(|| Lost { entries: BTreeMap::new(), until, overdue });
+        lost.until = until;
+        // Whatever is written in their place has another revision.
+        lost.entries.extend(entries.into_iter().map(|(key, entry)| (key, Entry { revision: 0, ..entry })));
+    }
+
+    /// Takes keys out of these changes that have expired while the store renewed no leases.
+    fn keep_doubted(&mut self, changes: &mut Changes) {
+        let Some(overdue) = self.overdue() else { return };
+        let known = self.view.borrow().clone();
+        let mut expired = BTreeMap::new();
+        changes.keys.retain(|(key, entry)| {
+            let leased = known.entries.get(key).filter(|known| entry.is_none() && known.lease.is_some());
+            leased.map(|known| expired.insert(key.clone(), known.clone())).is_none()
+        });
+        // The view keeps them as they were.
+        self.keep(expired, overdue, LAPSED);
     }
 
     /// Adds to what was read what the store has lost.
     fn add_lost(&mut self, snapshot: &mut Snapshot) {
         let known = self.view.borrow().clone();
-        if !self.lost_stays.is_zero() && snapshot.point().is_after_reset(known.point()) {
-            let until = Instant::now() + self.lost_stays;
-            let missing = known.entries.iter().filter(|(key, _)| !snapshot.entries.contains_key(*key));
-            // Whatever is written in their place has another revision.
-            let unwritten = |entry: &Entry| Entry { revision: 0, ..entry.clone() };
-            let lost: BTreeMap<String, Entry> = missing.map(|(key, entry)| (key.clone(), unwritten(entry))).collect();
-            if !lost.is_empty() {
-                let (keys, seconds) = (lost.len(), self.lost_stays.as_secs());
-                tracing::warn!(
-                    prefix = self.prefix,
-                    keys,
-                    seconds,
-                    "the store was reset; what it has lost stays for a while"
-                );
-                self.lost = Some((lost, until));
-            }
+        let missing = known.entries.iter().filter(|(key, _)| !snapshot.entries.contains_key(*key));
+        let missing = missing.map(|(key, entry)| (key.clone(), entry.clone()));
+        if !self.patience.stays.is_zero() && snapshot.point().is_after_reset(known.point()) {
+            self.keep(missing.collect(), None, "the store was reset; what it has lost stays for a while");
+        } else if let Some(overdue) = self.overdue() {
+            let stays = |key: &String| self.lost.as_ref().is_some_and(|lost| lost.entries.contains_key(key));
+            let expired = missing.filter(|(key, entry)| entry.lease.is_some() && !stays(key)).collect();
+            self.keep(expired, overdue, LAPSED);
         }
-        if let Some((lost, until)) = &mut self.lost {
-            lost.retain(|key, _| !snapshot.entries.contains_key(key));
-            if Instant::now() < *until {
-                snapshot.entries.extend(lost.iter().map(|(key, entry)| (key.clone(), entry.clone())));
+        if let Some(lost) = &mut self.lost {
+            lost.entries.retain(|key, _| !snapshot.entries.contains_key(key));
+            if Instant::now() < lost.until {
+                snapshot.entries.extend(lost.entries.iter().map(|(key, entry)| (key.clone(), entry.clone())));
             }
         }
     }
 
-    fn forget_lost(&mut self) {
-        let Some((lost, _)) = self.lost.take() else { return };
-        if !lost.is_empty() {
-            tracing::warn!(prefix = self.prefix, keys = lost.len(), "nobody has written again what the store had lost");
-            self.view.send_modify(|known| Arc::make_mut(known).entries.retain(|key, _| !lost.contains_key(key)));
+    /// Forgets what has stayed long enough. If the store has renewed the same lease of this process again, owners of
+    /// other leases have until their next renewal.
+    fn check_lost(&mut self) {
+        let Some(lost) = &mut self.lost else { return };
+        let now = Instant::now();
+        if let Some(overdue) = lost.overdue
+            && let Some(renewal) = self.patience.renewals.as_ref().and_then(|renewals| renewals())
+            && renewal != overdue
+        {
+            lost.overdue = None;
+            if renewal.lease == overdue.lease {
+                lost.until = lost.until.min(now + self.patience.ttl / 2);
+            }
         }
+        if now < lost.until {
+            return;
+        }
+        let Some(Lost { entries, .. }) = self.lost.take().filter(|lost| !lost.entries.is_empty()) else { return };
+        tracing::warn!(prefix = self.prefix, keys = entries.len(), "nobody has written again what the store had lost");
+        self.view.send_modify(|known| Arc::make_mut(known).entries.retain(|key, _| !entries.contains_key(key)));
     }
 }

@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     backoff::Backoff,
     limits,
-    mirror::Mirror,
+    mirror::{Mirror, Renewal, Renewals},
     store::{Entry, KeyCondition, LeaseId, Revision, Store, StoreError, Transaction},
 };
 
@@ -67,6 +67,7 @@ struct Desired {
 pub struct Session {
     desired: watch::Sender<Desired>,
     held: watch::Receiver<SessionState>,
+    ttl: Duration,
     task: JoinHandle<()>,
 }
 
@@ -112,7 +113,7 @@ impl Session {
             stray: None,
         };
         let task = tokio::spawn(keeper.run(Backoff::new(who)));
-        Session { desired, held, task }
+        Session { desired, held, ttl, task }
     }
 
     /// Sets the key to this value, as soon as the store accepts it.
@@ -142,6 +143,15 @@ impl Session {
 
     pub fn held(&self) -> watch::Receiver<SessionState> {
         self.held.clone()
+    }
+
+    /// When the store last renewed the lease.
+    pub fn renewals(&self) -> Renewals {
+        let (held, ttl) = (self.held.clone(), self.ttl);
+        Arc::new(move || {
+            let held = held.borrow();
+            Some(Renewal { lease: held.lease?, at: held.until?.checked_sub(ttl)? })
+        })
     }
 
     /// Returns when all updates so far are in the store.

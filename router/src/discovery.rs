@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use rein_control_plane::{Keys, Store};
+use rein_control_plane::{Keys, Renewals, Store};
 use rein_text::model_text::{ModelOverrides, ModelText, TextError};
 use tokio::{sync::mpsc, time::sleep};
 
@@ -28,6 +28,8 @@ pub struct FleetConfig {
     pub keys: Keys,
     /// This router's id, unique among the routers of the cluster.
     pub id: String,
+    /// When the store last renewed this router's lease. None: it has none.
+    pub renewals: Option<Renewals>,
     pub dial: Dial,
     pub policy: ModelPolicy,
     /// Directories with text files on this machine, by served name. Other models' text files come from their workers.
@@ -50,7 +52,7 @@ enum FilesError {
 /// Updates the models in `state` as membership changes. Never returns.
 pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
     let fleet = Arc::new(fleet);
-    let mut membership = Membership::new(fleet.store.clone(), fleet.keys.clone(), &fleet.id);
+    let mut membership = Membership::new(fleet.store.clone(), fleet.keys.clone(), &fleet.id, fleet.renewals.clone());
     let mut loading: BTreeMap<String, ()> = BTreeMap::new();
     let (done, mut loaded_models) = mpsc::channel::<(String, Option<(ServedModel, String)>)>(1);
     // The hash of the text files that were loaded, by model.

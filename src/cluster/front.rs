@@ -97,6 +97,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         };
         let texts = HashMap::from([(name.clone(), dir.clone())]);
         let fleet = FleetConfig {
+            renewals: None,
             store: store.clone(),
             keys: keys.clone(),
             id: "router".into(),

@@ -86,13 +86,13 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let memory = api_server::memory(&args.api.admission, 0);
         let config = RouterConfig { policy: args.policy, expected_models, hedge_after, process_metrics, seal, memory, ..base };
         let router = Router::open(config)?;
-        let fleet =
-            FleetConfig { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
+        let session = Arc::new(Session::of_record(store.clone(), &id, LEASE, keys.router(&id), |value| decode::<RouterRecord>(value).is_ok()));
+        let renewals = Some(session.renewals());
+        let fleet = FleetConfig { store, keys: keys.clone(), id: id.clone(), renewals, dial, policy, texts, overrides };
         let following = {
             let router = router.clone();
             tokio::spawn(async move { router.follow(fleet).await })
         };
-        let session = Arc::new(Session::of_record(store, &id, LEASE, keys.router(&id), |value| decode::<RouterRecord>(value).is_ok()));
         let conflict = id_conflict(id.clone(), session.held());
         let publish = {
             let (router, session, key) = (router.clone(), session.clone(), keys.router(&id));

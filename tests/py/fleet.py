@@ -113,9 +113,10 @@ class Fleet:
         environment = {**os.environ, "ETCDCTL_API": "3"}
         return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
-    def lose_etcd(self):
-        """Kills etcd and deletes its data."""
-        self.signal("etcd", signal.SIGKILL)
+    def lose_etcd(self, by=signal.SIGKILL):
+        """Ends etcd and deletes its data."""
+        self.signal("etcd", by)
+        self.processes["etcd"].wait(timeout=30)
         shutil.rmtree(self.directory / "etcd")
 
     def start(self, name, *arguments, **environment):

@@ -13,7 +13,7 @@ use futures::StreamExt;
 
 use super::{etcd::Server, intercepted_store::InterceptedStore, values};
 use crate::{
-    Changes, ClusterView, KeyCondition, Keys, MemoryStore, Mirror, Snapshot, Store, StoreError, Transaction,
+    Changes, ClusterView, KeyCondition, Keys, MemoryStore, Mirror, Patience, Snapshot, Store, StoreError, Transaction,
     store::{ChangeStream, Entry, Revision, StorePoint},
 };
 
@@ -172,7 +172,7 @@ async fn what_a_reset_store_has_lost_stays_for_a_while() {
     let mut server = Server::start();
     let store = server.store();
     let mut strict = Mirror::new(store.clone(), "test", "/a/");
-    let mut lasting = Mirror::lasting(store.clone(), "test", "/a/", STAYS);
+    let mut lasting = Mirror::lasting(store.clone(), "test", "/a/", Patience { stays: STAYS, ..Patience::default() });
     let becomes = async |mirror: &mut Mirror, wanted: &[(&str, &str)]| {
         let wanted = wanted.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let wait = async {

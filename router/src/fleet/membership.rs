@@ -9,8 +9,8 @@ use std::{
 
 use futures::FutureExt;
 use rein_control_plane::{
-    ClusterView, Keys, Mirror, Store,
-    limits::LOST_STAYS,
+    ClusterView, Keys, Mirror, Patience, Renewals, Store,
+    limits::{LEASE, LOST_STAYS},
     records::{EngineRecord, GroupRecord},
 };
 use rein_proto::{
@@ -69,9 +69,10 @@ pub struct Membership {
 
 impl Membership {
     /// `id`: this router's id, unique among the routers of the cluster.
-    pub fn new(store: Arc<dyn Store>, keys: Keys, id: &str) -> Self {
-        let groups = Mirror::lasting(store.clone(), id, keys.groups(), LOST_STAYS);
-        let engines = Mirror::lasting(store, id, keys.engines(), LOST_STAYS);
+    pub fn new(store: Arc<dyn Store>, keys: Keys, id: &str, renewals: Option<Renewals>) -> Self {
+        let patience = Patience { stays: LOST_STAYS, ttl: LEASE, renewals };
+        let groups = Mirror::lasting(store.clone(), id, keys.groups(), patience.clone());
+        let engines = Mirror::lasting(store, id, keys.engines(), patience);
         let (view, engines_view) = (ClusterView::default(), ClusterView::default());
         let (incompatible, kinds) = (BTreeSet::new(), BTreeMap::new());
         Membership { keys, groups, view, engines, engines_view, incompatible, kinds }
