@@ -4,8 +4,8 @@
     scripts/chart.py            write them
     scripts/chart.py --check    exit with 1 and name the files that differ
 
-files/alerts.yaml: alarms of docs/howto/watch.md. An alarm is a row of the tables below "Alarms" whose second cell begins with
-an expression. The chart replaces RELEASE with labels that select one release, RUNBOOKS with the URL of the docs, and AWAKE with models that are not scaled to zero.
+files/alerts.yaml and the tables of docs/howto/watch.md: the alarms of helm/alarms.toml. The chart replaces RELEASE with labels that select one release,
+RUNBOOKS with the URL of the docs, and AWAKE with models that are not scaled to zero.
 files/dashboard.json: all metrics of docs/reference/metrics.md.
 values.schema.json: the options of commands, from docs/reference/cli.md.
 docs/reference/chart-values.md: the values, from values.schema.json and values.yaml.
@@ -14,6 +14,7 @@ import json
 import pathlib
 import re
 import sys
+import tomllib
 
 import yaml
 
@@ -22,9 +23,10 @@ CHART = ROOT / "helm/rein"
 SCHEMA = CHART / "values.schema.json"
 CLI = ROOT / "docs/reference/cli.md"
 VALUES_PAGE = ROOT / "docs/reference/chart-values.md"
+ALARMS = ROOT / "helm/alarms.toml"
 WATCH = ROOT / "docs/howto/watch.md"
 METRICS = ROOT / "docs/reference/metrics.md"
-PROMETHEUS_UNITS = {"s": "s", "min": "m", "h": "h"}
+SPOKEN_UNITS = {"s": "s", "m": "min", "h": "h"}
 GRAFANA_UNITS = {"seconds": "s", "bytes": "bytes", "tokens": "short", "": "short"}
 COLUMNS, WIDTH, HEIGHT = 24, 8, 7
 
@@ -55,45 +57,59 @@ def selected(expression):
 # --- Alarms
 
 def alarms():
-    text = WATCH.read_text()
-    text = text[text.index("## Alarms"):text.index("## When something dies")]
-    first = re.search(r"Set three first: (.*?)\.", text, re.S)[1]
-    critical = set(re.findall(r'"([^"]+)"', first))
-    heading = ""
-    for line in text.splitlines():
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        when = line.startswith("|") and len(cells(line)) == 4 and re.match(r"`([^`]*\b(?:rein|process)_[^`]*)`(?: for (\d+) (s|min|h)\b)?", cells(line)[1])
-        if not when:
-            continue
-        name, _, meaning, todo = cells(line)
-        place = re.search(r"\]\((#[^)]*)\)", todo)
-        words = re.sub(r"[^\w ]", "", name).split()
-        yield {
-            "alert": "Rein" + "".join(word[0].upper() + word[1:] for word in words),
-            "expr": selected(when[1].replace("\\|", "|")),
-            **({"for": when[2] + PROMETHEUS_UNITS[when[3]]} if when[2] else {}),
-            "labels": {"severity": "critical" if name in critical else "warning"},
-            "annotations": {
-                "summary": name,
-                "description": f"{plain(meaning)} What to do: {plain(todo)}",
-                "runbook_url": f"RUNBOOKS/howto/watch.md{place[1] if place else '#' + anchor(heading)}",
-            },
-        }
+    return tomllib.loads(ALARMS.read_text())["alarm"]
+
+
+def rule(alarm):
+    words = re.sub(r"[^\w ]", "", alarm["name"]).split()
+    place = re.search(r"\]\((#[^)]*)\)", alarm["do"])
+    yield "alert", "Rein" + "".join(word[0].upper() + word[1:] for word in words)
+    yield "expr", selected(alarm["expr"])
+    if "for" in alarm:
+        yield "for", alarm["for"]
+    yield "labels", {"severity": alarm["severity"]}
+    yield "annotations", {
+        "summary": alarm["name"],
+        "description": f"{plain(alarm['means'])} What to do: {plain(alarm['do'])}",
+        "runbook_url": f"RUNBOOKS/howto/watch.md{place[1] if place else '#' + anchor(alarm['section'])}",
+    }
 
 
 def alerts():
-    lines = ["# Made by scripts/chart.py from docs/howto/watch.md.", "groups:", "  - name: rein", "    rules:"]
+    lines = ["# Made by scripts/chart.py from helm/alarms.toml.", "groups:", "  - name: rein", "    rules:"]
     for alarm in alarms():
-        lines.append(f"      - alert: {alarm.pop('alert')}")
-        for key, value in alarm.items():
+        lead = "      - "
+        for key, value in rule(alarm) if "expr" in alarm else ():
             if isinstance(value, dict):
-                lines.append(f"        {key}:")
+                lines.append(f"{lead}{key}:")
                 lines += [f"          {inner}: {json.dumps(text, ensure_ascii=False)}" for inner, text in value.items()]
             else:
                 # RELEASE becomes text with double quotes.
-                lines.append(f"        {key}: '{value}'")
+                assert "'" not in value, value
+                lines.append(f"{lead}{key}: {value}" if key == "alert" else f"{lead}{key}: '{value}'")
+            lead = "        "
     return "\n".join(lines) + "\n"
+
+
+def alarm_table(section):
+    yield "| alarm | when | what it means | what to do |"
+    yield "|---|---|---|---|"
+    for alarm in (alarm for alarm in alarms() if alarm["section"] == section):
+        number, unit = re.fullmatch(r"(\d+)([smh])", alarm["for"]).groups() if "for" in alarm else (None, None)
+        lasts = f" for {number} {SPOKEN_UNITS[unit]}" if number else ""
+        when = (f"`{alarm['expr']}`{lasts}" if "expr" in alarm else "") + alarm.get("also", "")
+        name = f"**{alarm['name']}**" if alarm["severity"] == "critical" else alarm["name"]
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in (name, when, alarm["means"], alarm["do"])) + " |"
+
+
+def watch_page():
+    def table(match):
+        return f"<!-- alarms: {match[1]} -->\n" + "\n".join(alarm_table(match[1])) + "\n<!-- end -->"
+
+    text = WATCH.read_text()
+    sections = re.findall(r"<!-- alarms: ([\w ]+) -->", text)
+    assert set(sections) == {alarm["section"] for alarm in alarms()}, sections
+    return re.sub(r"<!-- alarms: ([\w ]+) -->\n.*?<!-- end -->", table, text, flags=re.S)
 
 
 # --- Dashboard
@@ -272,7 +288,7 @@ def values_page():
     return text[:text.index(start) + len(start)] + "\n".join(lines) + "\n" + text[text.index(end):]
 
 
-MADE = {CHART / "files/alerts.yaml": alerts, CHART / "files/dashboard.json": dashboard, SCHEMA: schema, VALUES_PAGE: values_page}
+MADE = {CHART / "files/alerts.yaml": alerts, WATCH: watch_page, CHART / "files/dashboard.json": dashboard, SCHEMA: schema, VALUES_PAGE: values_page}
 
 
 def main():
