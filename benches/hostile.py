@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 CHAT = "/v1/chat/completions"
@@ -48,6 +49,11 @@ class Server:
         """VmRSS, or VmHWM since `reset_peak`, in bytes."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(field))
+
+    def computed(self):
+        """Processor time so far, in seconds."""
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def reset_peak(self):
         pathlib.Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
@@ -125,17 +131,28 @@ def at_once(count, work):
     return results
 
 
+@dataclass
+class Load:
+    """Statuses of the answers; wall time and the server's processor time in seconds; /health meanwhile; additional memory in bytes."""
+    answers: list
+    seconds: float
+    computed: float
+    health: Health
+    healthy: int  # answers of /health until the last answer
+    memory: int
+
+
 def load(server, path, bodies):
-    """Sends the bodies at once. Returns statuses, seconds, the 99th percentile of /health, and the additional memory in bytes."""
+    """Sends the bodies at once."""
     server.post(CHAT, SMALL)
     server.reset_peak()
-    before = server.memory("VmRSS")
+    memory, computed = server.memory("VmRSS"), server.computed()
     with Health(server) as health:
         time.sleep(0.2)
-        began = time.monotonic()
+        began, healthy = time.monotonic(), len(health.times)
         answers = at_once(len(bodies), lambda i: server.post(path, bodies[i])[0])
-        seconds = time.monotonic() - began
-    return answers, seconds, health.percentile(0.99), server.memory("VmHWM") - before
+        seconds, healthy = time.monotonic() - began, len(health.times) - healthy
+    return Load(answers, seconds, server.computed() - computed, health, healthy, server.memory("VmHWM") - memory)
 
 
 def repeated(before, item, after, size):
@@ -213,7 +230,8 @@ def bodies(name, make, count=8, size=30 * MIB, path=CHAT):
         server = start()
         try:
             sent = [make(size)] * count
-            answers, seconds, p99, memory = load(server, path, sent)
+            found = load(server, path, sent)
+            answers, seconds, p99, memory = found.answers, found.seconds, found.health.percentile(0.99), found.memory
             total = sum(map(len, sent))
             return f"{summary(answers)} in {seconds:.2f} s; /health p99 {p99 * 1e3:.0f} ms; {memory / MIB:.0f} MiB, {memory / total:.1f} x the bytes"
         finally:

@@ -1,7 +1,9 @@
-"""Hostile clients: small versions of the loads in benches/hostile.py, with bounds on time and memory."""
+"""Hostile clients: small versions of the loads in benches/hostile.py, with bounds on processor time, memory and counts. benches/hostile.py
+measures wall time."""
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -19,8 +21,8 @@ sys.path.insert(0, str(REPOSITORY / "benches"))
 import hostile  # noqa: E402
 
 MIB = hostile.MIB
-# With fewer processors, the server's parsing threads, this client and other tests share them, and the bound would be theirs.
-HEALTH_P99 = 0.05 if os.cpu_count() >= 4 else 0.5
+# Of /health while a load is answered: none, or the one that was asked before, if requests block each other.
+HEALTHY = 3
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +35,10 @@ def server():
 @pytest.mark.parametrize("make, status", [(hostile.empty_lists, 400), (hostile.unknown_field, 200)])
 def test_bodies_with_many_values_do_not_block_others_and_take_little_memory(server, make, status):
     body = make(16 * MIB)
-    answers, _, p99, memory = hostile.load(server, hostile.CHAT, [body] * 8)
-    assert answers == [status] * 8
-    assert memory < 3 * 8 * len(body)
-    assert p99 < HEALTH_P99
+    load = hostile.load(server, hostile.CHAT, [body] * 8)
+    assert load.answers == [status] * 8
+    assert load.memory < 3 * 8 * len(body)
+    assert load.healthy >= HEALTHY
 
 
 @pytest.mark.parametrize("path, body, count, status", [
@@ -44,13 +46,13 @@ def test_bodies_with_many_values_do_not_block_others_and_take_little_memory(serv
     (hostile.CHAT, hostile.many_calls(200_000), 4, 400),
     ("/detokenize", hostile.repeated(b'{"tokens":[', b"1", b"]}", 4 * MIB), 8, 200),
 ], ids=["messages", "calls", "detokenize"])
-def test_bodies_with_many_parts_are_answered_soon(server, path, body, count, status):
-    answers, seconds, p99, memory = hostile.load(server, path, [body] * count)
-    assert answers == [status] * count
-    # 0.3 to 1.9 s where one processor has to do everything.
-    assert seconds < 15
-    assert p99 < HEALTH_P99
-    assert memory < 3 * count * len(body)
+def test_bodies_with_many_parts_take_little_time_and_memory(server, path, body, count, status):
+    load = hostile.load(server, path, [body] * count)
+    assert load.answers == [status] * count
+    # In a release build 0.3 to 1.9 s.
+    assert load.computed < 15
+    assert load.healthy >= HEALTHY
+    assert load.memory < 3 * count * len(body)
 
 
 def test_bodies_that_exceed_the_total_limit_are_rejected_or_wait(server):
@@ -58,8 +60,7 @@ def test_bodies_that_exceed_the_total_limit_are_rejected_or_wait(server):
     status, _, text = server.post(hostile.CHAT, b"x" * (33 * MIB))
     assert (status, "body_too_large" in text) == (413, True)
     text = b'{"model":"demo","messages":[{"role":"user","content":"' + b"x" * (30 * MIB) + b'"}]}'
-    answers, *_ = hostile.load(server, hostile.CHAT, [text] * 8)
-    assert answers == [400] * 8
+    assert hostile.load(server, hostile.CHAT, [text] * 8).answers == [400] * 8
 
 
 # Appends to a text for each message, as public templates of DeepSeek and Granite do.
@@ -73,12 +74,12 @@ def test_a_template_that_appends_to_a_text_for_each_message_ends_at_its_limit(tm
     messages = [{"role": "user", "content": "x" * (16 * MIB if i == 0 else 8)} for i in range(16_384)]
     body = json.dumps({"model": "demo", "messages": messages, "max_tokens": 4}).encode()
     try:
-        answers, seconds, p99, memory = hostile.load(server, hostile.CHAT, [body] * 4)
-        assert answers == [400] * 4
-        # 2 s of CPU time each, on 2 threads or more; without the limit, 200 s.
-        assert seconds < 30
-        assert p99 < HEALTH_P99
-        assert memory < 8 * 4 * len(body)
+        load = hostile.load(server, hostile.CHAT, [body] * 4)
+        assert load.answers == [400] * 4
+        # 2 s each for the template; without the limit, 200 s.
+        assert load.computed < 30
+        assert load.healthy >= HEALTHY
+        assert load.memory < 8 * 4 * len(body)
         error = json.loads(server.post(hostile.CHAT, body)[2])["error"]
         assert (error["code"], error["param"]) == ("template_error", "messages") and "2s of CPU time" in error["message"]
     finally:
@@ -185,7 +186,7 @@ def small_server(tmp_path_factory):
 
 def large_bodies(server):
     text = b'{"model":"demo","messages":[{"role":"user","content":"' + b"x" * (10 * MIB) + b'"}]}'
-    assert set(hostile.load(server, hostile.CHAT, [text] * 6)[0]) <= {400, 429}
+    assert set(hostile.load(server, hostile.CHAT, [text] * 6).answers) <= {400, 429}
     status, _, answer = server.post(hostile.CHAT, b"x" * (11 * MIB))
     assert status == 413 and "must have at most" in answer
 
@@ -258,10 +259,8 @@ def test_idle_connections_make_place_when_descriptors_run_out(tmp_path):
             silent.append(connection)
         busy = hostile.stalled(server, 1)[0]
         for _ in range(20):
-            before = time.monotonic()
-            assert server.post(hostile.CHAT, hostile.SMALL)[0] == 200
             # An idle connection was closed only after 60 s.
-            assert time.monotonic() - before < 10
+            assert server.post(hostile.CHAT, hostile.SMALL, timeout=30)[0] == 200
         assert busy.recv(15) == b"HTTP/1.1 200 OK"
         log = (tmp_path / "log").read_text()
         assert "the limit of open files is below --max-in-flight" in log and "those that are idle are closed" in log
@@ -341,31 +340,33 @@ def slow_bodies(server, headers, over):
     [thread.join() for thread in threads]
 
 
-@pytest.mark.parametrize("hold, options", [
-    (slow_bodies, ["--request-memory", "600"]),
-    (many_choices, []),
-    (unread_streams, ["--max-in-flight", "32"]),
-    (read_slowly, ["--max-in-flight", "32"]),
-    (costly_grammars, ["--max-in-flight", "32"]),
+def ended(server):
+    """The number of answers that have ended, and of requests that were refused."""
+    ends = re.compile(r'(?:rein_finished_total\{|rein_requests_total\{.*status="[45]).* (\d+)')
+    return sum(int(found[1]) for found in map(ends.match, server.get("/metrics").splitlines()) if found)
+
+
+# `most`: requests of the other key that may end meanwhile.
+@pytest.mark.parametrize("hold, most, options", [
+    (slow_bodies, 0, ["--request-memory", "600"]),
+    (many_choices, 0, []),
+    (unread_streams, 0, ["--max-in-flight", "32"]),
+    (read_slowly, 0, ["--max-in-flight", "32"]),
+    (costly_grammars, 8, ["--max-in-flight", "32"]),
 ])
-def test_a_key_that_holds_nothing_is_served_whatever_another_holds(tmp_path, hold, options):
+def test_a_key_that_holds_nothing_is_served_while_another_holds_all(tmp_path, hold, most, options):
     keys, secrets = keys_of(tmp_path, ["many"], ["few"])
     server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys), "--sim-step-us", "10000", *options)
     over = threading.Event()
     holding = hold(server, secrets["many"], over)
     try:
         until(server, next(holding))
-        for _ in range(5):
-            before = time.monotonic()
-            assert server.post(hostile.CHAT, hostile.SMALL, **secrets["few"])[0] == 200
-            took = time.monotonic() - before
-            print(f"{hold.__name__}: {took:.2f} s")
-            # 0.1 to 0.5 s where a processor is free.
-            assert took < 3
-        # A body that counts towards the memory of bodies.
-        before = time.monotonic()
-        assert server.post(hostile.CHAT, {**hostile.SMALL, "note": "x" * MIB}, **secrets["few"])[0] == 200
-        assert time.monotonic() - before < 3
+        # The last body counts towards the memory of bodies.
+        for body in [hostile.SMALL] * 5 + [{**hostile.SMALL, "note": "x" * MIB}]:
+            before, began = ended(server), time.monotonic()
+            assert server.post(hostile.CHAT, body, **secrets["few"])[0] == 200
+            print(f"{hold.__name__}: {time.monotonic() - began:.2f} s")
+            assert ended(server) - before - 1 <= most
     finally:
         over.set()
         next(holding, None)
@@ -427,9 +428,8 @@ def test_a_file_of_keys_that_hangs_and_a_hangup_disturb_nobody(tmp_path):
             assert time.monotonic() < end
         assert server.post(hostile.CHAT, hostile.SMALL, **allowed)[0] == 401
     finally:
-        began = time.monotonic()
         server.stop()
-    assert server.process.returncode == 0 and time.monotonic() - began < 10
+    assert server.process.returncode == 0
 
 
 def begun(server, size, *more, path=hostile.CHAT, kind="application/json"):
