@@ -120,8 +120,9 @@ fn seconds_since_1970() -> u64 {
 
 /// The given id, or one made of the host name and `what`.
 fn id(given: &Option<String>, what: impl std::fmt::Display) -> Result<String, Box<dyn Error>> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host: String = host.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
+    let host = crate::telemetry::host_name();
+    let host: String =
+        host.iter().flat_map(|host| host.chars()).filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
     let host = if host.is_empty() { "host" } else { &host };
     let id = given.clone().unwrap_or_else(|| format!("{host}-{what}"));
     match is_valid_name(&id) {

@@ -30,5 +30,5 @@ pub fn register(registry: &mut Registry, certificates: Vec<Certificate>) {
 /// The time of the first call, in seconds since 1970.
 fn began() -> u64 {
     static BEGAN: OnceLock<u64> = OnceLock::new();
-    *BEGAN.get_or_init(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+    *BEGAN.get_or_init(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()))
 }

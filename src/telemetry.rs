@@ -130,18 +130,23 @@ fn tls() -> Result<ClientTlsConfig, String> {
     Ok(config.ca_certificate(Certificate::from_pem(pem)))
 }
 
+/// None: the system does not tell.
+pub fn host_name() -> Option<String> {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned())
+}
+
 /// The process's attributes. OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME take precedence.
 fn resource(service: &'static str) -> Resource {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host_name().map(|name| KeyValue::new("host.name", name));
     let own = [
         KeyValue::new("service.name", service),
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
-        KeyValue::new("host.name", host.trim().to_owned()),
         KeyValue::new("process.pid", i64::from(std::process::id())),
     ];
     let detected = opentelemetry_sdk::resource::EnvResourceDetector::new();
     let named = std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty());
-    let resource = Resource::builder_empty().with_attributes(own).with_detector(Box::new(detected));
+    let resource =
+        Resource::builder_empty().with_attributes(own.into_iter().chain(host)).with_detector(Box::new(detected));
     match named {
         Some(name) => resource.with_service_name(name).build(),
         None => resource.build(),

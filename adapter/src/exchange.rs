@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::TokenClock;
-use crate::connection::{EngineHttp, collect, retry_after};
+use crate::connection::{EngineHttp, Unanswered, collect, retry_after};
 use crate::dialect::{DrawFrame, DrawReader, EngineDialect, Said, error_text};
 use crate::draw::DrawEnd;
 use crate::identity::{Identity, Unproven};
@@ -125,8 +125,11 @@ impl Exchange {
                 sleep(retry_after.unwrap_or(least).clamp(least, most)).await;
                 continue;
             }
-            let body = collect(response, limits::ERROR_BYTES).await.unwrap_or_default();
-            return Err(EngineRefusal::Status { code: status.as_u16(), text: error_text(&body), retry_after });
+            let text = match collect(response, limits::ERROR_BYTES).await {
+                Ok(body) => error_text(&body),
+                Err(Unanswered(why)) => format!("(its error cannot be read: {why})"),
+            };
+            return Err(EngineRefusal::Status { code: status.as_u16(), text, retry_after });
         }
     }
 
@@ -170,7 +173,10 @@ impl Exchange {
         loop {
             let data = match self.clock.within(last, prompt, body.frame()).await {
                 Err(late) => return Some(DrawEnd::Lost(late)),
-                Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                Ok(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => data,
+                    Err(_trailers) => continue,
+                },
                 Ok(Some(Err(error))) => return Some(DrawEnd::Lost(format!("the engine's stream was cut: {error}"))),
                 Ok(None) => return Some(DrawEnd::Lost("the engine's stream ended without a finish reason".into())),
             };
@@ -218,10 +224,11 @@ impl Exchange {
     ) {
         let mut left = limits::ERROR_BYTES;
         while let Some(Ok(frame)) = body.frame().await {
-            let data = frame.into_data().unwrap_or_default();
+            let Ok(data) = frame.into_data() else { continue };
             let Some(after) = left.checked_sub(data.len()) else { return };
             left = after;
-            for frame in read(parser, reader, &data).unwrap_or_default() {
+            let Ok(frames) = read(parser, reader, &data) else { return };
+            for frame in frames {
                 if let Some(said) = &frame.said {
                     self.identity.hear_late(said);
                 }

@@ -5,7 +5,7 @@
 
 use std::{
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::time::{Instant, sleep, sleep_until};
@@ -61,7 +61,7 @@ async fn run_elected(
         tracing::info!(id = options.id, "this controller is active");
         let decide = async {
             let mut backoff = Backoff::new(&options.id);
-            let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
             let mut controller = Controller::new(keys.clone(), options.settings, since_1970.as_millis() as u64);
             let (mut view, mut mirror) = (ClusterView::default(), mirror.clone());
             let began = Instant::now();

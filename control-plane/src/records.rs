@@ -121,8 +121,7 @@ pub fn is_valid_name(name: &str) -> bool {
 
 /// The store's value of a record.
 pub fn encode(record: &impl Serialize) -> Bytes {
-    // Records are structs of strings and numbers, which JSON can always encode.
-    serde_json::to_vec(record).unwrap_or_default().into()
+    serde_json::to_vec(record).expect("a record is a struct of strings and numbers").into()
 }
 
 pub fn decode<T: DeserializeOwned>(value: &[u8]) -> Result<T, serde_json::Error> {

@@ -54,14 +54,14 @@ fn frames(parts: Vec<Bytes>) -> Body {
 async fn answer(mode: Mode, n: usize, request: Request<Incoming>) -> Response<Body> {
     let status = |code: u16, text: String| {
         let mut response = Response::new(frames(vec![Bytes::from(text)]));
-        *response.status_mut() = http::StatusCode::from_u16(code).unwrap_or_default();
+        *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
         response
     };
     if request.uri().path() == "/v1/models" {
         return status(200, json!({ "data": [{ "id": "tiny" }] }).to_string());
     }
-    let body = request.into_body().collect().await.map(|b| b.to_bytes()).unwrap_or_default();
-    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let body = request.into_body().collect().await.map(|b| b.to_bytes()).unwrap();
+    let body: Value = serde_json::from_slice(&body).unwrap();
     let text = body["messages"][0]["content"].as_str().or(body["prompt"].as_str()).unwrap_or_default();
     let words = text.split(' ').count() as u64 + 10;
     let tokens = body["max_tokens"].as_u64().unwrap_or(0);
@@ -151,7 +151,7 @@ async fn tokens_of_a_stream_are_counted_by_the_endpoints_usage() {
     {
         assert!(table.contains(text), "{text} is missing in\n{table}");
     }
-    let json = serde_json::to_value(&report).unwrap_or_default();
+    let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["levels"][1]["concurrency"], json!(3));
     assert_eq!(json["target"]["model"], json!("tiny"));
 }
@@ -214,7 +214,7 @@ async fn errors_name_a_bad_target() {
 #[test]
 fn prompts_differ_unless_a_prefix_is_shared() {
     let text = |work: &BenchRequests, n| {
-        let body: Value = serde_json::from_slice(&work.body(n)).unwrap_or_default();
+        let body: Value = serde_json::from_slice(&work.body(n)).unwrap();
         body["messages"][0]["content"].as_str().unwrap_or_default().to_owned()
     };
     let work = BenchRequests::new(&options(&["--prompt-tokens", "50"]), "m");
@@ -225,12 +225,11 @@ fn prompts_differ_unless_a_prefix_is_shared() {
     let (a, b) = (text(&work, 1), text(&work, 2));
     let common = a.split(' ').zip(b.split(' ')).take_while(|(a, b)| a == b).count();
     assert!((30..34).contains(&common), "{common}");
-    let body: Value =
-        serde_json::from_slice(&BenchRequests::new(&options(&["--tools", "9"]), "m").body(0)).unwrap_or_default();
+    let body: Value = serde_json::from_slice(&BenchRequests::new(&options(&["--tools", "9"]), "m").body(0)).unwrap();
     let names: std::collections::BTreeSet<_> =
         body["tools"].as_array().into_iter().flatten().map(|t| t["function"]["name"].to_string()).collect();
     assert_eq!(names.len(), 9);
     let extra = options(&["--extra", r#"{"min_p": 0.1, "max_tokens": 3}"#]);
-    let body: Value = serde_json::from_slice(&BenchRequests::new(&extra, "m").body(0)).unwrap_or_default();
+    let body: Value = serde_json::from_slice(&BenchRequests::new(&extra, "m").body(0)).unwrap();
     assert_eq!((&body["min_p"], &body["max_tokens"]), (&json!(0.1), &json!(3)));
 }

@@ -420,8 +420,11 @@ impl<'a> ReusedConnection<'a> {
             return Ok(response);
         }
         let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|v| retry_after(v.to_str().ok()?));
-        let body = collect_body(response).await.unwrap_or_default();
-        Err(Failure::Status { code, text: error_text(&body), retry_after })
+        let text = match collect_body(response).await {
+            Ok(body) => error_text(&body),
+            Err(why) => format!("(its error cannot be read: {why})"),
+        };
+        Err(Failure::Status { code, text, retry_after })
     }
 }
 
@@ -442,7 +445,7 @@ fn retry_after(text: &str) -> Option<Duration> {
         return Some(Duration::from_secs(seconds));
     }
     let until = chrono::DateTime::parse_from_rfc2822(text.trim()).ok()?;
-    Some((until.to_utc() - chrono::Utc::now()).to_std().unwrap_or_default())
+    Some((until.to_utc() - chrono::Utc::now()).to_std().unwrap_or(Duration::ZERO))
 }
 
 /// Reads the whole body of an unstreamed response.

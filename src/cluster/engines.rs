@@ -165,7 +165,7 @@ pub async fn publish(
 }
 
 fn new_incarnation(joins: u64) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     epoch::new(now.as_millis() as u64, joins)
 }
 

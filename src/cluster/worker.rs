@@ -58,7 +58,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         if peers.is_none() {
             warn_if_open("--mesh", listener.address(), OPEN_MESH);
         }
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let model = match &work {
             Workload::Model(model) => Some(&**model),
             Workload::Sim(_) => None,

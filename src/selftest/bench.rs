@@ -243,7 +243,7 @@ fn enforced(steps: &mut Steps, count: usize, load: &Load, vocab: usize) -> Resul
             Script { start, acts }
         };
         let scripts: Vec<Script> = (0..count).map(script).collect();
-        let options = EngineOptions { max_sequences: count, step_tokens: load.prefill, ..EngineOptions::default() };
+        let options = EngineOptions { max_sequences: count, token_budget: load.prefill, ..EngineOptions::default() };
         let begin = Instant::now();
         let (streams, _) = play(&mut steps.group, &options, &scripts)?;
         match streams.iter().all(|stream| stream.drawn.len() == load.tokens && stream.beyond_mask == 0) {

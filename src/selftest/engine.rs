@@ -120,7 +120,7 @@ fn both(
         alone.extend(play(executor, &alone_options, std::slice::from_ref(script))?.0);
     }
     // Prompts are cut into chunks.
-    let crowd_options = EngineOptions { max_sequences: 8, step_tokens: 16, ..EngineOptions::default() };
+    let crowd_options = EngineOptions { max_sequences: 8, token_budget: 16, ..EngineOptions::default() };
     let (crowd, stats) = play(executor, &crowd_options, scripts)?;
     Ok((alone, crowd, stats))
 }

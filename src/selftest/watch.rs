@@ -142,8 +142,8 @@ impl SectionProcess {
                     return Ok("it ends if each kernel is waited for".into());
                 }
                 Err(why) => {
-                    let kernel = std::fs::read_to_string(&file).unwrap_or_default();
-                    let last = if kernel.is_empty() { "no kernel" } else { &*kernel };
+                    let kernel = std::fs::read_to_string(&file).ok().filter(|kernel| !kernel.is_empty());
+                    let last = kernel.as_deref().unwrap_or("no kernel");
                     return Ok(format!("with each kernel waited for: {why}; the last was {last}"));
                 }
             }

@@ -126,8 +126,8 @@ impl ProblemKind {
     }
 
     pub fn name(self) -> String {
-        let value = serde_json::to_value(self).unwrap_or_default();
-        value.as_str().unwrap_or_default().to_owned()
+        let value = serde_json::to_value(self).expect("a kind is a name");
+        value.as_str().expect("a kind is a name").to_owned()
     }
 
     pub fn meaning(self) -> &'static str {

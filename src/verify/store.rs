@@ -112,11 +112,11 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
 }
 
 pub fn pretty(value: &impl Serialize) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
+    serde_json::to_string_pretty(value).expect("records are plain data") + "\n"
 }
 
 fn line(record: &Record) -> String {
-    serde_json::to_string(record).unwrap_or_default() + "\n"
+    serde_json::to_string(record).expect("records are plain data") + "\n"
 }
 
 fn lines(records: &BTreeMap<(u64, ResponseMode), Record>) -> String {

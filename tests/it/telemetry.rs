@@ -388,7 +388,8 @@ impl Cluster {
     /// The group that each worker serves, by name.
     fn groups(&self) -> BTreeMap<String, String> {
         let output = self.command(&["status", "--json"]).stderr(Stdio::null()).output().unwrap();
-        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        // It prints none before etcd answers.
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
         let workers = status["workers"].as_object().cloned().unwrap_or_default();
         let group = |(name, worker): (String, Value)| Some((worker["group"].as_str()?.to_owned(), name));
         workers.into_iter().filter_map(group).collect()

@@ -17,7 +17,7 @@ pub const MAX_SEQUENCES: usize = 64;
 /// Default number of sequences that wait for a slot; beyond it, RESOURCE_EXHAUSTED.
 pub const MAX_QUEUE: usize = 1024;
 /// Default number of tokens computed in one step. Longer prompts are split, so that other streams keep going.
-pub const STEP_TOKENS: usize = 512;
+pub const TOKEN_BUDGET: usize = 512;
 
 /// A row that waits for its router this long may lose its slot and its blocks to another sequence.
 pub const PARK_GRACE: Duration = Duration::from_millis(50);

@@ -36,7 +36,7 @@ pub struct EngineOptions {
     /// Sequences that may wait beyond those computed at once.
     pub max_queue: usize,
     /// Tokens computed in one step, at least `max_sequences`.
-    pub step_tokens: usize,
+    pub token_budget: usize,
     /// How long a sequence may wait for its router before others may take its slot and blocks.
     pub park_grace: Duration,
     /// Shares the KV blocks of equal prefixes.
@@ -50,7 +50,7 @@ impl Default for EngineOptions {
         Self {
             max_sequences: limits::MAX_SEQUENCES,
             max_queue: limits::MAX_QUEUE,
-            step_tokens: limits::STEP_TOKENS,
+            token_budget: limits::TOKEN_BUDGET,
             park_grace: limits::PARK_GRACE,
             prefix_cache: true,
             embeds: false,
@@ -142,7 +142,7 @@ pub fn context_limit(shape: &ExecutorShape) -> usize {
 impl Scheduler {
     pub fn new(shape: &ExecutorShape, mut options: EngineOptions) -> Self {
         options.max_sequences = options.max_sequences.max(1);
-        options.step_tokens = options.step_tokens.max(options.max_sequences);
+        options.token_budget = options.token_budget.max(options.max_sequences);
         Self {
             blocks: BlockPool::new(shape.blocks, shape.block_size, options.prefix_cache),
             options,
@@ -265,7 +265,7 @@ impl Scheduler {
         if !self.planned.is_empty() {
             return self.step();
         }
-        let mut budget = self.options.step_tokens;
+        let mut budget = self.options.token_budget;
         let mut preempted = false;
         let mut prefill = Vec::new();
         for id in running {

@@ -291,8 +291,9 @@ impl InnerError {
 
 /// The message of an error response; the whole text if it has no message field.
 pub fn error_text(body: &[u8]) -> String {
-    let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    let message = ["/error/message", "/message", "/detail", "/error"].iter().find_map(|p| value.pointer(p)?.as_str());
+    let value: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+    let at = |path: &&str| value.as_ref()?.pointer(path)?.as_str();
+    let message = ["/error/message", "/message", "/detail", "/error"].iter().find_map(at);
     let text = message.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
     plain(&text, limits::ERROR_CHARS)
 }

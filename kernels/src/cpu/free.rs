@@ -27,9 +27,10 @@ const V2: Version =
     Version { mount: "", limit: "memory.max", usage: "memory.current", files: ["inactive_file", "active_file"] };
 
 pub fn bytes() -> usize {
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let machine = available(&read("/proc/meminfo")).unwrap_or(UNKNOWN);
-    machine.min(in_groups(Path::new("/sys/fs/cgroup"), &read("/proc/self/cgroup")))
+    let read = |path| std::fs::read_to_string(path).ok();
+    let machine = read("/proc/meminfo").and_then(|text| available(&text)).unwrap_or(UNKNOWN);
+    let groups = read("/proc/self/cgroup").map(|own| in_groups(Path::new("/sys/fs/cgroup"), &own));
+    groups.map_or(machine, |left| left.min(machine))
 }
 
 /// MemAvailable of /proc/meminfo.

@@ -292,7 +292,7 @@ impl Matcher {
         if bytes.is_empty() {
             return Vec::new();
         }
-        let mut ids = self.ask(|parser| Ok(parser.compute_ff_tokens())).unwrap_or_default();
+        let mut ids = self.ask_or(Vec::new(), |parser| parser.compute_ff_tokens());
         // Nothing follows a stop token, whatever the grammar allows.
         let stop = ids.iter().position(|id| self.vocab.is_stop(*id)).map_or(usize::MAX, |at| at + 1);
         ids.truncate(MAX_FORCED_TOKENS.min(stop));
@@ -303,20 +303,19 @@ impl Matcher {
     /// Whether the lexer alone can tell that more than one byte may follow. That holds nearly everywhere in text and
     /// strings, at a fraction of the parser's cost.
     fn has_choice(&mut self) -> bool {
-        let choice = self.ask(|parser| {
+        self.ask_or(false, |parser| {
             if !parser.parser.currently_forced_bytes().is_empty() {
-                return Ok(false);
+                return false;
             }
-            Ok(parser.parser.with_recognizer(|lexer| {
+            parser.parser.with_recognizer(|lexer| {
                 let state = lexer.lexer_state();
                 let NextByte::SomeBytes2(bytes) = lexer.lexer_mut().next_byte(state) else { return false };
                 lexer.trie_started("choice");
                 let choice = bytes.iter().all(|byte| lexer.byte_allowed(*byte));
                 lexer.trie_finished();
                 choice
-            }))
-        });
-        choice.unwrap_or(false)
+            })
+        })
     }
 
     /// Why nothing can be generated under the grammar: see [`trial::emptiness`].
@@ -341,7 +340,7 @@ impl Matcher {
 
     /// Whether the turn may end here.
     pub fn may_stop(&mut self) -> bool {
-        self.ended || self.at_end() || self.ask(|parser| Ok(parser.is_accepting())).unwrap_or(false)
+        self.ended || self.at_end() || self.ask_or(false, |parser| parser.is_accepting())
     }
 
     /// Only a stop token can follow, or one was accepted.
@@ -354,7 +353,7 @@ impl Matcher {
     }
 
     fn forced_bytes(&mut self) -> Vec<u8> {
-        self.ask(|parser| Ok(parser.force_bytes())).unwrap_or_default()
+        self.ask_or(Vec::new(), |parser| parser.force_bytes())
     }
 
     /// The special token that already forced bytes stand for; it is one id whatever its bytes look like.
@@ -363,6 +362,11 @@ impl Matcher {
         let rest = bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER, b'['])?;
         let digits = rest.split(|b| *b == b']').next()?;
         std::str::from_utf8(digits).ok()?.parse().ok()
+    }
+
+    /// The error of a parser that fails is kept: the next token that is asked about gets it.
+    fn ask_or<T>(&mut self, failed: T, work: impl FnOnce(&mut TokenParser) -> T) -> T {
+        self.ask(|parser| Ok(work(parser))).unwrap_or(failed)
     }
 
     /// A parser that fails or panics is not used again.

@@ -229,8 +229,9 @@ impl Pieces {
     }
 }
 
+/// `Call` promises an object; other text has no members.
 fn object(arguments: &str) -> Map<String, Value> {
-    serde_json::from_str(arguments).unwrap_or_default()
+    serde_json::from_str(arguments).unwrap_or(Map::new())
 }
 
 /// A string unquoted, everything else as JSON.

@@ -17,3 +17,8 @@ mod unread;
 
 #[cfg(test)]
 mod tests;
+
+/// The text of an answer or event of our own types.
+fn to_json(value: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("plain data with strings as keys is JSON")
+}

@@ -395,7 +395,7 @@ fn reasoning_markers(format: &Format) -> Option<ReasoningMarkers> {
 }
 
 pub fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|time| time.as_secs()).unwrap_or_default()
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 fn text_error(error: TextError, param: &str) -> Error {

@@ -61,7 +61,8 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<StoredResponse, &'static str> {
         return is_of(name, &stored).then_some(stored).ok_or("it is damaged, or another response's");
     }
     let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("its first line is cut")?;
-    let (head, texts) = (std::str::from_utf8(&bytes[..end]).unwrap_or_default(), &bytes[end + 1..]);
+    let head = std::str::from_utf8(&bytes[..end]).map_err(|_| "its first line is damaged")?;
+    let texts = &bytes[end + 1..];
     let mut words = head.split(' ').skip(1);
     let (sum, length) = (words.next().unwrap_or_default(), words.next().and_then(|word| word.parse().ok()));
     match length {

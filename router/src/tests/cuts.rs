@@ -98,7 +98,7 @@ fn joined_blocks(events: &[Value]) -> Value {
             "content_block_stop" => {
                 let block = blocks.last_mut().unwrap();
                 if block["type"] == "tool_use" {
-                    block["input"] = serde_json::from_str(&json).unwrap_or_default();
+                    block["input"] = serde_json::from_str(&json).unwrap();
                 }
             }
             _ => {}

@@ -116,7 +116,7 @@ impl Model {
             (bytes, tokenizer.is_control(id))
         };
         let encoder = text.tokenizer.clone();
-        let encode = move |text: &str| encoder.encode(text, Encode::TEMPLATED).unwrap_or_default();
+        let encode = move |text: &str| encoder.encode(text, Encode::TEMPLATED).unwrap();
         let tokens = (0..text.vocab_size as u32).map(token);
         let vocab = Vocab::new(tokens, &text.stop_token_ids, Some(Box::new(encode))).expect("a vocabulary");
         let grammars = Grammars::new(format, Arc::new(vocab));

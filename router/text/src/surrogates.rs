@@ -31,7 +31,8 @@ pub fn replaced_in_body(body: &[u8]) -> (Cow<'_, [u8]>, Vec<String>) {
     }
     let mut bytes = body.to_vec();
     replace(&mut bytes, &halves);
-    let paths = std::str::from_utf8(body).map(|text| paths(text, &halves)).unwrap_or_default();
+    // What is not UTF-8 is refused when it is parsed.
+    let paths = std::str::from_utf8(body).map_or(Vec::new(), |text| paths(text, &halves));
     (Cow::Owned(bytes), paths)
 }
 

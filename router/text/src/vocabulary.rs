@@ -29,13 +29,12 @@ impl ModelText {
             (bytes, control.contains(&id))
         });
         let (tokenizer, controls) = (tokenizer.clone(), control.clone());
-        // Models emit an added token that is text as one token, as in training.
+        // Models emit an added token that is text as one token, as in training. Nothing is forced that the tokenizer
+        // cannot encode.
         let encode = move |text: &str| {
-            let whole = tokenizer.encode(text, Encode::TEMPLATED).unwrap_or_default();
-            match whole.iter().any(|id| controls.contains(id)) {
-                true => tokenizer.encode(text, Encode::TEXT).unwrap_or_default(),
-                false => whole,
-            }
+            let encode = |how| tokenizer.encode(text, how).unwrap_or(Vec::new());
+            let whole = encode(Encode::TEMPLATED);
+            if whole.iter().any(|id| controls.contains(id)) { encode(Encode::TEXT) } else { whole }
         };
         Vocab::new(tokens, &self.stop_token_ids, Some(Box::new(encode))).map_err(|error| error.to_string())
     }

@@ -17,7 +17,7 @@ use super::{ModelOptions, Quantize};
 #[cfg(feature = "cuda")]
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
-use crate::limits::STEP_TOKENS;
+use crate::limits::TOKEN_BUDGET;
 use crate::model::{CacheSize, Network};
 
 /// The devices that the ranks of this process compute on.
@@ -53,7 +53,7 @@ pub struct DeviceDefaults {
     /// Tokens per KV block.
     pub block_size: usize,
     /// Tokens computed in one step.
-    pub step_tokens: usize,
+    pub token_budget: usize,
     /// The share of the memory left free by the weights that the KV cache gets.
     pub kv_share: f64,
 }
@@ -84,10 +84,10 @@ impl DeviceChoice {
     pub fn defaults(&self) -> DeviceDefaults {
         match self {
             // The rest of the memory belongs to other processes, and to the page cache with the checkpoint.
-            DeviceChoice::Cpu => DeviceDefaults { block_size: 16, step_tokens: STEP_TOKENS, kv_share: 0.25 },
+            DeviceChoice::Cpu => DeviceDefaults { block_size: 16, token_budget: TOKEN_BUDGET, kv_share: 0.25 },
             // Attention reads whole blocks, and a step of fewer tokens would be limited by reading the experts. The
             // memory of a GPU has no other use; a tenth is left for recorded steps and the activations of large ones.
-            DeviceChoice::Cuda(_) => DeviceDefaults { block_size: 64, step_tokens: 8192, kv_share: 0.9 },
+            DeviceChoice::Cuda(_) => DeviceDefaults { block_size: 64, token_budget: 8192, kv_share: 0.9 },
         }
     }
 

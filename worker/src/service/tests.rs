@@ -538,7 +538,7 @@ async fn a_deadline_ends_the_call_and_frees_the_slot() {
 
 #[tokio::test]
 async fn logprobs_are_returned_for_tokens_and_prompt() {
-    let service = engine(EngineOptions { step_tokens: 3, max_sequences: 2, ..EngineOptions::default() });
+    let service = engine(EngineOptions { token_budget: 3, max_sequences: 2, ..EngineOptions::default() });
     let mut router = open(&service, Start { logprobs: 2, prompt_logprobs: 1, ..request(&[10]) }).await.unwrap();
     let prompt = router.admitted().await.prompt_logprobs;
     assert_eq!(prompt.iter().map(|entry| entry.id).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);

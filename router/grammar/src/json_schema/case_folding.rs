@@ -14,7 +14,7 @@ pub(crate) fn folded_characters(regex: &str, insensitive: bool) -> u64 {
     }
     let count = Count { insensitive, ..Count::default() };
     match Parser::new().parse(regex) {
-        Ok(parsed) => ast::visit(&parsed, count).unwrap_or_default(),
+        Ok(parsed) => ast::visit(&parsed, count).expect("counting has no errors"),
         // Lookaround and back references, which other parsers read.
         Err(_) => ALL.saturating_mul(regex.matches(['[', '\\']).count() as u64),
     }

@@ -245,7 +245,7 @@ impl Caller<'_> {
                 self.before(before, None, "")?;
                 let gap = self.gap(steps);
                 let spell = |w: &mut Writer, key: Option<&str>, kind: &str| {
-                    let pieces = self.before(before, key, kind).unwrap_or_default();
+                    let pieces = self.before(before, key, kind).expect("the markers were found above");
                     join(w, &gap.iter().cloned().chain(pieces).collect::<Vec<_>>())
                 };
                 let shape = Shape::of(steps);

@@ -28,6 +28,7 @@ pub(super) struct Marking<'a> {
 }
 
 /// A marker that the vocabulary lacks although the format needs it as one token.
+#[derive(Debug)]
 pub(super) struct Missing(pub &'static str);
 
 impl Marking<'_> {

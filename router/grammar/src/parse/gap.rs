@@ -283,7 +283,7 @@ fn begins_call(list: &[u8], codec: Codec, tools: &Tools, index: usize) -> bool {
 
 /// Whether the text is a list of at least one object, each of which names a declared tool.
 fn calls_only(list: &[u8], keys: &[&str], declared: impl Fn(&str) -> bool) -> bool {
-    let items: Vec<Value> = serde_json::from_slice(list).unwrap_or_default();
+    let Ok(items) = serde_json::from_slice::<Vec<Value>>(list) else { return false };
     let named = |item: &Value| keys.iter().any(|k| item.get(*k).and_then(Value::as_str).is_some_and(&declared));
     !items.is_empty() && items.iter().all(named)
 }

@@ -183,7 +183,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
                 Codec::Python | Codec::Code => typed(random, &[]),
             });
             let arguments = match random.below(3) {
-                0 => serde_json::to_string_pretty(&arguments).unwrap_or_default(),
+                0 => serde_json::to_string_pretty(&arguments).unwrap(),
                 _ => arguments.to_string(),
             };
             Call { name: (*random.pick(names(format))).to_owned(), arguments }
@@ -204,7 +204,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
 fn canonical(format: &Format, arguments: &str) -> String {
     match format.codec() {
         Codec::Json | Codec::Keyed | Codec::Object { .. } => arguments.to_owned(),
-        Codec::Bare(_) => serde_json::from_str(arguments).map(|v| sorted(v).to_string()).unwrap_or_default(),
+        Codec::Bare(_) => serde_json::from_str(arguments).map(|v| sorted(v).to_string()).unwrap(),
         Codec::Params(_) | Codec::Elements(_) | Codec::Python | Codec::Code => {
             serde_json::from_str::<Value>(arguments).map(|v| v.to_string()).unwrap_or_else(|_| arguments.to_owned())
         }

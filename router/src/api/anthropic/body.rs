@@ -89,8 +89,7 @@ pub fn message_body(events: Vec<v1::ChatEvent>, options: AnswerOptions, seal: &T
     let mut end = MessageEnd::new(done, options, known);
     let content: Vec<WrittenBlock> =
         blocks.into_iter().filter_map(|block| written(block, options, seal, &start.model, &mut end)).collect();
-    // Encoding plain data with string keys cannot fail.
-    serde_json::to_vec(&MessageHead::new(&start, content, end, usage)).unwrap_or_default()
+    crate::api::to_json(&MessageHead::new(&start, content, end, usage))
 }
 
 #[derive(Serialize)]

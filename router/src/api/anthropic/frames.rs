@@ -211,6 +211,5 @@ impl EncodeFrames for MessageFrames {
 }
 
 fn write(name: &str, payload: &impl Serialize, out: &mut Vec<u8>) {
-    // Encoding plain data with string keys cannot fail.
-    write_event(name, &serde_json::to_vec(payload).unwrap_or_default(), out);
+    write_event(name, &crate::api::to_json(payload), out);
 }

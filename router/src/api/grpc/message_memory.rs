@@ -99,8 +99,7 @@ static SHAPES: LazyLock<Shapes> = LazyLock::new(|| Shapes::new(DESCRIPTORS));
 
 impl Shapes {
     fn new(descriptors: &[u8]) -> Self {
-        // The build generates the descriptors; a test decodes them.
-        let files = FileDescriptorSet::decode(descriptors).unwrap_or_default().file;
+        let files = FileDescriptorSet::decode(descriptors).expect("the build encodes the descriptors").file;
         let mut all = Vec::new();
         for file in &files {
             let outer = format!(".{}", file.package());

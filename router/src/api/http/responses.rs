@@ -243,8 +243,7 @@ impl Received {
         let convert = move |model: &ServedModel| {
             let input = keep.map(|id| {
                 let items: StoredItems = history.iter().cloned().chain(request.items()).collect();
-                // Encoding plain data with string keys cannot fail.
-                serde_json::to_vec(&responses::input_items(&id, items)).unwrap_or_default().into()
+                crate::api::to_json(&responses::input_items(&id, items)).into()
             });
             let open = |sealed: &str| {
                 let plain = seal.open(context(model, &caller), sealed)?;
@@ -315,8 +314,7 @@ impl ResponseFrames {
 }
 
 fn write_frame(frame: &ResponseFrame<'_>, out: &mut Vec<u8>) {
-    // Encoding plain data with string keys cannot fail.
-    let payload = serde_json::to_vec(frame).unwrap_or_default();
+    let payload = crate::api::to_json(frame);
     sse::write_event(frame.kind, &payload, out);
 }
 

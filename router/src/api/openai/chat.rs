@@ -167,8 +167,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         prompt_token_ids: (!beginning.prompt_token_ids.is_empty()).then_some(&beginning.prompt_token_ids),
         prompt_logprobs: prompt_logprobs(&beginning.prompt_logprobs),
     };
-    // Encoding plain data with string keys cannot fail.
-    serde_json::to_vec(&chunk).ok()
+    Some(crate::api::to_json(&chunk))
 }
 
 /// Every field that a request may have, for tests of the documentation.

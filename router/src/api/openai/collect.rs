@@ -114,8 +114,7 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: DeliveryOptions, token_id
         prompt_token_ids: first.filter(|_| token_ids).map(|start| start.prompt_token_ids.as_slice()),
         prompt_logprobs: first.and_then(|start| wire::prompt_logprobs(&start.prompt_logprobs)),
     };
-    // Encoding plain data with string keys cannot fail.
-    serde_json::to_vec(&body).unwrap_or_default()
+    crate::api::to_json(&body)
 }
 
 /// The response body of a completion that is not streamed.
@@ -147,5 +146,5 @@ pub fn completion_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
         choices: (0..).zip(&answer.choices).map(choice).collect(),
         usage: Some(Some(Usage::from(&answer.usage))),
     };
-    serde_json::to_vec(&body).unwrap_or_default()
+    crate::api::to_json(&body)
 }

@@ -109,8 +109,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         choices: Vec::from_iter((!ends).then_some(choice)),
         usage: chunks.usage(event),
     };
-    // Encoding plain data with string keys cannot fail.
-    serde_json::to_vec(&chunk).ok()
+    Some(crate::api::to_json(&chunk))
 }
 
 /// Every field that a request may have, for tests of the documentation.

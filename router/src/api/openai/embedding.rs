@@ -101,8 +101,7 @@ pub fn embedding_body(model: &str, vectors: &[Vec<f32>], usage: &v1::Usage, enco
         model,
         usage: EmbeddingUsage { prompt_tokens: usage.prompt_tokens, total_tokens: usage.total_tokens },
     };
-    // Encoding plain data with string keys cannot fail.
-    serde_json::to_vec(&list).unwrap_or_default()
+    crate::api::to_json(&list)
 }
 
 /// Every field that a request may have, for tests of the documentation.

@@ -91,21 +91,16 @@ struct Detokenized<'a> {
 pub fn tokenized(model: &ServedModel, tokens: &[u32], context: u32, texts: bool) -> Vec<u8> {
     let text = |&id: &u32| String::from_utf8_lossy(&model.token_bytes(id)).into_owned();
     let token_strs = texts.then(|| tokens.iter().map(text).collect());
-    encoded(&Tokenized { count: tokens.len(), max_model_len: context, token_strs, tokens })
+    crate::api::to_json(&Tokenized { count: tokens.len(), max_model_len: context, token_strs, tokens })
 }
 
 /// The answer of the render endpoint.
 pub fn rendered(model: &str, rendered: &RenderedPrompt) -> Vec<u8> {
     let RenderedPrompt { prompt, ids } = rendered;
-    encoded(&RenderedBody { model, prompt, count: ids.len(), token_ids: ids })
+    crate::api::to_json(&RenderedBody { model, prompt, count: ids.len(), token_ids: ids })
 }
 
 /// The answer of `/detokenize`.
 pub fn detokenized(text: &[u8]) -> Vec<u8> {
-    encoded(&Detokenized { prompt: &String::from_utf8_lossy(text) })
-}
-
-/// Encoding plain data with string keys cannot fail.
-fn encoded(answer: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(answer).unwrap_or_default()
+    crate::api::to_json(&Detokenized { prompt: &String::from_utf8_lossy(text) })
 }

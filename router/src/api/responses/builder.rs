@@ -98,8 +98,7 @@ impl ResponseBuilder {
 
     /// The response so far.
     pub fn object(&self) -> Vec<u8> {
-        // Encoding plain data with string keys cannot fail.
-        serde_json::to_vec(&ResponseObject(self)).unwrap_or_default()
+        crate::api::to_json(&ResponseObject(self))
     }
 
     /// Whether the last frame has been written.

@@ -55,5 +55,5 @@ pub(super) fn register(env: &mut Environment<'static>, most: Duration) {
 
 /// CPU time that this thread has used.
 pub(super) fn thread_cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a thread's time is not negative")
 }

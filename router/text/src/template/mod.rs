@@ -203,14 +203,14 @@ impl ChatTemplate {
         Ok(ChatTemplate { engine, templates })
     }
 
-    /// Source of the template that plain chats use.
+    /// Source of the template that plain chats use; empty if there is none for them.
     pub fn source(&self) -> &str {
-        self.select(None, false).map(|(_, compiled)| compiled.source.as_str()).unwrap_or_default()
+        self.select(None, false).map_or("", |(_, compiled)| &compiled.source)
     }
 
-    /// Source of the template that a chat with tools uses.
+    /// Source of the template that a chat with tools uses; empty if there is none for them.
     pub fn tool_source(&self) -> &str {
-        self.select(None, true).map(|(_, compiled)| compiled.source.as_str()).unwrap_or_default()
+        self.select(None, true).map_or("", |(_, compiled)| &compiled.source)
     }
 
     fn select(&self, name: Option<&str>, tools: bool) -> Result<(&str, &Compiled), TemplateError> {

@@ -76,8 +76,8 @@ pub(super) fn format(template: &Value, arguments: &Value) -> Result<Value, Error
         let value = match key {
             Some(key) => {
                 named = true;
-                let value = arguments.get_attr(&key).unwrap_or_default();
-                if value.is_undefined() { Err(invalid(format!("format: no argument {key:?}"))) } else { Ok(value) }?
+                let value = arguments.get_attr(&key).ok().filter(|value| !value.is_undefined());
+                value.ok_or_else(|| invalid(format!("format: no argument {key:?}")))?
             }
             None => next.next().cloned().ok_or_else(|| invalid("not enough arguments for format string"))?,
         };

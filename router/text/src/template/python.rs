@@ -137,7 +137,7 @@ pub(super) fn write_repr(out: &mut String, value: &Value) {
                 out.push_str(if i > 0 { ", " } else { "" });
                 write_repr(out, &key);
                 out.push_str(": ");
-                write_repr(out, &value.get_item(&key).unwrap_or_default());
+                write_repr(out, &value.get_item(&key).unwrap_or(Value::UNDEFINED));
             }
             out.push('}');
         }

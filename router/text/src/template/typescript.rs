@@ -374,7 +374,7 @@ fn number(value: &Json) -> Option<bool> {
 
 /// Like Python's `json.dumps`.
 fn json(value: &Json) -> String {
-    python::JsonDumpsOptions::default().dump(&python::from_json(value)).unwrap_or_default()
+    python::JsonDumpsOptions::default().dump(&python::from_json(value)).expect("JSON can be written as JSON")
 }
 
 /// Like Python's `bool`.

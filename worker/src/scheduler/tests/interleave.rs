@@ -112,13 +112,13 @@ fn interleaving_changes_nothing(name: &str, dtype: Dtype, tp: usize) {
     let mut rng = StdRng::seed_from_u64(11);
     let starts = requests(&mut rng, group.shape().vocab_size, context_limit(&group.shape()));
     // Alone, with whole prompts at once and no shared blocks.
-    let plain = EngineOptions { step_tokens: 1000, prefix_cache: false, ..EngineOptions::default() };
+    let plain = EngineOptions { token_budget: 1000, prefix_cache: false, ..EngineOptions::default() };
     let alone: Vec<_> =
         starts.iter().map(|start| run(&mut group, &[(0, start.clone())], plain.clone(), None).0.remove(0)).collect();
     for seed in 0..2 {
         let mut rng = StdRng::seed_from_u64(seed);
         let spread: Vec<_> = starts.iter().map(|start| (rng.random_range(0..40), start.clone())).collect();
-        let options = EngineOptions { max_sequences: 12, step_tokens: 29, ..EngineOptions::default() };
+        let options = EngineOptions { max_sequences: 12, token_budget: 29, ..EngineOptions::default() };
         let (together, stats) = run(&mut group, &spread, options, (seed == 1).then_some(rng));
         for (index, (got, want)) in together.iter().zip(&alone).enumerate() {
             assert_eq!(got, want, "{name} {dtype:?} tp {tp}: request {index} among others");

@@ -187,7 +187,7 @@ impl World {
         let options = EngineOptions {
             max_sequences: rng.random_range(1..9),
             max_queue: rng.random_range(1..12),
-            step_tokens: rng.random_range(1..40),
+            token_budget: rng.random_range(1..40),
             park_grace: Duration::from_millis(50),
             prefix_cache: rng.random_bool(0.9),
             embeds: false,
@@ -351,7 +351,7 @@ impl World {
         }
         let Some(step) = step else { return false };
         let budget: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
-        assert!(budget <= self.scheduler.options.step_tokens, "{budget} tokens in a step");
+        assert!(budget <= self.scheduler.options.token_budget, "{budget} tokens in a step");
         assert!(!step.rows.is_empty() && step.rows.len() <= self.scheduler.options.max_sequences);
         let result = self.ledger.execute(&step);
         self.check_tables(&step);
@@ -470,7 +470,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
         ranks: 1,
         hidden_size: 4,
     };
-    let options = EngineOptions { max_sequences: 2, step_tokens: 5, ..EngineOptions::default() };
+    let options = EngineOptions { max_sequences: 2, token_budget: 5, ..EngineOptions::default() };
     let mut scheduler = Scheduler::new(&shape, options);
     let mut ledger = Ledger::new(&shape);
     let limits = Some(Limits { max_tokens: 20, ..Limits::default() });

@@ -59,7 +59,7 @@ fn a_caller_without_a_slot_gets_one_of_those_that_have_several() {
 
 #[test]
 fn a_caller_without_blocks_gets_up_to_an_equal_part() {
-    let mut engine = scheduler(100, EngineOptions { step_tokens: 10_000, ..EngineOptions::default() });
+    let mut engine = scheduler(100, EngineOptions { token_budget: 10_000, ..EngineOptions::default() });
     (0..5).for_each(|seq| start(&mut engine, seq, 1, 18 * BLOCK).expect("room"));
     assert!(run(&mut engine).into_keys().eq(0..5));
     // It needs more than half, and waits for blocks that become free. A smaller one takes none of them.
@@ -80,7 +80,7 @@ fn a_caller_without_blocks_gets_up_to_an_equal_part() {
 
 #[test]
 fn long_prompts_of_one_caller_do_not_hold_up_the_prompt_of_another() {
-    let options = EngineOptions { step_tokens: 100, ..EngineOptions::default() };
+    let options = EngineOptions { token_budget: 100, ..EngineOptions::default() };
     let mut engine = scheduler(10_000, options);
     (0..10).for_each(|seq| start(&mut engine, seq, 1, 5_000).expect("room"));
     assert_eq!(run(&mut engine), [(0, 100)].into());

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn an_abort_ends_running_waiting_and_held_sequences_once_each() {
-    let service = engine(EngineOptions { max_sequences: 2, step_tokens: 2, ..EngineOptions::default() });
+    let service = engine(EngineOptions { max_sequences: 2, token_budget: 2, ..EngineOptions::default() });
     let mut held = open(&service, Start { hold: true, ..request(&[10]) }).await.unwrap();
     held.admitted().await;
     let endless = Start { limits: Some(Limits { max_tokens: 700, ..Limits::default() }), ..request(&[7; 700]) };

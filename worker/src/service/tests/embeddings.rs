@@ -36,8 +36,8 @@ async fn a_prompt_gives_its_embedding_and_ends() {
 
 #[tokio::test]
 async fn a_prompt_may_fill_the_context_and_is_computed_in_chunks() {
-    let service = embedder(EngineOptions { max_sequences: 2, step_tokens: 7, ..EngineOptions::default() });
-    let whole = embedder(EngineOptions { step_tokens: 5000, prefix_cache: false, ..EngineOptions::default() });
+    let service = embedder(EngineOptions { max_sequences: 2, token_budget: 7, ..EngineOptions::default() });
+    let whole = embedder(EngineOptions { token_budget: 5000, prefix_cache: false, ..EngineOptions::default() });
     for length in [1, 8, 100, context_limit(&sim().shape())] {
         let prompt: Vec<u32> = (0..length as u32).map(|i| i % VOCAB).collect();
         let chunked = embedding(&service, prompt.clone()).await;

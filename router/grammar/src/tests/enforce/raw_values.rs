@@ -32,7 +32,7 @@ fn tried(b: &Bench, schema: &Value, spelled: bool, arguments: &str) -> (bool, Ve
     let call = Call { name: "write".into(), arguments: arguments.to_owned() };
     let turn = Turn { calls: vec![call.clone(), call], ..Turn::default() };
     let ids = b.tokens.ids(&render(b.format, &turn, RenderOptions { spelled, ..RenderOptions::default() }));
-    let read = b.parse(&rules, &ids).unwrap_or_default();
+    let read = b.parse(&rules, &ids).unwrap();
     (b.takes_ids(&rules, &ids), read.into_iter().map(|(_, arguments)| arguments).collect())
 }
 
@@ -180,7 +180,7 @@ fn an_empty_tag_of_an_optional_argument_is_no_argument() {
             }
             let ids = b.tokens.ids(&pieces);
             assert_eq!(b.takes_ids(&rules, &ids), read_as.is_some(), "{} {spelled}: {arguments}", format.name);
-            let read = b.parse(&rules, &ids).unwrap_or_default();
+            let read = b.parse(&rules, &ids).unwrap();
             if let Some(read_as) = read_as {
                 assert!(
                     read.len() == 1 && same(&read[0].1, read_as),
