@@ -23,7 +23,19 @@ host_compile() {
     command -v g++ >/dev/null || fail "g++ is missing: install it (Debian: sudo apt-get install g++)"
     g++ -std=c++17 -O2 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -DREIN_HOST "${@:3}" -o "$1" -x c++ "$2"
 }
-host_tests() { host_compile "$out/host-tests" kernels/cuda/tests/main.cpp; }
+
+# once NAME COMMAND...: not again while the inputs are the same. Tests run in parallel, and processes may have the files open.
+once() {
+    exec 9> "$out/$1.lock"
+    flock 9
+    if [ "$(cat "$out/$1.stamp" 2>/dev/null)" != "$(inputs)" ]; then
+        "${@:2}"
+        inputs > "$out/$1.stamp"
+    fi
+    flock -u 9
+}
+make_host_tests() { host_compile "$out/host-tests" kernels/cuda/tests/main.cpp; }
+host_tests() { once host-tests make_host_tests; }
 
 inputs() { { find kernels/cuda scripts/cuda.sh scripts/fast_kernels.py -type f | sort | xargs cat; ls -d "$headers"; } 2>/dev/null | cksum; }
 
@@ -33,20 +45,18 @@ case $what in
         exec "$out/host-tests"
         ;;
     driver)
-        # Tests run in parallel, and processes may have the libraries open.
-        exec 9> "$out/driver.lock"
-        flock 9
-        [ "$(cat "$out/driver.stamp" 2>/dev/null)" = "$(inputs)" ] && exit
         library() {
             mkdir -p "$out/$1"
             host_compile "$out/$1/new" "kernels/cuda/tests/$3" -fPIC -shared -fvisibility=hidden "${@:4}"
             mv "$out/$1/new" "$out/$1/$2"
         }
-        library driver libcuda.so.1 driver.cpp
-        # Beside the driver, not in its directory: a test chooses what there is.
-        library nvml libnvidia-ml.so.1 nvml.cpp
-        library nccl libnccl.so.2 nccl.cpp -ldl -lrt
-        inputs > "$out/driver.stamp"
+        libraries() {
+            library driver libcuda.so.1 driver.cpp
+            # Beside the driver, not in its directory: a test chooses what there is.
+            library nvml libnvidia-ml.so.1 nvml.cpp
+            library nccl libnccl.so.2 nccl.cpp -ldl -lrt
+        }
+        once driver libraries
         exit
         ;;
     build | report) ;;

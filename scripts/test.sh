@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
-# Two files of tests at a time: most of them wait more than they compute. The slowest tests are listed.
-pytest=(-m pytest -q -rs -n 2 --dist loadfile --durations=20 --durations-min=1)
+# Four files of tests at a time: most of them wait part of the time. The slowest tests are listed.
+pytest=(-m pytest -q -rs -n 4 --dist loadfile --durations=20 --durations-min=1)
 table=
 report() { printf '\nseconds  stage\n%s' "$table"; }
 trap report EXIT
@@ -19,17 +19,31 @@ stage() {
     return "$status"
 }
 
-# Installing waits for the network and compiling for processors: both at once.
-compile() {
-    scripts/setup.sh test &
-    local installs=$! compiled=0
-    cargo test --workspace --locked --no-run || compiled=$?
-    wait "$installs" && return "$compiled"
+# What fails in seconds comes first.
+check_texts() {
+    cargo fmt --all --check
+    python3 scripts/modules.py --check
 }
 
-stage "install and compile" compile
-stage "lint, CUDA kernels" make lint cuda
-stage "tests in Rust" cargo test --workspace --locked
+# One compiler for lints and code: the crates of the workspace are compiled once, their dependencies without lints.
+clippy_driver() {
+    local driver
+    driver=$(rustup which clippy-driver 2>/dev/null || command -v clippy-driver) || return 1
+    export RUSTC_WORKSPACE_WRAPPER=$driver CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
+}
+
+# Installing waits for the network, and cargo compiles its last crates one after the other: both at once.
+compile() {
+    { scripts/setup.sh test && scripts/proto.sh check && nice scripts/cuda.sh build && nice scripts/cuda.sh driver; } &
+    local others=$! compiled=0
+    cargo test --workspace --all-targets --locked --no-run || compiled=$?
+    wait "$others" && return "$compiled"
+}
+
+stage "format, modules" check_texts
+clippy_driver || { echo "test: clippy is missing: rustup component add clippy" >&2; exit 1; }
+stage "install, compile with lints, CUDA kernels" compile
+stage "tests in Rust" scripts/rust_tests.py
 # The tested binary has a name of its own: tests of packages run cargo, which replaces the one in target/debug.
 mkdir -p target/tested && ln -f target/debug/rein target/tested/rein
 export REIN_BIN=$PWD/target/tested/rein

@@ -14,7 +14,9 @@ use crate::args::{
     Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, ModelArgs, QuantizeArg, ServeArgs,
     WeightArgs,
 };
-use crate::{model_dir, pooling, progress};
+use rein_measure::progress;
+
+use crate::{model_dir, pooling};
 
 const BAR: &str = "loading weights {bar:40} {bytes}/{total_bytes} {bytes_per_sec}";
 

@@ -3,16 +3,13 @@
 mod api_server;
 mod args;
 mod banner;
-mod bench;
 mod capacity;
-mod client;
 mod cluster;
 mod config;
 mod ending;
 mod fingerprint;
 mod key;
 mod listen;
-mod live;
 mod load;
 mod metrics;
 #[cfg(test)]
@@ -21,23 +18,20 @@ mod metrics_reference;
 mod model_dir;
 mod option_values;
 mod pooling;
-mod progress;
-mod quantiles;
 mod reference;
 mod score;
 #[cfg(feature = "cuda")]
 mod selftest;
 mod serve;
 mod telemetry;
-mod terminal;
 mod tls;
 mod tools;
-mod verify;
 
 use std::io;
 use std::process::ExitCode;
 
 use args::Command;
+use rein_measure::{bench, client, live, terminal, verify};
 
 /// glibc's heap fragments while grammars come and go ([decision 8](../docs/decisions/0008-jemalloc.md)).
 #[global_allocator]

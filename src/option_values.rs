@@ -4,23 +4,13 @@ use std::net::IpAddr;
 
 use http::Uri;
 use rein_control_plane::records::is_valid_name;
+use rein_measure::option_values::seconds;
 use tokio_rustls::rustls::pki_types::ServerName;
-
-pub fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if s.is_finite() && s > 0.0 => Ok(s),
-        _ => Err("must be a number greater than 0".into()),
-    }
-}
 
 /// Seconds from 0.1 to 86400, one day.
 pub fn deadline(text: &str) -> Result<f64, String> {
     let within = seconds(text).ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
     within.ok_or_else(|| "must be a number of seconds from 0.1 to 86400".into())
-}
-
-pub fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
-    serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
 }
 
 /// A number greater than 1.

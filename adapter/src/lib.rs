@@ -3,12 +3,13 @@
 //!
 //! Modules import only from those above them in this list:
 //!
-//! 1. `limits`, `mask`, `seed`, `draw`, `sse`: values without I/O.
+//! 1. `limits`, `mask`, `seed`, `draw`, `sse`, `client_tls`: values without I/O.
 //! 2. [`course`]: one sequence as a pure state machine. [`dialect`]: what differs between engines.
 //! 3. [`connection`], `events`, `feed`, `metrics`, `clock`: one engine. [`join`], `identity`: what it is.
 //! 4. `exchange`: one request. `health`: whether the engine answers.
 //! 5. `sequence`: a course carried out. [`service`]: the gRPC service.
 
+mod client_tls;
 mod clock;
 pub mod connection;
 pub mod course;
@@ -30,6 +31,7 @@ pub mod service;
 pub mod sse;
 mod verdict;
 
+pub use client_tls::client_config;
 pub use connection::{EngineHttp, EngineUrl, InvalidUrl};
 pub use dialect::EngineDialect;
 pub use join::{Deployment, EngineJoinError, Joined, join};

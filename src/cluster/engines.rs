@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::args::{EngineAddress, EngineClientArgs};
-use crate::{model_dir, tls};
+use crate::model_dir;
 
 /// Time between two attempts to join an engine.
 const RETRY: Duration = Duration::from_secs(2);
@@ -89,7 +89,8 @@ pub fn adapter_options(address: &EngineAddress, args: &EngineClientArgs) -> Adap
 /// The client of an engine, with the API key of the environment.
 pub fn client(address: &EngineAddress, args: &EngineClientArgs) -> Result<EngineHttp, Box<dyn Error>> {
     let key = std::env::var("REIN_ENGINE_KEY").ok().filter(|key| !key.is_empty());
-    let tls = tls::client_config(args.engine_ca.as_deref()).map_err(|error| format!("--engine-ca: {error}"))?;
+    let tls =
+        rein_adapter::client_config(args.engine_ca.as_deref()).map_err(|error| format!("--engine-ca: {error}"))?;
     Ok(EngineHttp::new(address.url.clone(), key.as_deref(), tls).map_err(|error| format!("--engine: {error}"))?)
 }
 

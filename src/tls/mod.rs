@@ -3,7 +3,6 @@
 //! Certificates and keys are PEM files. They are reloaded when they change: open connections continue, new connections
 //! use the new files, and no process restarts.
 
-mod client;
 mod expiry;
 mod listen;
 mod peer;
@@ -22,7 +21,6 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-pub use client::client_config;
 pub use expiry::{Certificate, Validity, watch};
 pub use listen::{ServerTls, Socket};
 pub use peer::Peers;

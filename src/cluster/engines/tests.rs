@@ -39,7 +39,7 @@ async fn the_reference_lists_the_metrics() {
         lacks_cache: true,
     };
     // Nothing listens there, and nothing is asked of it.
-    let tls = tls::client_config(None).expect("the public authorities");
+    let tls = rein_adapter::client_config(None).expect("the public authorities");
     let http = EngineHttp::new("http://127.0.0.1:9".parse().expect("an address"), None, tls).expect("a client");
     let deployment = Deployment {
         served_name: "demo".into(),

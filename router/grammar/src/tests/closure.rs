@@ -204,7 +204,8 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
 fn canonical(format: &Format, arguments: &str) -> String {
     match format.codec() {
         Codec::Json | Codec::Keyed | Codec::Object { .. } => arguments.to_owned(),
-        Codec::Bare(_) => serde_json::from_str(arguments).map(|v| sorted(v).to_string()).unwrap(),
+        // Those of a cut call are no JSON.
+        Codec::Bare(_) => serde_json::from_str(arguments).map_or(String::new(), |v| sorted(v).to_string()),
         Codec::Params(_) | Codec::Elements(_) | Codec::Python | Codec::Code => {
             serde_json::from_str::<Value>(arguments).map(|v| v.to_string()).unwrap_or_else(|_| arguments.to_owned())
         }

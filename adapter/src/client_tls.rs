@@ -1,13 +1,12 @@
-//! What clients of other servers trust.
+//! What clients of servers that are not Rein's trust.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
-
-use super::provider;
 
 /// The public authorities, and the certificates (PEM) of a file. Err names the file.
 pub fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, String> {
@@ -21,7 +20,7 @@ pub fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, String
             return Err(bad(&"holds no certificate (PEM)"));
         }
     }
-    let builder = ClientConfig::builder_with_provider(provider())
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
     Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))

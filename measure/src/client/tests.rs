@@ -21,7 +21,8 @@ fn a_server_may_ask_to_wait_for_seconds_or_until_a_date() {
 
 /// A TLS server with the certificate in tests/fixtures/tls. It answers one request for the models per connection.
 async fn secure_server() -> u16 {
-    let fixture = |name: &str| std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name);
+    let fixture =
+        |name: &str| std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tls").join(name);
     let chain = vec![CertificateDer::from_pem_file(fixture("server.pem")).unwrap_or_else(|e| panic!("{e}"))];
     let key = PrivateKeyDer::from_pem_file(fixture("server.key")).unwrap_or_else(|e| panic!("{e}"));
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -48,7 +49,7 @@ async fn secure_server() -> u16 {
 #[tokio::test]
 async fn https_checks_certificates() {
     let port = secure_server().await;
-    let ca = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls/ca.pem");
+    let ca = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tls/ca.pem");
     let ask = async |host: &str, ca: Option<&std::path::Path>| {
         let endpoint = Endpoint::new(&format!("https://{host}:{port}/v1"), None, ca, Duration::from_secs(20));
         endpoint.unwrap_or_else(|e| panic!("{e}")).first_model().await.map_err(|e| e.to_string())

@@ -29,7 +29,6 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::tls;
 use received::{Counting, ReceivedBytes};
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
@@ -199,7 +198,7 @@ impl Endpoint {
                 Ok(ip) => ServerName::IpAddress(ip.into()),
                 Err(_) => ServerName::try_from(name.to_owned()).map_err(|_| bad("the host is not valid"))?,
             };
-            Some(Tls { config: tls::client_config(ca_file).map_err(ClientError::CaFile)?, server })
+            Some(Tls { config: rein_adapter::client_config(ca_file).map_err(ClientError::CaFile)?, server })
         } else {
             None
         };
