@@ -22,12 +22,15 @@ PYTHON := .venv/bin/python
 # setup.sh puts protoc there if it cannot install the Debian package.
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
+# A binary for CPUs alone is there sooner. What else it can do is the same.
+FEATURES := $(if $(filter cpu,$(ENGINE)),--no-default-features)
+
 serve: setup $(if $(filter cuda,$(ENGINE)),cuda)
-	cargo build --release --locked --bin rein
+	cargo build --release --locked --bin rein $(FEATURES)
 	exec target/release/rein serve --engine $(ENGINE) --model $(MODEL) --http $(HTTP) --grpc $(GRPC)
 
 cluster: setup-cluster
-	cargo build --release --locked --bin rein
+	cargo build --release --locked --bin rein $(FEATURES)
 	exec scripts/cluster.sh
 
 test: setup
@@ -64,7 +67,7 @@ lint: setup-lint
 
 # The second line needs a running server; see docs/reference/bench.md.
 bench: setup
-	cargo build --release --locked --bin rein
+	cargo build --release --locked --bin rein $(FEATURES)
 	target/release/rein bench --probe --model-dir $(MODEL)
 	target/release/rein bench --base-url http://$(HTTP)/v1 --concurrency 1,8 --output-tokens 64
 

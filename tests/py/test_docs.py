@@ -309,3 +309,18 @@ def test_the_formula_for_memory_per_token_is_correct(tmp_path):
         done.terminate()
         _, log = done.communicate(timeout=60)
     assert "800 bytes per token" in log
+
+
+# Of a machine, not of a setting.
+MEASURED = re.compile(r"\d[\d,.]*(?: to \d[\d,.]*)? (?:minutes on|times the time|tokens/s|requests/s|GB/s|TFLOP/s)")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "benchmarks" not in page.parts and "decisions" not in page.parts], ids=name)
+def test_a_figure_in_prose_is_that_of_the_benchmark_that_it_names(page):
+    rows = re.split(r"\n\s*\n|\n(?=[|-])", page.read_text())
+    for row in rows:
+        for figure in MEASURED.findall(" ".join(row.split())):
+            linked = [(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#]*\.md)", row)]
+            named = [target for target in linked if "benchmarks" in target.parts]
+            assert named, f"{figure}: no link to a page of docs/benchmarks beside it"
+            assert any(figure in " ".join(target.read_text().split()) for target in named), f"{figure}: not in {named}"
