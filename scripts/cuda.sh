@@ -24,7 +24,8 @@ host_compile() {
     g++ -std=c++17 -O2 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -DREIN_HOST "${@:3}" -o "$1" -x c++ "$2"
 }
 
-# once NAME COMMAND...: not again while the inputs are the same. Tests run in parallel, and processes may have the files open.
+# once NAME COMMAND...: not again while the inputs are the same. Tests run in parallel, and processes may have the files
+# open.
 once() {
     exec 9> "$out/$1.lock"
     flock 9

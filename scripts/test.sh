@@ -3,8 +3,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
-# Four files of tests at a time: most of them wait part of the time. The slowest tests are listed.
-pytest=(-m pytest -q -rs -n 4 --dist loadfile --durations=20 --durations-min=1)
+# Files of tests that compute: more of them at a time than there are processors would run into each other's time limits.
+computing=(agents batteries claude_code closure codex cuda cuda_fast cuda_ranks dialects dist enforcement hostile)
+computing=("${computing[@]/#/tests/py/test_}")
+computing=("${computing[@]/%/.py}")
 table=
 report() { printf '\nseconds  stage\n%s' "$table"; }
 trap report EXIT
@@ -18,6 +20,9 @@ stage() {
     table+=$'\n'
     return "$status"
 }
+
+# pytest FILES_AT_A_TIME ARGUMENT...: and the slowest tests.
+pytest() { "$python" -m pytest -q -rs -n "$1" --dist loadfile --durations=20 --durations-min=1 "${@:2}"; }
 
 # What fails in seconds comes first.
 check_texts() {
@@ -47,5 +52,6 @@ stage "tests in Rust" scripts/rust_tests.py
 # The tested binary has a name of its own: tests of packages run cargo, which replaces the one in target/debug.
 mkdir -p target/tested && ln -f target/debug/rein target/tested/rein
 export REIN_BIN=$PWD/target/tested/rein
-stage "tests in Python" "$python" "${pytest[@]}" tests/py
-stage "tests of the chart" "$python" "${pytest[@]}" tests/chart
+stage "tests in Python that compute" pytest 2 "${computing[@]}"
+stage "tests in Python that wait" pytest 4 tests/py "${computing[@]/#/--ignore=}"
+stage "tests of the chart" pytest 4 tests/chart

@@ -128,9 +128,10 @@ def test_routers_stay_ready_while_an_empty_store_is_filled_again(fleet, by):
 
 def test_garbage_in_the_store_is_written_over(fleet, undisturbed):
     before = fleet.whole(2)
-    keys = fleet.etcdctl("get", "--prefix", "/", "--keys-only").split()
-    kinds = {key.split("/")[3] for key in keys}
-    assert kinds >= {"workers", "seats", "groups", "routers"}, keys
+    stored = lambda: fleet.etcdctl("get", "--prefix", "/", "--keys-only").split()
+    # The controller writes seats again a while after a store was reset.
+    until("keys of every kind are there", lambda: {key.split("/")[3] for key in stored()} >= {"workers", "seats", "groups", "routers"})
+    keys = stored()
     running = {name: process.pid for name, process in fleet.processes.items()}
     for i, key in enumerate(keys):
         load = Load(targets(fleet), REQUESTS)
