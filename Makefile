@@ -12,7 +12,7 @@
 # make dist       make packages in target/dist: an archive, a Debian package and a Python wheel
 # make image      make the image for Kubernetes in target/image; ENGINE=cuda: with NCCL
 # Each installs what it needs and is missing.
-.PHONY: serve cluster test test-kube engines real chaos cuda lint bench reference dist image clean setup setup-cluster setup-cuda setup-dist setup-image setup-lint setup-test
+.PHONY: serve cluster test test-kube engines real chaos cuda lint texts bench reference dist image clean setup setup-cluster setup-cuda setup-dist setup-image setup-lint setup-test
 
 MODEL ?= models/demo
 ENGINE ?= cpu
@@ -59,11 +59,14 @@ chaos: setup-test
 cuda: setup-cuda
 	scripts/cuda.sh build
 
-lint: setup-lint
-	scripts/proto.sh check
-	cargo fmt --all --check
+lint: texts
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# What fails in seconds.
+texts: setup-lint
+	cargo fmt --all --check
 	python3 scripts/modules.py --check
+	scripts/proto.sh check
 
 # The second line needs a running server; see docs/reference/bench.md.
 bench: setup

@@ -24,12 +24,6 @@ stage() {
 # pytest FILES_AT_A_TIME ARGUMENT...: and the slowest tests.
 pytest() { "$python" -m pytest -q -rs -n "$1" --dist loadfile --durations=20 --durations-min=1 "${@:2}"; }
 
-# What fails in seconds comes first.
-check_texts() {
-    cargo fmt --all --check
-    python3 scripts/modules.py --check
-}
-
 # One compiler for lints and code: the crates of the workspace are compiled once, their dependencies without lints.
 clippy_driver() {
     local driver
@@ -39,13 +33,14 @@ clippy_driver() {
 
 # Installing waits for the network, and cargo compiles its last crates one after the other: both at once.
 compile() {
-    { scripts/setup.sh test && scripts/proto.sh check && nice scripts/cuda.sh build && nice scripts/cuda.sh driver; } &
+    { scripts/setup.sh test && nice scripts/cuda.sh build && nice scripts/cuda.sh driver; } &
     local others=$! compiled=0
     cargo test --workspace --all-targets --locked --no-run || compiled=$?
     wait "$others" && return "$compiled"
 }
 
-stage "format, modules" check_texts
+# What fails in seconds comes first.
+stage "format, modules, protos" make texts
 clippy_driver || { echo "test: clippy is missing: rustup component add clippy" >&2; exit 1; }
 stage "install, compile with lints, CUDA kernels" compile
 stage "tests in Rust" scripts/rust_tests.py

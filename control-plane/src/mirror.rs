@@ -26,6 +26,8 @@ const LAPSED: &str = "leases expired that the store did not renew; their keys st
 pub struct Renewal {
     pub lease: LeaseId,
     pub at: Instant,
+    /// Of the lease, as all processes of a cluster have it.
+    pub ttl: Duration,
 }
 
 /// None: this process has no lease.
@@ -36,15 +38,10 @@ pub type Renewals = Arc<dyn Fn() -> Option<Renewal> + Send + Sync>;
 pub struct Patience {
     /// How long it stays, unless it is written or deleted.
     pub stays: Duration,
-    /// The TTL of leases.
-    pub ttl: Duration,
     /// By this, leases that expire because their owners are gone are told from those that a store which stops or hangs
     /// does not renew for anybody: then this process's own is overdue.
     pub renewals: Option<Renewals>,
 }
-
-#[cfg(test)]
-mod tests;
 
 /// Follows the store until the last clone is dropped.
 #[derive(Debug, Clone)]
@@ -188,7 +185,7 @@ impl Follower {
     /// TTL, so those that expire have not been renewed for half of it after any other was.
     fn overdue(&self) -> Option<Option<Renewal>> {
         let renewal = self.patience.renewals.as_ref()?();
-        let is_recent = |renewal: &Renewal| renewal.at.elapsed() < self.patience.ttl * 9 / 20;
+        let is_recent = |renewal: &Renewal| renewal.at.elapsed() < renewal.ttl * 9 / 20;
         (!renewal.as_ref().is_some_and(is_recent)).then_some(renewal)
     }
 
@@ -249,7 +246,7 @@ impl Follower {
         {
             lost.overdue = None;
             if renewal.lease == overdue.lease {
-                lost.until = lost.until.min(now + self.patience.ttl / 2);
+                lost.until = lost.until.min(now + renewal.ttl / 2);
             }
         }
         if now < lost.until {
@@ -260,3 +257,6 @@ impl Follower {
         self.view.send_modify(|known| Arc::make_mut(known).entries.retain(|key, _| !entries.contains_key(key)));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -150,7 +150,7 @@ impl Session {
         let (held, ttl) = (self.held.clone(), self.ttl);
         Arc::new(move || {
             let held = held.borrow();
-            Some(Renewal { lease: held.lease?, at: held.until?.checked_sub(ttl)? })
+            Some(Renewal { lease: held.lease?, at: held.until?.checked_sub(ttl)?, ttl })
         })
     }
 

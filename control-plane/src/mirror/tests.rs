@@ -19,12 +19,12 @@ impl Watched {
     async fn new() -> Self {
         let store = Arc::new(MemoryStore::default());
         let own = store.grant(3600 * TTL).await.expect("a lease");
-        let renewal = Arc::new(Mutex::new(Some(Renewal { lease: own, at: Instant::now() })));
+        let renewal = Arc::new(Mutex::new(Some(Renewal { lease: own, at: Instant::now(), ttl: TTL })));
         let renewals: Renewals = {
             let renewal = renewal.clone();
             Arc::new(move || *renewal.lock().expect("not poisoned"))
         };
-        let patience = Patience { stays: STAYS, ttl: TTL, renewals: Some(renewals) };
+        let patience = Patience { stays: STAYS, renewals: Some(renewals) };
         let mut mirror = Mirror::lasting(store.clone(), "test", "/a/", patience);
         mirror.read().await;
         Watched { store, mirror, renewal, own }
@@ -38,7 +38,7 @@ impl Watched {
     }
 
     fn renewed(&self, lease: LeaseId) {
-        *self.renewal.lock().expect("not poisoned") = Some(Renewal { lease, at: Instant::now() });
+        *self.renewal.lock().expect("not poisoned") = Some(Renewal { lease, at: Instant::now(), ttl: TTL });
     }
 
     async fn after(&self, time: Duration) -> Vec<String> {

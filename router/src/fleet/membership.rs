@@ -10,7 +10,7 @@ use std::{
 use futures::FutureExt;
 use rein_control_plane::{
     ClusterView, Keys, Mirror, Patience, Renewals, Store,
-    limits::{LEASE, LOST_STAYS},
+    limits::LOST_STAYS,
     records::{EngineRecord, GroupRecord},
 };
 use rein_proto::{
@@ -70,7 +70,7 @@ pub struct Membership {
 impl Membership {
     /// `id`: this router's id, unique among the routers of the cluster.
     pub fn new(store: Arc<dyn Store>, keys: Keys, id: &str, renewals: Option<Renewals>) -> Self {
-        let patience = Patience { stays: LOST_STAYS, ttl: LEASE, renewals };
+        let patience = Patience { stays: LOST_STAYS, renewals };
         let groups = Mirror::lasting(store.clone(), id, keys.groups(), patience.clone());
         let engines = Mirror::lasting(store, id, keys.engines(), patience);
         let (view, engines_view) = (ClusterView::default(), ClusterView::default());
