@@ -79,7 +79,7 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         #[cfg(not(feature = "cuda"))]
-        Command::Selftest(_) => Err("selftest: this binary was built without the feature `cuda`".into()),
+        Command::Selftest(_) => Err("selftest: this binary is for CPUs alone (built without the feature `cuda`): make serve ENGINE=cuda builds one for GPUs".into()),
         Command::Completions(args) => reference::completions(&args),
         Command::Man(args) => reference::man(&args),
     };

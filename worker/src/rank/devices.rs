@@ -159,7 +159,10 @@ fn has_fast_kernels() -> bool {
 
 #[cfg(not(feature = "cuda"))]
 fn open_cuda(_: &Gpus, _: &ModelOptions) -> Result<AnyDevices, LoadError> {
-    Err(LoadError::Device("this binary was built without the feature `cuda`".into()))
+    Err(LoadError::Device(
+        "this binary is for CPUs alone (built without the feature `cuda`): make serve ENGINE=cuda builds one for GPUs"
+            .into(),
+    ))
 }
 
 #[cfg(feature = "cuda")]
