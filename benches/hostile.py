@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
@@ -339,14 +340,20 @@ def wrong_key_case(start):
             server.stop()
 
 
+def two_keys(rein, folder):
+    """A file of API keys, and the headers with which each asks."""
+    keys, secrets = pathlib.Path(folder) / "keys.toml", {}
+    for name in ("many", "few"):
+        made = subprocess.run([rein, "key", "--name", name], capture_output=True, text=True, check=True)
+        keys.write_text((keys.read_text() if keys.exists() else "") + made.stdout)
+        secrets[name] = {"authorization": f"Bearer {made.stderr.split()[-1]}"}
+    return keys, secrets
+
+
 def keys_case(start):
     """One key keeps the slots and the queue full; another key sends ten requests one after the other."""
     with tempfile.TemporaryDirectory() as folder:
-        keys, secrets = pathlib.Path(folder) / "keys.toml", {}
-        for name in ("many", "few"):
-            made = subprocess.run([start.rein, "key", "--name", name], capture_output=True, text=True, check=True)
-            keys.write_text((keys.read_text() if keys.exists() else "") + made.stdout)
-            secrets[name] = {"authorization": f"Bearer {made.stderr.split()[-1]}"}
+        keys, secrets = two_keys(start.rein, folder)
         server = start("--api-keys", str(keys), "--max-in-flight", "8", "--max-queued", "200", "--sim-step-us", "20000")
         over = threading.Event()
 
@@ -369,6 +376,103 @@ def keys_case(start):
         finally:
             over.set()
             server.stop()
+
+
+# What one key holds. Each yields a line of /metrics that says when it does, and ends after `over` is set.
+
+def many_choices(server, headers, over):
+    body = {**SMALL, "n": 128, "max_tokens": 500, "ignore_eos": True}
+    with ThreadPoolExecutor(10) as pool:
+        sent = [pool.submit(server.post, CHAT, body, **headers) for _ in range(10)]
+        yield "rein_in_flight_slots 1024"
+        over.wait()
+        server.process.send_signal(signal.SIGKILL)
+        assert not any(answer.done() and not answer.exception() for answer in sent), "the choices ended early"
+
+
+def unread_streams(server, headers, _):
+    connections = stalled(server, 150, **headers)
+    time.sleep(1)
+    yield "rein_requests_in_flight_limit 32"
+    [connection.close() for connection in connections]
+
+
+def read_slowly(server, headers, over):
+    connections = stalled(server, 150, **headers)
+
+    def read():
+        while not over.wait(3):
+            [connection.recv(600) for connection in connections]
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    time.sleep(1)
+    yield "rein_requests_in_flight_limit 32"
+    over.wait()
+    reader.join()
+    [connection.close() for connection in connections]
+
+
+def costly_grammars(server, headers, over):
+    """Each is another grammar that takes 0.3 s to compile."""
+    def body(number):
+        pattern = r"^(?:\S+\s+){0,%d}\S+$"
+        properties = {f"p{i}": {"type": "string", "pattern": pattern % (40 + i), "maxLength": 512 + number * 8 + i} for i in range(8)}
+        schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        return {**SMALL, "response_format": form}
+
+    with ThreadPoolExecutor(64) as pool:
+        [pool.submit(server.post, CHAT, body(number), **headers) for number in range(300)]
+        yield "rein_requests_waiting 32"
+        over.wait()
+        server.process.send_signal(signal.SIGKILL)
+
+
+def slow_bodies(server, headers, over):
+    """Bodies that are nearly there, of more bytes than bodies may have together."""
+    size = 20 * MIB
+    lines = [f"POST {CHAT} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {size}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+
+    def send():
+        with socket.create_connection((server.host, server.port)) as connection:
+            try:
+                connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + b" " * (size - 1))
+            except OSError:
+                """It was refused after some seconds."""
+            over.wait()
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    [thread.start() for thread in threads]
+    time.sleep(2)
+    yield "rein_requests_in_flight_limit 1024"
+    over.wait()
+    [thread.join() for thread in threads]
+
+
+def holders_case(start):
+    """One key holds everything in one of several ways; another sends five requests."""
+    rows = []
+    for hold, *options in (slow_bodies, "--request-memory", "600"), (many_choices,), *((hold, "--max-in-flight", "32") for hold in (unread_streams, read_slowly, costly_grammars)):
+        with tempfile.TemporaryDirectory() as folder:
+            keys, secrets = two_keys(start.rein, folder)
+            server, over, times = start("--api-keys", str(keys), "--sim-step-us", "10000", *options), threading.Event(), []
+            holding = hold(server, secrets["many"], over)
+            try:
+                line = next(holding)
+                while line not in server.get("/metrics").splitlines():
+                    time.sleep(0.05)
+                for _ in range(5):
+                    began = time.monotonic()
+                    assert server.post(CHAT, SMALL, **secrets["few"])[0] == 200
+                    times.append(time.monotonic() - began)
+            finally:
+                over.set()
+                next(holding, None)
+                server.stop()
+            rows.append(f"{hold.__name__} {max(times):.2f} s")
+    return f"the longest of five requests of another key: {', '.join(rows)}"
 
 
 def open_streams(server, count, **more):
@@ -424,7 +528,7 @@ CASES = dict([
 ])
 CASES["han"] = small_context(bodies("han", lambda _: han(1_000_000), count=6, size=0)[1])
 CASES |= {"stall": stall_case, "burst": burst_case, "key": wrong_key_case, "stops": stop_tokens_case,
-          "schemas": schemas_case, "deadline": deadline_case, "keys": keys_case, "streams": streams_case}
+          "schemas": schemas_case, "deadline": deadline_case, "keys": keys_case, "holders": holders_case, "streams": streams_case}
 
 
 def main():

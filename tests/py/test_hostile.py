@@ -269,77 +269,6 @@ def test_idle_connections_make_place_when_descriptors_run_out(tmp_path):
         server.stop()
 
 
-def many_choices(server, headers, over):
-    body = {**hostile.SMALL, "n": 128, "max_tokens": 500, "ignore_eos": True}
-    with ThreadPoolExecutor(10) as pool:
-        sent = [pool.submit(server.post, hostile.CHAT, body, **headers) for _ in range(10)]
-        yield "rein_in_flight_slots 1024"
-        over.wait()
-        server.process.send_signal(signal.SIGKILL)
-        assert not any(answer.done() and not answer.exception() for answer in sent), "the choices ended early"
-
-
-def unread_streams(server, headers, _):
-    connections = hostile.stalled(server, 150, **headers)
-    time.sleep(1)
-    yield "rein_requests_in_flight_limit 32"
-    [connection.close() for connection in connections]
-
-
-def read_slowly(server, headers, over):
-    connections = hostile.stalled(server, 150, **headers)
-
-    def read():
-        while not over.wait(3):
-            [connection.recv(600) for connection in connections]
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    time.sleep(1)
-    yield "rein_requests_in_flight_limit 32"
-    over.wait()
-    reader.join()
-    [connection.close() for connection in connections]
-
-
-def costly_grammars(server, headers, over):
-    """Each is another grammar that takes 0.3 s to compile."""
-    def body(number):
-        pattern = r"^(?:\S+\s+){0,%d}\S+$"
-        properties = {f"p{i}": {"type": "string", "pattern": pattern % (40 + i), "maxLength": 512 + number * 8 + i} for i in range(8)}
-        schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        return {**hostile.SMALL, "response_format": form}
-
-    with ThreadPoolExecutor(64) as pool:
-        [pool.submit(server.post, hostile.CHAT, body(number), **headers) for number in range(300)]
-        yield "rein_requests_waiting 32"
-        over.wait()
-        server.process.send_signal(signal.SIGKILL)
-
-
-def slow_bodies(server, headers, over):
-    """Bodies that are nearly there, of more bytes than bodies may have together."""
-    size = 20 * MIB
-    lines = [f"POST {hostile.CHAT} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {size}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-
-    def send():
-        with socket.create_connection((server.host, server.port)) as connection:
-            try:
-                connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + b" " * (size - 1))
-            except OSError:
-                """It was refused after some seconds."""
-            over.wait()
-
-    threads = [threading.Thread(target=send) for _ in range(8)]
-    [thread.start() for thread in threads]
-    time.sleep(2)
-    yield "rein_requests_in_flight_limit 1024"
-    over.wait()
-    [thread.join() for thread in threads]
-
-
 def ended(server):
     """The number of answers that have ended, and of requests that were refused."""
     ends = re.compile(r'(?:rein_finished_total\{|rein_requests_total\{.*status="[45]).* (\d+)')
@@ -348,11 +277,11 @@ def ended(server):
 
 # `most`: requests of the other key that may end meanwhile. Of the grammars, 32 are in flight and 32 wait.
 @pytest.mark.parametrize("hold, most, options", [
-    (slow_bodies, 0, ["--request-memory", "600"]),
-    (many_choices, 0, []),
-    (unread_streams, 0, ["--max-in-flight", "32"]),
-    (read_slowly, 0, ["--max-in-flight", "32"]),
-    (costly_grammars, 8, ["--max-in-flight", "32"]),
+    (hostile.slow_bodies, 0, ["--request-memory", "600"]),
+    (hostile.many_choices, 0, []),
+    (hostile.unread_streams, 0, ["--max-in-flight", "32"]),
+    (hostile.read_slowly, 0, ["--max-in-flight", "32"]),
+    (hostile.costly_grammars, 8, ["--max-in-flight", "32"]),
 ])
 def test_a_key_that_holds_nothing_is_served_while_another_holds_all(tmp_path, hold, most, options):
     keys, secrets = keys_of(tmp_path, ["many"], ["few"])
