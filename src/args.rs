@@ -24,9 +24,11 @@ pub use self::model::{
 #[cfg(feature = "cuda")]
 pub use self::tools::SelftestSection;
 pub use self::tools::{
-    AcceptArgs, CheckArgs, CompletionsArgs, FormatsArgs, ManArgs, ParseArgs, RenderArgs, ScoreArgs, SelftestArgs,
+    AcceptArgs, CheckArgs, CompletionsArgs, FormatsArgs, ManArgs, ParseArgs, PullArgs, RenderArgs, ScoreArgs,
+    SelftestArgs,
 };
 use crate::bench::BenchOptions;
+use crate::hub::{self, NamedModel, Need};
 use crate::key::KeyArgs;
 use crate::telemetry::TraceTarget;
 use crate::verify::VerifyOptions;
@@ -42,7 +44,9 @@ use crate::verify::VerifyOptions;
                   Environment variables without a flag:\n  \
                   REIN_LOG=debug                         log level, or a filter such as warn,rein_router=debug\n  \
                   REIN_LOG_FORMAT=json                   logs as JSON lines; logs go to standard error\n  \
-                  REIN_TEMPLATE_NOW=2026-01-31T12:00:00  the date that chat templates see"
+                  REIN_TEMPLATE_NOW=2026-01-31T12:00:00  the date that chat templates see\n  \
+                  HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE  where models of the Hub come from\n  \
+                  HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE   the way there"
 )]
 pub struct Cli {
     /// TOML file with values for the command's options
@@ -72,6 +76,8 @@ pub enum Command {
     Status(Box<StatusArgs>),
     /// Drain a worker: it takes no new sequences, its open sequences finish or move, and it exits
     Drain(Box<DrainArgs>),
+    /// Download a model of the Hugging Face Hub, the files that Rein reads, and print their directory
+    Pull(PullArgs),
     /// Make an API key and its entry for the `--api-keys` file
     Key(KeyArgs),
     /// Check whether a model's template, format and tokenizer support tool calls
@@ -117,6 +123,44 @@ impl Command {
         };
         let endpoint = telemetry.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty())?;
         Some(TraceTarget { endpoint, service })
+    }
+
+    /// The models that the command takes.
+    pub fn models(&mut self) -> Vec<NamedModel<'_>> {
+        const MODEL: &str = "--model";
+        const TOKENIZER: &str = "--tokenizer";
+        let all: [Option<NamedModel>; 2] = match self {
+            Command::Serve(args) => {
+                let need = hub::needed_by(args.engine.on.engine);
+                let served_name = Some(&mut args.engine.served_name);
+                [Some(NamedModel { served_name, ..NamedModel::new(MODEL, &mut args.model.weights.model, need) }), None]
+            }
+            Command::Worker(args) => {
+                let need = hub::needed_by(args.engine.on.engine);
+                let served_name = Some(&mut args.engine.served_name);
+                [Some(NamedModel { served_name, ..NamedModel::new(MODEL, &mut args.weights.model, need) }), None]
+            }
+            Command::Adapter(args) => {
+                let served_name = Some(&mut args.fronted.served_name);
+                [Some(NamedModel { served_name, ..NamedModel::new(MODEL, &mut args.fronted.model, Need::Text) }), None]
+            }
+            Command::Router(args) => {
+                return args.model.iter_mut().map(|dir| NamedModel::new(MODEL, dir, Need::Text)).collect();
+            }
+            Command::Score(args) => [Some(NamedModel::new(MODEL, &mut args.model.weights.model, Need::Weights)), None],
+            Command::Capacity(args) => [Some(NamedModel::new("MODEL", &mut args.model, Need::Config)), None],
+            Command::Check(CheckArgs { model, tokenizer, .. })
+            | Command::Render(RenderArgs { model, tokenizer, .. }) => [
+                model.as_mut().map(|dir| NamedModel::new(MODEL, dir, Need::Text)),
+                tokenizer.as_mut().map(|dir| NamedModel::new(TOKENIZER, dir, Need::Text)),
+            ],
+            Command::Parse(args) => {
+                [args.tokenizer.as_mut().map(|dir| NamedModel::new(TOKENIZER, dir, Need::Text)), None]
+            }
+            Command::Accept(args) => [Some(NamedModel::new(TOKENIZER, &mut args.tokenizer, Need::Text)), None],
+            _ => [None, None],
+        };
+        all.into_iter().flatten().collect()
     }
 
     /// The options of the public listeners, if the command has them.

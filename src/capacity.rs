@@ -37,7 +37,8 @@ pub fn run(args: &CapacityArgs) -> Result<(), Box<dyn Error>> {
     if args.json {
         terminal::out(serde_json::to_string_pretty(&capacity)?);
     } else {
-        terminal::out(text(&args.model, &capacity).trim_end());
+        let name = rein_hub::name_of(&args.model).unwrap_or_else(|| args.model.display().to_string());
+        terminal::out(text(&name, &capacity).trim_end());
     }
     Ok(())
 }
@@ -63,15 +64,17 @@ fn find(args: &CapacityArgs) -> Result<Capacity, Box<dyn Error>> {
 }
 
 /// The config.json of a directory, or of a well-known model.
-fn config(model: &str) -> Result<Map<String, Value>, Box<dyn Error>> {
-    let dir = Path::new(model);
-    if let Some(known) = shapes::config(model).filter(|_| !dir.exists()) {
+fn config(dir: &Path) -> Result<Map<String, Value>, Box<dyn Error>> {
+    if let Some(known) = dir.to_str().and_then(shapes::config).filter(|_| !dir.exists()) {
         return Ok(parse_config(dir, known.as_bytes())?);
     }
     let read = std::fs::read(dir.join("config.json"));
     let text = read.map_err(|error| {
         let names = shapes::names().collect::<Vec<_>>().join(", ");
-        format!("{model}: cannot read its config.json ({error}); expected a model directory or one of {names}")
+        let shown = dir.display();
+        format!(
+            "{shown}: cannot read its config.json ({error}); expected a model directory, ORG/NAME or one of {names}"
+        )
     })?;
     Ok(parse_config(dir, &text)?)
 }

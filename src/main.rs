@@ -8,6 +8,7 @@ mod cluster;
 mod config;
 mod ending;
 mod fingerprint;
+mod hub;
 mod key;
 mod listen;
 mod load;
@@ -40,7 +41,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 fn main() -> ExitCode {
     #[cfg(feature = "cuda")]
     rein_kernels::cuda::separate_streams();
-    let cli = match config::parse(std::env::args_os().collect()) {
+    let mut cli = match config::parse(std::env::args_os().collect()) {
         Ok(cli) => cli,
         Err(error) => return fail(error),
     };
@@ -49,6 +50,9 @@ fn main() -> ExitCode {
         Ok(telemetry) => telemetry,
         Err(error) => return fail(error),
     };
+    if let Err(error) = hub::resolve(&mut cli.command) {
+        return fail(error);
+    }
     let result = match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::Router(args) => cluster::router(*args),
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Command::Adapter(args) => cluster::adapter(*args),
         Command::Controller(args) => cluster::controller(*args),
         Command::Status(args) => cluster::status(*args),
+        Command::Pull(args) => hub::pull(&args),
         Command::Drain(args) => cluster::drain(*args),
         Command::Capacity(args) => capacity::run(&args),
         Command::Score(args) => score::run(&args),

@@ -1,5 +1,7 @@
 //! Options of `rein capacity`.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -16,10 +18,10 @@ pub enum GpuKind {
 
 #[derive(Debug, Clone, Args)]
 pub struct CapacityArgs {
-    /// Directory with a config.json (weights are not read), or a name: deepseek-v3, kimi-k2, kimi-k2-thinking,
-    /// llama-3.1-70b, mixtral-8x7b, qwen3-235b-a22b, qwen3-30b-a3b
+    /// Directory with a config.json or ORG/NAME of the Hub (weights are not read), or a known shape: deepseek-v3,
+    /// kimi-k2, kimi-k2-thinking, llama-3.1-70b, mixtral-8x7b, qwen3-235b-a22b, qwen3-30b-a3b
     #[arg(value_name = "MODEL")]
-    pub model: String,
+    pub model: PathBuf,
     /// Ranks, one on each GPU; must divide the number of attention heads
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub gpus: u16,

@@ -74,6 +74,19 @@ pub struct CheckArgs {
 }
 
 #[derive(Debug, Clone, Args)]
+pub struct PullArgs {
+    /// The model: ORG/NAME, or ORG/NAME@REVISION with a branch, a tag or a commit
+    ///
+    /// HF_HOME or HF_HUB_CACHE is the cache, HF_ENDPOINT the server, HF_TOKEN a token for private and gated models.
+    /// With HF_HUB_OFFLINE=1 nothing is downloaded.
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// Without the weights: what a router, an adapter and `rein check` read
+    #[arg(long)]
+    pub text_only: bool,
+}
+
+#[derive(Debug, Clone, Args)]
 pub struct FormatsArgs {
     /// Print JSON
     #[arg(long, conflicts_with = "markdown")]

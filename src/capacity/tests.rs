@@ -42,9 +42,9 @@ fn the_page_is_current() {
             let args = args(line);
             format!(
                 "\n## {} on {} GPUs\n\n{what}\n\n```text\n$ {line}\n{}```\n",
-                args.model,
+                args.model.display(),
                 args.gpus,
-                text(&args.model, &of(line))
+                text(&args.model.to_string_lossy(), &of(line))
             )
         };
         format!("{intro}\n{}", PAGE.iter().map(section).collect::<String>())

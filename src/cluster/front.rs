@@ -63,7 +63,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let policy = api_server::policy(tool_calls)?;
     let overrides = ModelOverrides { template: tool_calls.chat_template.clone(), ..ModelOverrides::from_env()? };
     let dir = dir.canonicalize().map_err(|error| format!("--model: {}: {error}", dir.display()))?;
-    let model = FrontedModel::load(&dir, args.front.served_name.clone(), None, overrides.clone())?;
+    let name = args.front.served_name.clone().or_else(|| rein_hub::name_of(&dir));
+    let model = FrontedModel::load(&dir, name, None, overrides.clone())?;
     let mut clients = Vec::new();
     for address in &args.front.engine {
         if clients.iter().any(|(known, _): &(EngineAddress, EngineHttp)| known.url == address.url) {

@@ -64,8 +64,9 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     for dir in &args.model {
         model_dir::check(dir)?;
         let whole = dir.canonicalize().map_err(|e| format!("--model: {}: {e}", dir.display()))?;
-        let name = whole.file_name().ok_or_else(|| format!("--model: {} has no directory name", dir.display()))?;
-        let name = name.to_string_lossy().into_owned();
+        let last = || whole.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = rein_hub::name_of(&whole).or_else(last);
+        let name = name.ok_or_else(|| format!("--model: {} has no directory name", dir.display()))?;
         if texts.insert(name.clone(), whole).is_some() {
             return Err(format!("--model: two directories have the name {name}; names must be unique").into());
         }

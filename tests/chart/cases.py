@@ -30,6 +30,17 @@ VARIANTS = {
     "no-model": TRIAL,
     "one-of-each": {**TRIAL, "router": {"replicas": 1}, "controller": {"replicas": 1}, "networkPolicy": {"enabled": False}, "models": [demo()]},
     "ipv6": {**TRIAL, "ipFamily": "IPv6", "models": [demo(groups=2)]},
+    "hub": {
+        **TRIAL,
+        "models": [
+            {"name": "pinned", "source": {"hub": {"model": "acme/Small-1", "revision": "0123abc", "token": {"secretName": "hub"}, "volume": {"hostPath": {"path": "/var/lib/rein"}}}}},
+            {"name": "mirror", "source": {"hub": {"model": "acme/b", "endpoint": "http://mirror:8080", "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+                                                  "resources": {"limits": {"memory": "1Gi"}}, "volume": {"pvc": {"claimName": "models"}}}}},
+            {"name": "own", "source": {"hub": {"model": "acme/c", "token": {"secretName": "hub", "secretKey": "hf"}, "volume": {"claimTemplate": {"size": "9Gi"}}}}},
+            {"name": "short", "source": {"hub": {"model": "acme/d", "volume": {"emptyDir": {"sizeLimit": "9Gi"}}}}},
+        ],
+    },
+    "front-of-a-hub-model": {"front": {"engines": ["vllm=http://vllm:8000"], "model": {"hub": {"model": "acme/Small-1", "token": {"secretName": "hub"}}}}},
     "names": {
         **TRIAL,
         "fullnameOverride": "llm",

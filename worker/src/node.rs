@@ -34,7 +34,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use checkpoint_watch::CheckpointWatch;
 use expert_layout::{ExpertMigration, StoredRecord};
-pub use files::TextFiles;
+pub use files::{TextFiles, is_text_file};
 use load_report::LoadReport;
 use probe::Probing;
 pub use readiness::{Readiness, ReadinessVerdict};

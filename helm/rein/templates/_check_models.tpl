@@ -62,21 +62,24 @@
 {{- $path := .path -}}
 {{- $source := .model.source -}}
 {{- $kinds := list -}}
-{{- range list "inImage" "hostPath" "pvc" "image" "init" -}}
+{{- range list "inImage" "hostPath" "pvc" "image" "init" "hub" -}}
 {{- if hasKey $source . -}}{{- $kinds = append $kinds . -}}{{- end -}}
 {{- end -}}
 {{- if ne (len $kinds) 1 -}}
-{{- fail (printf "%s.source: must have exactly one of hostPath, pvc, image, init and inImage, got %s" $path (default "none" (join ", " $kinds))) -}}
+{{- fail (printf "%s.source: must have exactly one of hostPath, hub, pvc, image, init and inImage, got %s" $path (default "none" (join ", " $kinds))) -}}
 {{- end -}}
 {{- if and $source.image (semverCompare "<1.35.0-0" .root.Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "%s.source.image: image volumes need Kubernetes 1.35, got %s; use pvc, hostPath or init" $path .root.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
-{{- with $source.init -}}
-{{- if ne (len .volume) 1 -}}
-{{- fail (printf "%s.source.init.volume: must have exactly one of emptyDir, claimTemplate and hostPath" $path) -}}
+{{- range $kind, $volumes := dict "init" "emptyDir, claimTemplate and hostPath" "hub" "emptyDir, claimTemplate, hostPath and pvc" -}}
+{{- with get $source $kind -}}
+{{- $volume := default dict .volume -}}
+{{- if ne (len $volume) 1 -}}
+{{- fail (printf "%s.source.%s.volume: must have exactly one of %s" $path $kind $volumes) -}}
 {{- end -}}
-{{- if and .volume.claimTemplate (eq $.model.workload "lws") -}}
-{{- fail (printf "%s.source.init.volume.claimTemplate: needs workload statefulset; with lws use emptyDir or hostPath" $path) -}}
+{{- if and $volume.claimTemplate (eq $.model.workload "lws") -}}
+{{- fail (printf "%s.source.%s.volume.claimTemplate: needs workload statefulset; with lws use emptyDir or hostPath" $path $kind) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -19,11 +19,11 @@
 {{- fail "front.engines: routers reach engines over HTTP; set peerTls.enabled to false" -}}
 {{- end -}}
 {{- $kinds := list -}}
-{{- range list "inImage" "hostPath" "pvc" "image" -}}
+{{- range list "inImage" "hostPath" "pvc" "image" "hub" -}}
 {{- if hasKey $front.model . -}}{{- $kinds = append $kinds . -}}{{- end -}}
 {{- end -}}
 {{- if ne (len $kinds) 1 -}}
-{{- fail (printf "front.model: must have exactly one of hostPath, pvc, image and inImage, got %s" (default "none" (join ", " $kinds))) -}}
+{{- fail (printf "front.model: must have exactly one of hostPath, hub, pvc, image and inImage, got %s" (default "none" (join ", " $kinds))) -}}
 {{- end -}}
 {{- if and $front.model.image (semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "front.model.image: image volumes need Kubernetes 1.35, got %s; use pvc or hostPath" .Capabilities.KubeVersion.Version) -}}

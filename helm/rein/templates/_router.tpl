@@ -79,6 +79,9 @@
 {{ include "rein.peerVolumes" . }}
 {{- if .Values.front.engines }}
 {{ include "rein.sourceVolume" .Values.front.model }}
+{{- if .Values.front.model.hub }}
+{{ include "rein.filledVolume" (dict "emptyDir" (dict "sizeLimit" "1Gi")) }}
+{{- end }}
 {{- with .Values.front.ca.secretName }}
 - name: engine-ca
   secret:

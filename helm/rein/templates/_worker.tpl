@@ -24,6 +24,7 @@
 {{- define "rein.modelDirectory" -}}
 {{- $source := .source -}}
 {{- if $source.inImage -}}{{ $source.inImage.path }}
+{{- else if $source.hub -}}{{ include "rein.hubModel" $source.hub }}
 {{- else if $source.init -}}/weights/{{ $source.init.revision }}
 {{- else if dig "pvc" "path" "" $source -}}/weights/{{ trimPrefix "/" $source.pvc.path }}
 {{- else if dig "image" "path" "" $source -}}/weights/{{ trimPrefix "/" $source.image.path }}
@@ -127,6 +128,59 @@ rm -rf "$REIN_WEIGHTS" "$REIN_WEIGHTS_PLACE/${REIN_WEIGHTS##*/}"
       mountPath: /tmp
 {{- end -}}
 
+{{/* The name of a model of the Hub, with its revision. */}}
+{{- define "rein.hubModel" -}}
+{{- .model }}{{ with .revision }}@{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* Finds what rein.hubContainer has downloaded. */}}
+{{- define "rein.hubEnvironment" -}}
+- name: HF_HUB_CACHE
+  value: /weights
+- name: HF_HUB_OFFLINE
+  value: "1"
+{{- end -}}
+
+{{/* Downloads a model of the Hub into the volume `weights`, or finds it there: dict root, hub, image, textOnly. Pods
+that share the volume download each file once. */}}
+{{- define "rein.hubContainer" -}}
+{{- $hub := .hub }}
+- name: weights
+  image: {{ .image }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  args:
+    - pull
+    - {{ include "rein.hubModel" $hub | quote }}
+    {{- if .textOnly }}
+    - --text-only
+    {{- end }}
+  env:
+    {{- include "rein.environment" .root | nindent 4 }}
+    - name: HF_HUB_CACHE
+      value: /weights
+    {{- with $hub.endpoint }}
+    - name: HF_ENDPOINT
+      value: {{ . | quote }}
+    {{- end }}
+    {{- with $hub.token }}
+    - name: HF_TOKEN
+      valueFrom:
+        secretKeyRef:
+          name: {{ .secretName }}
+          key: {{ default "token" .secretKey }}
+    {{- end }}
+    {{- with $hub.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    {{- toYaml (default dict $hub.resources) | nindent 4 }}
+  securityContext:
+    {{- include "rein.containerSecurity" (dict "readOnly" true "rdma" false) | nindent 4 }}
+  volumeMounts:
+    - name: weights
+      mountPath: /weights
+{{- end -}}
+
 {{- define "rein.workerMounts" -}}
 {{ include "rein.clusterMounts" .root }}
 {{ include "rein.peerMounts" .root }}
@@ -169,24 +223,32 @@ rm -rf "$REIN_WEIGHTS" "$REIN_WEIGHTS_PLACE/${REIN_WEIGHTS##*/}"
 {{- end }}
 {{- end -}}
 
-{{- define "rein.workerVolumes" -}}
-{{- $source := .model.source }}
-{{ include "rein.clusterVolumes" .root }}
-{{ include "rein.peerVolumes" .root }}
-{{ include "rein.sourceVolume" $source }}
-{{- with $source.init }}
-{{- with .volume.emptyDir }}
+{{/* The volume that an init container fills. A claimTemplate's is the StatefulSet's. */}}
+{{- define "rein.filledVolume" -}}
+{{- with .emptyDir }}
 - name: weights
   emptyDir:
     sizeLimit: {{ .sizeLimit }}
 {{- end }}
-{{- with .volume.hostPath }}
+{{- with .hostPath }}
 - name: weights
   hostPath:
     path: {{ .path }}
     type: DirectoryOrCreate
 {{- end }}
+{{- with .pvc }}
+- name: weights
+  persistentVolumeClaim:
+    claimName: {{ .claimName }}
 {{- end }}
+{{- end -}}
+
+{{- define "rein.workerVolumes" -}}
+{{- $source := .model.source }}
+{{ include "rein.clusterVolumes" .root }}
+{{ include "rein.peerVolumes" .root }}
+{{ include "rein.sourceVolume" $source }}
+{{ include "rein.filledVolume" (dig "volume" dict (default $source.hub $source.init | default dict)) }}
 {{- with include "rein.shm" .model }}
 # Its pages count in the container's memory limit.
 - name: shm
@@ -229,13 +291,18 @@ spec:
       {{- end }}
     {{- end }}
   {{- end }}
+  {{- $image := include "rein.image" (dict "image" (default $root.Values.image $model.image) "root" $root) }}
   {{- if $model.source.init }}
   initContainers:
     {{- include "rein.lines" (include "rein.initContainer" .) | nindent 4 }}
   {{- end }}
+  {{- with $model.source.hub }}
+  initContainers:
+    {{- include "rein.lines" (include "rein.hubContainer" (dict "root" $root "hub" . "image" $image)) | nindent 4 }}
+  {{- end }}
   containers:
     - name: worker
-      image: {{ include "rein.image" (dict "image" (default $root.Values.image $model.image) "root" $root) }}
+      image: {{ $image }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
       args:
         {{- include "rein.lines" (include "rein.workerFlags" .) | nindent 8 }}
@@ -247,6 +314,9 @@ spec:
           valueFrom:
             fieldRef:
               fieldPath: metadata.labels['leaderworkerset.sigs.k8s.io/group-key']
+        {{- end }}
+        {{- if $model.source.hub }}
+        {{- include "rein.hubEnvironment" . | nindent 8 }}
         {{- end }}
         {{- if eq $model.engine "cuda" }}
         # Kernels that the driver has compiled.
@@ -318,7 +388,7 @@ spec:
     {{- end }}
   template:
     {{- include "rein.workerPod" (merge (dict "labels" (dict "rein/set" .name)) .) | nindent 4 }}
-  {{- with dig "init" "volume" "claimTemplate" dict .model.source }}
+  {{- with dig "volume" "claimTemplate" dict (default .model.source.hub .model.source.init | default dict) }}
   persistentVolumeClaimRetentionPolicy:
     whenDeleted: Delete
     whenScaled: Retain
