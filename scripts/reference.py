@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the generated parts of docs/reference/ from the code.
+"""Writes the generated parts of docs/ from the code.
 
     scripts/reference.py            write the pages
     scripts/reference.py --check    exit with 1 and name the pages that differ from the code
 
-Sources: openapi.json (API fields), inference.proto (gRPC) and every limits.rs (limits). Tests hold those sources to the code.
+Sources: openapi.json (API fields), inference.proto (gRPC) every limits.rs (limits) and habits.toml (options of other servers). Tests hold those sources to the code.
 `rein formats --markdown` writes docs/reference/formats.md.
 """
 import json
@@ -12,9 +12,10 @@ import math
 import pathlib
 import re
 import sys
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = ROOT / "docs/reference"
+PAGES = ROOT / "docs"
 BINARY_UNITS = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
 
 
@@ -196,7 +197,16 @@ def limits():
     return parts
 
 
-PARTS = {"api-fields.md": api_fields, "grpc.md": grpc, "limits.md": limits}
+# --- Options of other servers, from src/config/habits.toml
+
+def habits():
+    options = tomllib.loads((ROOT / "src/config/habits.toml").read_text())["option"]
+    names = lambda option: ", ".join(f"`{name}`" for name in option["names"])
+    return {f"options of {server}": table([f"of {server}", "in Rein"], [[names(option), option["rein"]] for option in options if option["of"] == server])
+            for server in ("vLLM", "llama-server")}
+
+
+PARTS = {"reference/api-fields.md": api_fields, "reference/grpc.md": grpc, "reference/limits.md": limits, "howto/from-vllm.md": habits}
 
 
 def filled(page, parts):
@@ -225,7 +235,7 @@ def main():
             if not check:
                 page.write_text(text)
     if check and wrong:
-        raise SystemExit(f"docs/reference differs from the code: {', '.join(wrong)}; run scripts/reference.py")
+        raise SystemExit(f"docs differ from the code: {', '.join(wrong)}; run scripts/reference.py")
 
 
 if __name__ == "__main__":

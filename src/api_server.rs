@@ -55,6 +55,7 @@ pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig,
         client_stall: Duration::from_secs(*client_stall_timeout),
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
         responses_store,
+        aliases: args.alias.iter().cloned().collect(),
         ..RouterConfig::default()
     })
 }

@@ -28,7 +28,6 @@ pub use self::tools::{
     SelftestArgs,
 };
 use crate::bench::BenchOptions;
-use crate::hub::{self, NamedModel, Need};
 use crate::key::KeyArgs;
 use crate::telemetry::TraceTarget;
 use crate::verify::VerifyOptions;
@@ -125,42 +124,15 @@ impl Command {
         Some(TraceTarget { endpoint, service })
     }
 
-    /// The models that the command takes.
-    pub fn models(&mut self) -> Vec<NamedModel<'_>> {
-        const MODEL: &str = "--model";
-        const TOKENIZER: &str = "--tokenizer";
-        let all: [Option<NamedModel>; 2] = match self {
-            Command::Serve(args) => {
-                let need = hub::needed_by(args.engine.on.engine);
-                let served_name = Some(&mut args.engine.served_name);
-                [Some(NamedModel { served_name, ..NamedModel::new(MODEL, &mut args.model.weights.model, need) }), None]
-            }
-            Command::Worker(args) => {
-                let need = hub::needed_by(args.engine.on.engine);
-                let served_name = Some(&mut args.engine.served_name);
-                [Some(NamedModel { served_name, ..NamedModel::new(MODEL, &mut args.weights.model, need) }), None]
-            }
-            Command::Adapter(args) => {
-                let served_name = Some(&mut args.fronted.served_name);
-                [Some(NamedModel { served_name, ..NamedModel::new(MODEL, &mut args.fronted.model, Need::Text) }), None]
-            }
-            Command::Router(args) => {
-                return args.model.iter_mut().map(|dir| NamedModel::new(MODEL, dir, Need::Text)).collect();
-            }
-            Command::Score(args) => [Some(NamedModel::new(MODEL, &mut args.model.weights.model, Need::Weights)), None],
-            Command::Capacity(args) => [Some(NamedModel::new("MODEL", &mut args.model, Need::Config)), None],
-            Command::Check(CheckArgs { model, tokenizer, .. })
-            | Command::Render(RenderArgs { model, tokenizer, .. }) => [
-                model.as_mut().map(|dir| NamedModel::new(MODEL, dir, Need::Text)),
-                tokenizer.as_mut().map(|dir| NamedModel::new(TOKENIZER, dir, Need::Text)),
-            ],
-            Command::Parse(args) => {
-                [args.tokenizer.as_mut().map(|dir| NamedModel::new(TOKENIZER, dir, Need::Text)), None]
-            }
-            Command::Accept(args) => [Some(NamedModel::new(TOKENIZER, &mut args.tokenizer, Need::Text)), None],
-            _ => [None, None],
+    /// The model of the command, and the one that is given without an option.
+    pub fn model_mut(&mut self) -> Option<(&mut PathBuf, &mut Option<PathBuf>)> {
+        let weights = match self {
+            Command::Serve(args) => &mut args.model.weights,
+            Command::Score(args) => &mut args.model.weights,
+            Command::Worker(args) => &mut args.weights,
+            _ => return None,
         };
-        all.into_iter().flatten().collect()
+        Some((&mut weights.model, &mut weights.first))
     }
 
     /// The options of the public listeners, if the command has them.

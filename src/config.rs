@@ -1,9 +1,13 @@
 //! The config file. Its values become the defaults of the command's options, so that the same code parses and checks
 //! values from the file, the environment and the command line. This module knows no option by name.
 
+mod habits;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use thiserror::Error;
 
@@ -23,7 +27,14 @@ pub enum ConfigError {
 
 /// Parses the command line, with the values of the config file (if one is given) as defaults.
 pub fn parse(args: Vec<OsString>) -> Result<Cli, Box<dyn std::error::Error>> {
-    Ok(cli(&defaults(&args)?.get_matches_from(args))?)
+    let matches = defaults(&args)?.try_get_matches_from(&args).unwrap_or_else(|error| {
+        let words: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+        match habits::explain(&error, &words) {
+            Some(text) => clap::Error::raw(ErrorKind::UnknownArgument, text + "\n").exit(),
+            None => error.exit(),
+        }
+    });
+    Ok(cli(&matches).unwrap_or_else(|error| error.exit()))
 }
 
 /// The declaration of the command line, with the values of the config file as defaults.
@@ -38,6 +49,20 @@ fn cli(matches: &ArgMatches) -> Result<Cli, clap::Error> {
     let mut cli = Cli::from_arg_matches(matches)?;
     if let (Some(network), Some((_, options))) = (cli.command.network_mut(), matches.subcommand()) {
         network.apply_host_and_port(|option| options.value_source(option));
+    }
+    if let (Some((model, first)), Some((name, options))) = (cli.command.model_mut(), matches.subcommand()) {
+        let error = |kind, text: String| Err(clap::Error::raw(kind, text + "\n"));
+        if let Some(first) = first.take() {
+            if options.value_source("model") == Some(ValueSource::CommandLine) {
+                return error(ErrorKind::ArgumentConflict, "the model is given twice: as MODEL and as --model".into());
+            }
+            *model = first;
+        }
+        if model.as_os_str().is_empty() {
+            let example = "a directory, or ORG/NAME of the Hugging Face Hub, such as";
+            let text = format!("the model is missing: {example} `rein {name} Qwen/Qwen3-0.6B`, also by --model");
+            return error(ErrorKind::MissingRequiredArgument, text);
+        }
     }
     Ok(cli)
 }

@@ -13,7 +13,7 @@ use rein_hub::{DownloadProgress, Freshness, Hub, HubSettings, ModelId, Wanted};
 use rein_worker::bytes::ByteCount;
 use rein_worker::node::is_text_file;
 
-use crate::args::{Command, EngineKind, PullArgs};
+use crate::args::{CheckArgs, Command, EngineKind, PullArgs, RenderArgs};
 use crate::terminal;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -21,7 +21,7 @@ const BAR: &str = "{wide_msg} {bar:30} {bytes:>10}/{total_bytes:10} {bytes_per_s
 
 /// Which files of a model a command reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+enum Need {
     /// config.json.
     Config,
     Text,
@@ -29,34 +29,66 @@ pub enum Need {
 }
 
 /// A model of a command line. The name is the option that it is the value of.
-pub struct NamedModel<'a> {
-    pub option: &'static str,
-    pub dir: &'a mut PathBuf,
+struct NamedModel<'a> {
+    option: &'static str,
+    dir: &'a mut PathBuf,
     /// The option with the model's name in the API, which the directory does not tell.
-    pub served_name: Option<&'a mut Option<String>>,
-    pub need: Need,
+    served_name: Option<&'a mut Vec<String>>,
+    need: Need,
 }
 
 impl<'a> NamedModel<'a> {
-    pub fn new(option: &'static str, dir: &'a mut PathBuf, need: Need) -> Self {
+    fn new(option: &'static str, dir: &'a mut PathBuf, need: Need) -> Self {
         NamedModel { option, dir, served_name: None, need }
     }
 }
 
 /// Puts the directory of its files in the place of each model that a command names.
 pub fn resolve(command: &mut Command) -> Result<(), Box<dyn Error>> {
-    for asked in command.models() {
+    for asked in models(command) {
         let id = asked.dir.to_str().and_then(|text| text.parse::<ModelId>().ok()).filter(|_| !asked.dir.exists());
         if let Some(id) = id {
             *asked.dir = directory(&id, asked.need, Freshness::Cached)
                 .map_err(|error| format!("{}: {id} is no directory, so a model of the Hub: {error}", asked.option))?;
         }
         // Also for the directory of the cache itself, which is named after a commit.
-        if let Some(name @ None) = asked.served_name {
-            *name = rein_hub::name_of(asked.dir);
+        if let Some(names) = asked.served_name.filter(|names| names.is_empty()) {
+            names.extend(rein_hub::name_of(asked.dir));
         }
     }
     Ok(())
+}
+
+/// The models that the command takes.
+fn models(command: &mut Command) -> Vec<NamedModel<'_>> {
+    const MODEL: &str = "--model";
+    const TOKENIZER: &str = "--tokenizer";
+    let all: [Option<NamedModel>; 2] = match command {
+        Command::Serve(args) => {
+            let need = needed_by(args.engine.on.engine);
+            let served_name = Some(&mut args.engine.served_name);
+            [Some(NamedModel { served_name, ..NamedModel::new(MODEL, &mut args.model.weights.model, need) }), None]
+        }
+        Command::Worker(args) => {
+            let need = needed_by(args.engine.on.engine);
+            let served_name = Some(&mut args.engine.served_name);
+            [Some(NamedModel { served_name, ..NamedModel::new(MODEL, &mut args.weights.model, need) }), None]
+        }
+        Command::Adapter(args) => [Some(NamedModel::new(MODEL, &mut args.fronted.model, Need::Text)), None],
+        Command::Router(args) => {
+            return args.model.iter_mut().map(|dir| NamedModel::new(MODEL, dir, Need::Text)).collect();
+        }
+        Command::Score(args) => [Some(NamedModel::new(MODEL, &mut args.model.weights.model, Need::Weights)), None],
+        Command::Capacity(args) => [Some(NamedModel::new("MODEL", &mut args.model, Need::Config)), None],
+        Command::Check(CheckArgs { model, tokenizer, .. }) | Command::Render(RenderArgs { model, tokenizer, .. }) => [
+            model.as_mut().map(|dir| NamedModel::new(MODEL, dir, Need::Text)),
+            tokenizer.as_mut().map(|dir| NamedModel::new(TOKENIZER, dir, Need::Text)),
+        ],
+        Command::Parse(args) => [args.tokenizer.as_mut().map(|dir| NamedModel::new(TOKENIZER, dir, Need::Text)), None],
+        Command::Accept(args) => [Some(NamedModel::new(TOKENIZER, &mut args.tokenizer, Need::Text)), None],
+        _ => [None, None],
+    };
+    all.into_iter().flatten().collect()
 }
 
 pub fn pull(args: &PullArgs) -> Result<(), Box<dyn Error>> {
@@ -96,7 +128,7 @@ fn is_text(path: &str) -> bool {
 }
 
 /// The files that a command needs of the model that its engine serves.
-pub fn needed_by(engine: EngineKind) -> Need {
+fn needed_by(engine: EngineKind) -> Need {
     match engine {
         EngineKind::Cpu | EngineKind::Cuda => Need::Weights,
         EngineKind::Sim => Need::Text,

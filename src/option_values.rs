@@ -61,6 +61,14 @@ pub fn host(text: &str) -> Result<String, String> {
     }
 }
 
+/// A further name of a model, and the model's own.
+pub fn alias(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((alias, model)) if !alias.is_empty() && !model.is_empty() => Ok((alias.to_owned(), model.to_owned())),
+        _ => Err("expected NAME=MODEL, such as gpt-4o=moonshotai/Kimi-K2-Instruct".into()),
+    }
+}
+
 pub fn name(text: &str) -> Result<String, String> {
     match is_valid_name(text) {
         true => Ok(text.to_owned()),

@@ -33,7 +33,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let policy = api_server::policy(&args.api.tool_calls)?;
     let files = load::text_files(weights, args.engine.task)?;
     let overrides = ModelOverrides {
-        name: args.engine.served_name.clone(),
+        name: args.engine.served_name.first().cloned(),
         template: args.api.tool_calls.chat_template.clone(),
         max_context: args.engine.max_context.map(|n| n as usize),
         ..ModelOverrides::from_env()?
@@ -42,7 +42,8 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listeners = Listeners::bind(&args.api).await?;
-        let config = api_server::config(&args.api, ResponsesStoreMode::Memory)?;
+        let mut config = api_server::config(&args.api, ResponsesStoreMode::Memory)?;
+        config.aliases.extend(args.engine.served_name.iter().skip(1).map(|alias| (alias.clone(), text.name.clone())));
         let format = text.settle_format(policy.format).name;
         let banner = Banner::new(&format!("serves {}", text.name))
             .row("model", format_args!("{} ({})", weights.model.display(), text.architecture))

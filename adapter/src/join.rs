@@ -18,7 +18,8 @@ const BLOCK_SIZE: u32 = 16;
 /// The model that the router renders and tokenizes for.
 #[derive(Debug, Clone)]
 pub struct Deployment {
-    pub served_name: String,
+    /// None: the engine's own name of its only model.
+    pub served_name: Option<String>,
     pub vocab_size: usize,
     /// The context that the model's files allow, or that the operator wants.
     pub context: Option<usize>,
@@ -117,13 +118,15 @@ pub fn tokens(answer: &[u8]) -> Result<Vec<u32>, String> {
 
 fn compare(facts: EngineFacts, deployment: &Deployment) -> Result<Joined, String> {
     let EngineFacts { models, version, context, block_size, blocks, slots, prefix_cache } = facts;
-    let name = &deployment.served_name;
-    let model = match models.as_slice() {
-        [] => return Err("it lists no model".into()),
-        [only] => only,
-        several => several.iter().find(|model| *model == name).ok_or_else(|| {
+    let model = match (models.as_slice(), &deployment.served_name) {
+        ([], _) => return Err("it lists no model".into()),
+        ([only], _) => only,
+        (several, Some(name)) => several.iter().find(|model| *model == name).ok_or_else(|| {
             format!("it lists the models {}, none of which is {name}; set --served-name", several.join(", "))
         })?,
+        (several, None) => {
+            return Err(format!("it lists the models {}; set --served-name to one of them", several.join(", ")));
+        }
     };
     if model.len() > limits::MODEL_NAME_BYTES {
         let (found, most) = (model.len(), limits::MODEL_NAME_BYTES);
@@ -148,7 +151,7 @@ fn compare(facts: EngineFacts, deployment: &Deployment) -> Result<Joined, String
         None => own.saturating_mul(slots.unwrap_or(1) as usize),
     };
     Ok(Joined {
-        served_name: name.clone(),
+        served_name: deployment.served_name.as_ref().unwrap_or(model).clone(),
         model: model.clone(),
         version: version.map_or_else(|| "unknown version".into(), |version| plain(&version, limits::VERSION_CHARS)),
         vocab_size: deployment.vocab_size,

@@ -1,6 +1,6 @@
 //! The settings of one router process. It does not know requests.
 
-use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc, time::Duration};
 
 use http::Uri;
 use prometheus_client::registry::Registry;
@@ -28,8 +28,11 @@ pub struct RouterConfig {
     pub memory: MemoryLimits,
     /// Models whose requests wait while no engine serves them.
     pub expected_models: Vec<String>,
-    /// Whether the router is ready while no engine serves an expected model: a request may be what starts one.
-    pub ready_without_engines: bool,
+    /// Whether the engines are fixed, and so come back: requests of every model wait for them. The router is not ready
+    /// without one, while elsewhere a request may be what starts an engine of an expected model.
+    pub fixed_engines: bool,
+    /// Further names of models.
+    pub aliases: BTreeMap<String, String>,
     /// How engines are chosen in a cluster.
     pub policy: RoutePolicy,
     /// How long an engine may send nothing for a new sequence before a second engine gets the sequence, too. None:
@@ -78,7 +81,8 @@ impl Default for RouterConfig {
             client_stall: limits::CLIENT_STALL,
             memory: MemoryLimits::default(),
             expected_models: Vec::new(),
-            ready_without_engines: true,
+            fixed_engines: false,
+            aliases: BTreeMap::new(),
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
             seal: Seal::random(),

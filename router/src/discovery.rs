@@ -32,9 +32,25 @@ pub struct FleetConfig {
     pub renewals: Option<Renewals>,
     pub dial: Dial,
     pub policy: ModelPolicy,
-    /// Directories with text files on this machine, by served name. Other models' text files come from their workers.
-    pub texts: HashMap<String, PathBuf>,
+    pub texts: OwnTexts,
     pub overrides: ModelOverrides,
+}
+
+/// Directories with text files on this machine. Other models' text files come from their workers.
+pub enum OwnTexts {
+    /// By served name.
+    Named(HashMap<String, PathBuf>),
+    /// Those of the only model, whatever its name.
+    Only(PathBuf),
+}
+
+impl OwnTexts {
+    fn get(&self, name: &str) -> Option<&PathBuf> {
+        match self {
+            OwnTexts::Named(dirs) => dirs.get(name),
+            OwnTexts::Only(dir) => Some(dir),
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +92,7 @@ pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
             // If no group has the known text files any more, the name stands for another model now.
             let must_load = known.is_none_or(|known| groups.iter().all(|group| group.text != *known));
             if must_load
-                && !(known.is_some() && fleet.texts.contains_key(name))
+                && !(known.is_some() && fleet.texts.get(name).is_some())
                 && let Some(first) = groups.first()
                 && loading.insert(name.clone(), ()).is_none()
             {
@@ -95,7 +111,7 @@ pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
         for model in state.models().iter().filter(|model| !model.pool.is_fixed()) {
             let groups = serving.get(model.name()).map_or(&[][..], Vec::as_slice);
             let same_text = |group: &&ServingGroup| {
-                let known = texts.get(model.name()).filter(|_| !fleet.texts.contains_key(model.name()));
+                let known = texts.get(model.name()).filter(|_| fleet.texts.get(model.name()).is_none());
                 known.is_none_or(|known| group.text == *known)
             };
             let listings: Vec<EngineListing> =

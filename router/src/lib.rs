@@ -49,7 +49,7 @@ use crate::{
 };
 pub use crate::{
     config::{Origin, ProcessMetrics, RouterConfig},
-    discovery::FleetConfig,
+    discovery::{FleetConfig, OwnTexts},
     error::{Error, ErrorKind},
     fleet::{
         route::RoutePolicy,

@@ -97,23 +97,30 @@ impl RouterState {
         models.iter().map(|model| model.name().to_owned()).chain(self.config.expected_models.iter().cloned()).collect()
     }
 
-    /// Checks the name of a served or expected model.
+    /// The further names of served and expected models, with the models' own.
+    pub fn aliases(&self) -> Vec<(&str, &str)> {
+        let names = self.model_names();
+        let all = self.config.aliases.iter().map(|(alias, model)| (alias.as_str(), model.as_str()));
+        all.filter(|(alias, model)| names.contains(*model) && !names.contains(*alias)).collect()
+    }
+
+    /// The name of the served or expected model that a request names, also by an alias. The name may be omitted if
+    /// there is only one model.
     pub fn known(&self, name: Option<&str>) -> Result<String, Error> {
         let names = self.model_names();
         let Some(first) = names.first() else { return Err(Error::unavailable("this router serves no model yet")) };
         let Some(name) = name.filter(|name| !name.is_empty()) else {
-            return Err(Error::missing("model", &format!("the name of a model, such as '{first}'")));
+            let asked = format!("the name of a model, such as '{first}'");
+            return if names.len() == 1 { Ok(first.clone()) } else { Err(Error::missing("model", &asked)) };
         };
-        let known = || names.iter().map(String::as_str).collect::<Vec<_>>();
-        names.contains(name).then(|| name.to_owned()).ok_or_else(|| Error::model_not_found(name, &known()))
-    }
-
-    /// As [`Self::known`]. The name may be omitted if there is only one model.
-    pub fn known_or_only(&self, name: Option<&str>) -> Result<String, Error> {
-        match (name.filter(|name| !name.is_empty()), self.model_names()) {
-            (None, names) if names.len() == 1 => Ok(names.into_iter().next().unwrap_or_default()),
-            (name, _) => self.known(name),
+        let own = if names.contains(name) { name } else { self.config.aliases.get(name).map_or(name, String::as_str) };
+        if names.contains(own) {
+            return Ok(own.to_owned());
         }
+        let aliases = self.aliases();
+        let known: Vec<&str> =
+            names.iter().map(String::as_str).chain(aliases.iter().map(|(alias, _)| *alias)).collect();
+        Err(Error::model_not_found(name, &known))
     }
 
     /// The model of this name, see [`Self::known`].
@@ -124,7 +131,8 @@ impl RouterState {
     /// Whether requests of this model wait until an engine serves it.
     pub fn awaits_engine(&self, name: &str) -> bool {
         let serves = |model: Arc<ServedModel>| model.pool.standing() == Some(Standing::Serving);
-        self.config.expected_models.iter().any(|expected| expected == name) && !self.named(name).is_some_and(serves)
+        let expected = self.config.fixed_engines || self.config.expected_models.iter().any(|expected| expected == name);
+        expected && !self.named(name).is_some_and(serves)
     }
 
     /// Returns when an engine serves the model.
@@ -146,7 +154,7 @@ impl RouterState {
         let models = self.models();
         let served: Vec<_> = models.iter().filter_map(|model| Some((model.pool.standing()?, model))).collect();
         let Some(best) = served.iter().map(|(standing, _)| *standing).min() else {
-            if self.config.ready_without_engines && !self.config.expected_models.is_empty() {
+            if !self.config.fixed_engines && !self.config.expected_models.is_empty() {
                 return Ok(());
             }
             return Err(Error::unavailable("no engine serves a model now; try again later"));

@@ -14,6 +14,9 @@ use crate::tls::TlsArgs;
 pub struct ApiArgs {
     #[command(flatten)]
     pub network: NetworkArgs,
+    /// Comma-separated further names of models, NAME=MODEL each: requests for NAME get MODEL
+    #[arg(long, env = "REIN_ALIAS", value_delimiter = ',', value_name = "NAME=MODEL", value_parser = option_values::alias, help_heading = "Network")]
+    pub alias: Vec<(String, String)>,
     #[command(flatten)]
     pub tool_calls: ToolCallArgs,
     #[command(flatten)]

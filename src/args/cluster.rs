@@ -66,8 +66,8 @@ pub struct RouterArgs {
     /// autoscaler starts from zero [default: such requests are refused]
     #[arg(long, env = "REIN_EXPECT", value_delimiter = ',', value_name = "NAMES", value_parser = NonEmptyStringValueParser::new(), help_heading = "Routing")]
     pub expect: Vec<String>,
-    /// Comma-separated directories with the text files (config.json, tokenizer, template) of models, each used for the
-    /// model of the directory's name [default: fetched from the workers]
+    /// Comma-separated directories with the text files (config.json, tokenizer, template) of models, or their names on
+    /// the Hub; each is used for the model of this name [default: fetched from the workers]
     #[arg(long, env = "REIN_MODEL", value_delimiter = ',', value_name = "DIRS", help_heading = "Routing")]
     pub model: Vec<PathBuf>,
 }
@@ -116,9 +116,10 @@ pub struct FrontArgs {
     /// REIN_ENGINE_KEY has the engines' API key [default: the worker groups of the cluster]
     #[arg(long, env = "REIN_ENGINES", value_delimiter = ',', value_name = "ENGINES", requires = "model", conflicts_with_all = ["etcd", "cluster"])]
     pub engine: Vec<EngineAddress>,
-    /// Name of the model in the API, with --engine [default: the name of the model directory]
-    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", requires = "engine", value_parser = NonEmptyStringValueParser::new())]
-    pub served_name: Option<String>,
+    /// Name of the model in the API, with --engine; also several, separated by commas [default: the engine's own name
+    /// of its model]
+    #[arg(long, env = "REIN_SERVED_NAME", value_delimiter = ',', value_name = "NAMES", requires = "engine", value_parser = NonEmptyStringValueParser::new())]
+    pub served_name: Vec<String>,
     #[command(flatten)]
     pub client: EngineClientArgs,
 }
@@ -161,10 +162,11 @@ pub struct FrontedEngineArgs {
     pub engine: EngineAddress,
     #[command(flatten)]
     pub client: EngineClientArgs,
-    /// Directory with the text files (config.json, tokenizer, template) of the engine's model; weights are not read
-    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
+    /// Directory with the text files (config.json, tokenizer, template) of the engine's model, or ORG/NAME@REVISION of
+    /// the Hub; weights are not read
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR|ORG/NAME")]
     pub model: PathBuf,
-    /// Name of the model in the API [default: the name of the model directory]
+    /// Name of the model in the API [default: the engine's own name of its model]
     #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub served_name: Option<String>,
     /// Tokens of prompt and answer together, which the engine must support [default: what the engine and the model's

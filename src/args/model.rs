@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use rein_worker::limits;
 
@@ -27,8 +27,13 @@ pub enum QuantizeArg {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct WeightArgs {
-    /// Model directory in the Hub's layout: config.json, *.safetensors, tokenizer, chat template
-    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
+    /// The model, in place of --model
+    #[arg(value_name = "MODEL")]
+    pub first: Option<PathBuf>,
+    /// Model directory in the Hub's layout (config.json, *.safetensors, tokenizer, chat template), or ORG/NAME@REVISION
+    /// of the Hub
+    // Empty: none is given.
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR|ORG/NAME", default_value = "", hide_default_value = true, value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub model: PathBuf,
     /// Type of the weights in memory and of the KV cache
     #[arg(long, env = "REIN_DTYPE", value_enum, default_value_t = DtypeArg::Auto)]
@@ -141,9 +146,10 @@ pub struct EngineArgs {
     /// What the model computes; `embed` serves /v1/embeddings alone and does not load the output head
     #[arg(long, env = "REIN_TASK", value_enum, default_value_t = EngineTask::Generate)]
     pub task: EngineTask,
-    /// Name of the model in the API [default: the name of the model directory]
-    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    pub served_name: Option<String>,
+    /// Name of the model in the API; with `rein serve` also several, separated by commas [default: ORG/NAME, or the
+    /// name of the model directory]
+    #[arg(long, env = "REIN_SERVED_NAME", value_delimiter = ',', value_name = "NAMES", value_parser = NonEmptyStringValueParser::new())]
+    pub served_name: Vec<String>,
     /// Maximum number of tokens in prompt and answer together [default: the model's, or what the KV cache holds]
     #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_context: Option<u32>,

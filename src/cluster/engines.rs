@@ -47,7 +47,7 @@ pub struct FrontedModel {
 }
 
 impl FrontedModel {
-    /// Loads the text files of a model directory.
+    /// Loads the text files of a model directory. `name`: None for the engine's own.
     pub fn load(
         dir: &Path,
         name: Option<String>,
@@ -55,6 +55,7 @@ impl FrontedModel {
         overrides: ModelOverrides,
     ) -> Result<Self, Box<dyn Error>> {
         model_dir::check(dir)?;
+        let served_name = name.clone();
         let text = ModelText::load(dir, &ModelOverrides { name, ..overrides })?;
         let encode = |probe: &str| text.tokenizer.encode(probe, Encode::TEMPLATED).map_err(TextError::from);
         let mut probes = Vec::new();
@@ -70,7 +71,7 @@ impl FrontedModel {
         probes.push((all.clone(), encode(&all)?));
         let least_context = context.map(|context| context as usize);
         let deployment = Deployment {
-            served_name: text.name.clone(),
+            served_name,
             vocab_size: text.vocab_size,
             context: least_context.or(text.max_context),
             least_context,

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rein_adapter::{AdapterOptions, AdapterService, Deployment, EngineHttp, Joined};
@@ -11,7 +11,7 @@ use rein_control_plane::limits::LEASE;
 use rein_control_plane::{Keys, MemoryStore, Session, Store};
 use rein_router::fleet::membership::Dial;
 use rein_router::metrics::on_scrape;
-use rein_router::{EngineTransport, FleetConfig, ProcessMetrics, ResponsesStoreMode, Router, RouterConfig};
+use rein_router::{EngineTransport, FleetConfig, OwnTexts, ProcessMetrics, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::ModelOverrides;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -63,8 +63,11 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let policy = api_server::policy(tool_calls)?;
     let overrides = ModelOverrides { template: tool_calls.chat_template.clone(), ..ModelOverrides::from_env()? };
     let dir = dir.canonicalize().map_err(|error| format!("--model: {}: {error}", dir.display()))?;
-    let name = args.front.served_name.clone().or_else(|| rein_hub::name_of(&dir));
-    let model = FrontedModel::load(&dir, name, None, overrides.clone())?;
+    let (name, aliases) = match args.front.served_name.split_first() {
+        None => (None, &[][..]),
+        Some((name, aliases)) => (Some(name.clone()), aliases),
+    };
+    let model = FrontedModel::load(&dir, name.clone(), None, overrides.clone())?;
     let mut clients = Vec::new();
     for address in &args.front.engine {
         if clients.iter().any(|(known, _): &(EngineAddress, EngineHttp)| known.url == address.url) {
@@ -78,14 +81,15 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let keys = Keys::new(CLUSTER).ok_or("the cluster's name is invalid")?;
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let adapters = Adapters::default();
-        let name = model.text.name.clone();
-        let base = api_server::config(&args.api, ResponsesStoreMode::Memory)?;
+        let mut base = api_server::config(&args.api, ResponsesStoreMode::Memory)?;
+        let of_name = |alias: &String| Some((alias.clone(), name.clone()?));
+        base.aliases.extend(aliases.iter().filter_map(of_name));
         let process_metrics = front_metrics(&listeners, adapters.clone());
-        let (hedge_after, expected_models) = (args.hedge_after.map(Duration::from_millis), vec![name.clone()]);
+        let hedge_after = args.hedge_after.map(Duration::from_millis);
         let config = RouterConfig {
             policy: args.policy,
-            expected_models,
-            ready_without_engines: false,
+            expected_models: name.iter().cloned().collect(),
+            fixed_engines: true,
             hedge_after,
             process_metrics,
             memory: api_server::memory(&args.api.admission, 0),
@@ -96,7 +100,6 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             let adapters = adapters.clone();
             Arc::new(move |address| adapters.transport(address))
         };
-        let texts = HashMap::from([(name.clone(), dir.clone())]);
         let fleet = FleetConfig {
             renewals: None,
             store: store.clone(),
@@ -104,7 +107,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             id: "router".into(),
             dial,
             policy,
-            texts,
+            texts: OwnTexts::Only(dir.clone()),
             overrides,
         };
         let mut tasks = JoinSet::new();
@@ -116,6 +119,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             });
         }
         let unfit = Arc::new(UnfitEngines { all: clients.len(), found: Mutex::default() });
+        let shown = name.as_deref().unwrap_or("the model of its engines").to_owned();
+        let name = Arc::new(name.map_or_else(OnceLock::new, OnceLock::from));
         for (number, (address, http)) in clients.into_iter().enumerate() {
             let options = engines::adapter_options(&address, &args.front.client);
             let engine = Engine {
@@ -123,6 +128,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
                 address,
                 http,
                 deployment: model.deployment.clone(),
+                name: name.clone(),
                 revision: model.text.revision.clone(),
                 options,
                 unfit: unfit.clone(),
@@ -139,7 +145,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         };
         let drain = Duration::from_secs(args.api.network.drain_seconds);
         let urls: Vec<String> = args.front.engine.iter().map(|engine| engine.url.as_str().to_owned()).collect();
-        let banner = Banner::new(&format!("serves {name}"))
+        let banner = Banner::new(&format!("serves {shown}"))
             .row("model", format_args!("{} ({})", dir.display(), model.text.architecture))
             .row("engines", urls.join(", "));
         let (cut, lost) = (std::future::ready(()), std::future::pending());
@@ -156,6 +162,8 @@ struct Engine {
     address: EngineAddress,
     http: EngineHttp,
     deployment: Deployment,
+    /// The model's name in the API. Empty: that of the engine that joins first.
+    name: Arc<OnceLock<String>>,
     revision: Option<String>,
     options: AdapterOptions,
     unfit: Arc<UnfitEngines>,
@@ -204,11 +212,18 @@ impl Engine {
     }
 
     /// Runs the engine's adapter. Returns only if no engine fits.
-    async fn run(self, store: Arc<dyn Store>, keys: Keys, adapters: Adapters) -> String {
-        let joined = match self.join().await {
+    async fn run(mut self, store: Arc<dyn Store>, keys: Keys, adapters: Adapters) -> String {
+        let mut joined = match self.join().await {
             Ok(joined) => joined,
             Err(why) => return why,
         };
+        let name = self.name.get_or_init(|| joined.served_name.clone()).clone();
+        if joined.served_name != name {
+            let (engine, own) = (self.address.url.as_str(), &joined.served_name);
+            tracing::warn!(engine, own, name, "the engines have several names of the model; set --served-name");
+        }
+        joined.served_name.clone_from(&name);
+        self.deployment.served_name = Some(name);
         engines::warn_without_cache(&joined, self.address.url.as_str());
         let kind = joined.kind(self.address.dialect);
         tracing::info!(engine = self.address.url.as_str(), kind, context = joined.context, "an engine joined");

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use rein_control_plane::records::{RouterRecord, decode, encode};
 use rein_control_plane::{Session, SessionState, limits::LEASE};
-use rein_router::FleetConfig;
 use rein_router::fleet::membership::Dial;
 use rein_router::seal::Seal;
-use rein_router::{ResponsesStoreMode, Router, RouterConfig};
+use rein_router::{FleetConfig, OwnTexts, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::ModelOverrides;
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
@@ -89,7 +88,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let router = Router::open(config)?;
         let session = Arc::new(Session::of_record(store.clone(), &id, LEASE, keys.router(&id), |value| decode::<RouterRecord>(value).is_ok()));
         let renewals = Some(session.renewals());
-        let fleet = FleetConfig { store, keys: keys.clone(), id: id.clone(), renewals, dial, policy, texts, overrides };
+        let fleet = FleetConfig { store, keys: keys.clone(), id: id.clone(), renewals, dial, policy, texts: OwnTexts::Named(texts), overrides };
         let following = {
             let router = router.clone();
             tokio::spawn(async move { router.follow(fleet).await })

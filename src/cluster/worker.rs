@@ -305,6 +305,13 @@ fn gpus(
 /// The executor, the model's shape, the number of ranks that fit, and the served name.
 fn work(args: &WorkerArgs, devices: &DeviceChoice) -> Result<(Workload, ModelShape, usize, String), Box<dyn Error>> {
     let dir = &args.weights.model;
+    let served_name = match args.engine.served_name.as_slice() {
+        [] => None,
+        [name] => Some(name.clone()),
+        _ => {
+            return Err("--served-name: a worker's model has one name; give routers --alias NAME=MODEL for more".into());
+        }
+    };
     match args.engine.on.engine {
         EngineKind::Cpu | EngineKind::Cuda => {
             let options = load::engine_options(&args.weights, &args.engine, devices.clone());
@@ -314,7 +321,7 @@ fn work(args: &WorkerArgs, devices: &DeviceChoice) -> Result<(Workload, ModelSha
             let model = ModelLoader::open(dir, &options).map_err(flagged)?;
             let (shape, group_size) = (model.shape(), usize::from(args.group.group_size));
             let most = model.most_ranks(args.engine.on.devices.len().max(1), group_size).map_err(flagged)?;
-            let name = args.engine.served_name.clone().unwrap_or_else(|| model.name());
+            let name = served_name.unwrap_or_else(|| model.name());
             Ok((Workload::Model(Arc::new(model)), shape, most, name))
         }
         EngineKind::Sim => {
@@ -323,7 +330,7 @@ fn work(args: &WorkerArgs, devices: &DeviceChoice) -> Result<(Workload, ModelSha
                 return Err(format!("--engine sim loads no weights and has one rank: {what}").into());
             }
             let overrides = ModelOverrides {
-                name: args.engine.served_name.clone(),
+                name: served_name,
                 max_context: args.engine.max_context.map(|n| n as usize),
                 ..ModelOverrides::default()
             };

@@ -58,7 +58,7 @@ fn deployment() -> Deployment {
     let ids = |probe: &&str| (probe.to_string(), text.tokenizer.encode(probe, Encode::TEMPLATED).expect("ids"));
     let probes = PROBES.iter().map(ids).collect();
     let (served_name, vocab_size) = (text.name.clone(), text.vocab_size);
-    Deployment { served_name, vocab_size, context: Some(8192), least_context: None, probes }
+    Deployment { served_name: Some(served_name), vocab_size, context: Some(8192), least_context: None, probes }
 }
 
 async fn adapter(stub: &StubEngine) -> AdapterService {

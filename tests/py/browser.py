@@ -93,7 +93,7 @@ class Page:
             at = self.call("Runtime.evaluate", expression="location.href + document.readyState", returnByValue=True)
             if at["result"].get("value", "").endswith("complete") and "about:blank" not in at["result"]["value"]:
                 break
-        self.until("document.querySelector('#model option, #key-note.error, #toast:not([hidden])')")
+        self.until("document.querySelector('#model option, #key-note.error, #toast:not([hidden]), #paths > details')")
 
     def close(self):
         self.browser.call("Target.disposeBrowserContext", browserContextId=self.context)

@@ -41,8 +41,8 @@ def visit(browser):
     """Opens pages. At the end, asserts that none had an exception or violated its content security policy."""
     pages = []
 
-    def visit(server, width=DESK, dark=False, height=800, **asked):
-        pages.append(Page(browser, f"{server.http}/?{urllib.parse.urlencode(asked)}", width, height, dark))
+    def visit(server, width=DESK, dark=False, height=800, path="/", **asked):
+        pages.append(Page(browser, f"{server.http}{path}?{urllib.parse.urlencode(asked)}", width, height, dark))
         return pages[-1]
 
     yield visit

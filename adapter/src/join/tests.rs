@@ -1,7 +1,13 @@
 use super::*;
 
 fn deployment() -> Deployment {
-    Deployment { served_name: "demo".into(), vocab_size: 400, context: Some(2048), least_context: None, probes: vec![] }
+    Deployment {
+        served_name: Some("demo".into()),
+        vocab_size: 400,
+        context: Some(2048),
+        least_context: None,
+        probes: vec![],
+    }
 }
 
 fn facts() -> EngineFacts {
@@ -26,6 +32,8 @@ fn an_engine_that_fits_joins_with_the_smaller_context() {
     let several = EngineFacts { models: vec!["a".into(), "demo".into()], context: Some(1000), ..facts() };
     let joined = compare(several, &Deployment { context: None, ..deployment() }).expect("it fits");
     assert_eq!((joined.model.as_str(), joined.context), ("demo", 1000));
+    let own = compare(facts(), &Deployment { served_name: None, ..deployment() }).expect("it fits");
+    assert_eq!((own.served_name.as_str(), joined.served_name.as_str()), ("/models/demo", "demo"));
 }
 
 #[test]
@@ -33,6 +41,11 @@ fn an_engine_that_does_not_fit_is_refused_by_name() {
     for (facts, deployment, part) in [
         (EngineFacts { models: vec![], ..facts() }, deployment(), "lists no model"),
         (EngineFacts { models: vec!["a".into(), "b".into()], ..facts() }, deployment(), "a, b, none of which is demo"),
+        (
+            EngineFacts { models: vec!["a".into(), "b".into()], ..facts() },
+            Deployment { served_name: None, ..deployment() },
+            "a, b; set --served-name",
+        ),
         (EngineFacts { context: None, ..facts() }, deployment(), "context length"),
         (facts(), Deployment { least_context: Some(5000), ..deployment() }, "its context is 4096 tokens"),
         (EngineFacts { context: Some(1), ..facts() }, deployment(), "at least 2 tokens"),

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Paths that need no key: they hold no secrets, and monitoring systems have no key.
-const PUBLIC_PATHS: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
+const PUBLIC_PATHS: [&str; 7] = ["/", "/docs", "/health", "/metrics", "/openapi.json", "/ready", "/version"];
 /// The playground's files. Its API requests carry a key.
 const PUBLIC_FOLDER: &str = "/playground/";
 const PUBLIC_SERVICE: &str = "/grpc.health.v1.Health/";

@@ -92,7 +92,10 @@ fn check_type(headers: &HeaderMap) -> Result<(), Error> {
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
         return Ok(());
     }
-    let message = format!("the header 'content-type' must be application/json, got {value}");
+    // Web pages of other sites may send text and forms without being asked for permission (CORS).
+    let message = format!(
+        "the header 'content-type' must be application/json, got {value}; with curl, add -H 'content-type: application/json'"
+    );
     Err(Error { code: Some("unsupported_content_type"), ..Error::new(ErrorKind::UnsupportedMediaType, message) })
 }
 

@@ -79,7 +79,7 @@ impl IncomingRequest {
 
     /// Waits for an in-flight slot. The name of the model may be omitted if there is only one.
     pub async fn admit(mut self, model: Option<&str>) -> Result<(InFlightPermit, Arc<ServedModel>), Error> {
-        let name = self.state.known_or_only(model)?;
+        let name = self.state.known(model)?;
         // Texts need only the model's files.
         if self.state.named(&name).is_none() {
             let _counted = self.state.demand.enter(&name);

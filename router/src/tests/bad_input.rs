@@ -41,7 +41,6 @@ fn chat_rows() -> Vec<Row> {
         ),
         ("messages", json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id", "required"),
         ("include_reasoning", json!("no"), "include_reasoning", "a boolean"),
-        ("model", json!(null), "model", "required"),
         ("model", json!(3), "model", "must be a string"),
         ("temperature", json!(-1), "temperature", "between 0 and 2, got -1"),
         ("temperature", json!(2.5), "temperature", "got 2.5"),
@@ -360,6 +359,32 @@ async fn errors_of_invalid_json_have_the_position() {
     }
     let deep = "[".repeat(100_000);
     assert_eq!(router.post_bytes("/tokenize", deep).await.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_model_may_be_omitted_only_where_one_is_served() {
+    let fake = Fake::default();
+    let mut other = entry(TEMPLATE, &fake);
+    other.text.name = "other".into();
+    let aliases = [("also", "other"), ("bytes", "other"), ("ghost", "nothing")];
+    let aliases = aliases.into_iter().map(|(alias, model)| (alias.to_owned(), model.to_owned())).collect();
+    let config = RouterConfig { aliases, ..RouterConfig::default() };
+    let models = vec![entry(TEMPLATE, &fake), other];
+    let router = TestRouter { router: Router::new(config, models).unwrap(), fake };
+    for model in [json!(null), json!("")] {
+        let answer = router.chat(&bytes("a"), json!({"model": model})).await;
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, &error["param"]), (StatusCode::BAD_REQUEST, &json!("model")), "{error}");
+    }
+    // A model's own name comes before an alias.
+    for (asked, served) in [("bytes", "bytes"), ("other", "other"), ("also", "other")] {
+        let answer = router.chat(&bytes("a"), json!({"model": asked})).await;
+        assert_eq!(answer.json()["model"], served);
+    }
+    let list = router.get("/v1/models").await.json();
+    let ids: Vec<&str> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["bytes", "other", "also"]);
+    assert_eq!(router.chat(&[], json!({"model": "ghost"})).await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]

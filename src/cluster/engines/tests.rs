@@ -42,7 +42,7 @@ async fn the_reference_lists_the_metrics() {
     let tls = rein_adapter::client_config(None).expect("the public authorities");
     let http = EngineHttp::new("http://127.0.0.1:9".parse().expect("an address"), None, tls).expect("a client");
     let deployment = Deployment {
-        served_name: "demo".into(),
+        served_name: Some("demo".into()),
         vocab_size: 400,
         context: None,
         least_context: None,

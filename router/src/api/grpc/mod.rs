@@ -342,6 +342,10 @@ impl Inference for Service {
                 None => v1::Model { id: name, ..v1::Model::default() },
             });
         }
+        for (alias, name) in self.state.aliases() {
+            let model = models.iter().find(|model| model.id == name).cloned();
+            models.extend(model.map(|model| v1::Model { id: alias.to_owned(), ..model }));
+        }
         self.finish(None, "list_models", Ok(v1::ListModelsResponse { models }))
     }
 }

@@ -23,6 +23,7 @@ use http::{HeaderValue, Method, Uri, header};
 use rein_proto::v1;
 use rein_text::surrogates;
 use serde_json::{Value, json};
+use tower::util::MapRequest;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -52,6 +53,9 @@ pub use sse::{EncodeFrames, write_event};
 /// Header with the request's timeout in seconds.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
+/// What paths under `/v1/` begin with.
+const VERSIONED: [&str; 6] = ["chat", "completions", "embeddings", "messages", "models", "responses"];
+
 /// Traced POST requests: path, name of the endpoint, prefix of its ids.
 const TRACED: [(&str, &str, &str); 10] = [
     ("/v1/chat/completions", "chat", "chatcmpl-"),
@@ -70,7 +74,26 @@ const TRACED: [(&str, &str, &str); 10] = [
 #[derive(Clone)]
 struct RequestId(HeaderValue);
 
+/// All routes. Clients whose base URL lacks `/v1` reach the same ones.
 pub fn routes(state: Arc<RouterState>) -> axum::Router {
+    axum::Router::new().fallback_service(MapRequest::new(versioned_routes(state), with_version))
+}
+
+/// The request under the path with `/v1`, if that is what it lacks.
+fn with_version(mut request: Request) -> Request {
+    let path = request.uri().path();
+    let first = path.strip_prefix('/').and_then(|rest| rest.split('/').next());
+    if first.is_some_and(|first| VERSIONED.contains(&first)) {
+        let query = request.uri().query().map_or_else(String::new, |query| format!("?{query}"));
+        // It was a valid path before.
+        if let Ok(uri) = format!("/v1{path}{query}").parse() {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
+}
+
+fn versioned_routes(state: Arc<RouterState>) -> axum::Router {
     axum::Router::new()
         .route("/", get(playground::page))
         .route("/playground/{file}", get(playground::file))
@@ -93,6 +116,8 @@ pub fn routes(state: Arc<RouterState>) -> axum::Router {
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi_json))
+        .route("/docs", get(playground::docs))
+        .route("/version", get(version))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(Extension(Arc::new(KnownTools::new(state.config.memory.tools))))
@@ -260,6 +285,9 @@ async fn models(State(state): Shared) -> Response {
     for name in state.model_names() {
         list.push(describe(&state, &name).await);
     }
+    for (alias, model) in state.aliases() {
+        list.push(openai::aliased(describe(&state, model).await, alias, model));
+    }
     finish(&state, "models", Ok(Json(openai::models(list)).into_response()))
 }
 
@@ -270,10 +298,12 @@ async fn model(State(state): Shared, id: Result<Path<String>, PathRejection>) ->
             Err(Error::invalid("model", format!("'model' in the path is invalid: {}", rejection.body_text())))
         }
     };
-    let answer = match found {
-        Ok(name) => Ok(Json(describe(&state, &name).await).into_response()),
-        Err(error) => Err(error),
+    let answer = match (found, id) {
+        (Ok(name), Ok(Path(id))) if id != name => Ok(openai::aliased(describe(&state, &name).await, &id, &name)),
+        (Ok(name), _) => Ok(describe(&state, &name).await),
+        (Err(error), _) => Err(error),
     };
+    let answer = answer.map(|model| Json(model).into_response());
     finish(&state, "models", answer)
 }
 
@@ -294,6 +324,10 @@ async fn metrics(State(state): Shared) -> Response {
 
 async fn openapi_json() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], openapi::DOCUMENT).into_response()
+}
+
+async fn version() -> Response {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")})).into_response()
 }
 
 async fn no_route(State(state): Shared, uri: Uri) -> Response {

@@ -1,4 +1,5 @@
-//! Serves the playground: a page with its scripts, style sheet and icon, all compiled into the binary.
+//! Serves the playground and the page of openapi.json, with their scripts, style sheets and icon, all compiled into the
+//! binary.
 
 use axum::{
     extract::{Path, State},
@@ -14,6 +15,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
      form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 const PAGE: &str = include_str!("../playground/index.html");
+const DOCS: &str = include_str!("../playground/docs.html");
 
 macro_rules! files {
     ($($name:literal),*) => {
@@ -24,6 +26,8 @@ macro_rules! files {
 const FILES: &[(&str, &str)] = files!(
     "api.js",
     "app.js",
+    "docs.css",
+    "docs.js",
     "dom.js",
     "icon.svg",
     "inspect.js",
@@ -39,6 +43,11 @@ const FILES: &[(&str, &str)] = files!(
 
 pub async fn page() -> Response {
     served("index.html", PAGE)
+}
+
+/// The page of openapi.json.
+pub async fn docs() -> Response {
+    served("docs.html", DOCS)
 }
 
 pub async fn file(State(state): Shared, Path(name): Path<String>) -> Response {

@@ -34,7 +34,7 @@ pub(crate) use refused::{EVERYWHERE, IN_CONVERSATIONS};
 pub(crate) use refused::{IN_CHATS, IN_COMPLETIONS, IN_EMBEDDINGS};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
 pub(super) use wire::finite;
-pub use wire::{expected_model, model, models};
+pub use wire::{aliased, expected_model, model, models};
 #[cfg(test)]
 pub use {
     chat::asked as asked_by_chat, completion::asked as asked_by_completion, embedding::asked as asked_by_embedding,

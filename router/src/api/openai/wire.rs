@@ -451,6 +451,13 @@ pub fn expected_model(name: &str) -> Value {
     json!({"id": name, "object": "model", "created": 0, "owned_by": "rein", "max_model_len": null})
 }
 
+/// A model under a further name.
+pub fn aliased(mut model: Value, alias: &str, name: &str) -> Value {
+    model["id"] = alias.into();
+    model["root"] = name.into();
+    model
+}
+
 pub fn models(models: Vec<Value>) -> Value {
     json!({"object": "list", "data": models})
 }

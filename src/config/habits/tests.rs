@@ -1,0 +1,23 @@
+use super::*;
+
+#[test]
+fn options_of_other_servers_are_explained() {
+    let of = |line: &str| {
+        let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let error = crate::config::defaults(&[]).expect("no file").try_get_matches_from(&args).expect_err(line);
+        explain(&error, &args)
+    };
+    let says = |line: &str, text: &str| {
+        let explained = of(line).unwrap_or_default();
+        assert!(explained.contains(text), "{line}: {explained:?}");
+    };
+    says("rein serve --model m --max-model-len 8192", "--max-model-len is an option of vLLM; in Rein: --max-context");
+    says("rein serve --model m --gpu-memory-utilization=0.9", "the KV cache's size in MiB (Size memory)");
+    says("rein serve --model m -tp 2", "-tp is an option of vLLM");
+    says("rein serve --model m -c 4096", "-c is an option of llama-server; in Rein: --max-context");
+    says("rein serve --model m -ngl 99", "-ngl is an option of llama-server");
+    says("rein worker --model m --served-model-name a", "--served-name");
+    assert_eq!(of("rein serve --model m --no-such-option"), None);
+    let habits: Habits = toml::from_str(OPTIONS).expect("valid");
+    assert!(habits.option.len() > 50);
+}
