@@ -5,14 +5,14 @@ use std::error::Error;
 use std::future::Future;
 use std::time::Duration;
 
-use rein_grammar::Enforcement;
+use rein_grammar::{Enforcement, JsonStyle, PropertyOrder};
 use rein_router::admission::keys::ApiKeys;
 use rein_router::{MemoryLimits, ModelPolicy, ProcessMetrics, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::template::Sources;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::args::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, ToolCallArgs};
+use crate::args::{AdmissionArgs, ApiArgs, BlanksArg, EnforcementArg, MasksArg, OrderArg, ToolCallArgs};
 use crate::banner::{self, Banner};
 use crate::listen::{
     CLOSE_TIME, StopSignals, WriteTimeout, bind, raise_descriptors, serve_grpc, serve_http, wait_until_true,
@@ -36,11 +36,20 @@ pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
             EnforcementArg::Names => Enforcement::Names,
             EnforcementArg::Off => Enforcement::Off,
         },
+        json: JsonStyle { answers: order(args.answer_order), arguments: order(args.argument_order) },
+        few_blanks: args.answer_blanks == BlanksArg::Few,
         mask_always: args.masks == MasksArg::Always,
         allow_control_tokens: args.allow_control_tokens,
         allow_dropped_tools: args.allow_dropped_tools,
         max_tools: Some(args.max_tools as usize),
     })
+}
+
+fn order(asked: OrderArg) -> PropertyOrder {
+    match asked {
+        OrderArg::Schema => PropertyOrder::Schema,
+        OrderArg::Any => PropertyOrder::Any,
+    }
 }
 
 /// `store` is where responses are kept if the options do not say.

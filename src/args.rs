@@ -12,7 +12,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-pub use self::api::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, NetworkArgs, TelemetryArgs, ToolCallArgs};
+pub use self::api::{
+    AdmissionArgs, ApiArgs, BlanksArg, EnforcementArg, MasksArg, NetworkArgs, OrderArg, TelemetryArgs, ToolCallArgs,
+};
 pub use self::capacity::{CapacityArgs, GpuKind};
 pub use self::cluster::{
     AdapterArgs, ClusterArgs, ControllerArgs, DrainArgs, EngineAddress, EngineClientArgs, RouterArgs, StatusArgs,

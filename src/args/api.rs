@@ -83,6 +83,22 @@ pub enum EnforcementArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OrderArg {
+    /// The schema's, as OpenAI and vLLM do: a model that writes `reasoning` first thinks before it answers
+    Schema,
+    /// The model's
+    Any,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BlanksArg {
+    /// A run of them, or a line break with indentation
+    Any,
+    /// At most a space after a comma or a colon
+    Few,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MasksArg {
     /// After a refused token, and for some steps after several refusals
     OnRefusal,
@@ -103,6 +119,16 @@ pub struct ToolCallArgs {
     /// What is enforced on tool calls; a request's `strict` can ask for more
     #[arg(long, env = "REIN_ENFORCEMENT", value_enum, default_value_t = EnforcementArg::NamesAndArguments)]
     pub enforcement: EnforcementArg,
+    /// Order of the properties of an answer's objects, where a request gives a JSON Schema for the answer
+    #[arg(long, env = "REIN_ANSWER_ORDER", value_enum, default_value_t = OrderArg::Schema)]
+    pub answer_order: OrderArg,
+    /// Order of the properties in arguments of tool calls
+    #[arg(long, env = "REIN_ARGUMENT_ORDER", value_enum, default_value_t = OrderArg::Any)]
+    pub argument_order: OrderArg,
+    /// Blanks between the tokens of an answer in JSON; a request's `structured_outputs` or `guided_whitespace_pattern`
+    /// comes first
+    #[arg(long, env = "REIN_ANSWER_BLANKS", value_enum, default_value_t = BlanksArg::Any)]
+    pub answer_blanks: BlanksArg,
     /// When the engine samples under a grammar mask
     #[arg(long, env = "REIN_MASKS", value_enum, default_value_t = MasksArg::OnRefusal)]
     pub masks: MasksArg,

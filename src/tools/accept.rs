@@ -14,7 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rein_grammar::{Enforcement, Format, Grammars, MatcherError, Region, Relaxation, Rules, Tool, Vocab};
-use rein_text::fields::{Fields, constraints};
+use rein_text::fields::Fields;
+use rein_text::fields::constraints::{self, TextConstraint};
 use rein_text::model_text::special_tokens;
 use rein_text::tokenize::{Encode, Tokenizer, read_json};
 use serde_json::{Map, Value as Json, json};
@@ -123,12 +124,14 @@ fn rules(request: &Map<String, Json>) -> Result<Rules, String> {
         Some(_) => return Err("tools must be a list".into()),
     };
     let mut fields = Fields::within("", request.clone());
+    let TextConstraint { response, blanks } = constraints::response(&mut fields).map_err(|e| e.message)?;
     let calls_before = request.get("calls_before").and_then(Json::as_u64).unwrap_or(0) as usize;
     Ok(Rules {
         tools: tools.into(),
         choice: constraints::tool_choice(&mut fields).map_err(|e| e.message)?.unwrap_or_default(),
         parallel: flag(request, "parallel_tool_calls")?.unwrap_or(true),
-        response: constraints::response(&mut fields).map_err(|e| e.message)?,
+        response,
+        blanks: blanks.unwrap_or_default(),
         start: if flag(request, "in_reasoning")?.unwrap_or(false) { Region::Reasoning } else { Region::Text },
         calls_before,
         enforcement: Enforcement::NamesAndArguments,

@@ -54,7 +54,7 @@ impl Shared {
     /// Approximate memory of what is made when it is first needed, without the validators.
     fn grown(&self) -> usize {
         let forms = self.canonical.get().map_or(&[][..], Vec::as_slice);
-        forms.iter().map(|form| form.bytes() + RULE_BYTES * self.lark.len()).sum()
+        forms.iter().map(|form| PARSER_BYTES + form.bytes() + RULE_BYTES * self.lark.len()).sum()
     }
 }
 
@@ -69,6 +69,8 @@ struct Source {
 
 /// Approximate memory of a compiled grammar per byte of its text.
 const RULE_BYTES: usize = 20;
+/// Approximate memory of a parser besides its lexer and its rules.
+const PARSER_BYTES: usize = 48 << 10;
 
 /// The grammar of a request.
 #[derive(Clone)]
@@ -211,7 +213,7 @@ impl Grammars {
                     let validators = Validators::new(validated);
                     budget.spend((validators.regex_bytes() / REGEX_BYTES_PER_STEP) as u64)?;
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
-                    let bytes = fresh.measure() + RULE_BYTES * lark.len() + validators.bytes();
+                    let bytes = PARSER_BYTES + fresh.measure() + RULE_BYTES * lark.len() + validators.bytes();
                     let source = Source {
                         format: self.format,
                         vocab: self.vocab.clone(),
@@ -301,9 +303,24 @@ impl Grammars {
     }
 
     fn key(&self, rules: &Rules) -> Key {
-        let Rules { tools, choice, parallel, response, start, calls_before: _, begun: _, enforcement, reasons } = rules;
+        // A new field is part of the key, unless the compiled grammar does not depend on it.
+        let Rules {
+            tools,
+            choice,
+            parallel,
+            response,
+            start,
+            calls_before: _,
+            begun: _,
+            enforcement,
+            reasons,
+            json,
+            blanks,
+        } = rules;
         let tools = tools.key();
-        let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?} {reasons} {tools:?}").into_bytes();
+        let mut text =
+            format!("{choice:?} {parallel} {start:?} {enforcement:?} {reasons} {json:?} {blanks:?} {tools:?}")
+                .into_bytes();
         // Writing to memory does not fail, and neither does JSON with text as keys.
         if let Some(Response::JsonSchema { schema, strict }) = response {
             let _ = write!(text, " schema {strict} ");

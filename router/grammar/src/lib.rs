@@ -71,7 +71,9 @@ pub use models::{Recommendation, recommendations};
 pub use parse::{Parser, ParserOptions};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
 pub use response_template::{RESPONSE_TEMPLATE, ResponseTemplateError, from_response_template};
-pub use rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, ToolChoice, Violation};
+pub use rules::{
+    Blanks, Cause, Enforcement, JsonStyle, PropertyOrder, Relaxation, Response, RuleError, Rules, ToolChoice, Violation,
+};
 pub use scan::{OwnedPiece, Piece};
 pub use schema::LARK_KEYWORD;
 pub use tools::{Tool, Tools};

@@ -26,6 +26,44 @@ pub struct Rules {
     /// The model's template has reasoning, and the request leaves it on: what replaces a refused draw may begin it. See
     /// [`Compiled::canonical`](crate::Compiled::canonical).
     pub reasons: bool,
+    pub json: JsonStyle,
+    /// Of the answer.
+    pub blanks: Blanks,
+}
+
+/// How JSON is written where its schema leaves a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JsonStyle {
+    pub answers: PropertyOrder,
+    pub arguments: PropertyOrder,
+}
+
+impl Default for JsonStyle {
+    /// People put a property before another one so that the model thinks before it answers (OpenAI and vLLM keep the
+    /// order). In which order a model writes arguments is its habit.
+    fn default() -> Self {
+        JsonStyle { answers: PropertyOrder::Schema, arguments: PropertyOrder::Any }
+    }
+}
+
+/// The order in which objects have their properties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PropertyOrder {
+    /// That of the schema. Objects whose number of properties is bounded may have any.
+    Schema,
+    Any,
+}
+
+/// Blanks between the tokens of an answer in JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Blanks {
+    /// A run of them, or a line break with indentation.
+    #[default]
+    Any,
+    /// At most a space after a comma or a colon.
+    Few,
+    /// What this regular expression matches, at each place where blanks may be.
+    Pattern(String),
 }
 
 /// `tool_choice`.

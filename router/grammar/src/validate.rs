@@ -472,8 +472,8 @@ fn parse(text: &str) -> Result<Value, Violation> {
 /// Rejects invalid schemas, by the draft that they name.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
     let Some((path, reason)) = fault(schema) else { return Ok(()) };
-    let keyword = path.rsplit('/').next().unwrap_or_default().to_owned();
-    Err(RuleError::Unenforceable { field: field.to_owned(), path, keyword, reason })
+    let place = if path.is_empty() { "the root".to_owned() } else { path };
+    Err(RuleError::invalid(field, format!("no valid JSON Schema at {place}: {reason}")))
 }
 
 #[cfg(test)]

@@ -76,6 +76,8 @@ impl Prepared {
             parallel: job.parallel_tool_calls,
             response: job.response.take(),
             enforcement: model.enforcement,
+            json: model.json,
+            blanks: model.blanks(job.blanks.take()),
             ..Rules::default()
         };
         let bound = model.bound(job.bytes, deadline, generation.max_prompt_tokens(bounds.context));

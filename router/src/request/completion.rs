@@ -72,11 +72,13 @@ pub async fn generate(
     let bounds = model.generation_bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
     let (bytes, deadline) = (job.text_bytes(), context.deadline);
-    let (response, skip_special_tokens) = (job.response.take(), job.skip_special_tokens);
+    let (response, blanks) = (job.response.take(), job.blanks.take());
+    let skip_special_tokens = job.skip_special_tokens;
     let prepare = move |model: &ServedModel| planned_prompts(model, job, bounds, deadline);
     let prompts = model.run_text_work(bytes, &context.requester(), prepare).await?;
     context.memory_charge = None;
-    let grammar = Grammar::new(model.compile_text(response, context.caller.as_ref(), context.deadline).await?, &model);
+    let compiled = model.compile_text(response, blanks, context.caller.as_ref(), context.deadline).await?;
+    let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
     let output_mode = OutputMode::Plain { skip_special_tokens, grammar };
     Ok((generate::generate(context, model, output_mode, prompts).await?, relaxed))

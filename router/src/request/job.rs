@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fmt::Display};
 
-use rein_grammar::{Response, ToolChoice};
+use rein_grammar::{Blanks, Response, ToolChoice};
 use rein_proto::v1;
 use rein_text::{
     conversation, results,
@@ -83,6 +83,8 @@ pub struct ChatJob {
     pub parallel_tool_calls: bool,
     /// The format that the answer's text must have.
     pub response: Option<Response>,
+    /// Blanks in it, if it is JSON. None: the server's choice.
+    pub blanks: Option<Blanks>,
     pub documents: Option<Vec<Value>>,
     /// Absent: true, unless the answer continues the final message.
     pub add_generation_prompt: Option<bool>,
@@ -123,6 +125,8 @@ pub struct CompletionJob {
     pub skip_special_tokens: bool,
     /// The format that the text must have.
     pub response: Option<Response>,
+    /// As in [`ChatJob`].
+    pub blanks: Option<Blanks>,
     pub generation: Generation,
 }
 

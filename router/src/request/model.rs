@@ -3,7 +3,7 @@
 use std::{fmt::Write, sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
-use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, Rules};
+use rein_grammar::{self as grammar, Blanks, Compiled, Enforcement, Format, Grammars, JsonStyle, Response, Rules};
 use rein_proto::{
     internal::{self, EngineInfo},
     v1,
@@ -42,6 +42,9 @@ pub struct ServedModel {
     pub text: ModelText,
     pub format: &'static Format,
     pub enforcement: Enforcement,
+    pub json: JsonStyle,
+    /// Answers in JSON have at most a space after a comma or a colon.
+    pub few_blanks: bool,
     pub mask_always: bool,
     /// Accept requests with tools even if the template does not show the tools to the model.
     pub allow_dropped_tools: bool,
@@ -121,6 +124,8 @@ impl ServedModel {
             text,
             format,
             enforcement: policy.enforcement,
+            json: policy.json,
+            few_blanks: policy.few_blanks,
             mask_always: policy.mask_always,
             allow_dropped_tools: policy.allow_dropped_tools,
             grammars,
@@ -253,14 +258,20 @@ impl ServedModel {
         self.compile_with(rules, caller, deadline, |grammars| &grammars.turns).await
     }
 
+    /// The blanks of an answer in JSON; `asked` by the request.
+    pub fn blanks(&self, asked: Option<Blanks>) -> Blanks {
+        asked.unwrap_or(if self.few_blanks { Blanks::Few } else { Blanks::Any })
+    }
+
     /// Compiles the grammar of a plain text, without reasoning and calls.
     pub async fn compile_text(
         &self,
         response: Option<Response>,
+        blanks: Option<Blanks>,
         caller: Option<&ApiCaller>,
         deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
-        let rules = Arc::new(Rules { response, ..Rules::default() });
+        let rules = Arc::new(Rules { response, json: self.json, blanks: self.blanks(blanks), ..Rules::default() });
         self.compile_with(rules, caller, deadline, |grammars| &grammars.texts).await
     }
 
@@ -370,6 +381,9 @@ pub struct ModelPolicy {
     /// None: the detected format.
     pub format: Option<&'static Format>,
     pub enforcement: Enforcement,
+    pub json: JsonStyle,
+    /// Answers in JSON have at most a space after a comma or a colon.
+    pub few_blanks: bool,
     /// Compute a mask at every step instead of after a refusal: slower, for comparison.
     pub mask_always: bool,
     /// Tokenize control tokens that messages spell as control tokens. False: as text.

@@ -23,7 +23,7 @@ fn of_limits(request: &mut v1::ChatRequest) -> &mut v1::Limits {
 }
 
 fn constrained(kind: Kind) -> Option<v1::ResponseFormat> {
-    Some(v1::ResponseFormat { kind: Some(kind) })
+    Some(v1::ResponseFormat { kind: Some(kind), whitespace_pattern: None })
 }
 
 /// The fields that a row sets, and a gRPC and an HTTP request of the same meaning.

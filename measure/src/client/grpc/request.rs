@@ -152,6 +152,7 @@ struct StructuredOutputs {
     choice: Option<Vec<String>>,
     grammar: Option<String>,
     structural_tag: Option<Value>,
+    whitespace_pattern: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -318,9 +319,10 @@ fn response(
     outputs: Option<StructuredOutputs>,
 ) -> Result<Option<v1::ResponseFormat>, String> {
     let format = format.map(response_format).transpose()?.flatten();
+    let whitespace_pattern = outputs.as_ref().and_then(|outputs| outputs.whitespace_pattern.clone());
     let mut kinds: Vec<_> = format.into_iter().chain(outputs.into_iter().flat_map(structured_outputs)).collect();
     match kinds.len() {
-        0 | 1 => Ok(kinds.pop().map(|kind| v1::ResponseFormat { kind: Some(kind) })),
+        0 | 1 => Ok(kinds.pop().map(|kind| v1::ResponseFormat { kind: Some(kind), whitespace_pattern })),
         _ => Err("`response_format` and `structured_outputs` must contain at most one constraint together".into()),
     }
 }

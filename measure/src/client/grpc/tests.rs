@@ -111,7 +111,7 @@ fn every_field_of_the_message_has_an_openai_field() {
         user: Some("u".into()),
         script: vec![6],
         prompt_logprobs: Some(1),
-        response_format: Some(v1::ResponseFormat { kind: Some(Kind::JsonObject(true)) }),
+        response_format: Some(v1::ResponseFormat { kind: Some(Kind::JsonObject(true)), whitespace_pattern: None }),
         return_grammar: true,
         return_decisions: true,
         priority: Some(-2),

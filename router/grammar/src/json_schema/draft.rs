@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::keywords::{modern, percent_decoded};
 use super::subschemas::below;
+use super::words::words;
 
 /// Keywords that not all drafts have, with the first and the last draft that has them.
 const SINCE: &[(&str, Draft, Draft)] = &[
@@ -82,7 +83,7 @@ pub(crate) fn fault(schema: &Value) -> Option<(String, String)> {
         Some(Draft::Draft201909) => jsonschema::draft201909::meta::validate(schema),
         _ => jsonschema::draft202012::meta::validate(schema),
     };
-    result.err().map(|e| (e.instance_path().to_string(), e.to_string()))
+    result.err().map(|error| words(&error))
 }
 
 /// The fragment of an `$id`, in the drafts that expect it in `$anchor`.

@@ -12,6 +12,7 @@ mod places;
 mod refs;
 mod regex_size;
 mod subschemas;
+mod words;
 
 use serde_json::{Map, Value};
 

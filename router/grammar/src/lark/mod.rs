@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use crate::limits::{MAX_BLANKS, MAX_INDENT};
+use crate::rules::Blanks;
 
 pub(crate) use common::Common;
 pub(crate) use price::{Price, is_costly_grammar, is_empty, parsing_steps, price, price_to_compile};
@@ -54,6 +55,8 @@ impl GrammarForm {
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     pub form: GrammarForm,
+    /// Blanks between tokens of JSON; those of the form unless the client says.
+    pub blanks: Blanks,
     text: String,
     names: HashMap<String, String>,
     /// The rules written for a group of parametric rules, by the group's text.

@@ -16,7 +16,7 @@ use crate::code_blocks::TextPlace;
 use crate::format::{CallIdStyle, CallPosition, Format, Markers, Region, Step, marker};
 use crate::lark::{GrammarForm, HEADER, Writer, escape, layout};
 use crate::limits::MAX_BLANKS;
-use crate::rules::{Relaxation, Response, RuleError, Rules};
+use crate::rules::{PropertyOrder, Relaxation, Response, RuleError, Rules};
 use crate::schema::Work;
 use crate::unmarked::{OPENING_LAYOUT, bare_beginnings, bare_list};
 use crate::vocab::Vocab;
@@ -63,6 +63,7 @@ pub(crate) fn write(
     let mut writer = Writer::default();
     writer.form = form;
     let closes = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }));
+    let in_order = in_order || rules.json.arguments == PropertyOrder::Schema;
     let mut work =
         Work { writer: &mut writer, relaxations: Vec::new(), loose, closes, in_order, narrowed: 0, nodes: 0, budget };
     let marking = Marking { format, vocab, form };
@@ -120,7 +121,7 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
         format.call.iter().any(|s| matches!(s, Step::Index | Step::Ordinal)) || format.ids == CallIdStyle::Ordinal;
     let count = (may_call && numbered).then(|| Count::new(work.writer));
     let response = match &rules.response {
-        Some(r) => Some(response::write(work, r, marking)?),
+        Some(r) => Some(response::write(work, r, rules, marking)?),
         None => None,
     };
     let finish = join(work.writer, &marking.plain(format.finish)?);

@@ -6,7 +6,7 @@ use crate::budget::Budget;
 use crate::json_schema::{folded_characters, local};
 use crate::lark::{GrammarForm, layout, literal, some_blanks};
 use crate::limits::{FOLDS_PER_STEP, MAX_CLIENT_GRAMMAR_BYTES, MAX_REGEX_FOLDS, MAX_SHORTEST_MATCH};
-use crate::rules::RuleError;
+use crate::rules::{Blanks, RuleError};
 use crate::schema::{Compiler, Dialect, Work};
 
 /// Rejects a text of a client that is too long.
@@ -76,6 +76,9 @@ pub(super) fn json(work: &mut Work<'_>, schema: &Value, field: &str) -> Result<S
         return Ok(rule);
     }
     let lead = work.writer.regex(&layout());
+    if work.writer.blanks != Blanks::Any {
+        return Ok(format!("{lead}? {rule}"));
+    }
     let blanks = work.writer.regex(&some_blanks());
     Ok(format!("{lead}? {rule} {blanks}?"))
 }

@@ -8,7 +8,7 @@ use crate::lark::GrammarForm;
 
 /// Regular expressions that the grammars of most schemas have.
 pub(crate) fn common_regexes() -> Vec<String> {
-    let marks = Punctuation::ALL.map(|mark| mark.regex(GrammarForm::Tolerant).to_owned());
+    let marks = Punctuation::ALL.map(|mark| mark.of_form(GrammarForm::Tolerant).to_owned());
     let spelled = |name| match format(name) {
         StringFormat::Known(format) => Some(format.spelled(Quotes::Json).to_owned()),
         _ => None,

@@ -1,11 +1,13 @@
 //! Sequences of members, for objects, arrays of distinct constants, and arguments. A rule's parameter has one bit per
 //! member that was written (llguidance's parametric rules).
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use super::Compiler;
 use crate::lark::{GrammarForm, Writer};
 use crate::limits::{MAX_ANY_ORDER, MAX_INDENT};
+use crate::rules::Blanks;
 
 /// Bits of a rule's parameter.
 const PARAMETER_BITS: usize = 64;
@@ -31,7 +33,19 @@ impl Punctuation {
     pub const ALL: [Self; 6] =
         [Self::Comma, Self::Colon, Self::ObjectStart, Self::ObjectEnd, Self::ArrayStart, Self::ArrayEnd];
 
-    pub fn regex(self, form: GrammarForm) -> &'static str {
+    pub fn regex(self, form: GrammarForm, blanks: &Blanks) -> Cow<'static, str> {
+        match blanks {
+            Blanks::Any => self.of_form(form).into(),
+            Blanks::Few => match self {
+                Punctuation::Comma | Punctuation::Colon => self.between("", " ?", ""),
+                _ => self.between("", "", ""),
+            }
+            .into(),
+            Blanks::Pattern(blanks) => self.between(blanks, blanks, blanks).into(),
+        }
+    }
+
+    pub fn of_form(self, form: GrammarForm) -> &'static str {
         static TOLERANT: LazyLock<[String; Punctuation::ALL.len()]> = LazyLock::new(|| {
             let blanks = GrammarForm::Tolerant.blanks();
             Punctuation::ALL.map(|mark| mark.between(&blanks, &blanks, &blanks))
@@ -81,9 +95,10 @@ pub(super) struct Layout {
 
 impl Compiler<'_, '_, '_> {
     pub(super) fn punctuation(&mut self, mark: Punctuation) -> String {
-        let form = self.work.writer.form;
+        let Writer { form, blanks, .. } = &*self.work.writer;
+        let regex = mark.regex(*form, blanks);
         match (self.element_mark(), mark) {
-            (None, _) => self.w().regex(mark.regex(form)),
+            (None, _) => self.w().regex(&regex),
             (Some(first), Punctuation::ObjectStart | Punctuation::ArrayStart) => self.first_mark(first),
             (Some(_), Punctuation::ArrayEnd) => "\"\"".to_owned(),
             (Some(_), Punctuation::Comma | Punctuation::Colon | Punctuation::ObjectEnd) => String::new(),
@@ -129,7 +144,7 @@ impl Compiler<'_, '_, '_> {
             };
         }
         if in_order || members.len() > MAX_ANY_ORDER {
-            return self.in_order(&members, &comma, &close, other.as_deref());
+            return self.in_order(&members, &comma, &close, other.as_deref().map(|other| (other, others)));
         }
         // Required members have the lowest bits, so that one condition covers them.
         members.sort_by_key(|m| !m.required);
@@ -200,15 +215,18 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// Members in the order of the schema.
-    fn in_order(&mut self, members: &[MemberRule], comma: &str, close: &str, other: Option<&str>) -> String {
+    fn in_order(&mut self, members: &[MemberRule], comma: &str, close: &str, other: Option<(&str, usize)>) -> String {
         let end = if close.is_empty() { "\"\"" } else { close };
         // After a member, and before the first.
         let mut tail = match other {
-            Some(other) => format!("({comma} {other})* {end}"),
+            Some((other, most)) => format!("{} {end}", times(&format!("({comma} {other})"), 0, most)),
             None => end.to_owned(),
         };
         let mut head = match other {
-            Some(other) => format!("({end} | {other} ({comma} {other})* {end})"),
+            Some((other, most)) => {
+                let more = times(&format!("({comma} {other})"), 0, most.saturating_sub(1));
+                format!("({end} | {other} {more} {end})")
+            }
             None => end.to_owned(),
         };
         for member in members.iter().rev() {

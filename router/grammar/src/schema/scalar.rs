@@ -1,6 +1,7 @@
 //! Grammars of strings, numbers and constants, in JSON and Python syntax.
 
 use std::cmp::Ordering;
+use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
@@ -22,13 +23,21 @@ const PYTHON_STRING: &str = concat!(
 );
 /// As many digits as every parser accepts.
 const INTEGER: &str = r"-?(0|[1-9][0-9]{0,19})";
-const NUMBER: &str = r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
+/// With a fraction, a number has at most the 17 significant digits that tell two doubles apart (IEEE 754): a model
+/// that repeats a digit comes to an end.
+static NUMBER: LazyLock<String> = LazyLock::new(|| {
+    let small = r"0(\.(0{0,19}[1-9][0-9]{0,16}|0{1,20}))?";
+    let fractions = (1..DOUBLE_DIGITS).map(|n| format!(r"[1-9][0-9]{{{}}}\.[0-9]{{1,{}}}", n - 1, DOUBLE_DIGITS - n));
+    let large = fractions.collect::<Vec<_>>().join("|");
+    format!(r"-?({small}|[1-9][0-9]{{0,19}}|{large})([eE][+-]?[0-9]{{1,2}})?")
+});
+const DOUBLE_DIGITS: usize = 17;
 
 /// With fewer steps left, ranges of numbers are relaxed.
 const KEPT_FOR_THE_REST: u64 = MAX_COMPILE_WORK / 4;
 
 pub(super) fn common_regexes() -> [String; 4] {
-    [STRING, INTEGER, NUMBER, "true|false"].map(str::to_owned)
+    [STRING, INTEGER, &NUMBER, "true|false"].map(str::to_owned)
 }
 
 impl Compiler<'_, '_, '_> {
@@ -66,7 +75,7 @@ impl Compiler<'_, '_, '_> {
     }
 
     pub(super) fn any_number(&mut self) -> String {
-        self.w().regex(NUMBER)
+        self.w().regex(&NUMBER)
     }
 
     /// None: there is no such number.
@@ -81,7 +90,7 @@ impl Compiler<'_, '_, '_> {
         let (low, high) = bounds(flat);
         let given: Vec<&str> =
             [("minimum", &low), ("maximum", &high)].iter().filter(|(_, b)| b.is_some()).map(|(k, _)| *k).collect();
-        let mut body = format!("/{}/", if whole { INTEGER } else { NUMBER });
+        let mut body = format!("/{}/", if whole { INTEGER } else { &NUMBER });
         if self.work.loose {
             given.iter().for_each(|key| self.relax(path, key));
         } else if !given.is_empty() {

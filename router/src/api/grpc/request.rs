@@ -1,6 +1,6 @@
 //! Decodes protobuf requests into jobs.
 
-use rein_grammar::{Response, ToolChoice};
+use rein_grammar::{Blanks, Response, ToolChoice};
 use rein_proto::v1;
 use rein_text::fields::json;
 use rein_text::template::lossless;
@@ -19,13 +19,15 @@ pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
     let exact_messages = in_messages.then(|| messages(request.messages.clone(), Numbers::Exact)).transpose()?;
     let in_tools = request.tools.iter().any(needs_exact);
     let exact_tools = in_tools.then(|| tools(request.tools.clone(), Numbers::Exact)).transpose()?;
+    let (response, blanks) = response(request.response_format)?;
     Ok(ChatJob {
         model: Some(request.model),
         messages: messages(request.messages, Numbers::Plain)?,
         tools: ToolSet::new(tools(request.tools, Numbers::Plain)?, exact_tools),
         tool_choice: tool_choice(request.tool_choice)?,
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
-        response: request.response_format.map(response).transpose()?.flatten(),
+        response,
+        blanks,
         documents: None,
         add_generation_prompt: request.add_generation_prompt,
         continue_final_message: request.continue_final_message.unwrap_or(false),
@@ -80,9 +82,12 @@ pub fn embed(request: v1::EmbedRequest) -> Result<EmbedJob, Error> {
     job.check().map(|()| job)
 }
 
-fn response(format: v1::ResponseFormat) -> Result<Option<Response>, Error> {
+/// The format of the text, and the blanks in it if it is JSON.
+fn response(format: Option<v1::ResponseFormat>) -> Result<(Option<Response>, Option<Blanks>), Error> {
     use v1::response_format::Kind as Format;
-    Ok(match format.kind {
+    let Some(format) = format else { return Ok((None, None)) };
+    let blanks = format.whitespace_pattern.filter(|pattern| !pattern.is_empty()).map(Blanks::Pattern);
+    let response = match format.kind {
         None | Some(Format::JsonObject(false)) => None,
         Some(Format::JsonObject(true)) => Some(Response::JsonObject),
         Some(Format::JsonSchema(schema)) => Some(Response::JsonSchema {
@@ -99,7 +104,8 @@ fn response(format: v1::ResponseFormat) -> Result<Option<Response>, Error> {
         Some(Format::StructuralTagJson(text)) => {
             Some(Response::StructuralTag(object("response_format.structural_tag_json", &text, Numbers::Plain)?.into()))
         }
-    })
+    };
+    Ok((response, blanks))
 }
 
 pub fn complete(request: v1::CompleteRequest) -> Result<CompletionJob, Error> {
@@ -108,13 +114,15 @@ pub fn complete(request: v1::CompleteRequest) -> Result<CompletionJob, Error> {
         Some(v1::complete_request::Prompt::TokenIds(v1::TokenIds { ids })) => Prompt::Ids(ids),
         None => return Err(Error::missing("prompt", "either 'text' or 'token_ids'")),
     };
+    let (response, blanks) = response(request.response_format)?;
     Ok(CompletionJob {
         model: Some(request.model),
         prompts: vec![prompt],
         echo: request.echo,
         add_special_tokens: request.add_special_tokens.unwrap_or(true),
         skip_special_tokens: request.skip_special_tokens.unwrap_or(true),
-        response: request.response_format.map(response).transpose()?.flatten(),
+        response,
+        blanks,
         generation: Generation {
             sampling: request.sampling.unwrap_or_default(),
             limits: request.limits.unwrap_or_default(),

@@ -2,7 +2,8 @@
 
 use rein_grammar::ToolChoice;
 use rein_proto::v1::{self, chat_event::Event};
-use rein_text::fields::{Fields, ParsedBody, constraints};
+use rein_text::fields::constraints::{self, TextConstraint};
+use rein_text::fields::{Fields, ParsedBody};
 use rein_text::tools::ToolSet;
 use serde_json::Value;
 
@@ -55,14 +56,15 @@ fn read(fields: &mut Fields, known: &KnownTools) -> Result<(ChatJob, DeliveryOpt
     generation.thinking_token_budget = conversation.generation.thinking_token_budget;
     let tool_choice = constraints::tool_choice(fields)?.unwrap_or(ToolChoice::Auto);
     let parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let response = constraints::response(fields)?;
+    let TextConstraint { response, blanks } = constraints::response(fields)?;
     let text_only = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(|item| item == "text"));
     fields.require("modalities", text_only, "only text is generated")?;
     let show_special_tokens = fields.bool("skip_special_tokens")? == Some(false);
     fields.require("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
     fields.refuse(refused::IN_CONVERSATIONS)?;
     fields.refuse(refused::IN_CHATS)?;
-    let job = ChatJob { generation, tool_choice, parallel_tool_calls, response, show_special_tokens, ..conversation };
+    let job =
+        ChatJob { generation, tool_choice, parallel_tool_calls, response, blanks, show_special_tokens, ..conversation };
     Ok((job, delivery))
 }
 

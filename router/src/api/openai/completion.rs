@@ -1,7 +1,8 @@
 //! `/v1/completions`: decodes the request and encodes the chunks of a streamed answer.
 
 use rein_proto::v1::{self, chat_event::Event};
-use rein_text::fields::{self, Fields, ParsedBody, constraints};
+use rein_text::fields::constraints::{self, TextConstraint};
+use rein_text::fields::{self, Fields, ParsedBody};
 use serde_json::Value;
 
 use super::{
@@ -39,7 +40,7 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, DeliveryOptions), Error> 
         ));
     }
     fields.refuse(refused::IN_COMPLETIONS)?;
-    let response = constraints::response(fields)?;
+    let TextConstraint { response, blanks } = constraints::response(fields)?;
     let prompts = prompts(fields, "prompt")?;
     let job = CompletionJob {
         model: fields.string("model")?,
@@ -48,6 +49,7 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, DeliveryOptions), Error> 
         add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(true),
         skip_special_tokens: fields.bool("skip_special_tokens")?.unwrap_or(true),
         response,
+        blanks,
         generation,
     };
     Ok((job, delivery))

@@ -42,7 +42,6 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("repetition_detection", Empty, "use 'repetition_penalty' or 'frequency_penalty'"),
     refused("vllm_xargs", Empty, "vLLM's extensions are not supported"),
     refused("spaces_between_special_tokens", True, "the tokenizer decides about spaces"),
-    refused("guided_whitespace_pattern", Empty, "a JSON grammar decides about the blanks between tokens"),
     refused("return_tokens_as_token_ids", Empty, "use 'return_token_ids'"),
     refused("logprob_token_ids", Empty, "use 'top_logprobs'"),
     // SGLang

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use rein_grammar::Response;
 use rein_text::{
     InvalidRequest,
-    fields::{Fields, NeutralValues, ParsedBody, Refused, constraints, refused},
+    fields::{
+        Fields, NeutralValues, ParsedBody, Refused,
+        constraints::{self, TextConstraint},
+        refused,
+    },
 };
 use serde_json::{Map, Value, json};
 
@@ -121,7 +125,7 @@ fn read(fields: &mut Fields, known: &KnownTools) -> Result<ResponseRequest, Erro
     let ReasoningFields { on, effort, budget, hide } = openai::read_reasoning(fields)?;
     generation.thinking_token_budget = budget;
     let given_text = fields.take("text");
-    let response = response(fields)?;
+    let TextConstraint { response, blanks } = response(fields)?;
     let converted = known.responses.read(fields, "tools", tools::convert)?;
     fields.extend_ignored(&converted.ignored);
     let given_choice = fields.take("tool_choice");
@@ -156,6 +160,7 @@ fn read(fields: &mut Fields, known: &KnownTools) -> Result<ResponseRequest, Erro
         tool_choice,
         parallel_tool_calls,
         response,
+        blanks,
         documents: fields.array("documents")?,
         add_generation_prompt: fields.bool("add_generation_prompt")?,
         thinking: on,
@@ -226,7 +231,7 @@ fn include(fields: &mut Fields) -> Result<Include, Error> {
 }
 
 /// `text.format`, or a constraint in the form of chats.
-fn response(fields: &mut Fields) -> Result<Option<Response>, Error> {
+fn response(fields: &mut Fields) -> Result<TextConstraint, Error> {
     let Some(mut text) = fields.fields("text")? else { return Ok(constraints::response(fields)?) };
     let neutral = |value: &Value| value == "medium";
     text.require("verbosity", neutral, "there is no such setting; ask for it in the prompt")?;
@@ -236,13 +241,14 @@ fn response(fields: &mut Fields) -> Result<Option<Response>, Error> {
         text.add_ignored(format);
     }
     fields.add_ignored(text);
-    match (found, constraints::response(fields)?) {
+    let asked = constraints::response(fields)?;
+    match (found, asked.response) {
         (Some(_), Some(_)) => {
             let message =
                 "'text.format' and another format of the answer, such as 'structured_outputs', cannot both be set";
             Err(Error::invalid("text.format", message))
         }
-        (found, other) => Ok(found.or(other)),
+        (found, other) => Ok(TextConstraint { response: found.or(other), blanks: asked.blanks }),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads the fields that constrain the output: `tool_choice` and `response_format` of OpenAI, `structured_outputs` of
 //! vLLM, and their older names. It knows no grammar.
 
-use rein_grammar::{Response, ToolChoice};
+use rein_grammar::{Blanks, Response, ToolChoice};
 use serde_json::{Map, Value};
 
 use super::{Fields, json};
@@ -89,17 +89,27 @@ fn allowed_tools(choice: &mut Fields) -> Result<ToolChoice, InvalidRequest> {
     Ok(ToolChoice::Allowed { names, required })
 }
 
+/// The constraint on the text.
+#[derive(Debug, Default)]
+pub struct TextConstraint {
+    pub response: Option<Response>,
+    /// Blanks between the tokens of JSON. None: the server's choice.
+    pub blanks: Option<Blanks>,
+}
+
 /// Reads the constraint on the text. At most one field may set one.
-pub fn response(fields: &mut Fields) -> Result<Option<Response>, InvalidRequest> {
+pub fn response(fields: &mut Fields) -> Result<TextConstraint, InvalidRequest> {
     let mut found: Vec<(&str, Response)> = Vec::new();
     found.extend(response_format(fields)?.map(|response| ("response_format", response)));
-    found.extend(structured_outputs(fields)?.map(|response| ("structured_outputs", response)));
+    let (structured, nested) = structured_outputs(fields)?;
+    found.extend(structured.map(|response| ("structured_outputs", response)));
+    let guided = text(fields, "guided_whitespace_pattern")?.map(Blanks::Pattern);
     found.extend(constraints(fields, &FLAT)?);
     found.extend(constraints(fields, &GUIDED)?);
     if let [(first, _), (second, _), ..] = found.as_slice() {
         return Err(InvalidRequest::invalid(*second, format!("'{second}' and '{first}' cannot both be set")));
     }
-    Ok(found.pop().map(|(_, response)| response))
+    Ok(TextConstraint { response: found.pop().map(|(_, response)| response), blanks: nested.or(guided) })
 }
 
 /// The names of the fields that contain a constraint, which differ between APIs.
@@ -246,8 +256,8 @@ pub fn schema(fields: &mut Fields) -> Result<Value, InvalidRequest> {
     }
 }
 
-fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, InvalidRequest> {
-    let Some(mut object) = fields.fields("structured_outputs")? else { return Ok(None) };
+fn structured_outputs(fields: &mut Fields) -> Result<(Option<Response>, Option<Blanks>), InvalidRequest> {
+    let Some(mut object) = fields.fields("structured_outputs")? else { return Ok((None, None)) };
     let mut found: Vec<Response> =
         constraints(&mut object, &NESTED)?.into_iter().map(|(_, response)| response).collect();
     if object.bool("json_object")? == Some(true) {
@@ -255,14 +265,13 @@ fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, InvalidRe
     }
     // The grammar library is the server's choice.
     object.take("disable_fallback");
-    const BLANKS: &str = "a JSON grammar decides about the blanks between tokens";
-    object.require("disable_any_whitespace", |value| *value == Value::Bool(false), BLANKS)?;
-    object.require("whitespace_pattern", |value| value.as_str() == Some(""), BLANKS)?;
+    let few = object.bool("disable_any_whitespace")?.filter(|few| *few).map(|_| Blanks::Few);
+    let blanks = text(&mut object, "whitespace_pattern")?.map(Blanks::Pattern).or(few);
     let why = "set 'additionalProperties' to false in the schema";
     object.require("disable_additional_properties", |value| *value == Value::Bool(false), why)?;
     fields.add_ignored(object);
     match found.pop() {
-        Some(response) if found.is_empty() => Ok(Some(response)),
+        Some(response) if found.is_empty() => Ok((Some(response), blanks)),
         only => {
             let set = if only.is_none() { "must set" } else { "may set only" };
             let message = format!(

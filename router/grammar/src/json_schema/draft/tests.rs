@@ -71,7 +71,7 @@ fn a_keyword_of_the_wrong_type_is_rejected_with_its_place() {
         let mut schema = json!({"type": "object", "required": ["a"], "dependentRequired": {"a": ["b"]}});
         schema.as_object_mut().expect("a map").extend(part.as_object().expect("a map").clone());
         match b.grammars.compile(&rules(&schema)) {
-            Err(RuleError::Unenforceable { path, .. }) => assert!(path.contains(place), "{schema}: {path}"),
+            Err(RuleError::Invalid { problem, .. }) => assert!(problem.contains(place), "{schema}: {problem}"),
             other => panic!("{schema}: {other:?}"),
         }
     }

@@ -14,6 +14,7 @@ mod responses;
 mod schemas;
 mod string_grammar;
 mod strings;
+mod style;
 mod unchanged;
 mod walk;
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Bench, rules, tool};
 use crate::tests::Random;
-use crate::{Enforcement, RuleError, Rules, Tool, ToolChoice};
+use crate::{Enforcement, JsonStyle, PropertyOrder, RuleError, Rules, Tool, ToolChoice};
 
 /// Objects that can be satisfied.
 pub fn nasty() -> Vec<Value> {
@@ -282,7 +282,8 @@ fn instances_are_validated_as_by_python_jsonschema() {
             names[..last].iter().any(|name| !declared("properties", name) && !declared("required", name))
         };
         let response = Some(crate::Response::JsonSchema { schema: schema.clone(), strict: false });
-        let compiled = b.compile(&Rules { response, ..Rules::default() });
+        let json = JsonStyle { answers: PropertyOrder::Any, ..JsonStyle::default() };
+        let compiled = b.compile(&Rules { response, json, ..Rules::default() });
         let takes = |text: &str| {
             let ids = b.tokens.encode(text.as_bytes());
             b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true)
@@ -393,9 +394,11 @@ fn undeclared_members_end_in_no_dead_end() {
         }
         assert!(b.takes(&rules, &format!("{{\"unit\": \"m\"{}}}", others(most - 1))), "{schema}");
     }
-    // Declared members may follow undeclared ones, however many those are.
+    // In any order, declared members may follow undeclared ones, however many those are.
+    let json = JsonStyle { answers: PropertyOrder::Any, ..JsonStyle::default() };
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]});
-    let rules = Rules { response: Some(crate::Response::JsonSchema { schema, strict: false }), ..Rules::default() };
+    let rules =
+        Rules { response: Some(crate::Response::JsonSchema { schema, strict: false }), json, ..Rules::default() };
     let others: String = (0..32).map(|i| format!(", \"x{i}\": {i}")).collect();
     assert!(b.takes(&rules, &format!("{{\"a\": 1{others}, \"b\": 2}}")));
 }
