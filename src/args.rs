@@ -4,6 +4,7 @@
 pub mod address;
 mod api;
 mod capacity;
+mod chat;
 mod cluster;
 mod model;
 mod tools;
@@ -16,6 +17,7 @@ pub use self::api::{
     AdmissionArgs, ApiArgs, BlanksArg, EnforcementArg, MasksArg, NetworkArgs, OrderArg, TelemetryArgs, ToolCallArgs,
 };
 pub use self::capacity::{CapacityArgs, GpuKind};
+pub use self::chat::{AskArgs, ChatArgs, RunArgs};
 pub use self::cluster::{
     AdapterArgs, ClusterArgs, ControllerArgs, DrainArgs, EngineAddress, EngineClientArgs, RouterArgs, StatusArgs,
     WorkerArgs,
@@ -61,6 +63,10 @@ pub struct Cli {
 pub enum Command {
     /// Serve a model from this process: router, engine and ranks together
     Serve(Box<ServeArgs>),
+    /// Chat with a model in the terminal
+    Chat(Box<ChatArgs>),
+    /// Answer one question, for scripts
+    Run(Box<RunArgs>),
     /// Run a router: OpenAI HTTP and gRPC in front of a cluster's worker groups
     Router(Box<RouterArgs>),
     /// Run a worker, which holds one or more ranks of a model's worker group
@@ -158,4 +164,7 @@ pub struct ServeArgs {
     /// Before serving, ask the model a dozen tool questions: which of its calls are read, lost or changed
     #[arg(long, env = "REIN_CHECK_LIVE", help_heading = "Tool calls")]
     pub check_live: bool,
+    /// End when standard input is closed: of a process that starts this one
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
 }

@@ -24,3 +24,12 @@ pub fn kill_after(time: Duration) {
         kill();
     });
 }
+
+/// Ends this process, as SIGTERM does, when its standard input is closed.
+pub fn with_stdin() {
+    std::thread::spawn(|| {
+        // An input that cannot be read has ended, too.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = kill_process(getpid(), Signal::TERM);
+    });
+}

@@ -4,6 +4,7 @@ mod api_server;
 mod args;
 mod banner;
 mod capacity;
+mod chat;
 mod cluster;
 mod config;
 mod ending;
@@ -55,6 +56,8 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Command::Serve(args) => serve::run(*args),
+        Command::Chat(args) => chat::chat(&args),
+        Command::Run(args) => chat::run(&args),
         Command::Router(args) => cluster::router(*args),
         Command::Worker(args) => cluster::worker(*args),
         Command::Adapter(args) => cluster::adapter(*args),

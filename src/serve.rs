@@ -24,6 +24,9 @@ use crate::{fingerprint, load, terminal};
 const ENGINE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
+    if args.until_stdin_ends {
+        ending::with_stdin();
+    }
     let weights = &args.model.weights;
     if args.engine.on.engine == EngineKind::Sim && (args.model.tp != 1 || !weights.is_default()) {
         let why = "--engine sim loads no weights and cannot be combined with --tp, --dtype, --quantize or --threads";
