@@ -32,6 +32,7 @@ pub use self::tools::{
     SelftestArgs,
 };
 use crate::bench::BenchOptions;
+use crate::certs::CertsArgs;
 use crate::key::KeyArgs;
 use crate::telemetry::TraceTarget;
 use crate::verify::VerifyOptions;
@@ -85,7 +86,9 @@ pub enum Command {
     Drain(Box<DrainArgs>),
     /// Download a model of the Hugging Face Hub, the files that Rein reads, and print their directory
     Pull(PullArgs),
-    /// Make an API key and its entry for the `--api-keys` file
+    /// Make an authority, and certificates for the processes of a cluster and for listeners
+    Certs(CertsArgs),
+    /// Make, list and revoke API keys
     Key(KeyArgs),
     /// Check whether a model's template, format and tokenizer support tool calls
     ///

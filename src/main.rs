@@ -4,6 +4,7 @@ mod api_server;
 mod args;
 mod banner;
 mod capacity;
+mod certs;
 mod chat;
 mod cluster;
 mod config;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         },
         Command::Formats(args) => tools::formats::run(&args),
         Command::Parse(args) => tools::parse::run(&args),
+        Command::Certs(args) => certs::run(&args),
         Command::Key(args) => key::run(&args),
         Command::Bench(options) => bench::run(*options),
         Command::Verify(options) => match verify::run(*options) {

@@ -73,7 +73,11 @@ impl Error {
     }
 
     pub fn model_not_found(model: &str, served: &[&str]) -> Self {
-        let message = format!("the model '{model}' does not exist; this server has: {}", served.join(", "));
+        let message = match served {
+            // The key may use other models alone, and they are not served.
+            [] => format!("the model '{model}' does not exist for this API key"),
+            served => format!("the model '{model}' does not exist; this server has: {}", served.join(", ")),
+        };
         Error { param: Some("model".into()), code: Some("model_not_found"), ..Error::new(ErrorKind::NotFound, message) }
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tonic_health::server::HealthReporter;
 
 use crate::{
-    admission::Admission,
+    admission::{Admission, keys::ApiCaller},
     config::RouterConfig,
     error::Error,
     fleet::{metrics::FleetMetrics, pool::Standing, retry_budget::RetryBudget},
@@ -97,18 +97,29 @@ impl RouterState {
         models.iter().map(|model| model.name().to_owned()).chain(self.config.expected_models.iter().cloned()).collect()
     }
 
-    /// The further names of served and expected models, with the models' own.
-    pub fn aliases(&self) -> Vec<(&str, &str)> {
-        let names = self.model_names();
+    /// The names of the models that a key may use.
+    pub fn names_for(&self, caller: Option<&ApiCaller>) -> BTreeSet<String> {
+        let mut names = self.model_names();
+        names.retain(|name| caller.is_none_or(|caller| caller.may_use(name)));
+        names
+    }
+
+    /// The further names of these models, with the models' own.
+    pub fn aliases(&self, names: &BTreeSet<String>) -> Vec<(&str, &str)> {
         let all = self.config.aliases.iter().map(|(alias, model)| (alias.as_str(), model.as_str()));
         all.filter(|(alias, model)| names.contains(*model) && !names.contains(*alias)).collect()
     }
 
     /// The name of the served or expected model that a request names, also by an alias. The name may be omitted if
-    /// there is only one model.
-    pub fn known(&self, name: Option<&str>) -> Result<String, Error> {
-        let names = self.model_names();
-        let Some(first) = names.first() else { return Err(Error::unavailable("this router serves no model yet")) };
+    /// there is only one model. A model that the key may not use does not exist for it.
+    pub fn known(&self, name: Option<&str>, caller: Option<&ApiCaller>) -> Result<String, Error> {
+        let names = self.names_for(caller);
+        let Some(first) = names.first() else {
+            return Err(match self.model_names().is_empty() {
+                true => Error::unavailable("this router serves no model yet"),
+                false => Error::model_not_found(name.unwrap_or_default(), &[]),
+            });
+        };
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             let asked = format!("the name of a model, such as '{first}'");
             return if names.len() == 1 { Ok(first.clone()) } else { Err(Error::missing("model", &asked)) };
@@ -117,7 +128,7 @@ impl RouterState {
         if names.contains(own) {
             return Ok(own.to_owned());
         }
-        let aliases = self.aliases();
+        let aliases = self.aliases(&names);
         let known: Vec<&str> =
             names.iter().map(String::as_str).chain(aliases.iter().map(|(alias, _)| *alias)).collect();
         Err(Error::model_not_found(name, &known))

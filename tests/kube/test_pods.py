@@ -234,7 +234,7 @@ def test_certificates_and_keys_hold_in_every_connection(cluster, agent, tmp_path
     certificates.authority(stranger)
     for name in ("peer", "public"):
         make_secret(cluster, f"{name}-tls", ca_crt=tmp_path / "ca.pem", tls_crt=tmp_path / f"{name}.pem", tls_key=tmp_path / f"{name}.key")
-    made = subprocess.run([BIN, "key", "--name", "team-a"], check=True, capture_output=True, text=True)
+    made = subprocess.run([BIN, "key", "create", "team-a"], check=True, capture_output=True, text=True)
     key = next(word for word in made.stderr.split() if word.startswith("sk-"))
     (tmp_path / "keys.toml").write_text(made.stdout)
     (tmp_path / "key").write_text(key)

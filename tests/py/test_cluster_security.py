@@ -161,7 +161,7 @@ def secrets_in(text, secrets):
 
 def test_logs_contain_no_secret_at_any_level(tmp_path):
     """All processes use TLS, keys and passwords, and log at level trace, including their libraries."""
-    key, entry = new_key("--name", "ours")
+    key, entry = new_key("ours")
     wrong = "sk-rein-" + "7" * 64
     (tmp_path / "keys.toml").write_text(entry)
     more = {**etcd_over_tls(tmp_path), **certificates(tmp_path), "REIN_LOG": "trace"}

@@ -181,7 +181,7 @@ def test_a_broken_connection_is_a_failure(sim):
 
 
 def test_tls_and_api_keys(tmp_path):
-    key, entry = new_key("--name", "bench")
+    key, entry = new_key("bench")
     (tmp_path / "keys.toml").write_text(entry)
     server = Server("--engine", "sim", "--api-keys", str(tmp_path / "keys.toml"),
                     "--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key"))

@@ -236,8 +236,11 @@ def options():
     help_text = subprocess.run([BIN, "--help"], capture_output=True, text=True, check=True).stdout
     commands = re.findall(r"^  ([a-z]+)  ", help_text, flags=re.M)
     assert "serve" in commands and "verify" in commands
-    text = help_text + "".join(subprocess.run([BIN, one, "--help"], capture_output=True, text=True).stdout for one in commands)
-    return set(re.findall(r"--[a-z0-9-]+", text))
+    help_of = lambda *words: subprocess.run([BIN, *words, "--help"], capture_output=True, text=True).stdout
+    texts = {(one,): help_of(one) for one in commands}
+    inner = {(*words, one): help_of(*words, one) for words, text in texts.items() if "\nCommands:" in text for one in re.findall(r"^  ([a-z]+)  ", text, flags=re.M)}
+    assert ("key", "create") in inner
+    return set(re.findall(r"--[a-z0-9-]+", "".join([help_text, *texts.values(), *inner.values()])))
 
 
 # Options of other programs in the docs, and of the scripts of tests/real and benches: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.

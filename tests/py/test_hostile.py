@@ -88,7 +88,7 @@ def test_a_template_that_appends_to_a_text_for_each_message_ends_at_its_limit(tm
 
 def keys_of(folder, *owners):
     """A file of API keys, each with the name of its owner and options, and the headers with which they ask."""
-    made = {name: new_key("--name", name, *options) for name, *options in owners}
+    made = {name: new_key(name, *options) for name, *options in owners}
     (folder / "keys.toml").write_text("".join(entry for _, entry in made.values()))
     return folder / "keys.toml", {name: {"authorization": f"Bearer {key}"} for name, (key, _) in made.items()}
 
@@ -117,7 +117,7 @@ def test_streams_that_are_not_read_end_and_free_their_slots():
 
 def test_a_rejection_reaches_a_client_that_sends_everything_before_it_reads(tmp_path):
     keys = tmp_path / "keys.toml"
-    key, entry = new_key("--name", "a")
+    key, entry = new_key("a")
     keys.write_text(entry)
     tls = REPOSITORY / "tests/fixtures/tls"
     body = b"x" * (31 * MIB)
@@ -333,7 +333,7 @@ def test_another_keys_prompt_cannot_be_guessed(tmp_path):
 
 def test_a_file_of_keys_that_hangs_and_a_hangup_disturb_nobody(tmp_path):
     keys = tmp_path / "keys.toml"
-    key, entry = new_key("--name", "a")
+    key, entry = new_key("a")
     keys.write_text(entry)
     allowed = {"authorization": f"Bearer {key}"}
     server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys))
@@ -350,7 +350,7 @@ def test_a_file_of_keys_that_hangs_and_a_hangup_disturb_nobody(tmp_path):
             assert server.get("/health")
             assert [answer.result()[0] for answer in running] == [200] * 8
         # What replaces it is read.
-        other, entry = new_key("--name", "b")
+        other, entry = new_key("b")
         keys.unlink()
         keys.write_text(entry)
         end = time.monotonic() + 10

@@ -85,7 +85,7 @@ def test_decisions_show_refused_and_masked_tokens(visit, scripted):
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    made = subprocess.run([BIN, "key", "--name", "a"], capture_output=True, text=True, check=True)
+    made = subprocess.run([BIN, "key", "create", "a"], capture_output=True, text=True, check=True)
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(made.stdout)
     server = Server("--engine", "sim", "--api-keys", str(keys))

@@ -3,8 +3,10 @@
 //! The file has only hashes. A key is 256 random bits, so a plain SHA-256 is enough: a slow password hash protects only
 //! against guessing, and nobody can guess 256 random bits.
 
+mod file;
+
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     fmt,
     path::PathBuf,
     sync::{
@@ -14,10 +16,10 @@ use std::{
     time::Duration,
 };
 
+use chrono::{DateTime, SecondsFormat, Utc};
 use prometheus_client::registry::Registry;
 use rein_text::sha256_hex;
 use ring::digest::{SHA256, digest};
-use serde::Deserialize;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use tokio::time::Instant;
 
@@ -29,31 +31,9 @@ use crate::{
     metrics::{NO_LABELS, Samples, on_scrape},
 };
 
-/// Maximum number of keys in one file: each adds labels to `/metrics`.
-const KEYS: usize = 1024;
-/// Maximum length of a key's name, in bytes.
-const NAME_BYTES: usize = 64;
+pub use file::{KeyEntry, instant, read_key_file};
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    key: Vec<Entry>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    name: String,
-    hash: String,
-    requests_per_minute: Option<u64>,
-    tokens_per_minute: Option<u64>,
-    max_in_flight: Option<u32>,
-    #[serde(default)]
-    priority: i64,
-    #[serde(default)]
-    share_prefix_cache: bool,
-}
+use self::file::HASH_BYTES;
 
 /// The keys of a file, which is reloaded when it changes.
 #[derive(Clone)]
@@ -68,10 +48,10 @@ struct Client {
     max_in_flight: u32,
     priority: i64,
     share_prefix_cache: bool,
+    expires: Option<DateTime<Utc>>,
+    models: Option<BTreeSet<String>>,
     usage: Arc<Usage>,
 }
-
-const HASH_BYTES: usize = 32;
 
 /// The usage of the key with a name. It survives reloads of the file.
 #[derive(Default)]
@@ -147,17 +127,25 @@ impl ApiKeys {
     }
 
     /// Finds the key that a request has sent.
-    pub fn authenticate(&self, key: Option<&[u8]>) -> Result<ApiCaller, Error> {
+    pub fn authenticate(&self, key: Option<&[u8]>, now: DateTime<Utc>) -> Result<ApiCaller, Error> {
         let Some(key) = key else {
             self.refused.fetch_add(1, Ordering::Relaxed);
             let message = "an API key is required: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'";
             return Err(Error::unauthenticated(message));
         };
-        self.find(key).ok_or_else(|| {
+        let refused = |message: &str| {
             self.refused.fetch_add(1, Ordering::Relaxed);
             // The error must not repeat any part of the key.
-            Error::unauthenticated("the API key is not valid for this server")
-        })
+            Error::unauthenticated(message)
+        };
+        let found = self.find(key).ok_or_else(|| refused("the API key is not valid for this server"))?;
+        match found.0.expires.filter(|expires| *expires <= now) {
+            Some(expires) => {
+                let time = expires.to_rfc3339_opts(SecondsFormat::Secs, true);
+                Err(refused(&format!("the API key '{}' has expired at {time}", found.name())))
+            }
+            None => Ok(found),
+        }
     }
 
     /// Takes the same time for valid and invalid keys, so that the time reveals nothing about the keys.
@@ -222,6 +210,11 @@ impl ApiCaller {
     /// The key's name, which may be shown and logged.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Whether it may use the model of this name.
+    pub fn may_use(&self, model: &str) -> bool {
+        self.0.models.as_ref().is_none_or(|models| models.contains(model))
     }
 
     /// The request's priority. It may be less urgent than its key's, but not more.
@@ -340,68 +333,33 @@ impl Usage {
     }
 }
 
-/// Parses the file. Err: the first error.
+/// Reads the file. Err: its first error.
 fn parse_clients(
     bytes: &[u8],
     usages: &mut HashMap<String, Arc<Usage>>,
     now: Instant,
 ) -> Result<Vec<Arc<Client>>, String> {
-    let text = std::str::from_utf8(bytes).map_err(|error| format!("is not UTF-8: {error}"))?;
-    // The error must not quote the line: it could have a key in place of a hash.
-    let file: File = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
-        // For the same reason, the wrong value is cut off.
-        let what = error.message().split(" \"").next().unwrap_or_default();
-        format!("line {line}: {what}")
-    })?;
-    if file.key.is_empty() {
-        return Err("must have at least one [[key]], got none".into());
-    }
-    if file.key.len() > KEYS {
-        return Err(format!("must have at most {KEYS} keys, got {}", file.key.len()));
-    }
-    let (mut names, mut hashes) = (HashSet::new(), HashSet::new());
-    let mut checked = Vec::new();
-    for (i, entry) in file.key.iter().enumerate() {
-        let at = |field: &str| format!("key[{i}].{field}");
-        let plain = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
-        if !(1..=NAME_BYTES).contains(&entry.name.len()) || !entry.name.bytes().all(plain) {
-            let what = format!("must have 1 to {NAME_BYTES} letters, digits, dots, dashes or underscores");
-            return Err(format!("{} {what}", at("name")));
-        }
-        let hash = parse_hash(&entry.hash).ok_or_else(|| {
-            format!("{} must be the SHA-256 of the key in 64 hexadecimal digits, as 'rein key' prints it", at("hash"))
-        })?;
-        if !names.insert(&entry.name) {
-            return Err(format!("{} must be unique: another key is named '{}', too", at("name"), entry.name));
-        }
-        if !hashes.insert(hash) {
-            return Err(format!("{} must be unique: another key has the same hash", at("hash")));
-        }
-        let limits = [
-            ("requests_per_minute", entry.requests_per_minute),
-            ("tokens_per_minute", entry.tokens_per_minute),
-            ("max_in_flight", entry.max_in_flight.map(u64::from)),
-        ];
-        if let Some((field, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
-            return Err(format!("{} must be at least 1, got 0; leave it out for no limit", at(field)));
-        }
-        checked.push((entry, hash));
-    }
+    let entries = read_key_file(bytes)?;
     // Only a valid file changes anything.
-    usages.retain(|name, _| names.contains(name));
-    let client = |(entry, hash): (&Entry, [u8; HASH_BYTES])| {
+    usages.retain(|name, _| entries.iter().any(|entry| entry.name == *name));
+    let client = |entry: KeyEntry| {
         let usage = usages.entry(entry.name.clone()).or_default().clone();
         let mut buckets = usage.buckets();
         set_limit(&mut buckets.requests, entry.requests_per_minute, now);
         set_limit(&mut buckets.tokens, entry.tokens_per_minute, now);
         drop(buckets);
-        let max_in_flight = entry.max_in_flight.unwrap_or(u32::MAX);
-        let Entry { name, priority, share_prefix_cache, .. } = entry;
-        let (name, priority, share_prefix_cache) = (name.as_str().into(), *priority, *share_prefix_cache);
-        Arc::new(Client { name, hash, max_in_flight, priority, share_prefix_cache, usage })
+        Arc::new(Client {
+            name: entry.name.into(),
+            hash: entry.hash,
+            max_in_flight: entry.max_in_flight.unwrap_or(u32::MAX),
+            priority: entry.priority,
+            share_prefix_cache: entry.share_prefix_cache,
+            expires: entry.expires,
+            models: entry.models.map(BTreeSet::from_iter),
+            usage,
+        })
     };
-    Ok(checked.into_iter().map(client).collect())
+    Ok(entries.into_iter().map(client).collect())
 }
 
 fn set_limit(bucket: &mut Option<TokenBucket>, per_minute: Option<u64>, now: Instant) {
@@ -410,24 +368,6 @@ fn set_limit(bucket: &mut Option<TokenBucket>, per_minute: Option<u64>, now: Ins
         (Some(bucket), Some(per_minute)) => bucket.resize(per_minute, now),
         (_, per_minute) => *bucket = per_minute.map(|per_minute| TokenBucket::new(per_minute, now)),
     }
-}
-
-fn parse_hash(text: &str) -> Option<[u8; HASH_BYTES]> {
-    let digits = text.strip_prefix("sha256:").unwrap_or(text).as_bytes();
-    if digits.len() != 2 * HASH_BYTES {
-        return None;
-    }
-    let mut hash = [0; HASH_BYTES];
-    for (byte, pair) in hash.iter_mut().zip(digits.as_chunks::<2>().0) {
-        let digit = |c: u8| char::from(c).to_digit(16);
-        *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
-    }
-    Some(hash)
-}
-
-/// Checks the text of a key file.
-pub fn check_key_file(text: &str) -> Result<(), String> {
-    parse_clients(text.as_bytes(), &mut HashMap::new(), Instant::now()).map(drop)
 }
 
 /// The hash of a key, as it is written in the file.

@@ -8,6 +8,7 @@ use axum::{
     middleware::Next,
     response::Response,
 };
+use chrono::Utc;
 use http::{HeaderMap, HeaderValue, Method, header};
 use tokio::time::Instant;
 
@@ -66,7 +67,7 @@ async fn check_key(
     refuse: impl FnOnce(Error) -> Response,
 ) -> Response {
     let Some(keys) = &state.config.keys else { return next.run(request).await };
-    let caller: ApiCaller = match keys.authenticate(key(request.headers())) {
+    let caller: ApiCaller = match keys.authenticate(key(request.headers()), Utc::now()) {
         Ok(caller) => caller,
         Err(error) => return refuse(error),
     };

@@ -79,7 +79,7 @@ impl IncomingRequest {
 
     /// Waits for an in-flight slot. The name of the model may be omitted if there is only one.
     pub async fn admit(mut self, model: Option<&str>) -> Result<(InFlightPermit, Arc<ServedModel>), Error> {
-        let name = self.state.known(model)?;
+        let name = self.state.known(model, self.caller.as_ref())?;
         // Texts need only the model's files.
         if self.state.named(&name).is_none() {
             let _counted = self.state.demand.enter(&name);
@@ -111,7 +111,7 @@ impl IncomingRequest {
         session: Option<&str>,
         slots: usize,
     ) -> Result<(RequestContext, Arc<ServedModel>), Error> {
-        let name = self.state.known(model)?;
+        let name = self.state.known(model, self.caller.as_ref())?;
         let counted = Arc::new(self.state.demand.enter(&name));
         self.await_engine(&name).await?;
         let priority = self::priority(self.caller.as_ref(), priority);

@@ -16,7 +16,11 @@ pub fn commands(command: &mut Command) -> String {
     let mut page = "| command | |\n|---|---|\n".to_owned();
     page.extend(commands);
     for command in shown_commands(command) {
-        page += &section(command);
+        page += &section(command, "rein");
+        let name = format!("rein {}", command.get_name());
+        for inner in shown_commands(command) {
+            page += &section(inner, &name);
+        }
     }
     page
 }
@@ -27,11 +31,12 @@ pub fn config_keys(command: &Command) -> String {
     sections.join("\n")
 }
 
-fn section(command: &mut Command) -> String {
-    let name = command.get_name().to_owned();
+/// `parent`: the command's words before its own.
+fn section(command: &mut Command, parent: &str) -> String {
+    let name = format!("{parent} {}", command.get_name());
     let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
     let about: Vec<String> = about.split("\n\n").map(|paragraph| wrap(&sentence(paragraph))).collect();
-    let mut out = format!("\n## rein {name}\n\n{}\n", about.join("\n\n"));
+    let mut out = format!("\n## {name}\n\n{}\n", about.join("\n\n"));
     let usage = command.render_usage().to_string();
     let _ = writeln!(out, "\n```text\n{}\n```", usage.trim_start_matches("Usage: ").trim_end());
     for (heading, options) in CommandOption::by_heading(command) {

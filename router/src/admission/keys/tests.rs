@@ -1,3 +1,4 @@
+use super::file::parse_hash;
 use super::*;
 
 fn read(text: &str) -> Result<Vec<Arc<Client>>, String> {

@@ -327,9 +327,13 @@ impl Inference for Service {
         trace.span.in_scope(|| self.finish_held(&trace, "render", answer))
     }
 
-    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
+    async fn list_models(
+        &self,
+        request: Request<v1::ListModelsRequest>,
+    ) -> Result<Response<v1::ListModelsResponse>, Status> {
         let mut models = Vec::new();
-        for name in self.state.model_names() {
+        let names = self.state.names_for(request.extensions().get::<ApiCaller>());
+        for name in names.clone() {
             models.push(match self.state.named(&name) {
                 Some(model) => v1::Model {
                     id: name,
@@ -342,7 +346,7 @@ impl Inference for Service {
                 None => v1::Model { id: name, ..v1::Model::default() },
             });
         }
-        for (alias, name) in self.state.aliases() {
+        for (alias, name) in self.state.aliases(&names) {
             let model = models.iter().find(|model| model.id == name).cloned();
             models.extend(model.map(|model| v1::Model { id: alias.to_owned(), ..model }));
         }

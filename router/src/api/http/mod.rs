@@ -131,6 +131,8 @@ fn versioned_routes(state: Arc<RouterState>) -> axum::Router {
 
 type Shared = State<Arc<RouterState>>;
 type Tools = Extension<Arc<KnownTools>>;
+/// None: the server has no keys.
+type Caller = Option<Extension<ApiCaller>>;
 
 async fn chat_completions(
     State(state): Shared,
@@ -280,20 +282,21 @@ async fn describe(state: &RouterState, name: &str) -> Value {
     }
 }
 
-async fn models(State(state): Shared) -> Response {
+async fn models(State(state): Shared, caller: Caller) -> Response {
     let mut list = Vec::new();
-    for name in state.model_names() {
-        list.push(describe(&state, &name).await);
+    let names = state.names_for(caller.as_deref());
+    for name in &names {
+        list.push(describe(&state, name).await);
     }
-    for (alias, model) in state.aliases() {
+    for (alias, model) in state.aliases(&names) {
         list.push(openai::aliased(describe(&state, model).await, alias, model));
     }
     finish(&state, "models", Ok(Json(openai::models(list)).into_response()))
 }
 
-async fn model(State(state): Shared, id: Result<Path<String>, PathRejection>) -> Response {
+async fn model(State(state): Shared, caller: Caller, id: Result<Path<String>, PathRejection>) -> Response {
     let found = match &id {
-        Ok(Path(id)) => state.known(Some(id)),
+        Ok(Path(id)) => state.known(Some(id), caller.as_deref()),
         Err(rejection) => {
             Err(Error::invalid("model", format!("'model' in the path is invalid: {}", rejection.body_text())))
         }
