@@ -4,6 +4,9 @@ FROM scratch
 COPY system/ /
 # The binary, its licences and the demo model.
 COPY rein/ /
+# Where a volume for downloaded models goes: a new one is made from this directory, with its owner.
+COPY --chown=65532:65532 cache/ /var/cache/rein/
+ENV HF_HOME=/var/cache/rein
 ARG VERSION
 LABEL org.opencontainers.image.title=rein \
       org.opencontainers.image.description="Model server for mixture-of-experts language models" \

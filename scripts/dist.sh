@@ -33,11 +33,19 @@ archive() {
 
 # dpkg-deb comes with Debian. cargo-deb would have to be compiled first.
 debian() {
-    local dir=$work/deb glibc man
+    local dir=$work/deb glibc man part parts='router worker controller adapter'
     glibc=$(objdump -T "$share/rein" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
     install -D -m755 "$share/rein" "$dir/usr/bin/rein"
     install -D -m644 packaging/rein.service "$dir/usr/lib/systemd/system/rein.service"
     install -D -m644 packaging/rein.toml "$dir/etc/rein/rein.toml"
+    # The parts of a cluster run as the same service, each with its command and its file.
+    for part in $parts; do
+        sed -e "s/^Description=.*/Description=Rein, the $part of a cluster/" -e "s/rein-serve(1)/rein-$part(1)/" \
+            -e "s#/rein.toml serve#/$part.toml $part#" packaging/rein.service \
+            | install -D -m644 /dev/stdin "$dir/usr/lib/systemd/system/rein-$part.service"
+        install -D -m644 "packaging/$part.toml" "$dir/etc/rein/$part.toml"
+    done
+    install -D -m644 -t "$dir/usr/share/doc/rein/compose" packaging/compose/*.yaml
     install -D -m644 packaging/debian/copyright "$dir/usr/share/doc/rein/copyright"
     gzip -9n < "$share/THIRD-PARTY-LICENSES" | install -D -m644 /dev/stdin "$dir/usr/share/doc/rein/THIRD-PARTY-LICENSES.gz"
     for man in "$share"/man/*.1; do
@@ -47,7 +55,7 @@ debian() {
     install -D -m644 "$share/rein.fish" "$dir/usr/share/fish/vendor_completions.d/rein.fish"
     install -D -m644 "$share/rein.zsh" "$dir/usr/share/zsh/vendor-completions/_rein"
     install -D -m755 -t "$dir/DEBIAN" packaging/debian/{postinst,prerm,postrm}
-    echo /etc/rein/rein.toml > "$dir/DEBIAN/conffiles"
+    printf '/etc/rein/%s.toml\n' rein $parts > "$dir/DEBIAN/conffiles"
     cat > "$dir/DEBIAN/control" <<CONTROL
 Package: rein
 Version: $version
@@ -59,7 +67,8 @@ Section: net
 Priority: optional
 Description: model server for mixture-of-experts language models
  Rein serves language models over an OpenAI-compatible HTTP API and gRPC. Tool calls always satisfy the schemas of their
- tools. The service rein.service serves the model that /etc/rein/rein.toml names; it is not started on installation.
+ tools. The service rein.service serves the model that /etc/rein/rein.toml names; rein-router, rein-worker, rein-controller
+ and rein-adapter are the parts of a cluster. None is started on installation.
 CONTROL
     dpkg-deb --root-owner-group --build "$dir" "$out/rein_${version}_$(dpkg --print-architecture).deb" >/dev/null
 }

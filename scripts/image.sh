@@ -44,7 +44,7 @@ mkdir -p "$out/packages"
 out=$(cd "$out" && pwd)
 stage=$out/stage
 rm -rf "$stage"
-mkdir -p "$stage"/{system,rein}
+mkdir -p "$stage"/{system,rein,cache}
 umask 022
 
 # package NAME: its files are unpacked into $out/unpacked/NAME.

@@ -1,4 +1,5 @@
-//! The pages that describe the command line: docs/reference/cli.md and config-file.md, and packaging/rein.toml.
+//! The pages that describe the command line: docs/reference/cli.md and config-file.md, and the example
+//! configs of packaging/.
 
 mod example;
 mod option;
@@ -57,23 +58,27 @@ fn the_config_page_is_current() {
 }
 
 #[test]
-fn the_example_config_is_current() {
-    assert_current("packaging/rein.toml", |_| example::serve(&command()));
+fn the_example_configs_are_current() {
+    for (name, file, _) in example::EXAMPLES {
+        assert_current(&format!("packaging/{file}.toml"), |_| example::of(&command(), name));
+    }
 }
 
 #[test]
-fn every_key_of_the_example_config_is_accepted() {
-    let text = example::serve(&command());
-    // A line such as `#tp = 1` is a key with its default.
-    let is_key = |line: &&str| line.split_once(" = ").is_some_and(|(key, _)| !key.contains([' ', '.']));
-    let keys: Vec<&str> = text.lines().map(|line| line.trim_start_matches('#')).filter(is_key).collect();
-    assert!(keys.len() > 30, "{keys:?}");
-    let path = std::env::temp_dir().join(format!("rein-example-{}.toml", std::process::id()));
-    std::fs::write(&path, keys.join("\n")).expect("written");
-    let args = ["rein", "serve", "--config"].map(Into::into).into_iter().chain([path.clone().into()]);
-    let parsed = config::defaults(&args.collect::<Vec<_>>());
-    std::fs::remove_file(&path).expect("removed");
-    parsed.expect("every key is an option of `rein serve`");
+fn every_key_of_the_example_configs_is_accepted() {
+    for (name, ..) in example::EXAMPLES {
+        let text = example::of(&command(), name);
+        // A line such as `#tp = 1` is a key with its default.
+        let is_key = |line: &&str| line.split_once(" = ").is_some_and(|(key, _)| !key.contains([' ', '.']));
+        let keys: Vec<&str> = text.lines().map(|line| line.trim_start_matches('#')).filter(is_key).collect();
+        assert!(keys.len() > 10, "{name}: {keys:?}");
+        let path = std::env::temp_dir().join(format!("rein-example-{name}-{}.toml", std::process::id()));
+        std::fs::write(&path, keys.join("\n")).expect("written");
+        let args = ["rein", name, "--config"].map(Into::into).into_iter().chain([path.clone().into()]);
+        let parsed = config::defaults(&args.collect::<Vec<_>>());
+        std::fs::remove_file(&path).expect("removed");
+        parsed.expect("every key is an option of the command");
+    }
 }
 
 #[test]

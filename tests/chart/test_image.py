@@ -77,6 +77,9 @@ def test_the_image_runs_as_the_user_of_the_chart(bundle):
     assert process["user"]["uid"] == process["user"]["gid"] == 65532
     assert "runAsUser: 65532" in (CHART / "values.yaml").read_text()
     assert process["args"] == ["/usr/bin/rein"]
+    assert "HF_HOME=/var/cache/rein" in process["env"]
+    if os.geteuid() == 0:
+        assert (bundle / "rootfs/var/cache/rein").stat().st_uid == 65532
 
 
 @pytest.mark.skipif(not SYFT.exists(), reason="syft is missing (scripts/setup.sh image)")

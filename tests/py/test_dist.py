@@ -65,7 +65,8 @@ def test_the_debian_package_serves_with_its_example_config(packages, tmp_path):
     root, control = tmp_path / "root", tmp_path / "control"
     run("dpkg-deb", "--extract", package, root)
     run("dpkg-deb", "--control", package, control)
-    assert (control / "conffiles").read_text() == "/etc/rein/rein.toml\n"
+    parts = ("router", "worker", "controller", "adapter")
+    assert (control / "conffiles").read_text().split() == [f"/etc/rein/{name}.toml" for name in ("rein", *parts)]
     for script in ("postinst", "prerm", "postrm"):
         run("sh", "-n", control / script)
     unit = (root / "usr/lib/systemd/system/rein.service").read_text()
@@ -73,6 +74,19 @@ def test_the_debian_package_serves_with_its_example_config(packages, tmp_path):
     # The unit's command, in the root, with another model and free ports.
     assert start == ["/usr/bin/rein", "--config", "/etc/rein/rein.toml", "serve"]
     assert "demo" in serves_the_demo_model(root / "usr/bin/rein", "--config", str(root / "etc/rein/rein.toml"))
+    for part in parts:
+        unit = (root / f"usr/lib/systemd/system/rein-{part}.service").read_text()
+        assert f"ExecStart=/usr/bin/rein --config /etc/rein/{part}.toml {part}\n" in unit and f"Rein, the {part}" in unit
+        # The command reads its file before it checks its options.
+        done = subprocess.run([root / "usr/bin/rein", "--config", root / f"etc/rein/{part}.toml", part, "--etcd", "bad"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and "--etcd" in done.stderr, (part, done)
+    if shutil.which("systemd-analyze"):
+        for unit in (root / "usr/lib/systemd/system").iterdir():
+            # The command's own path must exist.
+            here = tmp_path / unit.name
+            here.write_text(unit.read_text().replace("/usr/bin/rein", str(root / "usr/bin/rein")))
+            checked = subprocess.run(["systemd-analyze", "verify", "--man=no", here], capture_output=True, text=True)
+            assert (checked.returncode, checked.stderr) == (0, ""), checked
     for path in ("usr/share/man/man1/rein-serve.1.gz", "usr/share/doc/rein/copyright", "usr/share/doc/rein/THIRD-PARTY-LICENSES.gz"):
         assert (root / path).exists(), path
 

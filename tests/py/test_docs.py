@@ -248,7 +248,8 @@ FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "-
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture",
            "--enable-deterministic-inference", "--enable-prompt-tokens-details", "--parallel", "--set", "--incremental-streaming-output", "--attention-backend",
            "--conversations", "--api", "--incremental-streaming-output", "--values", "--previous", "--features", "--delete-emptydir-data", "--overwrite", "--dry-run", "--from-file",
-           "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused",
+           "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused", "--retry-all-errors", "--retry-delay",
+           "--data-dir", "--log-level", "--listen-client-urls", "--advertise-client-urls", "--cert-file", "--key-file", "--client-cert-auth", "--trusted-ca-file",
            "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching",
            "--models", "--parts", "--modes", "--cases", "--again", "--answers", "--prompts", "--tool-tokens", "--no-llama",
            "--ssl-certfile", "--ssl-keyfile", "--sum-us", "--link-gbs", "--data"}
