@@ -22,6 +22,8 @@ strip -o "$share/rein" "$built"
 python3 scripts/licenses.py > "$share/THIRD-PARTY-LICENSES"
 cp LICENSE NOTICE "$share/"
 "$share/rein" man "$share/man"
+"$share/rein" alarms > "$share/rein-alarms.yaml"
+"$share/rein" dashboard > "$share/rein-dashboard.json"
 for shell in bash fish zsh; do "$share/rein" completions $shell > "$share/rein.$shell"; done
 
 archive() {
@@ -46,6 +48,7 @@ debian() {
         install -D -m644 "packaging/$part.toml" "$dir/etc/rein/$part.toml"
     done
     install -D -m644 -t "$dir/usr/share/doc/rein/compose" packaging/compose/*.yaml
+    install -D -m644 -t "$dir/usr/share/doc/rein" "$share"/rein-alarms.yaml "$share"/rein-dashboard.json
     install -D -m644 packaging/debian/copyright "$dir/usr/share/doc/rein/copyright"
     gzip -9n < "$share/THIRD-PARTY-LICENSES" | install -D -m644 /dev/stdin "$dir/usr/share/doc/rein/THIRD-PARTY-LICENSES.gz"
     for man in "$share"/man/*.1; do

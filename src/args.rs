@@ -34,6 +34,7 @@ pub use self::tools::{
 use crate::bench::BenchOptions;
 use crate::certs::CertsArgs;
 use crate::key::KeyArgs;
+use crate::monitoring::{AlarmArgs, SelectArgs};
 use crate::telemetry::TraceTarget;
 use crate::verify::VerifyOptions;
 
@@ -86,6 +87,10 @@ pub enum Command {
     Drain(Box<DrainArgs>),
     /// Download a model of the Hugging Face Hub, the files that Rein reads, and print their directory
     Pull(PullArgs),
+    /// Print the alarms as rules for Prometheus
+    Alarms(AlarmArgs),
+    /// Print a dashboard for Grafana
+    Dashboard(SelectArgs),
     /// Make an authority, and certificates for the processes of a cluster and for listeners
     Certs(CertsArgs),
     /// Make, list and revoke API keys

@@ -19,6 +19,7 @@ mod metrics;
 #[path = "../tests/metrics_reference.rs"]
 mod metrics_reference;
 mod model_dir;
+mod monitoring;
 mod option_values;
 mod pooling;
 mod reference;
@@ -76,6 +77,8 @@ fn main() -> ExitCode {
         },
         Command::Formats(args) => tools::formats::run(&args),
         Command::Parse(args) => tools::parse::run(&args),
+        Command::Alarms(args) => monitoring::alarms(&args),
+        Command::Dashboard(args) => monitoring::dashboard(&args),
         Command::Certs(args) => certs::run(&args),
         Command::Key(args) => key::run(&args),
         Command::Bench(options) => bench::run(*options),

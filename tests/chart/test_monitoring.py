@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from chart import CHART, KUBE, NAMESPACE, REPOSITORY, of_kind
+from chart import BIN, CHART, KUBE, NAMESPACE, REPOSITORY, of_kind
 from test_program import metrics_table
 
 PROMTOOL = shutil.which("promtool") or KUBE / "promtool"
@@ -137,3 +137,43 @@ def test_generated_files_are_current():
     done = subprocess.run([sys.executable, REPOSITORY / "scripts/chart.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (CHART / "files/alerts.yaml").exists()
+
+
+def of_machines(command, *options):
+    return subprocess.run([BIN, command, *options], capture_output=True, text=True, check=True).stdout
+
+
+def test_machines_have_the_alarms_and_the_dashboard_of_the_chart():
+    chart = {rule["alert"]: rule for rule in rules()["groups"][0]["rules"]}
+    machines = {rule["alert"]: rule for rule in yaml.safe_load(of_machines("alarms", "--runbooks", "https://docs.example/"))["groups"][0]["rules"]}
+    assert set(machines) == set(chart) and all(machines[name]["labels"] == chart[name]["labels"] for name in chart)
+    assert all(rule["annotations"]["runbook_url"].startswith("https://docs.example/howto/watch.md#") for rule in machines.values())
+    text = of_machines("alarms", "--select", 'job="llm",env=~"a|b"')
+    assert 'job="llm",env=~"a|b"' in text and not re.search(r"RELEASE|AWAKE|RUNBOOKS|\\\\", text)
+    board, of_chart = json.loads(of_machines("dashboard")), json.loads((CHART / "files/dashboard.json").read_text())
+    assert [panel["title"] for panel in board["panels"]] == [panel["title"] for panel in of_chart["panels"]]
+    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    assert len(expressions) > 50 and all('{job=~"rein.*"}' in expression for expression in expressions)
+    assert "$release" not in json.dumps(board) and "{{pod}}" not in json.dumps(board)
+    wrong = subprocess.run([BIN, "alarms", "--select", "{job}"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "expected matchers such as" in wrong.stderr
+
+
+@needs_promtool
+def test_promtool_reads_the_alarms_and_expressions_of_machines(tmp_path):
+    (tmp_path / "rules.yaml").write_text(of_machines("alarms"))
+    checked = promtool("check", "rules", tmp_path / "rules.yaml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    board = json.loads(of_machines("dashboard", "--select", 'job="a"'))
+    expressions = [target["expr"].replace("$__rate_interval", "5m") for panel in board["panels"] for target in panel.get("targets", [])]
+    recorded = [{"record": f"panel:{i}", "expr": expression} for i, expression in enumerate(expressions)]
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
+    checked = promtool("check", "rules", tmp_path / "panels.yaml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    # An alarm fires for the jobs of the matchers, and for no other.
+    for job, silent in (("rein-routers", False), ("other", True)):
+        values = {"series": f'rein_engines{{job="{job}",model="k2",standing="serving"}}', "values": "0x20"}
+        test = {"rule_files": ["rules.yaml"], "tests": [{"interval": "1m", "input_series": [values], "alert_rule_test": [{"eval_time": "15m", "alertname": "ReinNoGroupServes", "exp_alerts": []}]}]}
+        (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+        done = promtool("test", "rules", tmp_path / "test.yaml")
+        assert (done.returncode == 0) == silent, (job, done.stdout, done.stderr)

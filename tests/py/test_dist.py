@@ -87,6 +87,7 @@ def test_the_debian_package_serves_with_its_example_config(packages, tmp_path):
             here.write_text(unit.read_text().replace("/usr/bin/rein", str(root / "usr/bin/rein")))
             checked = subprocess.run(["systemd-analyze", "verify", "--man=no", here], capture_output=True, text=True)
             assert (checked.returncode, checked.stderr) == (0, ""), checked
+    assert "ReinNoGroupServes" in (root / "usr/share/doc/rein/rein-alarms.yaml").read_text()
     for path in ("usr/share/man/man1/rein-serve.1.gz", "usr/share/doc/rein/copyright", "usr/share/doc/rein/THIRD-PARTY-LICENSES.gz"):
         assert (root / path).exists(), path
 
