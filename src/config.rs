@@ -12,6 +12,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use thiserror::Error;
 
 use crate::args::Cli;
+use crate::stderr;
 
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -30,11 +31,20 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli, Box<dyn std::error::Error>> {
     let matches = defaults(&args)?.try_get_matches_from(&args).unwrap_or_else(|error| {
         let words: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
         match habits::explain(&error, &words) {
-            Some(text) => clap::Error::raw(ErrorKind::UnknownArgument, text + "\n").exit(),
-            None => error.exit(),
+            Some(text) => exit(&clap::Error::raw(ErrorKind::UnknownArgument, text + "\n")),
+            None => exit(&error),
         }
     });
-    Ok(cli(&matches).unwrap_or_else(|error| error.exit()))
+    Ok(cli(&matches).unwrap_or_else(|error| exit(&error)))
+}
+
+/// Shows help, or what is wrong with the command line, and ends the process.
+fn exit(error: &clap::Error) -> ! {
+    if error.use_stderr() && stderr::is_json() {
+        stderr::error(error.to_string().trim_end());
+        std::process::exit(error.exit_code());
+    }
+    error.exit()
 }
 
 /// The declaration of the command line, with the values of the config file as defaults.

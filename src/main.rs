@@ -27,6 +27,7 @@ mod score;
 #[cfg(feature = "cuda")]
 mod selftest;
 mod serve;
+mod stderr;
 mod telemetry;
 mod tls;
 mod tools;
@@ -44,6 +45,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 fn main() -> ExitCode {
     #[cfg(feature = "cuda")]
     rein_kernels::cuda::separate_streams();
+    stderr::tell_panics();
     let mut cli = match config::parse(std::env::args_os().collect()) {
         Ok(cli) => cli,
         Err(error) => return fail(error),
@@ -107,6 +109,6 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: Box<dyn std::error::Error>) -> ExitCode {
-    terminal::err(format_args!("rein: {error}"));
+    stderr::error(format_args!("rein: {error}"));
     ExitCode::FAILURE
 }

@@ -22,6 +22,8 @@ use tracing_subscriber::registry::{LookupSpan, SpanRef};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
+use crate::stderr::{self, LogWriter};
+
 /// Length of the queue of spans for the collector. When it is full, spans are dropped.
 const QUEUE: usize = 8192;
 /// Maximum number of spans in one message to the collector.
@@ -77,11 +79,10 @@ pub fn init(target: Option<TraceTarget>) -> Result<Telemetry, Box<dyn Error>> {
     let named = filter_fn(|metadata| metadata.is_span() && metadata.fields().field(LOGGED).is_some());
     // Without the hint, the trace events of all crates would be built and then dropped.
     let shown = level.or(named.with_max_level_hint(LevelFilter::INFO));
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let log = tracing_subscriber::fmt::layer().with_writer(|| LogWriter).with_ansi(std::io::stderr().is_terminal());
     // Reporting that standard error cannot be written would write to standard error, and panic.
     let log = log.log_internal_errors(false);
-    let json = std::env::var("REIN_LOG_FORMAT").is_ok_and(|format| format == "json");
-    let log = if json { log.json().boxed() } else { log.boxed() };
+    let log = if stderr::is_json() { log.json().boxed() } else { log.boxed() };
     Registry::default().with(traces).with(log.with_filter(shown)).init();
     rein_proto::trace_context::install(match exporting {
         Some(_) => Propagation { headers, adopt, attribute },

@@ -170,9 +170,11 @@ fn messages(error: &Error) -> String {
     let sources = std::iter::successors(source, |&error| error.source()).map(ToString::to_string);
     let mut all: Vec<String> = Vec::new();
     for message in std::iter::once(first).chain(sources) {
-        // Layers of the transport repeat each other's messages.
-        if !message.is_empty() && !all.contains(&message) {
-            all.push(message);
+        // Layers of the transport repeat each other's messages, and parts of them.
+        for part in message.split(": ").filter(|part| !part.is_empty()) {
+            if !all.iter().any(|known| known == part) {
+                all.push(part.to_owned());
+            }
         }
     }
     match (all.is_empty(), error) {
