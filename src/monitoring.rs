@@ -1,5 +1,5 @@
-//! `rein alarms` and `rein dashboard`: Prometheus' rules and Grafana's dashboard for clusters on machines. Both come from
-//! the chart's files, whose placeholders select one release; here a matcher of the operator does.
+//! `rein alarms` and `rein dashboard`: Prometheus' rules and Grafana's dashboard for clusters on machines. Both come
+//! from the chart's files, whose placeholders select one release; here a matcher of the operator does.
 
 use std::error::Error;
 
