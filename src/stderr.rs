@@ -34,7 +34,9 @@ pub fn tell_panics() {
     std::panic::set_hook(Box::new(|info: &PanicHookInfo| {
         let thread = std::thread::current();
         let place = info.location().map(|place| format!(" at {place}")).unwrap_or_default();
-        let what = info.payload_as_str().unwrap_or("no message");
+        let payload = info.payload();
+        let text = payload.downcast_ref::<&str>().copied();
+        let what = text.or(payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
         error(format_args!(
             "a defect of rein: thread '{}' panicked{place}: {what}",
             thread.name().unwrap_or("unnamed")

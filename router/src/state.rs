@@ -155,6 +155,20 @@ impl RouterState {
         }
     }
 
+    /// Whether the name of the model is still to come, with the first of fixed engines.
+    pub fn awaits_first_model(&self) -> bool {
+        self.config.fixed_engines && self.model_names().is_empty()
+    }
+
+    /// Returns when there is a model.
+    pub async fn first_model(&self) {
+        let mut changes = self.fleet_changes.subscribe();
+        while self.awaits_first_model() {
+            // The sender lives as long as this state.
+            let _ = changes.changed().await;
+        }
+    }
+
     /// Err: requests cannot be answered now, because the router drains or an engine does not answer. Every model with
     /// the best standing must have an engine that answers. A model whose engines all drain matters only if all do. An
     /// expected model may need no engine.

@@ -21,7 +21,7 @@ RUN = [REPOSITORY / "README.md", *sorted((DOCS / "start").glob("*.md")), *sorted
 COMMANDS = ("sh", "python")
 # The first words of comments before blocks that other tests run: test_clients.py, test_dist.py, and tests below.
 ELSEWHERE = ("client:", "dist:", "test:")
-MOST_NOT_RUN = 21
+MOST_NOT_RUN = 22
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*?) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)\n *```", re.S)
 
 

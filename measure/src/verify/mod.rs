@@ -8,6 +8,7 @@ mod drive;
 mod generate;
 mod page;
 mod plot;
+mod proof;
 mod record;
 mod reference;
 mod report;
@@ -24,6 +25,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -60,15 +62,20 @@ impl StreamArg {
 
 #[derive(Debug, Clone, Args)]
 #[command(
-    override_usage = "rein verify [OPTIONS] --samples <FILE> --out <DIR>\n       \
+    override_usage = "rein verify [OPTIONS] <URL> [URL...]\n       \
+                      rein verify [OPTIONS] --samples <FILE> --out <DIR>\n       \
                       rein verify --generate <N> [--seed <SEED>] --out <FILE>\n       \
                       rein verify --compare <DIR> <DIR>... --out <DIR>",
-    after_help = "Examples:\n  rein verify --generate 200 --out samples.jsonl\n  rein verify --base-url http://host:8000/v1 \
+    after_help = "Examples:\n  rein verify http://127.0.0.1:8000\n  rein verify http://engine:8001 http://rein:8000\n  \
+                        rein verify --generate 200 --out samples.jsonl\n  rein verify --base-url http://host:8000/v1 \
                         --samples samples.jsonl --out result --min-schema-accuracy 0.99\n  rein verify \
                         --compare result other --out compared\n\nThe directory of --out gets \
                         results.jsonl, summary.json and report.html. Exit code 3: below --min-schema-accuracy."
 )]
 pub struct VerifyOptions {
+    /// Endpoints to verify with generated samples, `/v1` may be left out; several are compared
+    #[arg(value_name = "URL", conflicts_with_all = ["base_url", "generate", "compare", "reference"])]
+    pub urls: Vec<String>,
     /// URL of the endpoint, including `/v1` [default: http://127.0.0.1:8000/v1; gRPC: http://127.0.0.1:50051]
     #[arg(long, env = "REIN_VERIFY_BASE_URL", value_name = "URL")]
     pub base_url: Option<String>,
@@ -79,10 +86,12 @@ pub struct VerifyOptions {
     #[arg(long, env = "REIN_VERIFY_MODEL", value_name = "NAME")]
     pub model: Option<String>,
     /// Samples file: chat requests as JSON lines (docs/reference/verify.md)
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["generate", "compare"])]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["generate", "compare", "urls"])]
     pub samples: Option<PathBuf>,
-    /// Directory for the results or the comparison; with --generate, the samples file to write
-    #[arg(long, value_name = "DIR")]
+    /// Directory for the results or the comparison; with --generate, the samples file to write [default: with URLs,
+    /// rein-verify- and the time]
+    // Empty: none is given.
+    #[arg(long, value_name = "DIR", default_value = "", hide_default_value = true, value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub out: PathBuf,
     /// Results of another run, or its directory, whose call decisions count as correct
     #[arg(long, value_name = "FILE")]
@@ -173,6 +182,14 @@ pub enum VerifyError {
 
 /// Runs the command: generates samples, compares runs, or verifies an endpoint.
 pub fn run(options: VerifyOptions) -> Result<ExitCode, Box<dyn Error>> {
+    if !options.urls.is_empty() {
+        return prove(&options);
+    }
+    if options.out.as_os_str().is_empty() {
+        return Err(
+            "--out: must name a directory, or a file with --generate; only `rein verify URL` has a default".into()
+        );
+    }
     if let Some(n) = options.generate {
         let write = |source| VerifyError::Write { path: options.out.clone(), source };
         std::fs::write(&options.out, generate::lines(n, options.seed)).map_err(write)?;
@@ -189,6 +206,26 @@ pub fn run(options: VerifyOptions) -> Result<ExitCode, Box<dyn Error>> {
     let table = format!("{}\n{}\n", summary.table(), options.out.join(store::REPORT).display());
     print(&options, &summary, &table);
     Ok(verdict(&options, &summary))
+}
+
+/// Verifies the endpoints of the command line, one after the other, and compares them.
+fn prove(options: &VerifyOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let runs = proof::runs(options)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut ending = ExitCode::SUCCESS;
+    for run in &runs {
+        let summary = runtime.block_on(verify(run))?;
+        let (reasons, report) = (proof::reasons(&run.out)?, run.out.join(store::REPORT));
+        print(run, &summary, &format!("{}{reasons}{}\n\n", summary.table(), report.display()));
+        let verdict = verdict(run, &summary);
+        if verdict != ExitCode::SUCCESS {
+            ending = verdict;
+        }
+    }
+    if let Some((comparison, page)) = proof::compared(&runs)? {
+        print(options, &comparison, &format!("{}\n{}\n", comparison.table(), page.display()));
+    }
+    Ok(ending)
 }
 
 fn print(options: &VerifyOptions, figures: &impl serde::Serialize, table: &str) {

@@ -77,9 +77,17 @@ impl IncomingRequest {
         Ok(())
     }
 
+    /// The name of the model that is asked for. Until the first of fixed engines has told it, the request waits.
+    async fn name_of(&mut self, model: Option<&str>) -> Result<String, Error> {
+        if self.state.awaits_first_model() {
+            self.pending.await_engine(self.state.first_model(), self.deadline).await?;
+        }
+        self.state.known(model, self.caller.as_ref())
+    }
+
     /// Waits for an in-flight slot. The name of the model may be omitted if there is only one.
     pub async fn admit(mut self, model: Option<&str>) -> Result<(InFlightPermit, Arc<ServedModel>), Error> {
-        let name = self.state.known(model, self.caller.as_ref())?;
+        let name = self.name_of(model).await?;
         // Texts need only the model's files.
         if self.state.named(&name).is_none() {
             let _counted = self.state.demand.enter(&name);
@@ -111,7 +119,7 @@ impl IncomingRequest {
         session: Option<&str>,
         slots: usize,
     ) -> Result<(RequestContext, Arc<ServedModel>), Error> {
-        let name = self.state.known(model, self.caller.as_ref())?;
+        let name = self.name_of(model).await?;
         let counted = Arc::new(self.state.demand.enter(&name));
         self.await_engine(&name).await?;
         let priority = self::priority(self.caller.as_ref(), priority);
