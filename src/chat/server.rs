@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-use rein_measure::client::{ClientError, Endpoint};
+use rein_measure::client::{ClientError, Endpoint, with_version};
 
 use crate::args::AskArgs;
 
@@ -83,11 +83,4 @@ impl Engine {
         std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
         Ok((engine, url.trim().to_owned()))
     }
-}
-
-/// The URL of the API: with `/v1`, which people leave out.
-fn with_version(url: &str) -> String {
-    let url = url.trim_end_matches('/');
-    let has_path = url.split_once("://").is_some_and(|(_, rest)| rest.contains('/'));
-    if has_path || url.starts_with("grpc") { url.to_owned() } else { format!("{url}/v1") }
 }

@@ -46,3 +46,12 @@ def test_the_example_calls_the_tool(client, demo, tmp_path):
 def test_every_client_of_the_page_has_an_example():
     table = PAGE.read_text().split("\n\n## ")[0]
     assert len(CLIENTS) == sum(1 for line in table.splitlines() if line.startswith("| ["))
+
+
+def test_more_of_the_openai_sdk(demo, tmp_path):
+    [code] = [code for _, code, note in blocks(PAGE) if note == "test: more with openai"]
+    output = run([sys.executable, "-c", addressed(code, demo)], tmp_path)
+    assert "parsed: reason=" in output and "certain=" in output, output
+    assert "error: temperature 'temperature' must be" in output and "async: 4" in output, output
+    reasoning = output.split("reasoning: ")[1].split(" answer: ")[0]
+    assert reasoning not in ("", "None"), output

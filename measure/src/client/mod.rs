@@ -161,6 +161,13 @@ impl std::fmt::Display for Failure {
     }
 }
 
+/// The URL of the API: with `/v1`, which people leave out.
+pub fn with_version(url: &str) -> String {
+    let url = url.trim_end_matches('/');
+    let has_path = url.split_once("://").is_some_and(|(_, rest)| rest.contains('/'));
+    if has_path || url.starts_with("grpc") { url.to_owned() } else { format!("{url}/v1") }
+}
+
 impl Endpoint {
     /// `ca_file`: certificates to trust in addition to the public authorities.
     pub fn new(

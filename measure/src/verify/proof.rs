@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::compare::{Comparison, records};
 use super::store::RESULTS;
 use super::{VerifyError, VerifyOptions, generate};
+use crate::client::with_version;
 
 /// Samples, unless a file or --limit says otherwise.
 const SAMPLES: u32 = 100;
@@ -84,13 +85,6 @@ pub fn reasons(dir: &Path) -> Result<String, VerifyError> {
         let _ = writeln!(out, "  {count:5} {kind:20} first: {first}");
     }
     Ok(out)
-}
-
-/// The URL of the API: with `/v1`, which people leave out.
-fn with_version(url: &str) -> String {
-    let url = url.trim_end_matches('/');
-    let has_path = url.split_once("://").is_some_and(|(_, rest)| rest.contains('/'));
-    if has_path || url.starts_with("grpc") { url.to_owned() } else { format!("{url}/v1") }
 }
 
 /// Host and port as the name of a directory.
