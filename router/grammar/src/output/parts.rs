@@ -57,13 +57,14 @@ pub(super) fn json_before(
         return Err(RuleError::invalid(field, problem));
     }
     let ends = format!("({})", ends.iter().map(|end| literal(end)).collect::<Vec<_>>().join(" | "));
-    let blanks = GrammarForm::Tolerant.blanks();
+    let any = work.writer.blanks == Blanks::Any;
+    let blanks = if any { format!("/{}/", GrammarForm::Tolerant.blanks()) } else { String::new() };
     // One lexeme: only the whole text shows where the number ends.
     let mut all: Vec<String> =
-        numbers.iter().map(|number| work.writer.terminal(&format!("{number} /{blanks}/ {ends}"))).collect();
+        numbers.iter().map(|number| work.writer.terminal(&format!("{number} {blanks} {ends}"))).collect();
     if !others.is_empty() {
-        let blanks = work.writer.regex(&some_blanks());
-        all.push(format!("({}) {blanks}? {ends}", others.join(" | ")));
+        let blanks = if any { work.writer.regex(&some_blanks()) + "?" } else { String::new() };
+        all.push(format!("({}) {blanks} {ends}", others.join(" | ")));
     }
     let lead = work.writer.regex(&layout());
     Ok(Some(format!("{lead}? ({})", all.join(" | "))))

@@ -111,6 +111,26 @@ fn blanks_are_those_that_are_asked_for() {
     // Any object, too, and what replaces a refused draw.
     let object = Rules { response: Some(Response::JsonObject), blanks: Blanks::Few, ..Rules::default() };
     assert!(b.takes(&object, r#"{"x": {"y": [1, 2]}}"#) && !b.takes(&object, "{\n\"x\": 1}"));
+    // Where a tag's document ends, also if a digit after it could continue its number, and around multiples.
+    let tagged = |schema: Value, end: &str, blanks| {
+        let tag =
+            json!({"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": schema}, "end": end});
+        Rules { response: Some(Response::StructuralTag(json!({"format": tag}))), blanks, ..Rules::default() }
+    };
+    let number_or_text = json!({"type": ["integer", "string"]});
+    let multiples = json!({"type": "array", "items": {"type": "integer", "multipleOf": 5}});
+    for (schema, plain, blank, end) in [
+        (&number_or_text, "<12;", "<12 ;", ";"),
+        (&number_or_text, "<12.", "<12 .", "."),
+        (&number_or_text, "<\"x\".", "<\"x\" .", "."),
+        (&multiples, "<[5,10];", "<[5 ,10];", ";"),
+    ] {
+        for blanks in [Blanks::Few, Blanks::Pattern("(?:)".into())] {
+            let rules = tagged(schema.clone(), end, blanks);
+            assert!(b.takes(&rules, plain) && !b.takes(&rules, blank), "{plain} {rules:?}");
+        }
+        assert!(b.takes(&tagged(schema.clone(), end, Blanks::Any), blank), "{blank}");
+    }
     for (text, says) in [("x", "alone"), (r"\s|a", "alone"), ("(", "regular expression"), (".*", "alone")] {
         match b.grammars.compile(&pattern(text)) {
             Err(RuleError::Invalid { field, problem }) => {
