@@ -145,7 +145,7 @@ fn entry(args: &CreateKeyArgs, key: &str) -> String {
         entry.push_str("share_prefix_cache = true\n");
     }
     if let Some(expires) = args.expires {
-        let _ = writeln!(entry, "expires = {}", expires.to_rfc3339_opts(SecondsFormat::Secs, true));
+        let _ = writeln!(entry, "expires = {}", shown(expires));
     }
     if !args.models.is_empty() {
         let _ = writeln!(entry, "models = {:?}", args.models);

@@ -1,5 +1,6 @@
 //! What goes to standard error: log lines, why the process ends, panics. With REIN_LOG_FORMAT=json each is one object.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::panic::PanicHookInfo;
@@ -37,10 +38,11 @@ pub fn tell_panics() {
         let payload = info.payload();
         let text = payload.downcast_ref::<&str>().copied();
         let what = text.or(payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-        error(format_args!(
-            "a defect of rein: thread '{}' panicked{place}: {what}",
-            thread.name().unwrap_or("unnamed")
-        ));
+        // Empty unless RUST_BACKTRACE asks for one.
+        let stack = Backtrace::capture();
+        let stack = if stack.status() == BacktraceStatus::Captured { format!("\n{stack}") } else { String::new() };
+        let name = thread.name().unwrap_or("unnamed");
+        error(format_args!("a defect of rein: thread '{name}' panicked{place}: {what}{stack}"));
     }));
 }
 

@@ -148,11 +148,7 @@ impl RouterState {
 
     /// Returns when an engine serves the model.
     pub async fn served(&self, name: &str) {
-        let mut changes = self.fleet_changes.subscribe();
-        while self.awaits_engine(name) {
-            // The sender lives as long as this state.
-            let _ = changes.changed().await;
-        }
+        self.fleet_changes_while(|| self.awaits_engine(name)).await;
     }
 
     /// Whether the name of the model is still to come, with the first of fixed engines.
@@ -162,8 +158,12 @@ impl RouterState {
 
     /// Returns when there is a model.
     pub async fn first_model(&self) {
+        self.fleet_changes_while(|| self.awaits_first_model()).await;
+    }
+
+    async fn fleet_changes_while(&self, awaits: impl Fn() -> bool) {
         let mut changes = self.fleet_changes.subscribe();
-        while self.awaits_first_model() {
+        while awaits() {
             // The sender lives as long as this state.
             let _ = changes.changed().await;
         }

@@ -145,7 +145,10 @@ pub fn run(args: &RunArgs) -> Result<(), Box<dyn Error>> {
         let mut answer = Answer::default();
         let mut out = std::io::stdout();
         let mut broken = None;
-        let mut write = |text: &str| broken = out.write_all(text.as_bytes()).and_then(|()| out.flush()).err();
+        let mut write = |text: &str| {
+            let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            broken = broken.take().or(written.err());
+        };
         let received = answer.receive(&server, &request, |piece| match piece {
             AnswerPiece::Text(text) if !args.json => write(text),
             AnswerPiece::Reasoning(text) if args.reasoning => {

@@ -85,8 +85,8 @@ impl Comparison {
             row("schema accuracy", &|r| percent(r.counts.schema_accuracy)),
         ];
         let expected = self.runs.iter().all(|run| run.expected_f1.is_some());
-        // Where the samples say what is right, no run has to.
         let trigger = |r: &Compared, of: &dyn Fn(&Trigger) -> String| r.trigger.as_ref().map_or("reference".into(), of);
+        // Where the samples say what is right, no run has to.
         if !expected {
             rows.push(row("calls, F1", &|r| trigger(r, &|t| percent(t.tool_call_f1))));
             rows.push(row("calls, precision", &|r| trigger(r, &|t| percent(t.tool_call_precision))));

@@ -42,7 +42,7 @@ pub fn runs(options: &VerifyOptions) -> Result<Vec<VerifyOptions>, VerifyError> 
 }
 
 /// The directory of all runs, after [`runs`].
-pub fn directory(runs: &[VerifyOptions]) -> &Path {
+fn directory(runs: &[VerifyOptions]) -> &Path {
     runs.first().and_then(|run| run.out.parent()).unwrap_or(Path::new("."))
 }
 

@@ -31,9 +31,8 @@ use crate::{
     metrics::{NO_LABELS, Samples, on_scrape},
 };
 
-pub use file::{KeyEntry, instant, read_key_file};
-
 use self::file::HASH_BYTES;
+pub use self::file::{KeyEntry, instant, read_key_file};
 
 /// The keys of a file, which is reloaded when it changes.
 #[derive(Clone)]

@@ -28,14 +28,14 @@ const FILES: [&str; 8] = [
     "chat_template.json",
 ];
 const TEMPLATES: &str = "additional_chat_templates";
+/// Bytes per message.
+const PART: usize = 1 << 20;
+
 /// Whether a path, relative to a model directory, is that of a text file.
 pub fn is_text_file(path: &str) -> bool {
     let template = || path.strip_prefix(TEMPLATES)?.strip_prefix('/')?.strip_suffix(".jinja");
     FILES.contains(&path) || template().is_some_and(|name| !name.contains('/'))
 }
-
-/// Bytes per message.
-const PART: usize = 1 << 20;
 
 /// The files as they were when the worker started: routers must get the files of its fingerprint, whatever the
 /// directory holds later.
