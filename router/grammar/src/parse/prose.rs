@@ -191,6 +191,11 @@ impl Parser {
                 self.held.push_str(&s[..s.len() - body.len()]);
                 s = body;
             }
+            // Newlines that may be layout before the end do not begin reasoning.
+            if reasoning && self.trims(1) && s.trim_end_matches('\n').is_empty() {
+                self.held.push_str(s);
+                return;
+            }
             if s.is_empty() {
                 return;
             }

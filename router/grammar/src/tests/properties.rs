@@ -194,3 +194,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn newlines_alone_are_no_reasoning_without_text() {
+    for format in formats() {
+        let mut parser = Parser::new(format, options(Region::Reasoning, &["f"]));
+        let mut events = Vec::new();
+        parser.push(crate::Piece::Bytes(b"\n"), &mut events);
+        parser.finish(&mut events);
+        fold(&events);
+    }
+}
