@@ -143,8 +143,9 @@ class Fleet:
         self.signal(name, signal.SIGTERM)
         assert self.processes[name].wait(timeout=timeout) == 0, self.log(name)
 
-    def log(self, name):
-        return (self.directory / f"{name}.log").read_text()[-4000:]
+    def log(self, name, whole=False):
+        text = (self.directory / f"{name}.log").read_text()
+        return text if whole else text[-4000:]
 
     def admitted(self, worker):
         """The number of sequences that a worker has admitted, from its log at level debug."""
