@@ -115,7 +115,11 @@ fn release() -> Release {
 }
 
 fn seconds_since_1970() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
+    milliseconds_since_1970() / 1000
+}
+
+fn milliseconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64)
 }
 
 /// The given id, or one made of the host name and `what`.

@@ -74,6 +74,11 @@ impl Keys {
         format!("{}experts/{group}", self.root)
     }
 
+    /// Prefix of the keys of all routers.
+    pub fn routers(&self) -> String {
+        format!("{}routers/", self.root)
+    }
+
     /// Leased by the router.
     pub fn router(&self, id: &str) -> String {
         format!("{}routers/{id}", self.root)
@@ -102,6 +107,21 @@ impl Keys {
     /// The key with which routers seal what clients keep between requests. The first router creates it.
     pub fn seal(&self) -> String {
         format!("{}seal", self.root)
+    }
+
+    /// Prefix of what the routers share of the limits of an API key.
+    pub fn limits(&self, key: &str) -> String {
+        format!("{}limits/{key}/", self.root)
+    }
+
+    /// What is left of the limits per minute of an API key.
+    pub fn limit_levels(&self, key: &str) -> String {
+        format!("{}levels", self.limits(key))
+    }
+
+    /// How many of an API key's slots a router has taken. Leased by the router.
+    pub fn limit_slots(&self, key: &str, router: &str) -> String {
+        format!("{}slots/{router}", self.limits(key))
     }
 
     /// A request that the worker leaves. `rein drain` writes it, the worker deletes it.
@@ -384,6 +404,24 @@ pub struct LostCalls {
     /// A format that reads the latest of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
+}
+
+/// What is left of the limits per minute of an API key, for all routers together.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LimitLevels {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<Level>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Level>,
+}
+
+/// The level of a token bucket at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Level {
+    /// Negative: more was used than there was.
+    pub level: f64,
+    /// In milliseconds since 1970.
+    pub at: u64,
 }
 
 /// An engine that was there before (vLLM, SGLang, llama-server), behind an adapter.

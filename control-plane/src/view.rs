@@ -81,12 +81,15 @@ impl ClusterView {
     }
 
     /// Updates to the snapshot. A value that cannot be decoded changes nothing: the last one that could stays, as its
-    /// process does. False: only loads have changed.
+    /// process does. False: only loads and what is left of limits have changed.
     pub fn update(&mut self, keys: &Keys, snapshot: &Snapshot) -> bool {
         let is_reset = snapshot.point().is_after_reset(self.point);
         self.point = snapshot.point();
         let mut news = false;
-        let is_load = |key: &str| key.strip_prefix(keys.root()).is_some_and(|path| path.starts_with("loads/"));
+        let is_load = |key: &str| {
+            let path = key.strip_prefix(keys.root()).unwrap_or_default();
+            path.starts_with("loads/") || path.starts_with("limits/")
+        };
         let gone: Vec<String> = self.seen.keys().filter(|key| !snapshot.entries.contains_key(*key)).cloned().collect();
         for key in gone {
             news |= !is_load(&key);

@@ -42,6 +42,7 @@ use rein_text::model_text::{ModelText, TextError};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
+    admission::keys::LimitStore,
     api::{grpc, http},
     fleet::pool::EnginePool,
     request::model::ServedModel,
@@ -150,6 +151,13 @@ impl Router {
     /// Follows the models and engines of a cluster. Never returns.
     pub async fn follow(&self, fleet: FleetConfig) {
         discovery::follow(self.state.clone(), fleet).await;
+    }
+
+    /// Shares the limits of API keys with the other routers of a cluster. Never returns.
+    pub async fn share_limits(&self, with: LimitStore) {
+        if let Some(keys) = &self.state.config.keys {
+            keys.share(with).await;
+        }
     }
 
     /// Err: requests cannot be answered now.

@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use rein_control_plane::records::{RouterRecord, decode, encode};
 use rein_control_plane::{Session, SessionState, limits::LEASE};
+use rein_router::admission::keys::LimitStore;
 use rein_router::fleet::membership::Dial;
 use rein_router::seal::Seal;
 use rein_router::{FleetConfig, OwnTexts, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::ModelOverrides;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{interval, timeout};
 
 use super::links::WorkerLinks;
-use super::{id, keys, store};
+use super::{id, keys, milliseconds_since_1970, store};
 use crate::api_server::{self, Listeners};
 use crate::args::RouterArgs;
 use crate::banner::Banner;
@@ -88,7 +90,12 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let router = Router::open(config)?;
         let session = Arc::new(Session::of_record(store.clone(), &id, LEASE, keys.router(&id), |value| decode::<RouterRecord>(value).is_ok()));
         let renewals = Some(session.renewals());
-        let fleet = FleetConfig { store, keys: keys.clone(), id: id.clone(), renewals, dial, policy, texts: OwnTexts::Named(texts), overrides };
+        let fleet = FleetConfig { store: store.clone(), keys: keys.clone(), id: id.clone(), renewals, dial, policy, texts: OwnTexts::Named(texts), overrides };
+        let sharing = args.api.admission.api_keys.is_some().then(|| {
+            let (router, session) = (router.clone(), session.held());
+            let with = LimitStore { store: store.clone(), keys: keys.clone(), router: id.clone(), session, clock: milliseconds_since_1970 };
+            tokio::spawn(async move { router.share_limits(with).await })
+        });
         let following = {
             let router = router.clone();
             tokio::spawn(async move { router.follow(fleet).await })
@@ -126,6 +133,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         };
         following.abort();
         sealing.abort();
+        sharing.inspect(JoinHandle::abort);
         publishing.abort();
         drop(publish);
         // An aborted task may still hold the session. Then its keys are not deleted but expire.

@@ -4,6 +4,8 @@
 //! against guessing, and nobody can guess 256 random bits.
 
 mod file;
+mod shared;
+mod usage;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,7 +13,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -21,10 +23,9 @@ use prometheus_client::registry::Registry;
 use rein_text::sha256_hex;
 use ring::digest::{SHA256, digest};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    admission::rate::TokenBucket,
     error::{Error, ErrorKind},
     fair::{CallerName, FairSemaphore, Requester},
     hot_reload::{FileError, FileProblem, HotReloaded, WatchedFile},
@@ -32,56 +33,40 @@ use crate::{
 };
 
 use self::file::HASH_BYTES;
-pub use self::file::{KeyEntry, instant, read_key_file};
+use self::usage::{Division, IN_FLIGHT, KeyUsage, LIMITS, LimitReached};
+pub use self::{
+    file::{KeyEntry, instant, read_key_file},
+    shared::LimitStore,
+};
 
 /// The keys of a file, which is reloaded when it changes.
 #[derive(Clone)]
 pub struct ApiKeys {
     clients: Arc<HotReloaded<Vec<Arc<Client>>>>,
+    usages: Arc<Mutex<Usages>>,
     refused: Arc<AtomicU64>,
+}
+
+/// The usage of each name.
+#[derive(Default)]
+struct Usages {
+    of: HashMap<String, Arc<KeyUsage>>,
+    division: Division,
+    /// See [`KeyUsage::new`].
+    wanted: Arc<Notify>,
 }
 
 struct Client {
     name: Arc<str>,
     hash: [u8; HASH_BYTES],
+    rates: [Option<u64>; 2],
     max_in_flight: u32,
     priority: i64,
     share_prefix_cache: bool,
     expires: Option<DateTime<Utc>>,
     models: Option<BTreeSet<String>>,
-    usage: Arc<Usage>,
+    usage: Arc<KeyUsage>,
 }
-
-/// The usage of the key with a name. It survives reloads of the file.
-#[derive(Default)]
-struct Usage {
-    buckets: Mutex<Buckets>,
-    in_flight: AtomicU32,
-    requests: AtomicU64,
-    tokens: AtomicU64,
-    limited: [AtomicU64; LIMITS.len()],
-    long_grammars: SinglePermit,
-}
-
-/// A semaphore with one permit.
-struct SinglePermit(FairSemaphore);
-
-impl Default for SinglePermit {
-    fn default() -> Self {
-        Self(FairSemaphore::new(1))
-    }
-}
-
-#[derive(Default)]
-struct Buckets {
-    requests: Option<TokenBucket>,
-    tokens: Option<TokenBucket>,
-}
-
-const LIMITS: [&str; 3] = ["requests", "tokens", "in_flight"];
-const REQUESTS: usize = 0;
-const TOKENS: usize = 1;
-const IN_FLIGHT: usize = 2;
 
 /// The key that a request was authenticated with.
 #[derive(Clone)]
@@ -116,13 +101,16 @@ impl fmt::Debug for ApiCaller {
 impl ApiKeys {
     /// `flag` is the command line option that names the file.
     pub fn open(flag: &'static str, path: PathBuf) -> Result<Self, FileError> {
-        let usages: Mutex<HashMap<String, Arc<Usage>>> = Mutex::default();
-        let build = move |files: &[Vec<u8>]| {
-            let mut usages = usages.lock().unwrap_or_else(PoisonError::into_inner);
-            parse_clients(&files[0], &mut usages, Instant::now()).map_err(|what| FileProblem::new(0, what))
+        let usages: Arc<Mutex<Usages>> = Arc::default();
+        let build = {
+            let usages = usages.clone();
+            move |files: &[Vec<u8>]| {
+                let mut usages = locked(&usages);
+                parse_clients(&files[0], &mut usages, Instant::now()).map_err(|what| FileProblem::new(0, what))
+            }
         };
         let clients = HotReloaded::open(vec![WatchedFile { flag, path }], build)?;
-        Ok(ApiKeys { clients: Arc::new(clients), refused: Arc::default() })
+        Ok(ApiKeys { clients: Arc::new(clients), usages, refused: Arc::default() })
     }
 
     /// Finds the key that a request has sent.
@@ -167,13 +155,14 @@ impl ApiKeys {
 
     fn write(&self, samples: &mut Samples<'_>) -> fmt::Result {
         let clients = self.clients.get();
-        let read =
-            |read: fn(&Usage) -> u64| clients.iter().map(move |client| ([("key", &*client.name)], read(&client.usage)));
+        let read = |read: fn(&KeyUsage) -> u64| {
+            clients.iter().map(move |client| ([("key", &*client.name)], read(&client.usage)))
+        };
         let requests = read(|usage| usage.requests.load(Ordering::Relaxed));
         samples.counter("rein_key_requests", "Requests by API key", requests)?;
         let tokens = read(|usage| usage.tokens.load(Ordering::Relaxed));
         samples.counter("rein_key_tokens", "Prompt and generated tokens by API key", tokens)?;
-        let open = read(|usage| usage.in_flight.load(Ordering::Relaxed).into());
+        let open = read(|usage| usage.in_flight().into());
         samples.gauge("rein_key_requests_in_flight", "Requests in flight by API key", open)?;
         let limited = clients.iter().flat_map(|client| {
             let counts = LIMITS.iter().zip(&client.usage.limited);
@@ -240,43 +229,27 @@ impl ApiCaller {
 
     /// One permit for all long grammar compilations of this key.
     pub fn long_grammars(&self) -> &FairSemaphore {
-        &self.0.usage.long_grammars.0
+        &self.0.usage.long_grammars
     }
 
     /// Counts one request. Err: it exceeds a rate limit of the key.
-    pub fn begin(&self, now: Instant) -> Result<(), Error> {
-        let usage = &self.0.usage;
-        let mut buckets = usage.buckets();
-        if let Some(tokens) = &mut buckets.tokens
-            && let Err(wait) = tokens.ready(now)
-        {
-            let what = format!("{} tokens per minute", tokens.limit());
-            drop(buckets);
-            return Err(self.limited(TOKENS, what, wait));
-        }
-        if let Some(requests) = &mut buckets.requests
-            && let Err(wait) = requests.take(now)
-        {
-            let what = format!("{} requests per minute", requests.limit());
-            drop(buckets);
-            return Err(self.limited(REQUESTS, what, wait));
-        }
-        usage.requests.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+    pub async fn begin(&self) -> Result<(), Error> {
+        let reached = self.0.usage.begin().await.err();
+        reached.map_or(Ok(()), |LimitReached { limit, wait }| {
+            let (rate, what) = (self.0.rates[limit].unwrap_or_default(), LIMITS[limit]);
+            Err(self.limited(limit, format!("{rate} {what} per minute"), wait))
+        })
     }
 
     /// Counts prompt or generated tokens.
     pub fn charge(&self, tokens: u64, now: Instant) {
-        self.0.usage.tokens.fetch_add(tokens, Ordering::Relaxed);
-        if let Some(bucket) = &mut self.0.usage.buckets().tokens {
-            bucket.charge(tokens, now);
-        }
+        self.0.usage.charge(tokens, now);
     }
 
     /// Takes one of the key's `max_in_flight`. Err: none is free.
-    pub fn enter(&self) -> Result<KeyPermit, Error> {
+    pub async fn enter(&self) -> Result<KeyPermit, Error> {
         let mut permit = KeyPermit { key: self.clone(), slots: 0 };
-        permit.extend_to(1)?;
+        permit.extend_to(1).await?;
         Ok(permit)
     }
 
@@ -288,20 +261,14 @@ impl ApiCaller {
 
     /// The key's rates of requests and of tokens. None: there is no limit.
     pub fn rates(&self, now: Instant) -> [Option<Rate>; 2] {
-        let mut buckets = self.0.usage.buckets();
-        let Buckets { requests, tokens } = &mut *buckets;
-        let rate = |bucket: &mut TokenBucket| Rate {
-            limit: bucket.limit(),
-            remaining: bucket.remaining(now),
-            reset: bucket.reset(now),
-        };
-        [requests, tokens].map(|bucket| bucket.as_mut().map(rate))
+        let rate = |(limit, left, reset)| Rate { limit, remaining: left, reset };
+        self.0.usage.rates(now).map(|known| known.map(rate))
     }
 }
 
 impl KeyPermit {
     /// Takes more of the key's `max_in_flight`, up to this many. Err: they are not free, or the key never has as many.
-    pub fn extend_to(&mut self, slots: usize) -> Result<(), Error> {
+    pub async fn extend_to(&mut self, slots: usize) -> Result<(), Error> {
         let Client { max_in_flight, usage, name, .. } = &*self.key.0;
         let slots = u32::try_from(slots).unwrap_or(u32::MAX);
         if slots > *max_in_flight {
@@ -311,46 +278,42 @@ impl KeyPermit {
             return Err(Error::invalid("n", message));
         }
         let more = slots.saturating_sub(self.slots);
-        self.slots += more;
-        if usage.in_flight.fetch_add(more, Ordering::AcqRel).saturating_add(more) > *max_in_flight {
+        if let Err(LimitReached { wait, .. }) = usage.enter(more).await {
             let what = format!("{max_in_flight} requests at once, where each choice counts");
-            return Err(self.key.limited(IN_FLIGHT, what, Duration::from_secs(1)));
+            return Err(self.key.limited(IN_FLIGHT, what, wait));
         }
+        self.slots += more;
         Ok(())
     }
 }
 
 impl Drop for KeyPermit {
     fn drop(&mut self) {
-        self.key.0.usage.in_flight.fetch_sub(self.slots, Ordering::AcqRel);
+        self.key.0.usage.leave(self.slots);
     }
 }
 
-impl Usage {
-    fn buckets(&self) -> MutexGuard<'_, Buckets> {
-        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked(usages: &Mutex<Usages>) -> MutexGuard<'_, Usages> {
+    usages.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads the file. Err: its first error.
-fn parse_clients(
-    bytes: &[u8],
-    usages: &mut HashMap<String, Arc<Usage>>,
-    now: Instant,
-) -> Result<Vec<Arc<Client>>, String> {
+fn parse_clients(bytes: &[u8], usages: &mut Usages, now: Instant) -> Result<Vec<Arc<Client>>, String> {
     let entries = read_key_file(bytes)?;
+    let Usages { of, division, wanted } = usages;
     // Only a valid file changes anything.
-    usages.retain(|name, _| entries.iter().any(|entry| entry.name == *name));
+    of.retain(|name, _| entries.iter().any(|entry| entry.name == *name));
     let client = |entry: KeyEntry| {
-        let usage = usages.entry(entry.name.clone()).or_default().clone();
-        let mut buckets = usage.buckets();
-        set_limit(&mut buckets.requests, entry.requests_per_minute, now);
-        set_limit(&mut buckets.tokens, entry.tokens_per_minute, now);
-        drop(buckets);
+        let new = || Arc::new(KeyUsage::new(*division, wanted.clone()));
+        let usage = of.entry(entry.name.clone()).or_insert_with(new).clone();
+        let rates = [entry.requests_per_minute, entry.tokens_per_minute];
+        let max_in_flight = entry.max_in_flight.unwrap_or(u32::MAX);
+        usage.set_limits(rates, max_in_flight, now);
         Arc::new(Client {
             name: entry.name.into(),
             hash: entry.hash,
-            max_in_flight: entry.max_in_flight.unwrap_or(u32::MAX),
+            rates,
+            max_in_flight,
             priority: entry.priority,
             share_prefix_cache: entry.share_prefix_cache,
             expires: entry.expires,
@@ -359,14 +322,6 @@ fn parse_clients(
         })
     };
     Ok(entries.into_iter().map(client).collect())
-}
-
-fn set_limit(bucket: &mut Option<TokenBucket>, per_minute: Option<u64>, now: Instant) {
-    match (bucket.as_mut(), per_minute) {
-        (Some(bucket), Some(per_minute)) if bucket.limit() == per_minute => {}
-        (Some(bucket), Some(per_minute)) => bucket.resize(per_minute, now),
-        (_, per_minute) => *bucket = per_minute.map(|per_minute| TokenBucket::new(per_minute, now)),
-    }
 }
 
 /// The hash of a key, as it is written in the file.

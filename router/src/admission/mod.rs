@@ -172,7 +172,7 @@ impl PendingRequest {
     pub async fn admit(mut self, slots: usize, priority: i64, deadline: Instant) -> Result<InFlightPermit, Error> {
         let began = Instant::now();
         if let Some(key_permit) = &mut self.0.key_permit {
-            key_permit.extend_to(slots)?;
+            key_permit.extend_to(slots).await?;
         }
         if !self.0.enqueue(slots, priority, began, deadline)? {
             tokio::select! {

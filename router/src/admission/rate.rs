@@ -20,6 +20,12 @@ impl TokenBucket {
         TokenBucket { per_minute: per_minute as f64, level: per_minute as f64, updated: now }
     }
 
+    /// A bucket with this in it.
+    pub fn with_level(per_minute: u64, level: f64, now: Instant) -> Self {
+        let full = TokenBucket::new(per_minute, now);
+        TokenBucket { level: level.min(full.level), ..full }
+    }
+
     /// Changes the rate from `now` on.
     pub fn resize(&mut self, per_minute: u64, now: Instant) {
         self.refill(now);
@@ -29,13 +35,6 @@ impl TokenBucket {
 
     pub fn limit(&self) -> u64 {
         self.per_minute as u64
-    }
-
-    /// Takes one token from the bucket. Err: the time until the bucket has one.
-    pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        self.ready(now)?;
-        self.level -= 1.0;
-        Ok(())
     }
 
     /// Whether the bucket has a token. Err: the time until it has one.
@@ -51,15 +50,9 @@ impl TokenBucket {
         self.level -= amount as f64;
     }
 
-    pub fn remaining(&mut self, now: Instant) -> u64 {
+    pub fn level(&mut self, now: Instant) -> f64 {
         self.refill(now);
-        (self.level + 1e-6).max(0.0) as u64
-    }
-
-    /// How long until the bucket is full.
-    pub fn reset(&mut self, now: Instant) -> Duration {
-        self.refill(now);
-        self.time_until(self.per_minute)
+        self.level
     }
 
     fn time_until(&self, level: f64) -> Duration {
@@ -71,6 +64,12 @@ impl TokenBucket {
         self.updated = self.updated.max(now);
         self.level = (self.level + time.as_secs_f64() * self.per_minute / MINUTE).min(self.per_minute);
     }
+}
+
+/// How many whole tokens these are.
+pub fn whole(level: f64) -> u64 {
+    // The tolerance is for rounding errors of the refill.
+    (level + 1e-6).max(0.0) as u64
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ async fn check_key(
         Ok(caller) => caller,
         Err(error) => return refuse(error),
     };
-    let begun = if counts { caller.begin(Instant::now()) } else { Ok(()) };
+    let begun = if counts { caller.begin().await } else { Ok(()) };
     let mut response = match begun {
         Ok(()) => {
             request.extensions_mut().insert(caller.clone());

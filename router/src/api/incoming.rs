@@ -31,7 +31,7 @@ pub struct IncomingRequest {
 
 impl IncomingRequest {
     /// `wanted` is the client's timeout, `session` the session that the headers name.
-    pub fn new(
+    pub async fn new(
         state: &Arc<RouterState>,
         caller: Option<&ApiCaller>,
         wanted: Option<Duration>,
@@ -39,7 +39,10 @@ impl IncomingRequest {
     ) -> Result<Self, Error> {
         let began = Instant::now();
         let limit = state.config.request_time;
-        let of_key = caller.map(ApiCaller::enter).transpose()?;
+        let of_key = match caller {
+            Some(caller) => Some(caller.enter().await?),
+            None => None,
+        };
         Ok(IncomingRequest {
             pending: state.admission.enter(keys::caller_name(caller), of_key)?,
             state: state.clone(),

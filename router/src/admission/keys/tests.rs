@@ -2,7 +2,7 @@ use super::file::parse_hash;
 use super::*;
 
 fn read(text: &str) -> Result<Vec<Arc<Client>>, String> {
-    parse_clients(text.as_bytes(), &mut HashMap::new(), Instant::now())
+    parse_clients(text.as_bytes(), &mut Usages::default(), Instant::now())
 }
 
 fn entry(name: &str, key: &str, more: &str) -> String {
@@ -40,38 +40,39 @@ fn errors_name_the_field_and_never_quote_the_file() {
     assert_eq!(read(&(entry("a", "k", "") + &entry("b", "l", "priority = -3"))).unwrap().len(), 2);
 }
 
-#[test]
-fn usage_survives_a_reload_of_the_file() {
-    let (mut usages, now) = (HashMap::new(), Instant::now());
+#[tokio::test(start_paused = true)]
+async fn usage_survives_a_reload_of_the_file() {
+    let (mut usages, now) = (Usages::default(), Instant::now());
     let caller = |text: &str, usages: &mut _| ApiCaller(parse_clients(text.as_bytes(), usages, now).unwrap().remove(0));
     let first = caller(&entry("a", "old", "requests_per_minute = 2"), &mut usages);
-    first.begin(now).unwrap();
-    let open = first.enter().unwrap();
+    first.begin().await.unwrap();
+    let open = first.enter().await.unwrap();
     // The key is replaced, but usage belongs to the name.
     let second = caller(&entry("a", "new", "requests_per_minute = 2\nmax_in_flight = 1"), &mut usages);
-    second.begin(now).unwrap();
-    let error = second.begin(now).expect_err("two were allowed");
+    second.begin().await.unwrap();
+    let error = second.begin().await.expect_err("two were allowed");
     assert_eq!((error.code, error.retry_after), (Some("rate_limit_exceeded"), Some(Duration::from_secs(30))));
     assert!(error.message.contains("'a'") && error.message.contains("2 requests per minute"), "{error}");
-    assert!(second.enter().is_err_and(|error| error.kind == ErrorKind::Full));
+    assert!(second.enter().await.is_err_and(|error| error.kind == ErrorKind::Full));
     drop(open);
-    drop(second.enter().unwrap());
-    assert_eq!(second.0.usage.in_flight.load(Ordering::Relaxed), 0);
+    drop(second.enter().await.unwrap());
+    assert_eq!(second.0.usage.in_flight(), 0);
     // A name that was removed starts again from zero.
     caller(&entry("b", "k", ""), &mut usages);
-    caller(&entry("a", "new", "requests_per_minute = 2"), &mut usages).begin(now).unwrap();
+    caller(&entry("a", "new", "requests_per_minute = 2"), &mut usages).begin().await.unwrap();
 }
 
-#[test]
-fn charged_tokens_delay_the_next_request() {
+#[tokio::test(start_paused = true)]
+async fn charged_tokens_delay_the_next_request() {
     let now = Instant::now();
     let caller = ApiCaller(read(&entry("a", "k", "tokens_per_minute = 600")).unwrap().remove(0));
-    caller.begin(now).unwrap();
+    caller.begin().await.unwrap();
     caller.charge(900, now);
-    let error = caller.begin(now).expect_err("in debt");
+    let error = caller.begin().await.expect_err("in debt");
     assert_eq!(error.retry_after.map(|wait| wait.as_secs_f64().round()), Some(30.0));
     assert_eq!(caller.rates(now).map(|rate| rate.map(|rate| rate.remaining)), [None, Some(0)]);
-    caller.begin(now + Duration::from_secs(31)).unwrap();
+    tokio::time::advance(Duration::from_secs(31)).await;
+    caller.begin().await.unwrap();
 }
 
 #[test]

@@ -200,7 +200,7 @@ impl Inference for Service {
     async fn chat(&self, request: Request<v1::ChatRequest>) -> Result<Response<Self::ChatStream>, Status> {
         let trace = new_trace("chat", "chatcmpl-", request.metadata());
         let answer = async {
-            let incoming = self.incoming(&request)?;
+            let incoming = self.incoming(&request).await?;
             let (mut job, charge) = self.read(request, &incoming.requester(), request::chat).await?;
             let choices = job.generation.choices() as usize;
             let (context, model) =
@@ -220,7 +220,7 @@ impl Inference for Service {
     async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {
         let trace = new_trace("complete", "cmpl-", request.metadata());
         let answer = async {
-            let incoming = self.incoming(&request)?;
+            let incoming = self.incoming(&request).await?;
             let (job, charge) =
                 self.read(request, &incoming.requester(), |_, message| request::complete(message)).await?;
             let (context, model) =
@@ -243,7 +243,7 @@ impl Inference for Service {
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedResponse>, Status> {
         let trace = new_trace("embed", "embd-", request.metadata());
         let answer = async {
-            let incoming = self.incoming(&request)?;
+            let incoming = self.incoming(&request).await?;
             let (job, memory_charge) =
                 self.read(request, &incoming.requester(), |_, message| request::embed(message)).await?;
             let (model, session) = (job.model.as_deref(), job.session.as_deref());
@@ -355,11 +355,12 @@ impl Inference for Service {
 }
 
 impl Service {
-    fn incoming<T>(&self, request: &Request<T>) -> Result<IncomingRequest, Error> {
+    fn incoming<T>(&self, request: &Request<T>) -> impl Future<Output = Result<IncomingRequest, Error>> + use<T> {
+        let (state, caller) = (self.state.clone(), request.extensions().get::<ApiCaller>().cloned());
         let timeout = request.metadata().get("grpc-timeout");
         let wanted = timeout.and_then(|timeout| parse_timeout(timeout.to_str().ok()?));
-        let session = request.metadata().get(SESSION).and_then(|name| name.to_str().ok());
-        IncomingRequest::new(&self.state, request.extensions().get::<ApiCaller>(), wanted, session)
+        let session = request.metadata().get(SESSION).and_then(|name| name.to_str().ok()).map(str::to_owned);
+        async move { IncomingRequest::new(&state, caller.as_ref(), wanted, session.as_deref()).await }
     }
 
     /// Decodes the message with `read`. Also returns the memory that is charged for it.
@@ -381,7 +382,7 @@ impl Service {
         request: &Request<T>,
         model: &str,
     ) -> Result<(Requester, InFlightPermit, Arc<ServedModel>), Error> {
-        let incoming = self.incoming(request)?;
+        let incoming = self.incoming(request).await?;
         let requester = incoming.requester();
         let (permit, model) = incoming.admit(Some(model)).await?;
         Ok((requester, permit, model))

@@ -23,7 +23,7 @@ use crate::{
 
 pub async fn create(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let (ParsedBody { value: EmbeddingRequest { job, encoding }, ignored, .. }, charge) =
             read(&state, request, &mut incoming, openai::embedding).await?;
         let (model, session) = (job.model.as_deref(), job.session.as_deref());

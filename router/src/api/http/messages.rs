@@ -39,7 +39,7 @@ pub async fn create(
     request: Request,
 ) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let seal = ThinkingSeal::new(&state.config.seal, incoming.requester().caller);
         let opener = seal.clone();
         let parse = move |body: &[u8]| anthropic::messages(body, &opener, &known);
@@ -69,7 +69,7 @@ pub async fn create(
 
 pub async fn count_tokens(State(state): Shared, Extension(known): Tools, request: Request) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let seal = ThinkingSeal::new(&state.config.seal, requester.caller.clone());
         let parse = move |body: &[u8]| anthropic::count_tokens(body, &seal, &known);

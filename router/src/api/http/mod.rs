@@ -141,7 +141,7 @@ async fn chat_completions(
     request: Request,
 ) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let (ParsedBody { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, charge) =
             read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known)).await?;
         job.bytes = bytes;
@@ -169,7 +169,7 @@ async fn chat_completions(
 
 async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let (ParsedBody { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, charge) =
             read(&state, request, &mut incoming, openai::completion).await?;
         let (context, model) =
@@ -194,7 +194,7 @@ async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, r
 
 async fn render(State(state): Shared, Extension(known): Tools, request: Request) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let (ParsedBody { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
             read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known)).await?;
@@ -212,7 +212,7 @@ async fn render(State(state): Shared, Extension(known): Tools, request: Request)
 
 async fn tokenize(State(state): Shared, Extension(known): Tools, request: Request) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let (ParsedBody { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
             read(&state, request, &mut incoming, move |body: &[u8]| openai::tokenize(body, &known)).await?;
@@ -237,7 +237,7 @@ async fn tokenize(State(state): Shared, Extension(known): Tools, request: Reques
 
 async fn detokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let (ParsedBody { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
             read(&state, request, &mut incoming, openai::detokenize).await?;
@@ -345,17 +345,27 @@ async fn no_method(State(state): Shared, method: Method, uri: Uri) -> Response {
 }
 
 /// Registers the request before its body is read.
-fn incoming(state: &Arc<RouterState>, request: &Request) -> Result<IncomingRequest, Error> {
-    let wanted = match request.headers().get(REQUEST_TIMEOUT) {
+fn incoming(
+    state: &Arc<RouterState>,
+    request: &Request,
+) -> impl Future<Output = Result<IncomingRequest, Error>> + use<> {
+    // The future must not hold the body, which threads cannot share.
+    let (state, caller) = (state.clone(), request.extensions().get::<ApiCaller>().cloned());
+    let wanted = wanted_time(request.headers());
+    let session = request.headers().get(SESSION).and_then(|name| name.to_str().ok()).map(str::to_owned);
+    async move { IncomingRequest::new(&state, caller.as_ref(), wanted?, session.as_deref()).await }
+}
+
+/// The time that the client allows.
+fn wanted_time(headers: &http::HeaderMap) -> Result<Option<Duration>, Error> {
+    Ok(match headers.get(REQUEST_TIMEOUT) {
         None => None,
         Some(value) => Some(value.to_str().ok().and_then(timeout).ok_or_else(|| {
             let got = value.to_str().unwrap_or("(not text)");
             let message = format!("the header '{REQUEST_TIMEOUT}' must be a number of seconds above 0, got {got}");
             Error::invalid(REQUEST_TIMEOUT, message)
         })?),
-    };
-    let session = request.headers().get(SESSION).and_then(|name| name.to_str().ok());
-    IncomingRequest::new(state, request.extensions().get::<ApiCaller>(), wanted, session)
+    })
 }
 
 fn timeout(text: &str) -> Option<Duration> {

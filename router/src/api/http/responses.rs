@@ -53,7 +53,7 @@ pub(super) async fn create(
     request: Request,
 ) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let parse = move |body: &[u8]| responses::request(body, &known);
         let (parsed, mut charge) = read(&state, request, &mut incoming, parse).await?;
@@ -95,7 +95,7 @@ pub(super) async fn create(
 /// Counts the tokens of a request's prompt. No engine is needed.
 pub(super) async fn input_tokens(State(state): Shared, Extension(known): Tools, request: Request) -> Response {
     let answer = async {
-        let mut incoming = incoming(&state, &request)?;
+        let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let parse = move |body: &[u8]| responses::request(body, &known);
         let (parsed, mut charge) = read(&state, request, &mut incoming, parse).await?;
