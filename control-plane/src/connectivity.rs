@@ -134,19 +134,23 @@ impl<'a> Connectivity<'a> {
         let both = |other| [fault(other, true), fault(other, false)];
         self.peers(id).into_iter().flat_map(both).flatten().collect()
     }
+
+    /// The failed probes for which this worker cannot be seated with some of its peers. Of two workers that cannot
+    /// link, the one with more unreachable peers is to blame.
+    pub fn own_faults(&self, id: &str) -> Vec<LinkFault<'a>> {
+        let missed = self.unreachable_peers(id);
+        self.faults(id).into_iter().filter(|fault| self.unreachable_peers(fault.other) <= missed).collect()
+    }
 }
 
 impl Connectivity<'_> {
-    /// Why a worker cannot be seated with some of its peers, one sentence per failed probe. Empty: there is no reason.
-    /// Of two workers that cannot link, the one with more unreachable peers is to blame.
+    /// The same, one sentence per failed probe.
     pub fn seat_refusal_reasons(&self, id: &str) -> Vec<String> {
-        let missed = self.unreachable_peers(id);
         let describe = |fault: LinkFault| match fault.inbound {
             true => format!("worker {} cannot link with it: {}", fault.other, fault.why),
             false => format!("it cannot link with worker {}: {}", fault.other, fault.why),
         };
-        let own = self.faults(id).into_iter().filter(|fault| self.unreachable_peers(fault.other) <= missed);
-        own.map(describe).collect()
+        self.own_faults(id).into_iter().map(describe).collect()
     }
 }
 

@@ -6,8 +6,10 @@
 mod cooldown;
 mod domains;
 mod experts;
+mod lost;
 mod names;
 mod reform;
+mod seats;
 mod suspects;
 
 use std::{
@@ -17,6 +19,7 @@ use std::{
 };
 
 use cooldown::Cooldown;
+use lost::SeenWorkers;
 use names::GroupNames;
 
 use crate::{
@@ -45,6 +48,8 @@ pub enum DecisionKind {
     Seat,
     /// A record that can no longer be decoded is written again.
     Repair,
+    /// Workers are lost, or are back.
+    Lost,
 }
 
 /// One change, written in one transaction.
@@ -77,6 +82,7 @@ pub struct Controller {
     /// Workers that have been seen. If one of them is missing from the store, it is lost; one that was never seen may
     /// still register.
     known: BTreeSet<String>,
+    seen: SeenWorkers,
     /// Per group: its epoch, the cooldown of its changes, and the class of its workers.
     epochs: BTreeMap<String, (u64, Cooldown, WorkerClass)>,
     /// Cooldowns of groups that ended, by class.
@@ -145,6 +151,7 @@ impl Controller {
             began: None,
             point: StorePoint::default(),
             known: BTreeSet::new(),
+            seen: SeenWorkers::default(),
             epochs: BTreeMap::new(),
             ended: BTreeMap::new(),
             draining: BTreeMap::new(),
@@ -203,6 +210,7 @@ impl Controller {
             self.form_groups(&mut round, now);
         }
         self.repair_seats(&mut round, now);
+        round.decisions.extend(self.note_lost(view, now));
         round.decisions
     }
 
@@ -533,52 +541,6 @@ impl Controller {
                 spares = self.settings.spares;
             }
             self.note_scattered(class, &free, spares, now);
-        }
-    }
-
-    /// Corrects seats that differ from the placements, after the store lost data or a worker was lost.
-    fn repair_seats(&mut self, round: &mut Round, now: Duration) {
-        let view = round.view;
-        let mut wanted: BTreeMap<&str, Seat> = BTreeMap::new();
-        for (id, worker) in &view.workers {
-            if self.orphans.get(id).is_some_and(|&since| now >= since + limits::ORPHAN_TIME) {
-                wanted.insert(id, Seat { group: None, epoch: worker.seat.epoch });
-            }
-            // Its group was reformed while this worker was away.
-            let group = worker.seat.group.as_ref().and_then(|group| view.groups.get(group)?.record());
-            if let Some(record) = group.filter(|record| record.epoch() > worker.seat.epoch) {
-                wanted.insert(id, Seat { group: None, epoch: record.epoch() });
-            }
-        }
-        for (id, record) in view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?))) {
-            for (worker, incarnation) in &record.out {
-                if view.workers.get(worker).is_some_and(|w| w.incarnation == *incarnation) {
-                    wanted.entry(worker).or_insert(Seat { group: None, epoch: record.epoch() });
-                }
-            }
-            for member in &record.members {
-                wanted.insert(&member.worker, Seat { group: Some(id.clone()), epoch: record.epoch() });
-            }
-        }
-        let mut transaction = Transaction::default();
-        for (worker, seat) in &wanted {
-            if view.seats.get(*worker) != Some(seat) && transaction.writes.len() < limits::WRITES {
-                transaction = transaction.put(self.keys.seat(worker), encode(seat), None);
-            }
-        }
-        for worker in view.seats.keys() {
-            let needed = wanted.contains_key(worker.as_str()) || view.workers.contains_key(worker);
-            if !needed && transaction.writes.len() < limits::WRITES {
-                transaction = transaction.delete(self.keys.seat(worker));
-            }
-        }
-        // Groups that change in this round write their seats themselves.
-        if round.decisions.is_empty() && !transaction.writes.is_empty() {
-            round.decisions.push(Decision {
-                kind: DecisionKind::Seat,
-                why: "correcting seats to match the placements".into(),
-                transaction,
-            });
         }
     }
 }

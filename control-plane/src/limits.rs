@@ -57,6 +57,10 @@ pub const PROBE_PATIENCE: Duration = Duration::from_secs(4);
 pub const DRAIN_QUIET: Duration = Duration::from_millis(500);
 /// Longest time that a draining member waits for sequences to finish. The remaining ones resume on another group.
 pub const DRAIN_TIME: Duration = Duration::from_secs(30);
+/// How long a lost worker is shown.
+pub const LOST_WORKER_TIME: Duration = Duration::from_secs(3600);
+/// Lost workers that are shown; the latest ones.
+pub const LOST_WORKERS: usize = 100;
 /// The controller handles changes within this time as one.
 pub const CHANGE_BURST: Duration = Duration::from_millis(20);
 /// Writes per transaction (etcd's limit is 128).

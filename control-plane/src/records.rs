@@ -109,6 +109,11 @@ impl Keys {
         format!("{}seal", self.root)
     }
 
+    /// A worker that was lost. Written by the controller.
+    pub fn lost(&self, worker: &str) -> String {
+        format!("{}lost/{worker}", self.root)
+    }
+
     /// Prefix of what the routers share of the limits of an API key.
     pub fn limits(&self, key: &str) -> String {
         format!("{}limits/{key}/", self.root)
@@ -244,6 +249,16 @@ pub struct WorkerRecord {
     /// When its certificate expires, in seconds since 1970. None: it has no certificate, or one that never expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
+}
+
+/// A worker whose lease expired.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostWorker {
+    pub model: String,
+    pub address: String,
+    pub device: String,
+    /// When the controller noticed, in seconds since 1970.
+    pub at: u64,
 }
 
 /// A request that a worker leaves. It applies to this incarnation and later ones of the process, not to a later start.
@@ -390,6 +405,12 @@ pub struct RouterRecord {
     pub grpc: String,
     pub in_flight: usize,
     pub draining: bool,
+    /// The names of the models that it is told to expect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expects: Vec<String>,
+    /// When the first of its certificates expires, in seconds since 1970. None: it has none, or none that expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<u64>,
     /// By model. Empty: no call was lost.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost_calls: BTreeMap<String, LostCalls>,

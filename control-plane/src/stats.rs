@@ -12,7 +12,7 @@ use prometheus_client::{
 use crate::{decide::DecisionKind, mirror::Mirror, records::Keys, view::ClusterView};
 
 /// By kind of decision.
-const KINDS: [(DecisionKind, &str); 7] = [
+const KINDS: [(DecisionKind, &str); 8] = [
     (DecisionKind::Form, "form"),
     (DecisionKind::Reform, "reform"),
     (DecisionKind::Dissolve, "dissolve"),
@@ -20,6 +20,7 @@ const KINDS: [(DecisionKind, &str); 7] = [
     (DecisionKind::Relayout, "relayout"),
     (DecisionKind::Seat, "seat"),
     (DecisionKind::Repair, "repair"),
+    (DecisionKind::Lost, "lost"),
 ];
 
 #[derive(Debug, Default)]
@@ -49,7 +50,7 @@ impl ControllerStats {
         let help = "Changes that this controller has made: `form` (a new group), `reform` (new members of a group), \
             `dissolve` (the end of a group), `drain` (a group takes no new sequences), `relayout` (the experts of a \
             group move), `seat` (seats repaired to match the placements), `repair` (a placement that could not be \
-            decoded is written again)";
+            decoded is written again), `lost` (workers are lost, or back)";
         registry.register("rein_controller_decisions", help, self.decided.clone());
     }
 

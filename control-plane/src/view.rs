@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     records::{
-        EngineRecord, ExpertLoad, GroupRecord, Keys, LinkReport, Load, RankFailure, Ready, Release, RouterRecord, Seat,
-        WorkerRecord, decode,
+        EngineRecord, ExpertLoad, GroupRecord, Keys, LinkReport, Load, LostWorker, RankFailure, Ready, Release,
+        RouterRecord, Seat, WorkerRecord, decode,
     },
     store::{Entry, KeyCondition, Revision, Snapshot, StorePoint},
 };
@@ -33,6 +33,7 @@ pub struct ClusterView {
     pub controller_release: Release,
     /// Workers that are asked to leave.
     pub drains: Vec<String>,
+    pub lost: BTreeMap<String, LostWorker>,
     /// The revision of each key that was read.
     seen: BTreeMap<String, Revision>,
     /// Placements whose record can no longer be decoded: the last one that could is still in use.
@@ -120,6 +121,7 @@ impl ClusterView {
             ["seats", id] => set(&mut self.seats, id.to_owned(), read(key, entry).or_gone()),
             ["routers", id] => set(&mut self.routers, id.to_owned(), read(key, entry)),
             ["engines", id] => set(&mut self.engines, id.to_owned(), read(key, entry).map(Arc::new)),
+            ["lost", id] => set(&mut self.lost, id.to_owned(), read(key, entry).or_gone()),
             ["links", id] => set(&mut self.links, id.to_owned(), read(key, entry).map(Arc::new)),
             ["controller"] => {
                 // Id, lease, protocol, version and start time.

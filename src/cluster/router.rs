@@ -23,7 +23,7 @@ use crate::args::RouterArgs;
 use crate::banner::Banner;
 use crate::listen::CLOSE_TIME;
 use crate::model_dir;
-use crate::tls::Peers;
+use crate::tls::{Certificate, Peers};
 
 /// How often the router publishes its record.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(2);
@@ -79,12 +79,13 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let id = id(&args.id, http.port())?;
         let dial: Dial = Arc::new(move |address| links.dial(address));
         let hedge_after = args.hedge_after.map(Duration::from_millis);
-        let certificates = peers.iter().map(Peers::certificate).chain(listeners.certificate()).collect();
-        let process_metrics = api_server::process_metrics(certificates);
+        let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).chain(listeners.certificate()).collect();
+        let process_metrics = api_server::process_metrics(certificates.clone());
         let seal = Seal::default();
         let sealing = tokio::spawn(super::seal::share(seal.clone(), store.clone(), keys.seal()));
         let base = api_server::config(&args.api, ResponsesStoreMode::Off)?;
         let expected_models = args.expect;
+        let expects = expected_models.clone();
         let memory = api_server::memory(&args.api.admission, 0);
         let config = RouterConfig { policy: args.policy, expected_models, hedge_after, process_metrics, seal, memory, ..base };
         let router = Router::open(config)?;
@@ -106,7 +107,9 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             move |draining| {
                 let (in_flight, lost_calls) = (router.in_flight(), router.lost_calls());
                 let (http, grpc) = (http.to_string(), grpc.to_string());
-                let record = RouterRecord { http, grpc, in_flight, draining, lost_calls, release: super::release() };
+                let expires = certificates.iter().filter_map(Certificate::until).min();
+                let (expects, release) = (expects.clone(), super::release());
+                let record = RouterRecord { http, grpc, in_flight, draining, expects, expires, lost_calls, release };
                 session.put(key.clone(), encode(&record));
             }
         };

@@ -1,5 +1,7 @@
 //! The command `rein status`: shows the cluster as a table or as JSON. It changes nothing.
 
+mod reasons;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::Write;
@@ -12,6 +14,7 @@ use rein_control_plane::view::GroupState;
 use rein_control_plane::{ClusterView, Mirror};
 use serde_json::{Value, json};
 
+use self::reasons::{DeadWorker, Ungrouped};
 use super::{keep_alive, keys, seconds_since_1970, store, store_error};
 use crate::args::StatusArgs;
 
@@ -48,6 +51,18 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
     })
 }
 
+/// The column with the time until the first certificate of a process expires.
+const CERTIFICATE: &str = "CERTIFICATE";
+
+/// How long a certificate is valid.
+fn validity(expires: Option<u64>) -> String {
+    match expires.map(|expires| expires.saturating_sub(seconds_since_1970())) {
+        None => "-".into(),
+        Some(0) => "expired".into(),
+        Some(left) => duration(left),
+    }
+}
+
 /// The state of a group.
 pub fn state(group: &GroupState) -> &'static str {
     match group.record() {
@@ -56,14 +71,6 @@ pub fn state(group: &GroupState) -> &'static str {
         Some(_) if !group.serves() => "loading",
         Some(record) if record.draining => "draining",
         Some(_) => "serving",
-    }
-}
-
-/// Why the controller does not seat a worker, or does not seat it with some of its peers. Empty without a reason.
-fn seat_refusal(connectivity: &Connectivity, id: &str, worker: &WorkerRecord) -> String {
-    match worker.expires {
-        Some(expires) if expires <= seconds_since_1970() => "its certificate has expired".into(),
-        _ => connectivity.seat_refusal_reasons(id).join("; "),
     }
 }
 
@@ -131,6 +138,7 @@ fn json(view: &ClusterView) -> Value {
                 faults.map(|fault| (fault.other.to_owned(), fault.why.into())).collect()
             };
             let value = json!({
+                "reason": reasons::of_worker(view, &connectivity, id, worker),
                 "missed_by": faults(true), "cannot_reach": faults(false), "certificate_expires": worker.expires,
                 "model": worker.model, "address": worker.address, "mesh": worker.mesh, "device": worker.device,
                 "state": worker.state, "ranks": worker.ranks, "group_size": worker.group_size,
@@ -143,7 +151,17 @@ fn json(view: &ClusterView) -> Value {
         .collect();
     let engines: BTreeMap<&String, &EngineRecord> = view.engines.iter().map(|(id, engine)| (id, &**engine)).collect();
     let release = view.controller.as_ref().map(|_| &view.controller_release);
-    json!({"controller": view.controller, "controller_release": release, "routers": view.routers, "groups": groups, "workers": workers, "engines": engines, "draining": view.drains})
+    let without: BTreeMap<&str, String> =
+        reasons::models_without_group(view).into_iter().map(|(model, ungrouped)| (model, ungrouped.why)).collect();
+    let dead: BTreeMap<&str, Value> = reasons::dead(view)
+        .into_iter()
+        .map(|(id, DeadWorker { address, device, why })| {
+            let since = view.lost.get(id).map(|lost| lost.at);
+            (id, json!({"address": address, "device": device, "since": since, "reason": why}))
+        })
+        .collect();
+    json!({"controller": view.controller, "controller_release": release, "routers": view.routers, "groups": groups,
+           "models_without_group": without, "workers": workers, "dead": dead, "engines": engines, "draining": view.drains})
 }
 
 /// Why ranks left an epoch, by rank.
@@ -205,9 +223,32 @@ fn table(cluster: &str, view: &ClusterView) -> String {
             &experts(group).and_then(|e| e["imbalance"].as_f64()).map_or("-".into(), |worst| format!("{worst:.2}")),
         ]));
     }
+    let without = reasons::models_without_group(view);
+    for (model, Ungrouped { ranks, .. }) in &without {
+        let ranks = ranks.map_or_else(|| "0".to_owned(), |(there, all)| format!("{there} of {all}"));
+        let workers = view.workers.values().filter(|worker| worker.model == **model).count().to_string();
+        rows.push(row(["-", model, "no group", "-", &ranks, &workers, "-", "-", "-", "-", "-"]));
+    }
     out.push_str(&aligned(&rows));
+    let said = |out: &mut String, who: &str, why: &str| out.push_str(&format!("{who}: {why}\n"));
+    view.groups
+        .iter()
+        .filter_map(|(id, group)| Some((id, reasons::of_group(group)?)))
+        .for_each(|(id, why)| said(&mut out, id, &why));
+    without.iter().for_each(|(model, ungrouped)| said(&mut out, model, &ungrouped.why));
     let mut rows = vec![row([
-        "WORKER", "ADDRESS", "DOMAIN", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS", "AGE", "VERSION", "PROTOCOL",
+        "WORKER",
+        "ADDRESS",
+        "DOMAIN",
+        "DEVICE",
+        "STATE",
+        "GROUP",
+        "RANK",
+        "EXPERTS",
+        "AGE",
+        "VERSION",
+        "PROTOCOL",
+        CERTIFICATE,
     ])];
     for (id, worker) in &view.workers {
         let group = worker.seat.group.as_deref();
@@ -228,17 +269,20 @@ fn table(cluster: &str, view: &ClusterView) -> String {
         let (age, version) = (age(&worker.release), version(&worker.release));
         let domain = worker.domain.as_deref().unwrap_or("-");
         let (address, device) = (&worker.address, &worker.device);
-        rows.push(row([id, address, domain, device, state, group, &rank, &experts, &age, version, &protocol]));
+        let valid = validity(worker.expires);
+        rows.push(row([id, address, domain, device, state, group, &rank, &experts, &age, version, &protocol, &valid]));
+    }
+    let dead = reasons::dead(view);
+    for (id, DeadWorker { address, device, .. }) in &dead {
+        rows.push(row([id, address, "-", device, "dead", "-", "-", "-", "-", "-", "-", "-"]));
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
     let connectivity = Connectivity::new(view);
     for (id, worker) in &view.workers {
-        let why = seat_refusal(&connectivity, id, worker);
-        if !why.is_empty() {
-            out.push_str(&format!("{id}: {why}\n"));
-        }
+        reasons::of_worker(view, &connectivity, id, worker).iter().for_each(|why| said(&mut out, id, why));
     }
+    dead.iter().for_each(|(id, worker)| said(&mut out, id, &worker.why));
     if !view.engines.is_empty() {
         let mut rows = vec![row([
             "ENGINE", "MODEL", "KIND", "STATE", "URL", "ADAPTER", "CONTEXT", "SLOTS", "CACHE", "AGE", "VERSION",
@@ -261,12 +305,14 @@ fn table(cluster: &str, view: &ClusterView) -> String {
             }
         }
     }
-    let mut rows = vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT", "AGE", "VERSION", "PROTOCOL"])];
+    let mut rows =
+        vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT", "AGE", "VERSION", "PROTOCOL", CERTIFICATE])];
     for (id, router) in &view.routers {
         let state = if router.draining { "draining" } else { "serving" };
         let (in_flight, protocol) = (router.in_flight.to_string(), router.release.protocol.to_string());
         let (age, version) = (age(&router.release), version(&router.release));
-        rows.push(row([id, &router.http, &router.grpc, state, &in_flight, &age, version, &protocol]));
+        let valid = validity(router.expires);
+        rows.push(row([id, &router.http, &router.grpc, state, &in_flight, &age, version, &protocol, &valid]));
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
@@ -304,7 +350,13 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
 
+/// The table. Its last column is left out if it is that of certificates, and there are none.
 fn aligned(rows: &[Vec<String>]) -> String {
+    let last = rows.iter().filter_map(|row| row.last()).collect::<Vec<_>>();
+    if matches!(last[..], [first, ref rest @ ..] if first == CERTIFICATE && rest.iter().all(|cell| *cell == "-")) {
+        let without = |row: &Vec<String>| row[..row.len() - 1].to_vec();
+        return aligned(&rows.iter().map(without).collect::<Vec<_>>());
+    }
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();

@@ -72,7 +72,8 @@ impl Certificate {
         self.validity().map(|validity| validity.until - now())
     }
 
-    fn until(&self) -> Option<u64> {
+    /// When it expires, in seconds since 1970.
+    pub fn until(&self) -> Option<u64> {
         self.validity().and_then(|validity| validity.until.try_into().ok())
     }
 }

@@ -133,6 +133,19 @@ def test_routers_stay_ready_while_an_empty_store_is_filled_again(fleet, by):
     assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
 
 
+def test_the_status_shows_dead_workers_until_they_are_back(fleet):
+    victim = next(iter(fleet.whole(2)["workers"]))
+    fleet.kill(victim)
+    status = fleet.wait("it is dead", lambda status: victim in status["dead"] and victim not in status["workers"])
+    assert "lease" in status["dead"][victim]["reason"]
+    table = subprocess.run([BIN, "status"], env=fleet.environment(), capture_output=True, text=True, check=True).stdout
+    assert re.search(rf"^{victim} .* dead ", table, re.M) and re.search(rf"^{victim}: its lease ", table, re.M), table
+    fleet.wait("the controller has noted it", lambda status: status["dead"].get(victim, {}).get("since"))
+    fleet.start(victim)
+    fleet.wait("it is back", lambda status: not status["dead"])
+    fleet.whole(2)
+
+
 def test_garbage_in_the_store_is_written_over(fleet, undisturbed):
     before = fleet.whole(2)
     stored = lambda: fleet.etcdctl("get", "--prefix", "/", "--keys-only").split()

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 
-use rein_control_plane::records::{ExpertLoad, GroupMember, GroupRecord, LostCalls, Ready, RouterRecord, Seat};
+use rein_control_plane::records::{
+    ExpertLoad, GroupMember, GroupRecord, LinkAttempt, LinkReport, LostCalls, LostWorker, Ready, RouterRecord, Seat,
+};
 use rein_control_plane::{ModelShape, place};
 
 use super::*;
@@ -82,6 +84,8 @@ fn view() -> ClusterView {
         grpc: "r0:9000".into(),
         in_flight: 6,
         draining: true,
+        expects: Vec::new(),
+        expires: None,
         lost_calls: [("demo".to_owned(), LostCalls { answers: 3, format: Some("hermes_json".into()) })].into(),
         release: release(),
     };
@@ -162,4 +166,110 @@ fn engines_behind_adapters_have_a_table_of_their_own() {
     );
     assert!(shown.contains("a2: no answer within 5 s"), "{shown}");
     assert_eq!(json(&view)["engines"]["a2"]["lost"], "no answer within 5 s");
+}
+
+/// The lines below the tables.
+fn said(view: &ClusterView) -> Vec<String> {
+    table("test", view).lines().filter(|line| line.contains(": ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_model_without_a_group_is_shown_with_what_it_lacks() {
+    let mut view = ClusterView::default();
+    let of = |id: &str, change: &dyn Fn(&mut WorkerRecord)| {
+        let mut record = WorkerRecord { group_size: 4, ..(*worker(id, None)).clone() };
+        change(&mut record);
+        (id.to_owned(), Arc::new(record))
+    };
+    view.workers = [of("w0", &|_| ()), of("w1", &|_| ()), of("w2", &|worker| worker.fingerprint = "g".into())].into();
+    let shown = table("test", &view);
+    let why = "2 of a group's 4 ranks are there; start 2 more";
+    let others = "; 1 more have another checkpoint, other options or another release";
+    assert_eq!(cells(&shown)[1], ["-", "demo", "no group", "-", "2 of 4", "3", "-", "-", "-", "-", "-"], "{shown}");
+    let one = "1 of a group's 4 ranks are there; start 3 more";
+    let lines = [format!("demo: {why}{others}"), format!("w0: {why}"), format!("w1: {why}"), format!("w2: {one}")];
+    assert_eq!(said(&view), lines);
+    assert_eq!(json(&view)["models_without_group"]["demo"], format!("{why}{others}"));
+    assert_eq!(json(&view)["workers"]["w0"]["reason"], why);
+
+    let domain = |name: &'static str| move |worker: &mut WorkerRecord| worker.domain = Some(name.into());
+    view.workers =
+        [of("w0", &domain("a")), of("w1", &domain("a")), of("w2", &domain("b")), of("w3", &domain("b"))].into();
+    assert_eq!(said(&view)[0], "demo: no domain has the 4 ranks of a group: a, b");
+    view.workers = ["w0", "w1", "w2", "w3"].map(|id| of(id, &|_| ())).into();
+    assert_eq!(said(&view)[0], "demo: a group is being formed");
+
+    // A router waits for it.
+    let router = RouterRecord { expects: vec!["demo".into(), "other".into()], ..self::view().routers["r0"].clone() };
+    view.routers = [("r0".to_owned(), router)].into();
+    assert_eq!(said(&view)[1], "other: a router expects it, and no worker and no engine has it");
+    let mut served = self::view();
+    served.routers = view.routers;
+    assert_eq!(json(&served)["models_without_group"].as_object().map(|models| models.len()), Some(1));
+}
+
+#[test]
+fn dead_workers_are_shown_as_dead() {
+    let mut view = view();
+    view.workers.remove("w1");
+    let row = |view: &ClusterView, id: &str| {
+        let shown = table("test", view);
+        cells(&shown)
+            .into_iter()
+            .find(|row| row[0] == id)
+            .map(|row| row.into_iter().map(str::to_owned).collect::<Vec<_>>())
+    };
+    let dead = ["w1", "w1:1", "-", "-", "dead", "-", "-", "-", "-", "-", "-"].map(str::to_owned).to_vec();
+    assert_eq!(row(&view, "w1"), Some(dead.clone()));
+    assert!(said(&view).contains(&"w1: its lease has expired, and nobody has taken its ranks".to_owned()));
+    let lost = |at| LostWorker { model: "demo".into(), address: "w1:1".into(), device: "cuda:0".into(), at };
+    view.lost = [("w1".to_owned(), lost(seconds_since_1970() - 7205)), ("w2".to_owned(), lost(0))].into();
+    assert_eq!(row(&view, "w1").map(|row| row[3].clone()), Some("cuda:0".to_owned()));
+    assert!(said(&view).contains(&"w1: its lease expired 2 h ago, and nobody has taken its ranks".to_owned()));
+    // It is back.
+    assert_eq!(row(&view, "w2").map(|row| row[4].clone()), Some("drain requested".to_owned()));
+    assert_eq!(json(&view)["dead"].as_object().map(|dead| dead.len()), Some(1));
+    let mut gone = ClusterView::default();
+    gone.lost.clone_from(&view.lost);
+    assert_eq!(said(&gone)[0], "demo: its 2 workers are dead");
+    // Its group goes on without it.
+    view.groups.clear();
+    assert_eq!(row(&view, "w1").map(|row| row[4].clone()), Some("dead".to_owned()));
+    assert!(said(&view).contains(&"w1: its lease expired 2 h ago".to_owned()));
+}
+
+#[test]
+fn the_validity_of_certificates_has_a_column_if_there_are_any() {
+    let mut view = view();
+    assert!(!table("test", &view).contains(CERTIFICATE));
+    let with = |view: &mut ClusterView, id: &str, left: i64| {
+        let expires = Some(seconds_since_1970().saturating_add_signed(left));
+        let record = WorkerRecord { expires, ..(*view.workers[id]).clone() };
+        view.workers.insert(id.into(), Arc::new(record));
+    };
+    with(&mut view, "w0", 30 * 86_400 + 5);
+    with(&mut view, "w2", -1);
+    view.routers.get_mut("r0").expect("a router").expires = Some(seconds_since_1970() + 3605);
+    let shown = table("test", &view);
+    let last = |id: &str| cells(&shown).into_iter().find(|row| row[0] == id).and_then(|row| row.last().copied());
+    assert_eq!(["w0", "w1", "w2", "r0"].map(last), [Some("30 d"), Some("-"), Some("expired"), Some("60 min")]);
+    assert!(said(&view).contains(&"w2: its certificate has expired".to_owned()), "{shown}");
+}
+
+#[test]
+fn a_worker_has_one_short_reason() {
+    let mut view = view();
+    let failure = Some(format!("the peer's certificate\nis of another authority {}", "x".repeat(300)));
+    let tried = ["w0", "w1"].map(|id| (id.to_owned(), LinkAttempt { incarnation: 1, failure: failure.clone() })).into();
+    view.links = [("w2".to_owned(), Arc::new(LinkReport { tried }))].into();
+    let all = said(&view);
+    let of_w2: Vec<&String> = all.iter().filter(|line| line.starts_with("w2: ")).collect();
+    let [one] = of_w2[..] else { panic!("{of_w2:?}") };
+    let why = "it cannot link with workers w0 and w1: the peer's certificate is of another authority";
+    assert!(one.starts_with(&format!("w2: {why}")) && one.chars().count() <= 150, "{one}");
+    // A group's trouble in its current epoch.
+    let trouble = |epoch| RankFailure { epoch, suspect: Some(1), reason: "rank 1 does not answer".into() };
+    let group = view.groups.get_mut("demo-1").expect("a group");
+    group.trouble = [(0, trouble(EPOCH)), (1, trouble(EPOCH - 1))].into();
+    assert!(said(&view).contains(&"demo-1: rank 0: rank 1 does not answer".to_owned()));
 }

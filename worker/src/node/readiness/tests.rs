@@ -44,6 +44,8 @@ impl Worker {
             grpc: String::new(),
             in_flight: 0,
             draining,
+            expects: Vec::new(),
+            expires: None,
             lost_calls: BTreeMap::new(),
             release: Release::default(),
         };

@@ -31,6 +31,8 @@ impl TestRouter {
             grpc: String::new(),
             in_flight: 0,
             draining: false,
+            expects: Vec::new(),
+            expires: None,
             lost_calls: Default::default(),
             release: Default::default(),
         };
