@@ -24,6 +24,8 @@ SCHEMA = CHART / "values.schema.json"
 CLI = ROOT / "docs/reference/cli.md"
 VALUES_PAGE = ROOT / "docs/reference/chart-values.md"
 ALARMS = ROOT / "helm/alarms.toml"
+HINTS = ROOT / "helm/hints.toml"
+HINT = "no value of this chart"
 WATCH = ROOT / "docs/howto/watch.md"
 METRICS = ROOT / "docs/reference/metrics.md"
 SPOKEN_UNITS = {"s": "s", "m": "min", "h": "h"}
@@ -228,7 +230,23 @@ def schema():
     places["worker of modelDefaults"] = document["properties"]["modelDefaults"]
     for command, place in places.items():
         place["properties"]["options"]["properties"] = options(command.partition(" ")[0])
+    hints(document)
     return dump(document) + "\n"
+
+
+def hints(document):
+    """Wrong names as properties that accept nothing but what to write instead: both helms show that."""
+    top, model = document["properties"], document["definitions"]["model"]["properties"]
+    defaults = top["modelDefaults"]["properties"]
+    inner = {name: top[name]["properties"] for name in ("router", "controller", "etcd", "image")}
+    for properties in (top, model, defaults, *inner.values()):
+        for name in [name for name, part in properties.items() if part.get("description") == HINT]:
+            del properties[name]
+    for section, names in tomllib.loads(HINTS.read_text()).items():
+        for properties in {"top": [top], "model": [model, defaults]}.get(section) or [inner[section]]:
+            for name, text in names.items():
+                assert name not in properties, f"{section}: {name} is a value"
+                properties[name] = {"enum": [f"unknown name: {text}"], "description": HINT}
 
 
 # --- Values
@@ -253,15 +271,26 @@ def kind(document, node):
     return " or ".join(kinds) + bounds
 
 
+def meaning(node):
+    """The description, with the example of a list."""
+    text = node.get("description", "")
+    if node.get("type") != "array":
+        return text
+    example = json.dumps(node["examples"][0], ensure_ascii=False)
+    return f"{text} Example: `{example}`.".strip()
+
+
 def rows(document, node, path, default):
     node = resolved(document, node)
+    if node.get("description") == HINT:
+        return
     inner = node.get("properties")
     items = resolved(document, node["items"]) if node.get("type") == "array" else {}
     if path.endswith(".options") or path == "modelDefaults" or not (inner or items.get("properties")):
-        yield path, kind(document, node), default, node.get("description", "")
+        yield path, kind(document, node), default, meaning(node)
         return
     if items.get("properties"):
-        yield path, kind(document, node), default, node.get("description", "")
+        yield path, kind(document, node), default, meaning(node)
         inner, path, default = items["properties"], path + "[]", {}
     elif path and node.get("description"):
         yield path, "object", None, node["description"]

@@ -213,7 +213,7 @@ GIB = 1 << 30
 @pytest.mark.parametrize("name, model", [(name, model["name"]) for name in PROFILES for model in values_of(name).get("models", []) if "capacity" in model])
 def test_the_memory_of_profiles_is_what_rein_capacity_says(name, model):
     value = next(one for one in values_of(name).get("models", []) if one["name"] == model)
-    done = subprocess.run([BIN, "capacity", model, "--gpus", str(value.get("ranks", 1)), "--json"], capture_output=True, text=True, check=True)
+    done = subprocess.run([BIN, "capacity", model, "--gpus", str(value.get("podsPerGroup", 1) * len(value["devices"])), "--json"], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
     memory, stated = report["memory"], value["capacity"]
     gib = {key: float(stated.get(key, "0Gi").removesuffix("Gi")) for key in ("weights", "expertRoom", "deviceMemory")}

@@ -1,10 +1,14 @@
 """Wrong values are refused by both helms with the path of the value. The helms word what the schema finds differently."""
+import copy
+import json
 import re
+import tomllib
 
+import jsonschema
 import pytest
 
 from cases import GPUS, PROFILES, TRIAL, copied, demo, profile
-from chart import HELMS, template
+from chart import CHART, HELMS, REPOSITORY, template
 
 GPU = {"engine": "cuda", "devices": [0], "resources": {"limits": {"memory": "64Gi"}}}
 KEDA = {"type": "keda", "prometheus": "http://prometheus:9090"}
@@ -164,6 +168,82 @@ def test_a_wrong_value_is_refused_by_its_path(what, version):
     else:
         text = " ".join(done.stderr.split())
         assert f" {path}: " in text and message in text, done.stderr
+
+
+RULES = {what: case for what, case in WRONG.items() if case[2]}
+
+
+def both(ours, theirs):
+    """The values of two cases together, with the models of both."""
+    merged = copy.deepcopy(ours)
+    for name, value in theirs.items():
+        if isinstance(value, dict) and isinstance(merged.get(name), dict):
+            merged[name] = both(merged[name], value)
+        elif name == "models":
+            merged[name] = [*merged.get(name, []), *value]
+        else:
+            merged[name] = value
+    return merged
+
+
+@pytest.mark.parametrize("version", HELMS)
+def test_all_errors_are_told_at_once(version):
+    values = both({
+        "etcd": {"trial": True, "endpoints": ["etcd:2379"], "tls": {"serverName": "a"}},
+        "router": {"autoscaling": {"enabled": True, "minReplicas": 9, "maxReplicas": 3}, "env": [{"name": "REIN_HTTP", "value": ":80"}]},
+        "ingress": {"enabled": True},
+        "httpRoute": {"enabled": True},
+    }, one(ranks=3, devices=[0, "cpu"], source={}, autoscaling={"type": "keda"}))
+    said = template(version, values).stderr.splitlines()
+    paths = [match[1] for match in (re.match(r"- (\S+): ", line) for line in said) if match]
+    assert paths == [
+        "etcd.trial", "etcd.tls.serverName", "router.autoscaling.minReplicas", "router.env[0].name",
+        "ingress.hosts", "httpRoute.parentRefs", "models[0].ranks", "models[0].source", "models[0].devices[0]", "models[0].autoscaling.prometheus",
+    ], said
+    assert f"{len(paths)} values are wrong:" in "\n".join(said)
+
+
+@pytest.mark.parametrize("what", RULES)
+def test_an_error_does_not_hide_or_break_the_next(what):
+    """Each case together with the one after it."""
+    names = list(RULES)
+    ours, theirs = RULES[what], RULES[names[(names.index(what) + 1) % len(names)]]
+    said = template("4.3.1", both(ours[0], theirs[0])).stderr
+    assert "are wrong:" in said or said.count(": ") >= 3
+    for wrong in ("error calling", "nil pointer", "can't evaluate"):
+        assert wrong not in said, said
+
+
+HINTS = tomllib.loads((REPOSITORY / "helm/hints.toml").read_text())
+
+
+@pytest.mark.parametrize("version", HELMS)
+@pytest.mark.parametrize("section", HINTS)
+def test_names_of_other_charts_come_with_what_to_write_instead(section, version):
+    names = HINTS[section]
+    wrong = {name: 4 for name in names}
+    values = {"top": {**TRIAL, **wrong}, "model": one(**wrong)}.get(section) or both(TRIAL, {section: wrong})
+    said = template(version, values).stderr
+    missing = [name for name, text in names.items() if f"unknown name: {text}" not in said]
+    assert not missing, said
+
+
+def arrays(node, path=""):
+    if isinstance(node, dict):
+        if node.get("type") == "array":
+            yield path, node
+        for name, part in node.items():
+            yield from arrays(part, f"{path}/{name}")
+
+
+def test_each_list_has_an_example_that_is_valid():
+    document = json.loads((CHART / "values.schema.json").read_text())
+    lists = dict(arrays(document))
+    assert len(lists) > 20
+    for path, node in lists.items():
+        assert node.get("examples"), f"{path} has no example"
+        for example in node["examples"]:
+            jsonschema.Draft7Validator({**node, "definitions": document["definitions"]}).validate(example)
 
 
 def test_an_image_volume_needs_kubernetes_1_35():

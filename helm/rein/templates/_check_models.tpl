@@ -11,18 +11,18 @@
 {{- $path := printf "models[%d]" $index -}}
 {{- $of := dict "root" $ "path" $path "model" $model -}}
 {{- if hasKey $names $model.name -}}
-{{- fail (printf "%s.name: %s is taken by another model or by a part of the chart" $path $model.name) -}}
+{{- printf "%s.name: %s is taken by another model or by a part of the chart" $path $model.name | println -}}
 {{- end -}}
 {{- $_ := set $names $model.name "" -}}
 {{- $name := include "rein.servedName" $model -}}
 {{- if hasKey $served $name -}}
-{{- fail (printf "%s.servedName: %s is served by %s already" $path $name (get $served $name)) -}}
+{{- printf "%s.servedName: %s is served by %s already" $path $name (get $served $name) | println -}}
 {{- end -}}
 {{- $_ := set $served $name $path -}}
 {{- $suffix := ternary (printf "-g%d" (int $model.groups)) "" (gt (int $model.podsPerGroup) 1) -}}
 {{- $longest := printf "%s-%s%s" $fullname $model.name $suffix -}}
 {{- if gt (len $longest) 52 -}}
-{{- fail (printf "%s.name: the name %s of its StatefulSet must have at most 52 characters, got %d" $path $longest (len $longest)) -}}
+{{- printf "%s.name: the name %s of its StatefulSet must have at most 52 characters, got %d" $path $longest (len $longest) | println -}}
 {{- end -}}
 {{- include "rein.checkGroups" $of -}}
 {{- include "rein.checkSource" $of -}}
@@ -32,7 +32,7 @@
 {{- include "rein.checkEnvironment" (dict "path" (printf "%s.env" $path) "env" $model.env) -}}
 {{- $first := index $models 0 -}}
 {{- if ne (int $model.spares) (int $first.spares) -}}
-{{- fail (printf "%s.spares: must be %d as for models[0], got %d: the controller keeps one number of spares for all models" $path (int $first.spares) (int $model.spares)) -}}
+{{- printf "%s.spares: must be %d as for models[0], got %d: the controller keeps one number of spares for all models" $path (int $first.spares) (int $model.spares) | println -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -43,17 +43,17 @@
 {{- $pods := int $model.podsPerGroup -}}
 {{- $ranks := mul $pods (len $model.devices) -}}
 {{- if ne (int $model.ranks) (int $ranks) -}}
-{{- fail (printf "%s.ranks: must be %d (podsPerGroup %d times %d devices), got %d" $path $ranks $pods (len $model.devices) (int $model.ranks)) -}}
+{{- printf "%s.ranks: must be %d (podsPerGroup %d times %d devices), got %d" $path $ranks $pods (len $model.devices) (int $model.ranks) | println -}}
 {{- end -}}
 {{- if and (eq $model.workload "lws") (eq $pods 1) -}}
-{{- fail (printf "%s.workload: lws is for groups of several pods; %s.podsPerGroup is 1" $path $path) -}}
+{{- printf "%s.workload: lws is for groups of several pods; %s.podsPerGroup is 1" $path $path | println -}}
 {{- end -}}
 {{- if hasKey $model "updateGroups" -}}
 {{- if or (eq $pods 1) (ne $model.workload "statefulset") -}}
-{{- fail (printf "%s.updateGroups: is for groups of several pods with workload statefulset; others are updated group by group" $path) -}}
+{{- printf "%s.updateGroups: is for groups of several pods with workload statefulset; others are updated group by group" $path | println -}}
 {{- end -}}
 {{- if gt (int $model.updateGroups) (int $model.groups) -}}
-{{- fail (printf "%s.updateGroups: must be at most %s.groups (%d), got %d" $path $path (int $model.groups) (int $model.updateGroups)) -}}
+{{- printf "%s.updateGroups: must be at most %s.groups (%d), got %d" $path $path (int $model.groups) (int $model.updateGroups) | println -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -66,19 +66,19 @@
 {{- if hasKey $source . -}}{{- $kinds = append $kinds . -}}{{- end -}}
 {{- end -}}
 {{- if ne (len $kinds) 1 -}}
-{{- fail (printf "%s.source: must have exactly one of hostPath, hub, pvc, image, init and inImage, got %s" $path (default "none" (join ", " $kinds))) -}}
+{{- printf "%s.source: must have exactly one of hostPath, hub, pvc, image, init and inImage, got %s" $path (default "none" (join ", " $kinds)) | println -}}
 {{- end -}}
 {{- if and $source.image (semverCompare "<1.35.0-0" .root.Capabilities.KubeVersion.Version) -}}
-{{- fail (printf "%s.source.image: image volumes need Kubernetes 1.35, got %s; use pvc, hostPath or init" $path .root.Capabilities.KubeVersion.Version) -}}
+{{- printf "%s.source.image: image volumes need Kubernetes 1.35, got %s; use pvc, hostPath or init" $path .root.Capabilities.KubeVersion.Version | println -}}
 {{- end -}}
 {{- range $kind, $volumes := dict "init" "emptyDir, claimTemplate and hostPath" "hub" "emptyDir, claimTemplate, hostPath and pvc" -}}
 {{- with get $source $kind -}}
 {{- $volume := default dict .volume -}}
 {{- if ne (len $volume) 1 -}}
-{{- fail (printf "%s.source.%s.volume: must have exactly one of %s" $path $kind $volumes) -}}
+{{- printf "%s.source.%s.volume: must have exactly one of %s" $path $kind $volumes | println -}}
 {{- end -}}
 {{- if and $volume.claimTemplate (eq $.model.workload "lws") -}}
-{{- fail (printf "%s.source.%s.volume.claimTemplate: needs workload statefulset; with lws use emptyDir or hostPath" $path $kind) -}}
+{{- printf "%s.source.%s.volume.claimTemplate: needs workload statefulset; with lws use emptyDir or hostPath" $path $kind | println -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -91,20 +91,20 @@
 {{- range $index, $device := $model.devices -}}
 {{- $gpu := ne (toString $device) "cpu" -}}
 {{- if ne $gpu (eq $model.engine "cuda") -}}
-{{- fail (printf "%s.devices[%d]: must be %s with engine %s, got %s" $path $index (ternary "the index of a GPU" "cpu" (eq $model.engine "cuda")) $model.engine (toString $device)) -}}
+{{- printf "%s.devices[%d]: must be %s with engine %s, got %s" $path $index (ternary "the index of a GPU" "cpu" (eq $model.engine "cuda")) $model.engine (toString $device) | println -}}
 {{- end -}}
 {{- if and $gpu (hasKey $seen (toString $device)) -}}
-{{- fail (printf "%s.devices[%d]: GPU %s is listed twice" $path $index (toString $device)) -}}
+{{- printf "%s.devices[%d]: GPU %s is listed twice" $path $index (toString $device) | println -}}
 {{- end -}}
 {{- $_ := set $seen (toString $device) "" -}}
 {{- end -}}
 {{- range $kind := list "limits" "requests" -}}
 {{- if hasKey (dig $kind dict $model.resources) "nvidia.com/gpu" -}}
-{{- fail (printf "%s.resources.%s[nvidia.com/gpu]: is computed from %s.devices; leave it out" $path $kind $path) -}}
+{{- printf "%s.resources.%s[nvidia.com/gpu]: is computed from %s.devices; leave it out" $path $kind $path | println -}}
 {{- end -}}
 {{- end -}}
 {{- if and $model.resourceClaims (ne $model.engine "cuda") -}}
-{{- fail (printf "%s.resourceClaims: needs engine cuda, got %s" $path $model.engine) -}}
+{{- printf "%s.resourceClaims: needs engine cuda, got %s" $path $model.engine | println -}}
 {{- end -}}
 {{- $claimed := 0 -}}
 {{- range $index, $claim := $model.resourceClaims -}}
@@ -113,18 +113,18 @@
 {{- if hasKey $claim . -}}{{- $kinds = add1 $kinds -}}{{- end -}}
 {{- end -}}
 {{- if ne (int $kinds) 1 -}}
-{{- fail (printf "%s.resourceClaims[%d]: must have exactly one of deviceClassName, resourceClaimName and resourceClaimTemplateName" $path $index) -}}
+{{- printf "%s.resourceClaims[%d]: must have exactly one of deviceClassName, resourceClaimName and resourceClaimTemplateName" $path $index | println -}}
 {{- end -}}
 {{- if and $claim.resourceClaimName (gt (int (include "rein.podCount" $model)) 1) -}}
-{{- fail (printf "%s.resourceClaims[%d].resourceClaimName: all pods would share its devices; use a template" $path $index) -}}
+{{- printf "%s.resourceClaims[%d].resourceClaimName: all pods would share its devices; use a template" $path $index | println -}}
 {{- end -}}
 {{- if ne (hasKey $claim "deviceClassName") (hasKey $claim "count") -}}
-{{- fail (printf "%s.resourceClaims[%d].count: belongs to deviceClassName; set both or none" $path $index) -}}
+{{- printf "%s.resourceClaims[%d].count: belongs to deviceClassName; set both or none" $path $index | println -}}
 {{- end -}}
 {{- if $claim.deviceClassName -}}{{- $claimed = add $claimed (int $claim.count) -}}{{- end -}}
 {{- end -}}
 {{- if and $claimed (lt (int $claimed) (len $model.devices)) -}}
-{{- fail (printf "%s.resourceClaims: ask for %d devices, but %s.devices has %d" $path $claimed $path (len $model.devices)) -}}
+{{- printf "%s.resourceClaims: ask for %d devices, but %s.devices has %d" $path $claimed $path (len $model.devices) | println -}}
 {{- end -}}
 {{- end -}}
 
@@ -135,7 +135,7 @@
 {{- $limit := dig "limits" "memory" "" $model.resources -}}
 {{- $shm := include "rein.shm" $model -}}
 {{- if and $shm (not $limit) -}}
-{{- fail (printf "%s.resources.limits.memory: must be set: /dev/shm (%s) takes its memory from it" $path $shm) -}}
+{{- printf "%s.resources.limits.memory: must be set: /dev/shm (%s) takes its memory from it" $path $shm | println -}}
 {{- end -}}
 {{- with $model.capacity -}}
 {{- $room := dig "expertRoom" "0" . -}}
@@ -143,18 +143,17 @@
 {{- $moves := int64 (include "rein.mebibytes" $room) -}}
 {{- $context := dig "max-context" 0 $model.options -}}
 {{- if not $context -}}
-{{- fail (printf "%s.options.max-context: must be set, since %s.capacity states how much memory a token needs" $path $path) -}}
-{{- end -}}
+{{- printf "%s.options.max-context: must be set, since %s.capacity states how much memory a token needs" $path $path | println -}}
+{{- else if and (eq $model.engine "cuda") (not .deviceMemory) -}}
+{{- printf "%s.capacity.deviceMemory: must be set with engine cuda: the memory of one GPU" $path | println -}}
+{{- else -}}
 {{- $cache := int64 (ceil (divf (mulf (float64 $context) (float64 .tokenBytes)) 1048576.0)) -}}
 {{- if eq $model.engine "cuda" -}}
-{{- if not .deviceMemory -}}
-{{- fail (printf "%s.capacity.deviceMemory: must be set with engine cuda: the memory of one GPU" $path) -}}
-{{- end -}}
 {{- $device := int64 (include "rein.mebibytes" .deviceMemory) -}}
 {{/* The KV cache gets nine tenths of what the weights leave; the rest is for activations. */}}
 {{- $free := int64 (floor (mulf (float64 (sub $device (add $weights $moves))) 0.9)) -}}
 {{- if gt $cache $free -}}
-{{- fail (printf "%s.capacity: does not fit: a context of %d tokens needs %d MiB, but weights (%s) and moving experts (%s) leave %d MiB of %s for the KV cache" $path (int64 $context) $cache .weights $room $free .deviceMemory) -}}
+{{- printf "%s.capacity: does not fit: a context of %d tokens needs %d MiB, but weights (%s) and moving experts (%s) leave %d MiB of %s for the KV cache" $path (int64 $context) $cache .weights $room $free .deviceMemory | println -}}
 {{- end -}}
 {{- else -}}
 {{- $memory := int64 (include "rein.mebibytes" (default "0" $limit)) -}}
@@ -162,12 +161,13 @@
 {{- $ranks := len $model.devices -}}
 {{- $need := add (mul $ranks (add $peak $cache $moves)) (int64 (include "rein.mebibytes" (default "0" $shm))) -}}
 {{- if gt $need $memory -}}
-{{- fail (printf "%s.resources.limits.memory: does not fit: %d ranks need %d MiB for weights while loading, moving experts and a context of %d tokens, got %s" $path $ranks $need (int64 $context) (default "none" $limit)) -}}
+{{- printf "%s.resources.limits.memory: does not fit: %d ranks need %d MiB for weights while loading, moving experts and a context of %d tokens, got %s" $path $ranks $need (int64 $context) (default "none" $limit) | println -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and $shm (ge (int64 (include "rein.mebibytes" $shm)) (int64 (include "rein.mebibytes" $limit))) -}}
-{{- fail (printf "%s.shm: must be less than %s.resources.limits.memory (%s), from which it takes its memory, got %s" $path $path $limit $shm) -}}
+{{- end -}}
+{{- if and $shm $limit (ge (int64 (include "rein.mebibytes" $shm)) (int64 (include "rein.mebibytes" $limit))) -}}
+{{- printf "%s.shm: must be less than %s.resources.limits.memory (%s), from which it takes its memory, got %s" $path $path $limit $shm | println -}}
 {{- end -}}
 {{- end -}}
 
@@ -177,19 +177,19 @@
 {{- $scaling := $model.autoscaling -}}
 {{- if ne $scaling.type "none" -}}
 {{- if and (gt (int $model.podsPerGroup) 1) (ne $model.workload "lws") -}}
-{{- fail (printf "%s.autoscaling.type: groups of several pods can be scaled with workload lws only" $path) -}}
+{{- printf "%s.autoscaling.type: groups of several pods can be scaled with workload lws only" $path | println -}}
 {{- end -}}
 {{- if gt (int $model.spares) 0 -}}
-{{- fail (printf "%s.spares: must be 0 with autoscaling, got %d: a spare would count as a group" $path (int $model.spares)) -}}
+{{- printf "%s.spares: must be 0 with autoscaling, got %d: a spare would count as a group" $path (int $model.spares) | println -}}
 {{- end -}}
 {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
-{{- fail (printf "%s.autoscaling.minReplicas: must be at most maxReplicas (%d), got %d" $path (int $scaling.maxReplicas) (int $scaling.minReplicas)) -}}
+{{- printf "%s.autoscaling.minReplicas: must be at most maxReplicas (%d), got %d" $path (int $scaling.maxReplicas) (int $scaling.minReplicas) | println -}}
 {{- end -}}
 {{- if and (eq $scaling.type "hpa") (eq (int $scaling.minReplicas) 0) -}}
-{{- fail (printf "%s.autoscaling.minReplicas: must be at least 1 with type hpa; keda scales to 0" $path) -}}
+{{- printf "%s.autoscaling.minReplicas: must be at least 1 with type hpa; keda scales to 0" $path | println -}}
 {{- end -}}
 {{- if and (eq $scaling.type "keda") (not $scaling.prometheus) -}}
-{{- fail (printf "%s.autoscaling.prometheus: must be the URL of the Prometheus that KEDA asks" $path) -}}
+{{- printf "%s.autoscaling.prometheus: must be the URL of the Prometheus that KEDA asks" $path | println -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -2,7 +2,9 @@
 {{- define "rein.models" -}}
 {{- $models := list -}}
 {{- range .Values.models -}}
-{{- $models = append $models (mergeOverwrite (deepCopy $.Values.modelDefaults) (deepCopy .)) -}}
+{{- $model := mergeOverwrite (deepCopy $.Values.modelDefaults) (deepCopy .) -}}
+{{- if not $model.ranks -}}{{- $_ := set $model "ranks" (mul $model.podsPerGroup (len $model.devices)) -}}{{- end -}}
+{{- $models = append $models $model -}}
 {{- end -}}
 {{- toJson $models -}}
 {{- end -}}
