@@ -26,8 +26,8 @@ class Answer:
         whole = {"index": index, "id": id or f"functions.{name}:{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
         return self.send(tool_calls=[whole])
 
-    def finish(self, reason="stop", delta=None, **choice):
-        usage = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19, "prompt_tokens_details": {"cached_tokens": 4}}
+    def finish(self, reason="stop", delta=None, tokens=7, **choice):
+        usage = {"prompt_tokens": 12, "completion_tokens": tokens, "total_tokens": 12 + tokens, "prompt_tokens_details": {"cached_tokens": 4}}
         self.chunks.put({"choices": [{"index": 0, "delta": delta or {}, "finish_reason": reason, **choice}]})
         self.chunks.put({"choices": [], "usage": usage})
         self.chunks.put(None)

@@ -1,6 +1,8 @@
 """The playground in Chromium, with a desktop and a phone viewport: calls, keys, questions, conversations."""
+import json
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -19,12 +21,69 @@ def test_a_tool_call_with_reasoning_is_shown_and_continued(visit, demo, width):
     page.until(ANSWERED)
     assert page.text(".call strong") == "get_weather" and '"city"' in page.text(".arguments")
     assert page.text(".reasoning summary") == "Reasoning" and not page.texts(".thoughts"), "reasoning is folded"
+    assert page.text(".assistant .who") == "demo"
     assert re.search(r"Waits for tool results · \d+ prompt tokens.* · \d+ tokens \(\d+ reasoning\) · first token after .* · \d+ tokens/s", page.text(".assistant .facts"))
     page.fill("form.result textarea", '{"temperature": 21}')
     page.press("Enter")
     page.until("document.querySelectorAll('.assistant .facts').length >= 3")
     assert page.texts(".result pre") == ['{\n  "temperature": 21\n}']
+    assert "Waits for tool results" not in page.text("#log .assistant .facts"), "the first answer waits no more"
     assert page.js("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_an_example_question_is_asked_when_it_is_tapped(visit, demo, width):
+    page = visit(demo, width)
+    page.until("document.querySelector('.questions button')")
+    assert "What is the weather in Paris?" in page.texts(".questions button")
+    hint = page.text("#hint")
+    assert ("Shift+Enter" in hint) == (width == DESK)
+    if width == PHONE:
+        assert page.js("document.querySelector('#hint').offsetHeight") < 30, "one line"
+    page.button("What is the weather in Paris?")
+    page.until(ANSWERED)
+    assert page.text(".bubble") == "What is the weather in Paris?" and not page.texts(".questions")
+
+
+def test_example_questions_are_those_of_the_declared_tools(visit, sim):
+    page = visit(sim)
+    open_panel(page, "tools")
+    page.js("(e => { e.value = 'No tools'; e.dispatchEvent(new Event('change')); })(document.querySelector('#examples'))")
+    assert page.texts(".questions button") == ["What is a mixture-of-experts model?"]
+
+
+def test_a_short_answer_has_no_rate(visit, scripted):
+    page = visit(scripted)
+    for tokens in (19, 20):
+        answer = scripted.answer().send(content="a")
+        ask(page, "x")
+        page.until("document.querySelector('.assistant:last-of-type .markdown')")
+        answer.finish(tokens=tokens)
+        page.until(ANSWERED)
+        page.until(f"document.querySelector('#log').innerText.includes('{tokens} tokens')")
+    rates = [facts for facts in page.texts(".assistant .facts") if "tokens" in facts]
+    assert [("tokens/s" in facts) for facts in rates] == [False, True], rates
+
+
+def test_a_request_can_be_repeated_as_curl_and_as_python(visit, demo, tmp_path):
+    page = visit(demo, ask="What's the weather in \"Paris\"? $HOME \\n", tool_choice="required", temperature="0", reasoning="false")
+    page.until(ANSWERED)
+    called = page.text(".arguments")
+    page.button("Inspect")
+    made = {}
+    for kind in ("curl", "Python"):
+        # The clipboard of a page without the focus of a window cannot be read.
+        page.js("navigator.clipboard.writeText = async text => { window.copied = text; }")
+        page.button(f"Copy as {kind}")
+        page.until("window.copied")
+        made[kind] = page.js("window.copied")
+        page.js("delete window.copied")
+    (tmp_path / "again.py").write_text(made["Python"])
+    run = lambda *command: subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    answered = json.loads(run("bash", "-c", made["curl"]))
+    call = answered["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert json.loads(call["arguments"]) == json.loads(called)
+    assert call["arguments"] in run(sys.executable, str(tmp_path / "again.py")).replace("\\'", "'")
 
 
 def test_an_answer_without_tools_is_text(visit, demo):

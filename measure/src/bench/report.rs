@@ -10,6 +10,9 @@ use super::drive::Run;
 use super::{BenchError, BenchOptions};
 use crate::quantiles::Quantiles;
 
+/// Chunks that follow another within this time came with it, in milliseconds.
+const AT_ONCE_MS: f64 = 0.05;
+
 #[derive(Debug, Default, Serialize)]
 pub struct BenchReport {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,6 +57,9 @@ pub struct LoadLevel {
     pub ttft_ms: Option<Quantiles>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub itl_ms: Option<Quantiles>,
+    /// Tokens that arrive at once, on average: more than one if the endpoint, or a proxy, sends them in bursts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_at_once: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<Quantiles>,
     pub e2e_ms: Quantiles,
@@ -107,6 +113,9 @@ impl LoadLevel {
             (n > 1).then(|| ms(a.last_token.saturating_sub(first)) / (n - 1) as f64)
         });
         let tpot = Quantiles::of(tpot.collect());
+        let gaps = || answers.iter().flat_map(|a| a.chunks.windows(2).map(|w| ms(w[1].saturating_sub(w[0]))));
+        let streamed = answers.iter().filter(|a| !a.chunks.is_empty()).count();
+        let arrivals = streamed + gaps().filter(|gap| *gap > AT_ONCE_MS).count();
         let mut errors = BTreeMap::new();
         for failure in &run.failures {
             *errors.entry(failure.kind()).or_default() += 1;
@@ -128,9 +137,8 @@ impl LoadLevel {
             output_tokens_per_second: output as f64 / seconds,
             total_tokens_per_second: (output + prompt) as f64 / seconds,
             ttft_ms: Quantiles::of(answers.iter().filter_map(|a| a.chunks.first().map(|d| ms(*d))).collect()),
-            itl_ms: Quantiles::of(
-                answers.iter().flat_map(|a| a.chunks.windows(2).map(|w| ms(w[1].saturating_sub(w[0])))).collect(),
-            ),
+            itl_ms: Quantiles::of(gaps().collect()),
+            tokens_at_once: (streamed > 0).then(|| output as f64 / arrivals as f64),
             decode_tokens_per_second: tpot.filter(|t| t.p50 > 0.0).map(|t| 1e3 / t.p50),
             tpot_ms: tpot,
             e2e_ms: Quantiles::of(answers.iter().map(|a| ms(a.total)).collect())?,
@@ -229,6 +237,17 @@ impl BenchReport {
         for level in &self.levels {
             for (kind, n) in &level.errors {
                 let _ = writeln!(out, "concurrency {}: {n} x {kind}", level.concurrency);
+            }
+        }
+        for level in &self.levels {
+            let is_burst = level.itl_ms.is_some_and(|latency| latency.p50 < AT_ONCE_MS);
+            if let Some(tokens) = level.tokens_at_once.filter(|_| is_burst) {
+                let _ = writeln!(
+                    out,
+                    "concurrency {}: {tokens:.1} tokens arrive at once, so most inter-token latencies are 0: compare the \
+                     time per output token",
+                    level.concurrency
+                );
             }
         }
         if self.levels.iter().any(|l| l.tokens_by != "usage") {

@@ -151,6 +151,8 @@ async fn tokens_of_a_stream_are_counted_by_the_endpoints_usage() {
     {
         assert!(table.contains(text), "{text} is missing in\n{table}");
     }
+    // The server sends an answer in one piece.
+    assert!(table.contains("tokens arrive at once, so most inter-token latencies are 0"), "{table}");
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["levels"][1]["concurrency"], json!(3));
     assert_eq!(json["target"]["model"], json!("tiny"));

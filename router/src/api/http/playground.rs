@@ -26,6 +26,7 @@ macro_rules! files {
 const FILES: &[(&str, &str)] = files!(
     "api.js",
     "app.js",
+    "code.js",
     "docs.css",
     "docs.js",
     "dom.js",

@@ -28,6 +28,7 @@ const guarded = action => (...given) => {
   log.follow();
 };
 const log = new Log($("log"), $("latest"), {
+  ask: text => { $("question").value = text; ask(); },
   retry: guarded((message, text) => session.retry(current, message, text)),
   rewrite: guarded((message, text) => session.rewrite(current, message, text)),
   give: guarded((message, part, text) => session.give(current, message, part, text)),
@@ -38,7 +39,10 @@ const log = new Log($("log"), $("latest"), {
     drawer("panel", true);
   },
 });
-const panel = new Panel(() => { if (current.messages.length) store.save(current); });
+const panel = new Panel(() => {
+  if (current.messages.length) store.save(current);
+  else log.refresh();
+});
 
 /** Shows an error at the field that causes it, or as a toast. */
 function failed(error) {

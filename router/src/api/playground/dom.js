@@ -22,17 +22,19 @@ export function el(tag, properties = {}, ...children) {
 /** A button with a text label. */
 export const button = (label, onclick, properties = {}) => el("button", { type: "button", onclick, ...properties }, label);
 
-/** A button that copies what `text` returns and says so for a moment. */
-export function copyButton(text, properties = {}) {
-  const node = button("Copy", async () => {
+/** A button that copies what `text` returns, unless that is null, and says so for a moment. */
+export function copyButton(text, properties = {}, label = "Copy") {
+  const node = button(label, async () => {
+    const copied = text();
+    if (copied === null) return;
     try {
-      await navigator.clipboard.writeText(text());
+      await navigator.clipboard.writeText(copied);
       node.textContent = "Copied";
     } catch {
       // Pages that are not served from localhost or over TLS have no clipboard.
-      node.textContent = copyBySelection(text()) ? "Copied" : "Copy failed";
+      node.textContent = copyBySelection(copied) ? "Copied" : "Copy failed";
     }
-    setTimeout(() => { node.textContent = "Copy"; }, 1500);
+    setTimeout(() => { node.textContent = label; }, 1500);
   }, properties);
   return node;
 }

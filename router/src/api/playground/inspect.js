@@ -1,7 +1,8 @@
 // The inspection of an answer: the prompt as the model reads it, and the grammar's decisions.
 
 import { call } from "./api.js";
-import { button, copyButton, count, el } from "./dom.js";
+import { asCurl, asPython } from "./code.js";
+import { button, copyButton, count, el, toast } from "./dom.js";
 
 const REPORT = [
   ["checked", "Checked", "Drawn tokens that the grammar checked"],
@@ -13,7 +14,21 @@ const REPORT = [
 
 /** Fills the panel for an answer, or for the next question if there is no answer. */
 export function inspect(node, title, body, message, trace) {
-  node.replaceChildren(el("h2", {}, title), prompt(body), ...(message ? [grammar(message), tokens(message, trace)] : []));
+  node.replaceChildren(el("h2", {}, title), copies(body), prompt(body), ...(message ? [grammar(message), tokens(message, trace)] : []));
+}
+
+/** The request, to repeat it elsewhere. */
+function copies(body) {
+  const text = make => () => {
+    try {
+      return make(new URL("v1", location.href).href, body());
+    } catch (error) {
+      toast(error.message);
+      return null;
+    }
+  };
+  return el("section", { "aria-label": "Request" }, el("h3", {}, "Request"),
+    el("p", { class: "copies" }, copyButton(text(asCurl), {}, "Copy as curl"), copyButton(text(asPython), {}, "Copy as Python")));
 }
 
 /** The prompt, on demand. */

@@ -2,15 +2,17 @@
 
 import { button, copyButton, count, duration, el, grow, joined } from "./dom.js";
 import { Markdown } from "./markdown.js";
-import { callsOf, hasFailed, resultsOf, textOf } from "./messages.js";
-import { pretty } from "./tools.js";
+import { callsOf, hasFailed, resultsOf, textOf, waiting } from "./messages.js";
+import { pretty, questions } from "./tools.js";
 
-const FINISH = { stop: "", length: "Cut at max tokens", tool_calls: "Waits for tool results", stopped: "Stopped", error: "", content_filter: "Filtered" };
+/** Answers of fewer tokens say nothing about speed. */
+const RATE_TOKENS = 20;
+const FINISH = { stop: "", length: "Cut at max tokens", tool_calls: "", stopped: "Stopped", error: "", content_filter: "Filtered" };
 /** The log follows new content while it is scrolled to within this many pixels of its end. */
 const NEAR_END = 40;
 
 export class Log {
-  /** `actions` has a function for each button of a message: retry, edit, rewrite, give, inspect. */
+  /** `actions` has a function for each button: ask, retry, rewrite, give, inspect. */
   constructor(node, latest, actions) {
     this.node = node;
     this.latest = latest;
@@ -53,7 +55,7 @@ export class Log {
     this.busy = busy;
     this.views.clear();
     const turns = messages.filter(message => message.role !== "tool").map(message => this.turn(message));
-    this.node.replaceChildren(...(turns.length ? turns : [empty()]));
+    this.node.replaceChildren(...(turns.length ? turns : [this.empty()]));
     this.node.setAttribute("aria-busy", String(busy));
     this.stick();
   }
@@ -66,6 +68,17 @@ export class Log {
       this.views.get(this.grown.id)?.update();
       this.stick();
     });
+  }
+
+  empty() {
+    const asked = questions(this.conversation.settings.tools).map(text => button(text, () => this.actions.ask(text)));
+    return el("div", { class: "empty" }, el("p", {}, "Ask the model something, or declare tools that it can call."),
+      el("div", { class: "questions" }, ...asked), el("p", { class: "facts" }, "Conversations stay in this browser."));
+  }
+
+  /** Shows the questions for the tools that are declared now. */
+  refresh() {
+    if (!this.conversation.messages.length) this.node.replaceChildren(this.empty());
   }
 
   turn(message) {
@@ -110,9 +123,6 @@ export class Log {
   }
 }
 
-const empty = () => el("div", { class: "empty" }, el("p", {}, "Ask the model something, or declare tools that it can call."),
-  el("p", { class: "facts" }, "Conversations stay in this browser."));
-
 /** An answer, complete or still streamed. */
 class AnswerView {
   constructor(log, message) {
@@ -120,14 +130,15 @@ class AnswerView {
     this.message = message;
     this.shown = [];
     this.parts = el("div", { class: "parts" });
-    this.node = el("article", { class: "turn assistant", "data-id": message.id }, el("h2", { class: "who" }, "Assistant"), this.parts);
+    this.node = el("article", { class: "turn assistant", "data-id": message.id }, this.who = el("h2", { class: "who" }), this.parts);
     this.update();
     if (message.finish) this.end();
     else this.parts.append(this.cursor = el("p", { class: "cursor" }, "Waiting for the first token"));
   }
 
   update() {
-    const { parts } = this.message;
+    const { parts, model } = this.message;
+    this.who.textContent = model || "Assistant";
     if (parts.length && this.cursor) {
       this.cursor.remove();
       this.cursor = null;
@@ -149,7 +160,8 @@ class AnswerView {
     const { actions } = log;
     if (message.error) this.node.append(el("p", { class: "error", role: "alert" }, message.error));
     if (message.invalid) this.node.append(el("p", { class: "error" }, `The answer violates the response format: ${message.invalid}`));
-    this.node.append(...facts(message).map(line => el("p", { class: "facts" }, line)));
+    const waits = waiting(log.conversation.messages).some(call => callsOf(message).includes(call));
+    this.node.append(...facts(message, waits).map(line => el("p", { class: "facts" }, line)));
     const text = textOf(message);
     const edit = () => {
       const last = [...this.parts.querySelectorAll(".markdown")].at(-1);
@@ -227,13 +239,13 @@ function outcome(part, { log, message }) {
   return form;
 }
 
-/** The facts under an answer. */
-function facts({ finish, usage, times, grammar, relaxed, ignored }) {
+/** The facts under an answer. `waits`: its calls have no results yet. */
+function facts({ finish, usage, times, grammar, relaxed, ignored }, waits) {
   const lines = [];
   if (usage) {
     const { prompt_tokens: prompt, completion_tokens: written, prompt_tokens_details: details, completion_tokens_details: kinds } = usage;
-    const rate = times.total > times.first && written > 1 && `${((written - 1) * 1000 / (times.total - times.first)).toFixed(0)} tokens/s`;
-    lines.push(joined(FINISH[finish] ?? finish, `${prompt} prompt tokens${details?.cached_tokens ? ` (${details.cached_tokens} cached)` : ""}`,
+    const rate = times.total > times.first && written >= RATE_TOKENS && `${((written - 1) * 1000 / (times.total - times.first)).toFixed(0)} tokens/s`;
+    lines.push(joined(FINISH[finish] ?? finish, waits && finish === "tool_calls" && "Waits for tool results", `${prompt} prompt tokens${details?.cached_tokens ? ` (${details.cached_tokens} cached)` : ""}`,
       count(written, "token") + (kinds?.reasoning_tokens ? ` (${kinds.reasoning_tokens} reasoning)` : ""),
       times.first !== undefined && `first token after ${duration(times.first)}`, rate));
   } else if (finish === "stopped") lines.push(joined("Stopped", times.first !== undefined && `first token after ${duration(times.first)}`));

@@ -1,9 +1,9 @@
 // A conversation's messages: their stored form, the request made from them, and answers built from a stream's chunks.
 //
 // A message is {id, role: "user", content}, {id, role: "tool", call, name, content} or an answer:
-// {id, role: "assistant", parts, finish, usage, times, grammar, relaxed, ignored, invalid, error}. Its parts are, in
-// the order of the stream, {type: "reasoning" | "text" | "malformed", text} and {type: "call", id, name, arguments,
-// state} with the state "open", "complete" or "incomplete".
+// {id, role: "assistant", model, parts, finish, usage, times, grammar, relaxed, ignored, invalid, error}. Its parts
+// are, in the order of the stream, {type: "reasoning" | "text" | "malformed", text} and {type: "call", id, name,
+// arguments, state} with the state "open", "complete" or "incomplete".
 
 import { parseTools } from "./tools.js";
 
@@ -12,7 +12,7 @@ const id = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random().toStrin
 export const question = content => ({ id: id(), role: "user", content });
 export const result = (call, content) => ({ id: id(), role: "tool", call: call.id, name: call.name, content });
 export const answer = () =>
-  ({ id: id(), role: "assistant", parts: [], finish: null, usage: null, times: {}, grammar: null, relaxed: "", ignored: "", invalid: "", error: null });
+  ({ id: id(), role: "assistant", model: "", parts: [], finish: null, usage: null, times: {}, grammar: null, relaxed: "", ignored: "", invalid: "", error: null });
 
 export const textOf = message => message.role === "assistant" ? ofType(message, "text").map(part => part.text).join("") : message.content;
 export const callsOf = message => ofType(message, "call").filter(part => part.state === "complete");
@@ -107,6 +107,7 @@ export function rounds(messages) {
 /** Adds a chunk of a stream to an answer. */
 export function take(message, chunk) {
   if (chunk.usage) message.usage = chunk.usage;
+  if (chunk.model) message.model = chunk.model;
   for (const { delta = {}, finish_reason: finish, grammar, invalid_response: invalid } of chunk.choices ?? []) {
     if (delta.reasoning_content) extend(message, "reasoning", delta.reasoning_content);
     if (delta.content) extend(message, "text", delta.content);

@@ -21,6 +21,21 @@ export const EXAMPLES = new Map([
   ["No tools", ""],
 ]);
 
+/** Questions to begin with, each with the tool that it is for. */
+const QUESTIONS = [
+  ["What is the weather in Paris?", "get_weather"],
+  ["Write to ada@example.com that the meeting moves to 3 pm.", "send_email"],
+  ["Order two lamps and a desk. It is urgent.", "order_items"],
+  ["What is a mixture-of-experts model?", null],
+];
+
+/** The questions that the declared tools can answer. */
+export function questions(source) {
+  let names;
+  try { names = parseTools(source).map(tool => tool.function.name); } catch { names = []; }
+  return QUESTIONS.filter(([, name]) => !name || names.includes(name)).map(([text]) => text);
+}
+
 export const DEFAULT_TOOLS = text([weather, email]);
 
 /** Initial mock results for the tools of the examples. */
