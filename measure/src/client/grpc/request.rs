@@ -19,6 +19,7 @@ struct Chat {
     parallel_tool_calls: Option<bool>,
     response_format: Option<Map<String, Value>>,
     structured_outputs: Option<StructuredOutputs>,
+    guided_whitespace_pattern: Option<String>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<u32>,
@@ -222,7 +223,7 @@ pub fn chat(body: &[u8]) -> Result<v1::ChatRequest, String> {
         user: chat.user,
         script: chat.script.unwrap_or_default(),
         prompt_logprobs: chat.prompt_logprobs,
-        response_format: response(chat.response_format, chat.structured_outputs)?,
+        response_format: response(chat.response_format, chat.structured_outputs, chat.guided_whitespace_pattern)?,
         return_grammar: chat.return_grammar.unwrap_or_default(),
         return_decisions: chat.return_decisions.unwrap_or_default(),
         priority: chat.priority,
@@ -317,9 +318,10 @@ fn tool_choice(choice: Value) -> Result<v1::ToolChoice, String> {
 fn response(
     format: Option<Map<String, Value>>,
     outputs: Option<StructuredOutputs>,
+    blanks: Option<String>,
 ) -> Result<Option<v1::ResponseFormat>, String> {
     let format = format.map(response_format).transpose()?.flatten();
-    let whitespace_pattern = outputs.as_ref().and_then(|outputs| outputs.whitespace_pattern.clone());
+    let whitespace_pattern = outputs.as_ref().and_then(|outputs| outputs.whitespace_pattern.clone()).or(blanks);
     let mut kinds: Vec<_> = format.into_iter().chain(outputs.into_iter().flat_map(structured_outputs)).collect();
     match kinds.len() {
         0 | 1 => Ok(kinds.pop().map(|kind| v1::ResponseFormat { kind: Some(kind), whitespace_pattern })),

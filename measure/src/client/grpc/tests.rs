@@ -213,6 +213,21 @@ fn errors_name_the_field() {
 }
 
 #[test]
+fn blanks_are_carried_over_from_either_field() {
+    for (name, fields) in [
+        ("structured_outputs", json!({"structured_outputs": {"json": {}, "whitespace_pattern": " ?"}})),
+        ("guided_whitespace_pattern", json!({"structured_outputs": {"json": {}}, "guided_whitespace_pattern": " ?"})),
+        (
+            "of a response format",
+            json!({"response_format": {"type": "json_object"}, "guided_whitespace_pattern": " ?"}),
+        ),
+    ] {
+        let format = chat(fields).response_format.unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(format.whitespace_pattern.as_deref(), Some(" ?"), "{name}");
+    }
+}
+
+#[test]
 fn statuses_count_as_http_statuses() {
     for (code, expected) in [
         (Code::InvalidArgument, 400),
