@@ -354,7 +354,7 @@ impl<'a> Fleet<'a> {
         for (seq, start) in group.starts.drain(..) {
             group.scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start) }).expect("room in the queue");
         }
-        let Some(step) = group.scheduler.schedule(Duration::from_micros(self.now)) else {
+        let Some(step) = group.scheduler.schedule(group.sim.placed(), Duration::from_micros(self.now)) else {
             assert!(group.scheduler.take_outputs().is_empty(), "a turn was refused");
             return;
         };
@@ -372,7 +372,7 @@ impl<'a> Fleet<'a> {
         let counts = self.counts();
         let group = &mut self.groups[at];
         let (step, cost) = group.running.take().expect("a step");
-        let result: StepResult = group.sim.execute(&step).expect("executed");
+        let result: StepResult = group.sim.execute(step).expect("executed");
         group.scheduler.commit(result);
         if counts {
             self.outcome.busy[at] += cost as f64;

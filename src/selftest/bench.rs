@@ -82,7 +82,9 @@ fn model_steps(shape: &BenchShape, devices: DeviceChoice, load: &Load, rows: &mu
     let block_size = devices.defaults().block_size;
     let of_one = (load.context + load.runs + load.tokens + 2).div_ceil(block_size) + 1;
     let blocks = (most * of_one).max(load.prefill.div_ceil(block_size));
-    let options = ModelOptions { devices, kv_blocks: Some(blocks), block_size, ..ModelOptions::default() };
+    let max_sequences = most + 1;
+    let options =
+        ModelOptions { devices, kv_blocks: Some(blocks), block_size, max_sequences, ..ModelOptions::default() };
     let begin = Instant::now();
     let bench =
         SmallModel { name: "bench".into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None, embeds: false };
@@ -195,12 +197,12 @@ impl<'a> DecodeSteps<'a> {
                 continue;
             }
             let prompt = random_tokens(i as u64, self.context, self.vocab);
-            let results = self.steps.run(vec![plain(drawing(i as u64, &prompt, 0, &self.tables[i]))])?;
+            let results = self.steps.run(vec![plain(drawing(i as u32, &prompt, 0, &self.tables[i]))])?;
             self.drawn.push(results.first().and_then(|result| result.token).ok_or("a step drew no token")?);
         }
         let mut at = self.context;
         median(self.runs, || {
-            let row = |i: usize| plain(drawing(i as u64, &[self.drawn[i]], at, &self.tables[i]));
+            let row = |i: usize| plain(drawing(i as u32, &[self.drawn[i]], at, &self.tables[i]));
             let rows = (0..batch).map(row).collect();
             let tokens: Vec<u32> = self.steps.run(rows)?.iter().filter_map(|result| result.token).collect();
             if tokens.len() < batch {

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use rein_kernels::lockstep::LockstepReport;
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step};
 use rein_proto::splitmix::mix;
-use rein_worker::executor::{Executor, ExecutorError};
+use rein_worker::executor::{Executor, ExecutorError, StepPlacement};
 use rein_worker::rank::{DeviceChoice, Dtype, ModelOptions, RankGroup};
 use serde::Deserialize;
 
 /// Small, so that the sequences have several blocks.
 const BLOCK_SIZE: usize = 8;
+/// Sequences whose slots steps may use.
+const MOST_SEQUENCES: usize = 256;
 const BLOCKS: usize = 160;
 /// For models without reference.json.
 const TOKENS: u64 = 24;
@@ -118,7 +120,12 @@ impl SmallModel {
 }
 
 pub fn options() -> ModelOptions {
-    ModelOptions { kv_blocks: Some(BLOCKS), block_size: BLOCK_SIZE, ..ModelOptions::default() }
+    ModelOptions {
+        kv_blocks: Some(BLOCKS),
+        block_size: BLOCK_SIZE,
+        max_sequences: MOST_SEQUENCES,
+        ..ModelOptions::default()
+    }
 }
 
 /// A loaded model and the number of its next step.
@@ -130,8 +137,9 @@ pub struct Steps {
 impl Steps {
     pub fn run(&mut self, rows: Vec<Row>) -> Result<Vec<RowResult>, ExecutorError> {
         self.id += 1;
-        let step = Step { epoch: self.group.epoch(), id: self.id, rows, ..Step::default() };
-        Ok(self.group.execute(&step)?.rows)
+        let StepPlacement { epoch, layout } = self.group.placed();
+        let step = Step { epoch, layout, id: self.id, rows, ..Step::default() };
+        Ok(self.group.execute(step)?.rows)
     }
 
     pub fn block_size(&self) -> usize {
@@ -146,9 +154,9 @@ impl Steps {
 }
 
 /// Computes a range of tokens, and scores each of them after its predecessor, with `top` alternatives.
-pub fn scoring(seq: u64, tokens: &[u32], range: Range<usize>, blocks: &[u32], top: i32) -> Row {
+pub fn scoring(slot: u32, tokens: &[u32], range: Range<usize>, blocks: &[u32], top: i32) -> Row {
     Row {
-        seq,
+        slot,
         tokens: tokens[range.clone()].to_vec(),
         start: range.start as u32,
         kept_blocks: 0,
@@ -162,11 +170,11 @@ pub fn scoring(seq: u64, tokens: &[u32], range: Range<usize>, blocks: &[u32], to
 }
 
 /// Computes tokens and draws the most likely one after them, with the logprobs of the two best.
-pub fn drawing(seq: u64, tokens: &[u32], start: usize, blocks: &[u32]) -> Row {
+pub fn drawing(slot: u32, tokens: &[u32], start: usize, blocks: &[u32]) -> Row {
     let sampling = Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Sampling::default() };
     let draw = Draw { sampling: Some(sampling), logprobs: 2, ..Draw::default() };
     Row {
-        seq,
+        slot,
         tokens: tokens.to_vec(),
         start: start as u32,
         kept_blocks: 0,
@@ -179,6 +187,6 @@ pub fn drawing(seq: u64, tokens: &[u32], start: usize, blocks: &[u32]) -> Row {
 }
 
 /// Computes tokens, and returns the hidden state of the last one.
-pub fn embedding(seq: u64, tokens: &[u32], blocks: &[u32]) -> Row {
-    Row { after: After::Embed.into(), draw: None, ..drawing(seq, tokens, 0, blocks) }
+pub fn embedding(slot: u32, tokens: &[u32], blocks: &[u32]) -> Row {
+    Row { after: After::Embed.into(), draw: None, ..drawing(slot, tokens, 0, blocks) }
 }

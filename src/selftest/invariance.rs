@@ -98,17 +98,17 @@ fn look(mut steps: Steps, tokens: &[u32], neighbours: &[usize]) -> Result<(Strin
 /// A prompt of `len` other tokens.
 fn neighbour(steps: &Steps, tokens: &[u32], which: usize, len: usize) -> Row {
     let other: Vec<u32> = (0..len as u64).map(|i| tokens[mix(i + which as u64) as usize % tokens.len()]).collect();
-    scoring(100 + which as u64, &other, 0..len, &steps.blocks(THEIR_BLOCKS + which, len), 0)
+    scoring(10 + which as u32, &other, 0..len, &steps.blocks(THEIR_BLOCKS + which, len), 0)
 }
 
 /// One token of a neighbour, in its own block.
 fn one(steps: &Steps, which: usize, token: u32, at: usize) -> Row {
     let blocks = steps.blocks(THEIR_BLOCKS + 8 + which, 1);
-    Row { start: at as u32, ..scoring(200 + which as u64, &[token], 0..1, &blocks, -1) }
+    Row { start: at as u32, ..scoring(20 + which as u32, &[token], 0..1, &blocks, -1) }
 }
 
-fn bits(results: &[RowResult], seq: u64) -> Bits {
-    let scores = results.iter().filter(|row| row.seq == seq).flat_map(|row| &row.scores);
+fn bits(results: &[RowResult], slot: u32) -> Bits {
+    let scores = results.iter().filter(|row| row.slot == slot).flat_map(|row| &row.scores);
     let numbers = scores.flat_map(|score| score.logprob.into_iter().chain(score.top.iter().map(|top| top.logprob)));
     numbers.map(f32::to_bits).collect()
 }

@@ -69,7 +69,6 @@ pub fn play(
     scripts: &[Script],
 ) -> Result<(Vec<PlayedStream>, EngineStats), Box<dyn Error>> {
     let mut scheduler = Scheduler::new(&executor.shape(), options.clone());
-    let epoch = executor.epoch();
     let mut playing = BTreeMap::new();
     for (seq, script) in (1u64..).zip(scripts) {
         let start = Box::new(script.start.clone());
@@ -91,10 +90,9 @@ pub fn play(
         receive_outputs(&mut scheduler, &mut playing)?;
         now += Duration::from_millis(1);
         let waits = playing.values().any(|one| !one.done && one.is_due());
-        match scheduler.schedule(now) {
-            Some(mut step) => {
-                step.epoch = epoch;
-                let result = executor.execute(&step)?;
+        match scheduler.schedule(executor.placed(), now) {
+            Some(step) => {
+                let result = executor.execute(step)?;
                 scheduler.commit(result);
                 receive_outputs(&mut scheduler, &mut playing)?;
             }

@@ -58,7 +58,9 @@ fn steps_of(name: &str, load: &Load, devices: DeviceChoice, copy_rate: f64, rows
         batches.iter().max().unwrap_or(&1) * DecodeSteps::blocks_of_one(*context, runs, block_size)
     };
     let blocks = decodes.iter().map(of_decode).max().unwrap_or(0).max(prefill.div_ceil(block_size));
-    let options = ModelOptions { devices, kv_blocks: Some(blocks), block_size, ..ModelOptions::default() };
+    let max_sequences = decodes.iter().flat_map(|(_, batches)| *batches).max().unwrap_or(&1) + 1;
+    let options =
+        ModelOptions { devices, kv_blocks: Some(blocks), block_size, max_sequences, ..ModelOptions::default() };
     let files =
         SmallModel { name: name.into(), dir: model.dir.clone(), tokens: Vec::new(), quantized: None, embeds: false };
     let mut steps = files.load_with(&options)?;

@@ -30,7 +30,7 @@ impl Executor for Mortal {
         self.sim.shape()
     }
 
-    fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
+    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
         if self.taken.fetch_add(1, Ordering::Relaxed) >= self.steps {
             return Err(ExecutorError::Lost("rank 1 is gone".into()));
         }

@@ -26,7 +26,7 @@ impl Executor for Silent {
         self.sim.shape()
     }
 
-    fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
+    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
         if let Some(gate) = self.gate.take() {
             // An error means that the gate was dropped.
             let _ = gate.recv();

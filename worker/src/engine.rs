@@ -162,7 +162,6 @@ pub struct EngineThread {
     scheduler: Scheduler,
     /// None once the executor is lost. Its memory is then free even if a router keeps its stream open.
     executor: Option<Box<dyn Executor>>,
-    epoch: u64,
     vitals: Arc<EngineHealth>,
     commands: mpsc::Receiver<EngineCommand>,
     metrics: Arc<EngineMetrics>,
@@ -192,7 +191,6 @@ impl EngineThread {
         metrics.publish(&scheduler.stats());
         Self {
             scheduler,
-            epoch: executor.epoch(),
             executor: Some(executor),
             vitals,
             commands,
@@ -212,12 +210,12 @@ impl EngineThread {
     pub fn run(mut self) {
         while self.take_commands() {
             self.update_ports();
-            let step = self.scheduler.schedule(self.started.elapsed());
+            let placed = self.executor.as_ref().map(|executor| executor.placed()).unwrap_or_default();
+            let step = self.scheduler.schedule(placed, self.started.elapsed());
             let idle = step.is_none();
-            if let Some(mut step) = step {
-                step.epoch = self.epoch;
-                self.note_begun(&step);
-                self.execute(&step);
+            if let Some(step) = step {
+                self.note_begun();
+                self.execute(step);
             }
             let stats = self.scheduler.stats();
             self.metrics.publish(&stats);
@@ -344,13 +342,13 @@ impl EngineThread {
         self.queued.remove(&seq);
     }
 
-    fn note_begun(&mut self, step: &Step) {
+    fn note_begun(&mut self) {
         if self.queued.is_empty() {
             return;
         }
-        for row in &step.rows {
-            if self.queued.remove(&row.seq)
-                && let Some(port) = self.ports.get_mut(&row.seq)
+        for seq in self.scheduler.scheduled() {
+            if self.queued.remove(&seq)
+                && let Some(port) = self.ports.get_mut(&seq)
             {
                 port.stages.begin_prefill();
             }
@@ -382,18 +380,18 @@ impl EngineThread {
         events.into_iter().for_each(|event| self.apply(event));
     }
 
-    fn execute(&mut self, step: &Step) {
+    fn execute(&mut self, step: Step) {
+        let (id, rows) = (step.id, step.rows.len());
         match self.try_execute(step) {
             Ok(result) => self.scheduler.commit(result),
             Err(error) => {
-                let rows = step.rows.len();
                 match &error {
                     ExecutorError::Step(_) => {
-                        tracing::error!(step = step.id, rows, %error, "step failed");
+                        tracing::error!(step = id, rows, %error, "step failed");
                         self.scheduler.fail(&error.to_string());
                     }
                     ExecutorError::Lost(_) => {
-                        tracing::warn!(step = step.id, rows, %error, "lost a rank; the group ends");
+                        tracing::warn!(step = id, rows, %error, "lost a rank; the group ends");
                         // Set before the sequences end, so that every observer of an end sees the reason.
                         let _ = self.vitals.lost.set(error.to_string());
                         self.feed.close(&error.to_string());
@@ -406,7 +404,7 @@ impl EngineThread {
     }
 
     /// After a panic the state of the executor is unknown, so it counts as lost.
-    fn try_execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
+    fn try_execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
         let Some(executor) = &mut self.executor else {
             return Err(ExecutorError::Lost("the executor was abandoned".into()));
         };

@@ -28,12 +28,11 @@ pub struct ExecutorShape {
 /// Executes steps one after the other. It decides nothing: the step says which rows run and where their KV entries are.
 ///
 /// For each row, in the order of the step:
-/// - First, block tables and stashed logits of the sequences in `step.dropped` are forgotten. Unknown ids are no error.
-/// - `kept_blocks` and `blocks` change the sequence's table, which the executor keeps.
+/// - First, block tables and stashed logits of the slots in `step.dropped` are forgotten. Empty slots are no error.
+/// - `kept_blocks` and `blocks` change the slot's table, which the executor keeps.
 /// - `tokens` at positions `start..` are computed and their KV entries written to the blocks of the table. Only blocks
-///   that hold these positions are written. All earlier positions are read. Stashed logits of the sequence are
-///   forgotten.
-/// - `AFTER_STASH` keeps the logits of the last token until a row of this sequence draws from them or replaces them, or
+///   that hold these positions are written. All earlier positions are read. Stashed logits of the slot are forgotten.
+/// - `AFTER_STASH` keeps the logits of the last token until a row of this slot draws from them or replaces them, or
 ///   they are dropped.
 /// - `AFTER_DRAW` samples from the logits of the last token. If `tokens` is empty, it uses up the stash instead.
 /// - `AFTER_EMBED` returns the hidden state of the last token.
@@ -42,16 +41,29 @@ pub struct ExecutorShape {
 /// of the logits and `Draw`; `empty_mask` means that bans and mask left no token.
 pub trait Executor: Send {
     fn shape(&self) -> ExecutorShape;
-    /// The epoch of its placement. The engine puts it into every step.
-    fn epoch(&self) -> u64 {
-        1
+    /// Where the next step is executed. The scheduler puts it into the step.
+    fn placed(&self) -> StepPlacement {
+        StepPlacement::default()
     }
     /// Tells other threads that it is lost, also while it executes a step that may not end. None: only `execute` says
     /// so.
     fn end_watch(&self) -> Option<AbortWatch> {
         None
     }
-    fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError>;
+    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError>;
+}
+
+/// The epoch of the placement and the expert layout within it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepPlacement {
+    pub epoch: u64,
+    pub layout: u64,
+}
+
+impl Default for StepPlacement {
+    fn default() -> Self {
+        StepPlacement { epoch: 1, layout: 0 }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -18,10 +18,10 @@ use rein_kernels::collective::{self, AbortWatch, Collective};
 use rein_kernels::cpu::CpuDevices;
 use rein_kernels::lockstep::LockstepReport;
 use rein_kernels::rounding::RoundingDevices;
-use rein_proto::internal::{After, Row, Step, StepResult};
+use rein_proto::internal::{After, Step, StepResult};
 
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
-use crate::executor::{Executor, ExecutorError, ExecutorShape};
+use crate::executor::{Executor, ExecutorError, ExecutorShape, StepPlacement};
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
 use crate::model::{self, check_row};
 use crate::tables::BlockTables;
@@ -133,7 +133,7 @@ pub struct ModelLoader {
 /// The ranks of a group in this process, loaded and linked.
 pub struct Seated {
     pub plan: KvPlan,
-    stashes: usize,
+    slots: usize,
     weights: WeightMemory,
     // Dropped before the ranks are joined: the leader's thread ends with it.
     leader: Option<Leader>,
@@ -376,15 +376,15 @@ impl ModelLoader {
             hidden_size: spec.hidden,
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
-        let stashes = self.options.max_sequences;
-        Ok(Seated { stashes, plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts, ended })
+        let slots = self.options.max_sequences;
+        Ok(Seated { slots, plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts, ended })
     }
 }
 
 impl Seated {
     /// The executor, if the leader is in this process. Dropping it ends the group.
     pub fn executor(self) -> Option<RankGroup> {
-        let Seated { plan, stashes, weights, ranks, leader, shape, epoch, layouts, ended } = self;
+        let Seated { plan, slots, weights, ranks, leader, shape, epoch, layouts, ended } = self;
         let wanted = layouts.wanted.clone();
         leader.map(|leader| RankGroup {
             shape,
@@ -395,7 +395,7 @@ impl Seated {
             leader,
             _ranks: ranks,
             tables: BlockTables::default(),
-            stashes,
+            slots,
             stashed: HashSet::new(),
             lost: None,
             ended,
@@ -434,9 +434,10 @@ pub struct RankGroup {
     _ranks: Ranks,
     /// The block tables that the ranks hold.
     tables: BlockTables,
-    /// Sequences whose logits the leader holds, at most `stashes`.
-    stashed: HashSet<u64>,
-    stashes: usize,
+    /// Slots whose logits the leader holds.
+    stashed: HashSet<u32>,
+    /// Slots are below it.
+    slots: usize,
     lost: Option<String>,
     ended: Option<AbortWatch>,
 }
@@ -500,27 +501,20 @@ impl RankGroup {
             return Err(format!("step of epoch {}, placement of epoch {}", number(step.epoch), number(self.epoch)));
         }
         for row in &step.rows {
-            let dropped = step.dropped.contains(&row.seq);
-            check_row(row, if dropped { 0 } else { self.tables.of(row.seq).len() }, &self.shape)?;
-            if row.tokens.is_empty() && (dropped || !self.stashed.contains(&row.seq)) {
-                return Err(format!("sequence {}: no stashed logits to draw from", row.seq));
+            if row.slot as usize >= self.slots {
+                return Err(format!("slot {}: there are {} slots", row.slot, self.slots));
             }
-        }
-        let stashing = |row: &&Row| row.after() == After::Stash && !self.stashed.contains(&row.seq);
-        let fresh = step.rows.iter().filter(stashing).count();
-        if fresh == 0 {
-            return Ok(());
-        }
-        let stashes = fresh + self.stashed.iter().filter(|seq| !step.dropped.contains(seq)).count();
-        if stashes > self.stashes {
-            return Err(format!("{stashes} sequences would have stashed logits; the limit is {}", self.stashes));
+            let dropped = step.dropped.contains(&row.slot);
+            check_row(row, if dropped { 0 } else { self.tables.of(row.slot).len() }, &self.shape)?;
+            if row.tokens.is_empty() && (dropped || !self.stashed.contains(&row.slot)) {
+                return Err(format!("slot {}: no stashed logits to draw from", row.slot));
+            }
         }
         Ok(())
     }
 
-    fn run(&mut self, step: &Step) -> Result<StepResult, String> {
+    fn run(&mut self, step: Step) -> Result<StepResult, String> {
         let ended = || "the leader's thread has ended".to_owned();
-        let step = Step { layout: self.wanted.load(Ordering::Acquire), ..step.clone() };
         self.leader.steps.send(step).map_err(|_| ended())?;
         self.leader.results.recv().map_err(|_| ended())?
     }
@@ -531,26 +525,26 @@ impl Executor for RankGroup {
         self.shape.clone()
     }
 
-    fn epoch(&self) -> u64 {
-        self.epoch
+    fn placed(&self) -> StepPlacement {
+        StepPlacement { epoch: self.epoch, layout: self.wanted.load(Ordering::Acquire) }
     }
 
     fn end_watch(&self) -> Option<AbortWatch> {
         self.ended.clone()
     }
 
-    fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
+    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
         if let Some(why) = &self.lost {
             return Err(ExecutorError::Lost(why.clone()));
         }
-        self.check(step).and_then(|()| self.tables.apply(step)).map_err(ExecutorError::Step)?;
-        for seq in &step.dropped {
-            self.stashed.remove(seq);
+        self.check(&step).and_then(|()| self.tables.apply(&step)).map_err(ExecutorError::Step)?;
+        for slot in &step.dropped {
+            self.stashed.remove(slot);
         }
         for row in &step.rows {
             match row.after() {
-                After::Stash => self.stashed.insert(row.seq),
-                After::Draw | After::Embed | After::Nothing => self.stashed.remove(&row.seq),
+                After::Stash => self.stashed.insert(row.slot),
+                After::Draw | After::Embed | After::Nothing => self.stashed.remove(&row.slot),
             };
         }
         self.run(step).map_err(|why| {

@@ -10,6 +10,7 @@
 mod admit;
 mod cached;
 mod check;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -24,9 +25,10 @@ use rein_proto::internal::{
 
 use crate::blocks::BlockPool;
 use crate::error::Rejected;
-use crate::executor::ExecutorShape;
+use crate::executor::{ExecutorShape, StepPlacement};
 use crate::limits;
 use crate::seq::{NextWork, Seq, SeqId};
+use slots::SequenceSlots;
 use waiting::Waiting;
 
 #[derive(Debug, Clone)]
@@ -125,10 +127,7 @@ pub struct Scheduler {
     /// Sequences without a slot.
     waiting: Waiting,
     planned: Vec<Planned>,
-    /// Sequences that ended or were preempted, and of which the executor still holds a block table or a stash.
-    dropped: Vec<u64>,
-    /// How many of them the current step drops.
-    dropping: usize,
+    slots: SequenceSlots,
     outputs: Vec<Output>,
     wake_at: Option<Duration>,
     stats: EngineStats,
@@ -152,8 +151,7 @@ impl Scheduler {
             running: BTreeSet::new(),
             waiting: Waiting::default(),
             planned: Vec::new(),
-            dropped: Vec::new(),
-            dropping: 0,
+            slots: SequenceSlots::default(),
             outputs: Vec::new(),
             wake_at: None,
             stats: EngineStats::default(),
@@ -203,7 +201,7 @@ impl Scheduler {
     }
 
     fn start(&mut self, id: SeqId, start: Start) -> Result<(), Rejected> {
-        // Slots are assigned at the next step, so a burst between two steps finds all sequences in `waiting`.
+        // SequenceSlots are assigned at the next step, so a burst between two steps finds all sequences in `waiting`.
         let waiting = self.seqs.len().saturating_sub(self.options.max_sequences);
         if waiting >= self.options.max_queue && self.waiting.knows(start.caller) {
             return Err(Rejected::QueueFull { waiting });
@@ -249,8 +247,8 @@ impl Scheduler {
     }
 
     /// The next step. None: nothing to do before an event or `wake_at`. Its rows either compute tokens, or all of them
-    /// draw from stashes. The caller sets its epoch.
-    pub fn schedule(&mut self, now: Duration) -> Option<Step> {
+    /// draw from stashes.
+    pub fn schedule(&mut self, placed: StepPlacement, now: Duration) -> Option<Step> {
         debug_assert!(self.planned.is_empty(), "the step before was committed");
         // Draws from stashes take a step of their own, which computes nothing. The drawn tokens are computed with the
         // others in the next step, so a held row loses no step, and its router finds the next mask while that step
@@ -263,7 +261,7 @@ impl Scheduler {
             }
         }
         if !self.planned.is_empty() {
-            return self.step();
+            return self.step(placed);
         }
         let mut budget = self.options.token_budget;
         let mut preempted = false;
@@ -296,7 +294,12 @@ impl Scheduler {
         if !preempted {
             self.admit(&mut budget, now);
         }
-        self.step()
+        self.step(placed)
+    }
+
+    /// The sequences of the current step.
+    pub fn scheduled(&self) -> impl Iterator<Item = SeqId> {
+        self.planned.iter().map(|planned| planned.seq)
     }
 
     /// Plans up to `count` tokens of a running sequence, with blocks for them. True if other sequences were preempted.
@@ -366,9 +369,7 @@ impl Scheduler {
     fn preempt(&mut self, id: SeqId) {
         let Some(seq) = self.seqs.get_mut(&id) else { return };
         seq.release(&mut self.blocks);
-        if seq.told.take().is_some() {
-            self.dropped.push(id);
-        }
+        self.slots.leave(seq);
         seq.stashed = false;
         seq.preempted = true;
         seq.parked_since = None;
@@ -380,25 +381,29 @@ impl Scheduler {
         self.stats.preemptions += 1;
     }
 
-    fn step(&mut self) -> Option<Step> {
+    fn step(&mut self, placed: StepPlacement) -> Option<Step> {
         if self.planned.is_empty() {
             return None;
         }
         self.stats.steps += 1;
-        self.dropping = self.dropped.len();
-        let (seqs, size) = (&mut self.seqs, self.blocks.block_size());
-        let rows = self.planned.iter().filter_map(|planned| Some(row(seqs.get_mut(&planned.seq)?, planned, size)));
+        let (seqs, slots, size) = (&mut self.seqs, &mut self.slots, self.blocks.block_size());
+        let rows = self.planned.iter().filter_map(|planned| {
+            let seq = seqs.get_mut(&planned.seq)?;
+            Some(row(slots.of(seq), seq, planned, size))
+        });
         let rows = rows.collect();
-        Some(Step { epoch: 0, id: self.stats.steps, rows, dropped: self.dropped.clone(), layout: 0 })
+        let StepPlacement { epoch, layout } = placed;
+        Some(Step { epoch, id: self.stats.steps, rows, dropped: self.slots.drops(), layout })
     }
 
     /// Applies the result of the step.
     pub fn commit(&mut self, result: StepResult) {
-        let expected = self.planned.iter().filter(|row| row.answers()).map(|row| row.seq);
-        if !expected.eq(result.rows.iter().map(|row| row.seq)) {
+        let slot = |row: &Planned| self.seqs.get(&row.seq).and_then(|seq| seq.slot);
+        let expected = self.planned.iter().filter(|row| row.answers()).map(slot);
+        if !expected.eq(result.rows.iter().map(|row| Some(row.slot))) {
             return self.fail("the executor returned results for other rows than it was given");
         }
-        self.dropped.drain(..self.dropping);
+        self.slots.dropped();
         let mut results = result.rows.into_iter();
         for planned in std::mem::take(&mut self.planned) {
             let result = match planned.answers() {
@@ -502,9 +507,7 @@ impl Scheduler {
     fn remove(&mut self, id: SeqId) -> bool {
         let Some(mut seq) = self.seqs.remove(&id) else { return false };
         seq.release(&mut self.blocks);
-        if seq.told.is_some() {
-            self.dropped.push(id);
-        }
+        self.slots.leave(&mut seq);
         match self.running.remove(&id) {
             true => self.waiting.end(seq.caller),
             false => self.waiting.leave(seq.caller, id),
@@ -513,14 +516,14 @@ impl Scheduler {
     }
 }
 
-fn row(seq: &mut Seq, planned: &Planned, block_size: usize) -> Row {
+fn row(slot: u32, seq: &mut Seq, planned: &Planned, block_size: usize) -> Row {
     let end = seq.computed + planned.count;
     let (kept_blocks, blocks) = match planned.count {
         0 => (0, Vec::new()),
         _ => seq.tell_table(end.div_ceil(block_size)),
     };
     Row {
-        seq: planned.seq,
+        slot,
         tokens: seq.tokens[seq.computed..end].to_vec(),
         start: seq.computed as u32,
         kept_blocks: kept_blocks as u32,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::checkpoint::LoadError;
-use crate::executor::{Executor, ExecutorError};
+use crate::executor::{Executor, ExecutorError, StepPlacement};
 use crate::rank::{self, ModelOptions, RankGroup};
 
 /// Alternatives per position.
@@ -84,7 +84,7 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
         let end = start + chunk.len();
         let kept = start.div_ceil(shape.block_size) as u32;
         let row = Row {
-            seq: 1,
+            slot: 0,
             tokens: chunk.to_vec(),
             start: start as u32,
             kept_blocks: kept,
@@ -95,8 +95,9 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
             // The token after the last one is arbitrary: only its alternatives are used.
             next: Some(tokens.get(end).copied().unwrap_or(0)),
         };
-        let step = Step { epoch: executor.epoch(), id: i as u64, rows: vec![row], ..Step::default() };
-        for result in executor.execute(&step)?.rows {
+        let StepPlacement { epoch, layout } = executor.placed();
+        let step = Step { epoch, layout, id: i as u64, rows: vec![row], ..Step::default() };
+        for result in executor.execute(step)?.rows {
             for score in result.scores {
                 output.logprobs.push(score.logprob);
                 output

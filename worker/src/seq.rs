@@ -53,9 +53,10 @@ pub struct Seq {
     pub paused: bool,
 
     pub table: Vec<BlockId>,
-    /// How many leading blocks the executor's table shares with `table`. None: the executor knows nothing of this
-    /// sequence.
-    pub told: Option<usize>,
+    /// Where the executor keeps what it knows of this sequence. None: it knows nothing.
+    pub slot: Option<u32>,
+    /// How many leading blocks the executor's table shares with `table`.
+    pub told: usize,
     /// Number of leading blocks that are registered and therefore never written.
     pub registered: usize,
     /// The table's blocks hold the KV entries of tokens[..computed].
@@ -95,7 +96,8 @@ impl Seq {
             proposed: false,
             paused: false,
             table: Vec::new(),
-            told: None,
+            slot: None,
+            told: 0,
             registered: 0,
             computed: 0,
             stashed: false,
@@ -201,13 +203,13 @@ impl Seq {
 
     /// The table changes from this index on.
     fn differs_from(&mut self, index: usize) {
-        self.told = self.told.map(|told| told.min(index));
+        self.told = self.told.min(index);
     }
 
     /// The change that makes the executor's table the first `len` blocks of this one: the number of blocks to keep, and
     /// those that follow.
     pub fn tell_table(&mut self, len: usize) -> (usize, Vec<BlockId>) {
-        let kept = self.told.replace(len).unwrap_or(0).min(len);
+        let kept = std::mem::replace(&mut self.told, len).min(len);
         (kept, self.table[kept..len].to_vec())
     }
 

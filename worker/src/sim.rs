@@ -53,7 +53,7 @@ pub struct Sim {
     options: SimOptions,
     /// Per KV slot, the hash of all tokens up to and including its own.
     slots: Vec<u64>,
-    stashed: HashMap<u64, u64>,
+    stashed: HashMap<u32, u64>,
     tables: BlockTables,
 }
 
@@ -83,9 +83,9 @@ impl Sim {
 
     fn slot(&self, row: &Row, position: usize) -> Result<usize, ExecutorError> {
         let size = self.options.block_size;
-        match self.tables.of(row.seq).get(position / size) {
+        match self.tables.of(row.slot).get(position / size) {
             Some(&block) if (block as usize) < self.options.blocks => Ok(block as usize * size + position % size),
-            _ => Err(ExecutorError::Step(format!("sequence {}: no block for position {position}", row.seq))),
+            _ => Err(ExecutorError::Step(format!("slot {}: no block for position {position}", row.slot))),
         }
     }
 
@@ -155,26 +155,26 @@ impl Executor for Sim {
         }
     }
 
-    fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
-        let until = Instant::now() + self.cost(step);
-        for seq in &step.dropped {
-            self.stashed.remove(seq);
+    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
+        let until = Instant::now() + self.cost(&step);
+        for slot in &step.dropped {
+            self.stashed.remove(slot);
         }
-        self.tables.apply(step).map_err(ExecutorError::Step)?;
+        self.tables.apply(&step).map_err(ExecutorError::Step)?;
         let mut rows = Vec::new();
         for row in &step.rows {
             let mut scores = Vec::new();
-            let stashed = self.stashed.remove(&row.seq);
+            let stashed = self.stashed.remove(&row.slot);
             let state = match row.tokens.is_empty() {
                 false => self.forward(row, &mut scores)?,
                 true => stashed.ok_or_else(|| {
-                    ExecutorError::Step(format!("sequence {} draws from a stash that does not exist", row.seq))
+                    ExecutorError::Step(format!("slot {} draws from a stash that does not exist", row.slot))
                 })?,
             };
             if row.after() == After::Stash {
-                self.stashed.insert(row.seq, state);
+                self.stashed.insert(row.slot, state);
             }
-            let mut result = RowResult { seq: row.seq, scores, ..RowResult::default() };
+            let mut result = RowResult { slot: row.slot, scores, ..RowResult::default() };
             if let Some(draw) = &row.draw {
                 result.token = self.sample(state, draw);
                 result.empty_mask = result.token.is_none();

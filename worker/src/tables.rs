@@ -1,25 +1,27 @@
-//! The block table of each sequence. A step carries only changes of tables, so what executes steps keeps the tables. It
+//! The block table of each slot. A step carries only changes of tables, so what executes steps keeps the tables. It
 //! does not know which blocks are free.
-
-use std::collections::HashMap;
 
 use rein_proto::internal::Step;
 
 #[derive(Debug, Default)]
-pub struct BlockTables {
-    of: HashMap<u64, Vec<u32>>,
-}
+pub struct BlockTables(Vec<Vec<u32>>);
 
 impl BlockTables {
-    /// Forgets the tables of the sequences that the step drops, then applies the changes of its rows.
+    /// Forgets the tables of the slots that the step drops, then applies the changes of its rows.
     pub fn apply(&mut self, step: &Step) -> Result<(), String> {
-        for seq in &step.dropped {
-            self.of.remove(seq);
+        for &slot in &step.dropped {
+            if let Some(table) = self.0.get_mut(slot as usize) {
+                table.clear();
+            }
         }
         for row in step.rows.iter().filter(|row| !row.tokens.is_empty()) {
-            let (table, kept) = (self.of.entry(row.seq).or_default(), row.kept_blocks as usize);
+            let (slot, kept) = (row.slot as usize, row.kept_blocks as usize);
+            if slot >= self.0.len() {
+                self.0.resize_with(slot + 1, Vec::new);
+            }
+            let table = &mut self.0[slot];
             if kept > table.len() {
-                return Err(keeps_too_many(row.seq, kept, table.len()));
+                return Err(keeps_too_many(row.slot, kept, table.len()));
             }
             table.truncate(kept);
             table.extend_from_slice(&row.blocks);
@@ -27,18 +29,18 @@ impl BlockTables {
         Ok(())
     }
 
-    /// Empty if nothing is known of the sequence.
-    pub fn of(&self, seq: u64) -> &[u32] {
-        self.of.get(&seq).map_or(&[], Vec::as_slice)
+    /// Empty if the slot holds nothing.
+    pub fn of(&self, slot: u32) -> &[u32] {
+        self.0.get(slot as usize).map_or(&[], Vec::as_slice)
     }
 
     #[cfg(test)]
-    pub fn sequences(&self) -> std::collections::BTreeSet<u64> {
-        self.of.keys().copied().collect()
+    pub fn taken(&self) -> std::collections::BTreeSet<u32> {
+        (0..self.0.len() as u32).filter(|slot| !self.of(*slot).is_empty()).collect()
     }
 }
 
 /// The error of a row that builds on a table that is not there.
-pub fn keeps_too_many(seq: u64, kept: usize, held: usize) -> String {
-    format!("sequence {seq}: the row keeps {kept} blocks, but its table has {held}")
+pub fn keeps_too_many(slot: u32, kept: usize, held: usize) -> String {
+    format!("slot {slot}: the row keeps {kept} blocks, but its table has {held}")
 }

@@ -1,7 +1,6 @@
 //! Executes a `Step` on one rank. Every rank runs the same products; the leader also draws and scores. Of sequences it
-//! knows block tables and stashes.
+//! knows the block tables.
 
-use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use rein_kernels::sample::{Logprob, SampleSpec};
@@ -16,29 +15,7 @@ use crate::tables::{BlockTables, keeps_too_many};
 
 pub struct Executing<B: Backend> {
     network: Network<B>,
-    stashes: StashSlots,
     tables: BlockTables,
-}
-
-/// The slots of stashed logits, by sequence. All ranks assign the same.
-#[derive(Default)]
-struct StashSlots {
-    of: HashMap<u64, u32>,
-    free: Vec<u32>,
-}
-
-impl StashSlots {
-    /// Reuses free slots, so there are never more than sequences that had a stash at the same time.
-    fn assign(&mut self, seq: u64) -> u32 {
-        let next = self.of.len() as u32;
-        *self.of.entry(seq).or_insert_with(|| self.free.pop().unwrap_or(next))
-    }
-
-    fn release(&mut self, seq: u64) -> Option<u32> {
-        let slot = self.of.remove(&seq)?;
-        self.free.push(slot);
-        Some(slot)
-    }
 }
 
 /// A step for the backend.
@@ -54,12 +31,7 @@ struct StepPlan<'a> {
 
 impl<'a> StepPlan<'a> {
     /// `biases`: [`logit_bias`] of each row. `tables`: with the changes of this step.
-    fn new(
-        step: &'a Step,
-        biases: &'a [Vec<(u32, f32)>],
-        tables: &'a BlockTables,
-        stashes: &mut StashSlots,
-    ) -> KernelResult<Self> {
+    fn new(step: &'a Step, biases: &'a [Vec<(u32, f32)>], tables: &'a BlockTables) -> Self {
         let mut plan =
             StepPlan { rows: StepInputs::default(), draws: Vec::new(), scores: Vec::new(), states: Vec::new() };
         for (i, (row, bias)) in step.rows.iter().zip(biases).enumerate() {
@@ -70,11 +42,8 @@ impl<'a> StepPlan<'a> {
                     row: first,
                     len: row.tokens.len(),
                     start: row.start as usize,
-                    blocks: tables.of(row.seq),
+                    blocks: tables.of(row.slot),
                 });
-                if row.after() != After::Stash {
-                    stashes.release(row.seq);
-                }
             }
             if row.score >= 0 {
                 let follow = row.tokens.iter().skip(1).copied().chain(row.next.filter(|_| !row.tokens.is_empty()));
@@ -88,13 +57,13 @@ impl<'a> StepPlan<'a> {
                 (After::Draw, Some(draw), _) => {
                     let from = match last {
                         Some(last) => LogitsOf::Row(last),
-                        None => LogitsOf::Slot(stashes.release(row.seq).ok_or_else(|| not_stashed(row.seq))?),
+                        None => LogitsOf::Slot(row.slot),
                     };
                     plan.rows.draws.push(draw_of(draw, bias, from));
                     plan.draws.push(i);
                 }
                 (After::Stash, _, Some(last)) => {
-                    plan.rows.stashes.push(Stash { row: last, slot: stashes.assign(row.seq) });
+                    plan.rows.stashes.push(Stash { row: last, slot: row.slot });
                 }
                 (After::Embed, _, Some(last)) => {
                     plan.rows.states.push(last);
@@ -103,17 +72,13 @@ impl<'a> StepPlan<'a> {
                 _ => {}
             }
         }
-        Ok(plan)
+        plan
     }
-}
-
-fn not_stashed(seq: u64) -> KernelError {
-    KernelError::Shape { op: "draw", what: format!("sequence {seq}: no stashed logits") }
 }
 
 impl<B: Backend> Executing<B> {
     pub fn new(network: Network<B>) -> Self {
-        Self { network, stashes: StashSlots::default(), tables: BlockTables::default() }
+        Self { network, tables: BlockTables::default() }
     }
 
     pub fn backend(&self) -> &B {
@@ -130,18 +95,15 @@ impl<B: Backend> Executing<B> {
 
     /// Executes a step that has been checked. Ranks other than the leader return nothing.
     pub fn step(&mut self, step: &Step) -> KernelResult<Option<StepResult>> {
-        for seq in &step.dropped {
-            self.stashes.release(*seq);
-        }
         self.tables.apply(step).map_err(|what| KernelError::Shape { op: "step", what })?;
         let biases: Vec<_> = step.rows.iter().map(logit_bias).collect();
-        let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &biases, &self.tables, &mut self.stashes)?;
+        let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &biases, &self.tables);
         let drawn = self.network.step(rows)?;
         if self.network.backend().rank() != 0 {
             return Ok(None);
         }
         let mut results: Vec<RowResult> =
-            step.rows.iter().map(|row| RowResult { seq: row.seq, ..Default::default() }).collect();
+            step.rows.iter().map(|row| RowResult { slot: row.slot, ..Default::default() }).collect();
         for ((i, token), score) in scores.into_iter().zip(drawn.scores) {
             results[i].scores.push(message(token, score));
         }
@@ -197,32 +159,32 @@ fn draw_of<'a>(draw: &'a Draw, logit_bias: &'a [(u32, f32)], from: LogitsOf) -> 
     kernels::Draw { from, sample, logprobs: usize::try_from(draw.logprobs).ok() }
 }
 
-/// Checks whether a row can be executed, when the ranks hold `held` blocks of its sequence's table.
+/// Checks whether a row can be executed, when the ranks hold `held` blocks of its slot's table.
 pub fn check_row(row: &Row, held: usize, shape: &ExecutorShape) -> Result<(), String> {
     let ExecutorShape { vocab_size: vocab, max_context, blocks, block_size, .. } = *shape;
-    let (seq, kept) = (row.seq, row.kept_blocks as usize);
+    let (slot, kept) = (row.slot, row.kept_blocks as usize);
     if let Some(token) = row.tokens.iter().chain(&row.next).find(|&&t| t as usize >= vocab) {
-        return Err(format!("sequence {seq}: token {token} is not below the vocabulary size {vocab}"));
+        return Err(format!("slot {slot}: token {token} is not below the vocabulary size {vocab}"));
     }
     let end = row.start as usize + row.tokens.len();
     if end > max_context {
-        return Err(format!("sequence {seq}: position {end} is beyond the context of {max_context}"));
+        return Err(format!("slot {slot}: position {end} is beyond the context of {max_context}"));
     }
     if row.tokens.is_empty() && row.after() != After::Draw {
-        return Err(format!("sequence {seq}: a row without tokens must draw"));
+        return Err(format!("slot {slot}: a row without tokens must draw"));
     }
     if row.after() == After::Draw && row.draw.is_none() {
-        return Err(format!("sequence {seq}: a row that draws must have draw parameters"));
+        return Err(format!("slot {slot}: a row that draws must have draw parameters"));
     }
     if kept > held {
-        return Err(keeps_too_many(seq, kept, held));
+        return Err(keeps_too_many(slot, kept, held));
     }
     let covered = kept + row.blocks.len();
     if !row.tokens.is_empty() && covered * block_size < end {
-        return Err(format!("sequence {seq}: {covered} blocks do not cover {end} positions"));
+        return Err(format!("slot {slot}: {covered} blocks do not cover {end} positions"));
     }
     match row.blocks.iter().find(|&&block| block as usize >= blocks) {
-        Some(block) => Err(format!("sequence {seq}: no block {block}; the cache has {blocks} blocks")),
+        Some(block) => Err(format!("slot {slot}: no block {block}; the cache has {blocks} blocks")),
         None => Ok(()),
     }
 }

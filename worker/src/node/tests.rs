@@ -61,7 +61,7 @@ impl Executor for Gated<Sim> {
         self.0.shape()
     }
 
-    fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
+    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
         self.1.pass();
         self.0.execute(step)
     }

@@ -122,9 +122,15 @@ fn greedy_draw(position: usize) -> Draw {
     Draw { sampling: Some(sampling()), position: position as u32, logprobs: -1, ..Default::default() }
 }
 
-fn row(seq: u64, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> Row {
+/// The next step of a group.
+fn step_of(group: &RankGroup, rows: Vec<Row>) -> Step {
+    let StepPlacement { epoch, layout } = group.placed();
+    Step { epoch, layout, rows, ..Step::default() }
+}
+
+fn row(slot: u32, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> Row {
     Row {
-        seq,
+        slot,
         tokens: tokens.to_vec(),
         start: start as u32,
         kept_blocks: 0,
@@ -137,7 +143,7 @@ fn row(seq: u64, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> 
 }
 
 fn run(group: &mut RankGroup, rows: Vec<Row>) -> Vec<RowResult> {
-    group.execute(&Step { epoch: 1, id: 7, rows, ..Step::default() }).expect("step").rows
+    group.execute(Step { epoch: 1, id: 7, rows, ..Step::default() }).expect("step").rows
 }
 
 /// Greedy continuation, token by token.

@@ -1,9 +1,9 @@
 use super::*;
 
-fn row(seq: u64, tokens: &[u32], start: u32, draw: Option<Draw>) -> Row {
+fn row(slot: u32, tokens: &[u32], start: u32, draw: Option<Draw>) -> Row {
     let after = if draw.is_some() { After::Draw } else { After::Stash };
-    let blocks = vec![seq as u32 * 2, seq as u32 * 2 + 1];
-    Row { seq, tokens: tokens.to_vec(), start, blocks, after: after.into(), draw, score: -1, ..Row::default() }
+    let blocks = vec![slot * 2, slot * 2 + 1];
+    Row { slot, tokens: tokens.to_vec(), start, blocks, after: after.into(), draw, score: -1, ..Row::default() }
 }
 
 fn step(rows: Vec<Row>) -> Step {
@@ -17,7 +17,7 @@ fn draw() -> Option<Draw> {
 #[test]
 fn tokens_depend_only_on_earlier_tokens() {
     let mut sim = Sim::new(SimOptions::default());
-    let mut token = |rows| sim.execute(&step(rows)).expect("executed").rows.pop().and_then(|row| row.token);
+    let mut token = |rows| sim.execute(step(rows)).expect("executed").rows.pop().and_then(|row| row.token);
     let whole = token(vec![row(0, &[1, 2, 3], 0, draw())]);
     assert!(whole.is_some());
     // In two chunks, beside another sequence.
@@ -27,7 +27,7 @@ fn tokens_depend_only_on_earlier_tokens() {
     assert_ne!(token(vec![row(1, &[4], 2, draw())]), whole);
     assert_eq!(token(vec![row(1, &[3], 2, None)]), None);
     assert_eq!(token(vec![row(1, &[], 3, draw())]), whole);
-    let error = sim.execute(&step(vec![row(1, &[], 3, draw())])).expect_err("the stash is used up");
+    let error = sim.execute(step(vec![row(1, &[], 3, draw())])).expect_err("the stash is used up");
     assert!(error.to_string().contains("stash"), "{error}");
 }
 
@@ -40,7 +40,7 @@ fn a_step_takes_what_its_rows_cost() {
     assert_eq!(sim.cost(&step(vec![row(2, &[], 5, draw())])), Duration::ZERO, "what was computed before");
     let mut slow = Sim::new(SimOptions { step_base_us: 3000, ..costs });
     let begin = Instant::now();
-    slow.execute(&step(vec![row(0, &[1], 0, draw())])).expect("executed");
+    slow.execute(step(vec![row(0, &[1], 0, draw())])).expect("executed");
     assert!(begin.elapsed() >= Duration::from_millis(3));
 }
 

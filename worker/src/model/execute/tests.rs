@@ -1,22 +1,10 @@
 use super::*;
 
 #[test]
-fn slots_are_reused() {
-    let mut slots = StashSlots::default();
-    assert_eq!([7, 8, 9].map(|seq| slots.assign(seq)), [0, 1, 2]);
-    assert_eq!(slots.assign(8), 1);
-    assert_eq!(slots.release(7), Some(0));
-    assert_eq!(slots.release(7), None);
-    assert_eq!([10, 11].map(|seq| slots.assign(seq)), [0, 3]);
-}
-
-#[test]
 fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
-    let mut slots = StashSlots::default();
-    let held = slots.assign(4);
     let draw = Some(Draw { logprobs: -1, ..Draw::default() });
-    let row = |seq, tokens: &[u32], after: After| Row {
-        seq,
+    let row = |slot, tokens: &[u32], after: After| Row {
+        slot,
         tokens: tokens.to_vec(),
         start: 10,
         after: after.into(),
@@ -34,7 +22,7 @@ fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
     };
     let (biases, mut tables): (Vec<_>, _) = (step.rows.iter().map(logit_bias).collect(), BlockTables::default());
     tables.apply(&step).expect("new tables");
-    let plan = StepPlan::new(&step, &biases, &tables, &mut slots).expect("valid");
+    let plan = StepPlan::new(&step, &biases, &tables);
     assert_eq!(plan.rows.ids, [5, 6, 7, 8, 3, 1]);
     let spans: Vec<_> = plan.rows.spans.iter().map(|span| (span.row, span.len, span.start)).collect();
     assert_eq!(spans, [(0, 3, 10), (3, 2, 10), (5, 1, 10)]);
@@ -42,8 +30,7 @@ fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
     assert_eq!(scores, [(0, 6, 2), (1, 7, 2), (2, 9, 2)]);
     assert_eq!(plan.scores, [(0, 6), (0, 7), (0, 9)]);
     let draws: Vec<_> = plan.rows.draws.iter().map(|draw| draw.from).collect();
-    assert_eq!(draws, [LogitsOf::Row(4), LogitsOf::Slot(held)]);
+    assert_eq!(draws, [LogitsOf::Row(4), LogitsOf::Slot(4)]);
     assert_eq!(plan.draws, [1, 3]);
-    assert_eq!((plan.rows.stashes[0].row, plan.rows.stashes[0].slot), (5, 1));
-    assert!(StepPlan::new(&step, &biases, &tables, &mut slots).is_err(), "the slot is used up");
+    assert_eq!((plan.rows.stashes[0].row, plan.rows.stashes[0].slot), (5, 3));
 }

@@ -57,7 +57,7 @@ fn steps(group: &mut RankGroup) -> Vec<RowResult> {
     for i in 0..4 {
         let rows = vec![row(1, &[5 + i, 6, 7], 3 * i as usize, &[0, 1], After::Draw)];
         let step = Step { epoch: 1, id: u64::from(i), rows, ..Step::default() };
-        results.extend(group.execute(&step).expect("executes").rows);
+        results.extend(group.execute(step).expect("executes").rows);
     }
     results
 }
@@ -115,7 +115,7 @@ fn a_lost_rank_ends_the_group_and_no_rank_hangs() {
     abort.abort("rank 1: out of memory");
     let step = Step { epoch: 1, id: 9, rows: vec![row(1, &[5], 0, &[0], After::Draw)], ..Step::default() };
     for _ in 0..2 {
-        match group.execute(&step) {
+        match group.execute(step.clone()) {
             Err(ExecutorError::Lost(why)) => assert!(why.contains("rank 1: out of memory"), "{why}"),
             other => panic!("{other:?}"),
         }

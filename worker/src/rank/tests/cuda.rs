@@ -26,14 +26,14 @@ fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<R
     let mut results = Vec::new();
     for i in 0..10 {
         between(i, &running.layouts);
-        let draw = |seq: u64, token: u32, block: u32| {
+        let draw = |slot: u32, token: u32, block: u32| {
             let (tokens, start) = if i == 0 { (vec![token, 6, 7], 0) } else { (vec![token + i as u32], 2 + i) };
-            let mut row = row(seq, &tokens, start, &[2 * block, 2 * block + 1], After::Draw);
+            let mut row = row(slot, &tokens, start, &[2 * block, 2 * block + 1], After::Draw);
             row.draw.iter_mut().for_each(|draw| draw.logprobs = 5);
             row
         };
-        let step = Step { epoch: 1, rows: vec![draw(1, 5, 0), draw(2, 9, 1)], ..Step::default() };
-        results.extend(running.group.execute(&step).expect("executes").rows);
+        let step = step_of(&running.group, vec![draw(1, 5, 0), draw(2, 9, 1)]);
+        results.extend(running.group.execute(step).expect("executes").rows);
     }
     results
 }
@@ -104,8 +104,8 @@ fn the_weights_of_a_survivor_serve_the_next_group() {
     let want = run(&mut group, |_, _| ());
     // A step of a layout that no rank has loaded ends the group on every rank.
     group.layouts.switch(9);
-    let step = Step { epoch: 1, rows: vec![row(1, &[5], 0, &[0], After::Draw)], ..Step::default() };
-    group.group.execute(&step).expect_err("no layout 9");
+    let step = step_of(&group.group, vec![row(1, &[5], 0, &[0], After::Draw)]);
+    group.group.execute(step).expect_err("no layout 9");
     drop(group);
     let mut back: Vec<ResidentWeights> = returned.iter().take(2).collect();
     // One is lost; its rank is read again.

@@ -75,7 +75,7 @@ fn they_do_not_depend_on_chunks_or_batch() {
         for (seq, Embedded { ids, .. }) in all.iter().enumerate() {
             let table = blocks(first, ids.len());
             first += table.len() as u32;
-            rows.push(row(10 + seq as u64, ids, 0, &table, After::Embed));
+            rows.push(row(10 + seq as u32, ids, 0, &table, After::Embed));
         }
         let together: Vec<Vec<f32>> = run(&mut group, rows).into_iter().map(|result| result.state).collect();
         assert_eq!(together, alone, "{dtype:?}");
@@ -83,8 +83,8 @@ fn they_do_not_depend_on_chunks_or_batch() {
         let ids = &all.last().expect("texts").ids;
         let table = blocks(0, ids.len());
         let cut = ids.len() / 3;
-        assert!(run(&mut group, vec![row(90, &ids[..cut], 0, &table, After::Nothing)]).is_empty());
-        let rest = Row { kept_blocks: table.len() as u32, ..row(90, &ids[cut..], cut, &[], After::Embed) };
+        assert!(run(&mut group, vec![row(9, &ids[..cut], 0, &table, After::Nothing)]).is_empty());
+        let rest = Row { kept_blocks: table.len() as u32, ..row(9, &ids[cut..], cut, &[], After::Embed) };
         assert_eq!(run(&mut group, vec![rest])[0].state, alone[all.len() - 1], "{dtype:?}");
     }
 }

@@ -31,14 +31,14 @@ pub fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> V
     let mut results = Vec::new();
     for i in 0..8 {
         between(i, &running.layouts);
-        let draw = |seq: u64, token: u32, block: u32| {
+        let draw = |slot: u32, token: u32, block: u32| {
             let mut row =
-                row(seq, &[token + i as u32, 6, 7], 3 * i, &[3 * block, 3 * block + 1, 3 * block + 2], After::Draw);
+                row(slot, &[token + i as u32, 6, 7], 3 * i, &[3 * block, 3 * block + 1, 3 * block + 2], After::Draw);
             row.draw.iter_mut().for_each(|draw| draw.logprobs = 5);
             row
         };
-        let step = Step { epoch: 1, rows: vec![draw(1, 5, 0), draw(2, 9, 1)], ..Step::default() };
-        results.extend(running.group.execute(&step).expect("executes").rows);
+        let step = step_of(&running.group, vec![draw(1, 5, 0), draw(2, 9, 1)]);
+        results.extend(running.group.execute(step).expect("executes").rows);
     }
     results
 }
@@ -102,8 +102,8 @@ fn a_step_with_a_layout_that_is_not_loaded_ends_the_group() {
         ModelLoader::open(&fixture("deepseek_v3").dir, &ModelOptions { tp: RANKS, ..f32_options() }).expect("opens");
     let mut running = start(&model, &Arc::new(place(&model.shape(), RANKS, 1).expect("a placement")), Vec::new(), None);
     running.layouts.switch(7);
-    let step = Step { epoch: 1, rows: vec![row(1, &[5], 0, &[0], After::Draw)], ..Step::default() };
-    let error = running.group.execute(&step).expect_err("there is no layout 7");
+    let step = step_of(&running.group, vec![row(1, &[5], 0, &[0], After::Draw)]);
+    let error = running.group.execute(step).expect_err("there is no layout 7");
     assert!(matches!(&error, ExecutorError::Lost(why) if why.contains("layout 7")), "{error}");
     let stopped = AtomicBool::new(true);
     assert!(!running.layouts.load(&turned(&model, 1), &stopped).expect("stops"));

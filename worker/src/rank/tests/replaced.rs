@@ -43,7 +43,7 @@ impl Opened {
     fn scores(&self) -> Result<Vec<RowResult>, LoadError> {
         let mut group = self.seat(1, Vec::new(), None)?.executor().expect("it leads");
         let step = Step { epoch: 1, rows: vec![row(1, &[5, 6, 7], 0, &[0], After::Draw)], ..Step::default() };
-        Ok(group.execute(&step).expect("executes").rows)
+        Ok(group.execute(step).expect("executes").rows)
     }
 
     #[track_caller]
@@ -142,7 +142,7 @@ fn experts_of_a_changed_file_are_not_loaded() {
     let layouts = seated.layouts().clone();
     let mut group = seated.executor().expect("it leads");
     let step = Step { epoch: 1, rows: vec![row(1, &[5, 6, 7], 0, &[0], After::Draw)], ..Step::default() };
-    let want = group.execute(&step).expect("executes").rows;
+    let want = group.execute(step.clone()).expect("executes").rows;
     it.keep_time(|| it.write_in_place());
     let mut swapped = (*it.placement(2)).clone();
     swapped.layout = 1;
@@ -150,5 +150,5 @@ fn experts_of_a_changed_file_are_not_loaded() {
     std::mem::swap(&mut a.experts, &mut b.experts);
     let error = layouts.load(&Arc::new(swapped), &AtomicBool::new(false)).expect_err("other bytes");
     assert!(error.is_final(), "{error}");
-    assert_eq!(group.execute(&step).expect("the group continues").rows, want);
+    assert_eq!(group.execute(step.clone()).expect("the group continues").rows, want);
 }

@@ -2,14 +2,14 @@
 
 use super::*;
 
-fn scores_of(result: &[RowResult], seq: u64) -> Vec<f32> {
-    let scores = result.iter().filter(|r| r.seq == seq).flat_map(|r| &r.scores);
+fn scores_of(result: &[RowResult], slot: u32) -> Vec<f32> {
+    let scores = result.iter().filter(|r| r.slot == slot).flat_map(|r| &r.scores);
     scores.map(|s| s.logprob.expect("logprob")).collect()
 }
 
-fn scoring(seq: u64, tokens: &[u32], range: std::ops::Range<usize>, blocks: &[u32]) -> Row {
+fn scoring(slot: u32, tokens: &[u32], range: std::ops::Range<usize>, blocks: &[u32]) -> Row {
     let next = tokens.get(range.end).copied();
-    Row { score: 0, next, ..row(seq, &tokens[range.clone()], range.start, blocks, After::Nothing) }
+    Row { score: 0, next, ..row(slot, &tokens[range.clone()], range.start, blocks, After::Nothing) }
 }
 
 #[test]
@@ -50,39 +50,36 @@ fn a_held_row_draws_the_same_token_later() {
         assert_eq!(at_once[0].token, later[0].token);
 
         // A stash is used up by a draw and forgotten when dropped.
-        let again = |seq| Step {
+        let again = |slot| Step {
             epoch: 1,
             id: 1,
-            rows: vec![row(seq, &[], prompt.len(), &blocks, After::Draw)],
+            rows: vec![row(slot, &[], prompt.len(), &blocks, After::Draw)],
             ..Step::default()
         };
-        assert!(matches!(group.execute(&again(2)), Err(ExecutorError::Step(what)) if what.contains("sequence 2")));
+        assert!(matches!(group.execute(again(2)), Err(ExecutorError::Step(what)) if what.contains("slot 2")));
         run(&mut group, vec![row(3, prompt, 0, &blocks, After::Stash)]);
         let dropping = Step { dropped: vec![3, 99], ..again(3) };
-        assert!(matches!(group.execute(&dropping), Err(ExecutorError::Step(_))));
+        assert!(matches!(group.execute(dropping), Err(ExecutorError::Step(_))));
     }
 }
 
 #[test]
-fn no_more_logits_are_stashed_than_sequences_run() {
+fn slots_are_below_the_number_of_sequences_that_run() {
     let fixture = fixture("qwen3");
     let prompt = &fixture.reference.greedy_prompt[..3];
     let mut group = load(&fixture.dir, &ModelOptions { max_sequences: 2, ..f32_options() });
-    let stash = |seq: u64| row(seq, prompt, 0, &[seq as u32], After::Stash);
-    run(&mut group, vec![stash(1), stash(2)]);
-    run(&mut group, vec![stash(2)]);
-    let step =
-        |rows: Vec<Row>, dropped: &[u64]| Step { epoch: 1, id: 1, rows, dropped: dropped.to_vec(), ..Step::default() };
-    match group.execute(&step(vec![stash(3)], &[])) {
-        Err(ExecutorError::Step(what)) => {
-            assert!(what.contains("3 sequences") && what.contains("limit is 2"), "{what}")
-        }
-        other => panic!("a third stash: {other:?}"),
-    }
-    group.execute(&step(vec![stash(3)], &[1])).expect("one was dropped");
-    // A row with tokens replaces the stash.
-    run(&mut group, vec![row(2, prompt, 0, &[2], After::Nothing)]);
+    let stash = |slot: u32| row(slot, prompt, 0, &[slot], After::Stash);
+    run(&mut group, vec![stash(0), stash(1)]);
     run(&mut group, vec![stash(1)]);
+    let step = |rows: Vec<Row>| Step { epoch: 1, id: 1, rows, ..Step::default() };
+    match group.execute(step(vec![stash(2)])) {
+        Err(ExecutorError::Step(what)) => assert_eq!(what, "slot 2: there are 2 slots"),
+        other => panic!("a third slot: {other:?}"),
+    }
+    // A row with tokens replaces the stash.
+    run(&mut group, vec![row(1, prompt, 0, &[1], After::Nothing)]);
+    let draw = row(1, &[], prompt.len(), &[1], After::Draw);
+    assert!(matches!(group.execute(step(vec![draw])), Err(ExecutorError::Step(_))), "nothing is stashed any more");
 }
 
 #[test]
@@ -131,7 +128,7 @@ fn results_come_in_step_order_for_rows_that_draw_or_score() {
             both,
         ],
     );
-    assert_eq!(result.iter().map(|r| r.seq).collect::<Vec<_>>(), [9, 4]);
+    assert_eq!(result.iter().map(|r| r.slot).collect::<Vec<_>>(), [9, 4]);
     assert_eq!((result[1].scores.len(), result[1].token.is_some()), (4, true));
     assert_eq!(result[1].scores[3].id, tokens[4]);
 }
@@ -155,7 +152,7 @@ fn an_invalid_step_is_rejected_and_the_next_one_runs() {
         (step(vec![row(1, &[], 0, &[0], After::Stash)]), "must draw"),
     ];
     for (step, expected) in cases {
-        match group.execute(&step) {
+        match group.execute(step) {
             Err(ExecutorError::Step(what)) => assert!(what.contains(expected), "{what}"),
             other => panic!("{expected}: {other:?}"),
         }

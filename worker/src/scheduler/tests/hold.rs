@@ -19,11 +19,11 @@ fn a_held_row_gets_a_token_in_every_forward() {
     let (mut forwards, mut generated) = (0, [0; 3]);
     let mut steer = Some(1);
     while generated != [0, 40, 40] {
-        let step = scheduler.schedule(Duration::ZERO).expect("a step");
+        let step = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
         let draws = step.rows.iter().filter(|row| row.tokens.is_empty()).count();
         assert!([0, step.rows.len()].contains(&draws), "a row waits for another's forward: {step:?}");
         forwards += usize::from(draws == 0);
-        scheduler.commit(sim.execute(&step).expect("executed"));
+        scheduler.commit(sim.execute(step).expect("executed"));
         // The router's Steer after a draw arrives while the next forward runs.
         if draws == 0
             && let Some(epoch) = steer.take()

@@ -70,10 +70,9 @@ fn run(
                     .expect("only a Start is rejected");
             }
         }
-        if let Some(mut step) = scheduler.schedule(Duration::ZERO) {
+        if let Some(step) = scheduler.schedule(group.placed(), Duration::ZERO) {
             scheduler.check().expect("intact");
-            step.epoch = group.epoch();
-            scheduler.commit(group.execute(&step).expect("executed"));
+            scheduler.commit(group.execute(step).expect("executed"));
         }
         for Output { seq, message, .. } in scheduler.take_outputs() {
             match message.kind.expect("set") {

@@ -34,9 +34,9 @@ pub struct Ledger {
     pub tables: BlockTables,
     /// Per slot: position, token, hash of all tokens up to it.
     slots: Vec<Option<(usize, u32, u64)>>,
-    stashed: HashMap<u64, Vec<u32>>,
+    stashed: HashMap<u32, Vec<u32>>,
     /// Per row of the last step, the history it attended to.
-    pub histories: Vec<(u64, Vec<u32>)>,
+    pub histories: Vec<Vec<u32>>,
 }
 
 impl Ledger {
@@ -51,7 +51,7 @@ impl Ledger {
     }
 
     fn slot(&self, row: &Row, position: usize) -> usize {
-        self.tables.of(row.seq)[position / self.block_size] as usize * self.block_size + position % self.block_size
+        self.tables.of(row.slot)[position / self.block_size] as usize * self.block_size + position % self.block_size
     }
 
     /// The tokens that attention at `end - 1` sees.
@@ -70,20 +70,20 @@ impl Ledger {
 
     pub fn execute(&mut self, step: &Step) -> StepResult {
         self.histories.clear();
-        for seq in &step.dropped {
-            assert!(!self.tables.of(*seq).is_empty(), "dropped a sequence that is not there");
-            self.stashed.remove(seq);
+        for slot in &step.dropped {
+            assert!(!self.tables.of(*slot).is_empty(), "dropped a slot that holds nothing");
+            self.stashed.remove(slot);
         }
         self.tables.apply(step).expect("tables that are there");
         let mut rows = Vec::new();
         for row in &step.rows {
             let (start, mut scores) = (row.start as usize, Vec::new());
-            let stashed = self.stashed.remove(&row.seq);
+            let stashed = self.stashed.remove(&row.slot);
             let mut history = match row.tokens.is_empty() {
                 false => self.attend(row, start),
                 true => stashed.expect("draws from a stash that is not there"),
             };
-            let covered = self.tables.of(row.seq).len();
+            let covered = self.tables.of(row.slot).len();
             assert!(row.tokens.is_empty() || covered == (start + row.tokens.len()).div_ceil(self.block_size));
             for (index, &token) in row.tokens.iter().enumerate() {
                 history.push(token);
@@ -96,9 +96,9 @@ impl Ledger {
                 }
             }
             if row.after() == After::Stash {
-                self.stashed.insert(row.seq, history.clone());
+                self.stashed.insert(row.slot, history.clone());
             }
-            let mut result = RowResult { seq: row.seq, scores, ..RowResult::default() };
+            let mut result = RowResult { slot: row.slot, scores, ..RowResult::default() };
             if let Some(Draw { position, mask, banned, sampling, .. }) = &row.draw {
                 let seed = sampling.as_ref().map_or(0, |sampling| sampling.seed);
                 result.token = draw(&history, *position, seed, mask.as_deref(), banned);
@@ -107,7 +107,7 @@ impl Ledger {
             if row.draw.is_some() || row.score >= 0 {
                 rows.push(result);
             }
-            self.histories.push((row.seq, history));
+            self.histories.push(history);
         }
         StepResult { id: step.id, rows }
     }

@@ -338,9 +338,9 @@ impl World {
             scheduler.running.iter().copied().filter(|id| work(scheduler.seqs[id].work())).collect()
         };
         let (drawing, able) = (working(&|work| work == NextWork::Draw), working(&|work| work != NextWork::Parked));
-        let step = self.scheduler.schedule(self.now);
+        let step = self.scheduler.schedule(StepPlacement::default(), self.now);
         self.scheduler.check().unwrap_or_else(|error| panic!("after schedule: {error}"));
-        let rows: Vec<u64> = step.iter().flat_map(|step| &step.rows).map(|row| row.seq).collect();
+        let rows: Vec<u64> = self.scheduler.scheduled().collect();
         if drawing.is_empty() {
             assert!(
                 able.first().is_none_or(|oldest| rows.iter().any(|row| row <= oldest)),
@@ -354,8 +354,8 @@ impl World {
         assert!(budget <= self.scheduler.options.token_budget, "{budget} tokens in a step");
         assert!(!step.rows.is_empty() && step.rows.len() <= self.scheduler.options.max_sequences);
         let result = self.ledger.execute(&step);
-        self.check_tables(&step);
-        for (row, (seq, history)) in step.rows.iter().zip(&self.ledger.histories) {
+        self.check_tables(&step, &rows);
+        for ((row, seq), history) in step.rows.iter().zip(&rows).zip(&self.ledger.histories) {
             let oracle = &self.oracles[seq];
             assert!(!self.paused.contains(seq) && oracle.state == State::Open, "a parked row was computed");
             assert_eq!(oracle.tokens.get(..history.len()), Some(&history[..]), "not this sequence's history");
@@ -370,13 +370,14 @@ impl World {
     }
 
     /// The executor has the whole table of each row, and keeps nothing of sequences that are gone.
-    fn check_tables(&self, step: &Step) {
-        for row in step.rows.iter().filter(|row| !row.tokens.is_empty()) {
+    fn check_tables(&self, step: &Step, seqs: &[SeqId]) {
+        assert!(step.rows.iter().all(|row| (row.slot as usize) < self.scheduler.options.max_sequences));
+        for (row, seq) in step.rows.iter().zip(seqs).filter(|(row, _)| !row.tokens.is_empty()) {
             let covered = (row.start as usize + row.tokens.len()).div_ceil(self.shape.block_size);
-            assert_eq!(self.ledger.tables.of(row.seq), &self.scheduler.seqs[&row.seq].table[..covered], "{row:?}");
+            assert_eq!(self.ledger.tables.of(row.slot), &self.scheduler.seqs[seq].table[..covered], "{row:?}");
         }
-        let told = self.scheduler.seqs.iter().filter(|(_, seq)| seq.told.is_some()).map(|(&id, _)| id);
-        assert_eq!(self.ledger.tables.sequences(), told.collect());
+        let taken = self.scheduler.seqs.values().filter_map(|seq| seq.slot);
+        assert_eq!(self.ledger.tables.taken(), taken.collect());
     }
 
     /// All routers read again and release holds: everything must finish.
@@ -409,7 +410,7 @@ impl World {
         }
         assert!(self.scheduler.is_empty());
         assert_eq!(self.scheduler.stats().used_blocks, 0);
-        assert_eq!(self.ledger.tables.sequences(), self.scheduler.dropped.iter().copied().collect());
+        assert_eq!(self.ledger.tables.taken(), self.scheduler.slots.left());
     }
 }
 
@@ -481,7 +482,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
     scheduler.apply(SchedulerEvent::Start { seq: 1, start: Box::new(other) }).expect("room");
     scheduler.apply(SchedulerEvent::Start { seq: 2, start: Box::new(scored) }).expect("room");
     while scheduler.seqs[&2].computed < 8 {
-        let step = scheduler.schedule(Duration::ZERO).expect("a step");
+        let step = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
         scheduler.commit(ledger.execute(&step));
     }
     // Now the prompt's blocks are shared, and its last token must be computed again.
@@ -490,7 +491,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
     scheduler.apply(SchedulerEvent::Steer { seq: 2, steer }).expect("taken");
     scheduler.take_outputs();
     while !oracle.admitted {
-        let step = scheduler.schedule(Duration::ZERO).expect("a step");
+        let step = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
         assert_eq!(step.rows[0].tokens, [5, 6, 7, 8], "the shared block is not written");
         scheduler.commit(ledger.execute(&step));
         for Output { message, last, .. } in scheduler.take_outputs() {

@@ -25,12 +25,13 @@ fn start(scheduler: &mut Scheduler, seq: SeqId, caller: CallerHash, prompt: usiz
 
 /// Runs a step. The number of tokens of each sequence in it.
 fn run(scheduler: &mut Scheduler) -> BTreeMap<SeqId, usize> {
-    let step = scheduler.schedule(Duration::ZERO).expect("a step");
+    let step = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
     scheduler.check().expect("consistent");
     let drawn = step.rows.iter().filter(|row| row.after() == After::Draw);
-    let rows = drawn.map(|row| RowResult { seq: row.seq, token: Some(7), ..RowResult::default() }).collect();
+    let rows = drawn.map(|row| RowResult { slot: row.slot, token: Some(7), ..RowResult::default() }).collect();
+    let tokens = scheduler.scheduled().zip(step.rows.iter().map(|row| row.tokens.len())).collect();
     scheduler.commit(StepResult { id: step.id, rows });
-    step.rows.iter().map(|row| (row.seq, row.tokens.len())).collect()
+    tokens
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn start(scheduler: &mut Scheduler, seq: SeqId, prompt: Vec<u32>) {
 
 fn commit(scheduler: &mut Scheduler, step: &Step) {
     let drawn = step.rows.iter().filter(|row| row.after() == After::Draw);
-    let rows = drawn.map(|row| RowResult { seq: row.seq, token: Some(7), ..RowResult::default() }).collect();
+    let rows = drawn.map(|row| RowResult { slot: row.slot, token: Some(7), ..RowResult::default() }).collect();
     scheduler.commit(StepResult { id: step.id, rows });
 }
 
@@ -34,10 +34,11 @@ fn bytes_of_a_step_do_not_grow_with_the_context() {
     (0..ROWS as u64).for_each(|seq| start(&mut scheduler, seq, vec![seq as u32; PROMPT]));
     let (mut sizes, mut whole_sizes) = (Vec::new(), Vec::new());
     while sizes.len() < 64 {
-        let step = scheduler.schedule(Duration::ZERO).expect("a step");
+        let step = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
         if step.rows.len() == ROWS && step.rows.iter().all(|row| row.tokens.len() == 1) {
             let whole = |row: &Row| {
-                let table = &scheduler.seqs[&row.seq].table;
+                let seq = scheduler.seqs.values().find(|seq| seq.slot == Some(row.slot)).expect("it has a slot");
+                let table = &seq.table;
                 Row { kept_blocks: 0, blocks: table[..(row.start as usize + 1).div_ceil(16)].to_vec(), ..row.clone() }
             };
             sizes.push(step.encoded_len());
@@ -57,29 +58,36 @@ fn a_step_that_was_not_executed_leaves_no_table_behind() {
     let mut scheduler = Scheduler::new(&shape(64, 200), EngineOptions::default());
     let mut tables = crate::tables::BlockTables::default();
     (1..=3).for_each(|seq| start(&mut scheduler, seq, vec![seq as u32; 40]));
-    let step = scheduler.schedule(Duration::ZERO).expect("a step");
+    let step = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
     tables.apply(&step).expect("new tables");
     commit(&mut scheduler, &step);
 
-    // This step would have dropped sequence 1. It ends 2 and 3.
+    // This step would have dropped sequence 1, in slot 0. It ends 2 and 3.
     scheduler.apply(SchedulerEvent::Cancel { seq: 1 }).expect("known");
-    let lost = scheduler.schedule(Duration::ZERO).expect("a step");
-    assert_eq!((&lost.dropped[..], lost.rows.len()), (&[1][..], 2));
+    let lost = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
+    assert_eq!((&lost.dropped[..], lost.rows.len()), (&[0][..], 2));
     scheduler.fail("rejected");
     start(&mut scheduler, 4, vec![4; 20]);
-    let next = scheduler.schedule(Duration::ZERO).expect("a step");
-    assert_eq!(next.dropped, [1, 2, 3]);
+    let next = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
+    assert_eq!(
+        (next.dropped.clone(), next.rows[0].slot),
+        (vec![0, 1, 2], 0),
+        "a slot is taken again in the step that drops it"
+    );
     tables.apply(&next).expect("a new table");
-    assert_eq!(tables.sequences(), [4].into());
+    assert_eq!(tables.taken(), [0].into());
     commit(&mut scheduler, &next);
-    assert!(scheduler.schedule(Duration::ZERO).expect("a step").dropped.is_empty(), "dropped once");
+    assert!(
+        scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step").dropped.is_empty(),
+        "dropped once"
+    );
 }
 
 #[test]
 fn a_row_cannot_build_on_a_table_that_is_not_there() {
     let mut tables = crate::tables::BlockTables::default();
     let row = |kept_blocks, blocks: &[u32]| Row {
-        seq: 1,
+        slot: 1,
         tokens: vec![1],
         kept_blocks,
         blocks: blocks.to_vec(),
@@ -92,7 +100,7 @@ fn a_row_cannot_build_on_a_table_that_is_not_there() {
     tables.apply(&step(vec![Row { tokens: vec![], ..row(0, &[]) }])).expect("a draw from a stash");
     assert_eq!(tables.of(1), [5, 6, 8, 9]);
     let error = tables.apply(&step(vec![row(5, &[1])])).expect_err("too many");
-    assert_eq!(error, "sequence 1: the row keeps 5 blocks, but its table has 4");
+    assert_eq!(error, "slot 1: the row keeps 5 blocks, but its table has 4");
     let dropping = Step { dropped: vec![1, 99], ..step(vec![row(1, &[])]) };
     assert!(tables.apply(&dropping).is_err(), "forgotten before the row");
 }
