@@ -68,7 +68,7 @@ Installed-Size: $(du -sk --exclude=DEBIAN "$dir" | cut -f1)
 Depends: adduser, libc6 (>= ${glibc#GLIBC_}), libgcc-s1
 Section: net
 Priority: optional
-Description: model server for mixture-of-experts language models
+Description: server of language models, alone or as a cluster
  Rein serves language models over an OpenAI-compatible HTTP API and gRPC. Tool calls always satisfy the schemas of their
  tools. The service rein.service serves the model that /etc/rein/rein.toml names; rein-router, rein-worker, rein-controller
  and rein-adapter are the parts of a cluster. None is started on installation.

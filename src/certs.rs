@@ -105,12 +105,12 @@ fn authority(dir: &Path) -> Result<(Issuer<'static, KeyPair>, bool), Box<dyn Err
     }
 }
 
-/// From yesterday on, because clocks differ.
+/// From yesterday on, because clocks differ, until the end of the last day.
 fn valid_for(params: &mut CertificateParams, days: u64) {
     let today = Utc::now().date_naive();
     let time = |date: NaiveDate| date_time_ymd(date.year(), date.month() as u8, date.day() as u8);
     params.not_before = time(today - Days::new(1));
-    params.not_after = time(today + Days::new(days));
+    params.not_after = time(today + Days::new(days + 1));
 }
 
 /// Writes a file whole or not at all. A secret one is its owner's alone.

@@ -32,6 +32,7 @@ use rein_proto::protocol;
 use tokio::task::JoinSet;
 
 use crate::args::ClusterArgs;
+use crate::tls::Certificate;
 
 const NAME: &str = "must be 1 to 63 letters, digits, '-', '_' or '.', starting with a letter or digit";
 
@@ -75,6 +76,11 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
     Ok(Arc::new(etcd))
 }
 
+/// The client certificate for etcd, to tell when it expires.
+fn etcd_certificate(args: &ClusterArgs) -> Result<Option<Certificate>, Box<dyn Error>> {
+    Ok(args.etcd_cert.as_ref().map(|path| Certificate::of_file("etcd", "--etcd-cert", path.clone())).transpose()?)
+}
+
 /// The error of a command that runs once and cannot use the store. A store that cannot be reached is one plain line;
 /// the transport's error chain goes to the log. A refused certificate is named with that chain: etcd is there.
 fn store_error(args: &ClusterArgs, error: StoreError) -> String {
@@ -86,10 +92,27 @@ fn store_error(args: &ClusterArgs, error: StoreError) -> String {
                 let advice = "check --etcd-ca, --etcd-cert and --etcd-name";
                 return format!("--etcd: a certificate was refused at {endpoints}; {advice} ({reason})");
             }
-            let advice = "start etcd, or set --etcd to its endpoints (REIN_LOG=debug shows the cause)";
+            let secure = args.etcd_ca.is_some() || args.etcd.iter().any(|endpoint| endpoint.starts_with("https://"));
+            let advice = match secure {
+                false => "start etcd, or set --etcd to its endpoints (REIN_LOG=debug shows the cause)",
+                // With TLS 1.3, a server that refuses the client's certificate only closes the connection.
+                true => {
+                    "start etcd, or set --etcd to its endpoints; or it wants another certificate: check --etcd-cert \
+                     and --etcd-key (REIN_LOG=debug shows the cause)"
+                }
+            };
             format!("--etcd: cannot reach etcd at {endpoints}; {advice}")
         }
         error => format!("--etcd: {error}"),
+    }
+}
+
+/// Asks the store once, before a process says that it runs. Err: it refuses, which no wait mends. A store that cannot
+/// be reached may come later.
+async fn check_access(args: &ClusterArgs, store: &dyn Store, keys: &Keys) -> Result<(), Box<dyn Error>> {
+    match store.read(&keys.controller()).await {
+        Err(error @ StoreError::Refused(_)) => Err(store_error(args, error).into()),
+        Ok(_) | Err(_) => Ok(()),
     }
 }
 

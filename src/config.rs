@@ -30,7 +30,7 @@ pub enum ConfigError {
 pub fn parse(args: Vec<OsString>) -> Result<Cli, Box<dyn std::error::Error>> {
     let matches = defaults(&args)?.try_get_matches_from(&args).unwrap_or_else(|error| {
         let words: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
-        match habits::explain(&error, &words) {
+        match habits::explain(&Cli::command(), &error, &words) {
             Some(text) => exit(&clap::Error::raw(ErrorKind::UnknownArgument, text + "\n")),
             None => exit(&error),
         }

@@ -44,8 +44,8 @@ pub struct CreateKeyArgs {
     /// File of --api-keys; it is made if it is missing [default: the entry goes to standard output]
     #[arg(long, env = "REIN_API_KEYS", value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// When it ends to be valid: a time such as 2027-01-31T12:00:00Z, a date, or a while such as 90d or 12h [default:
-    /// never]
+    /// When it ends to be valid: a time such as 2027-01-31T12:00:00Z, a date, or a while such as 90d, 12h or 30m
+    /// [default: never]
     #[arg(long, value_name = "TIME", value_parser = expiry)]
     pub expires: Option<DateTime<Utc>>,
     /// Comma-separated names of the models that it may use [default: all]
@@ -97,7 +97,8 @@ pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The entry goes to the file or to standard output, the key to standard error. The key is not stored anywhere.
+/// The entry goes to the file, and the key to standard output; without a file, the entry goes there, and the key to
+/// standard error. The key is not stored anywhere.
 fn create(args: &CreateKeyArgs) -> Result<(), Box<dyn Error>> {
     let mut bytes = [0; KEY_BYTES];
     OsRng.try_fill_bytes(&mut bytes)?;
@@ -122,7 +123,8 @@ fn create(args: &CreateKeyArgs) -> Result<(), Box<dyn Error>> {
     let gap = if before.is_empty() || before.ends_with("\n\n") { "" } else { "\n" };
     let line_end = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
     write(path, &format!("{before}{line_end}{gap}{entry}"))?;
-    writeln!(std::io::stderr(), "{key}")?;
+    terminal::err(format_args!("the key of '{}' is in {}; it is shown once:", args.name, path.display()));
+    writeln!(std::io::stdout(), "{key}")?;
     Ok(())
 }
 
@@ -268,13 +270,16 @@ fn shown(time: DateTime<Utc>) -> String {
 
 /// A time, a date, or a while from now on.
 fn expiry(text: &str) -> Result<DateTime<Utc>, String> {
-    let expected = || "expected a time such as 2027-01-31T12:00:00Z, a date, or a while such as 90d or 12h".to_owned();
+    let expected =
+        || "expected a time such as 2027-01-31T12:00:00Z, a date, or a while such as 90d, 12h or 30m".to_owned();
     let now = Utc::now();
     let unit = |letter, seconds: i64| {
         let number: i64 = text.strip_suffix(letter)?.parse().ok().filter(|number| *number > 0)?;
         now.checked_add_signed(TimeDelta::try_seconds(number.checked_mul(seconds)?)?)
     };
-    let time = unit('d', 86_400).or_else(|| unit('h', 3600)).or_else(|| instant(text)).ok_or_else(expected)?;
+    let units = [('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)];
+    let later = units.into_iter().find_map(|(letter, seconds)| unit(letter, seconds));
+    let time = later.or_else(|| instant(text)).ok_or_else(expected)?;
     match time > now {
         true => Ok(time),
         false => Err(format!("{text} is past")),

@@ -22,7 +22,7 @@ pub fn register(registry: &mut Registry, certificates: Vec<Certificate>) {
     on_scrape(registry, move |samples| {
         let left = certificates.iter().filter_map(|one| Some(([("usage", one.usage)], one.seconds_left()?)));
         let help = "Seconds until a certificate of this process expires; negative if it has expired. \
-            `usage`: `peer` (`--peer-cert`) or `tls` (`--tls-cert`)";
+            `usage`: `peer` (`--peer-cert`), `tls` (`--tls-cert`) or `etcd` (`--etcd-cert`)";
         samples.gauge("rein_certificate_expiry_seconds", help, left)
     });
 }

@@ -121,9 +121,18 @@ async fn run_elected(
                 snapshot = mirror.read().await;
             }
         };
+        // While the store is out of reach, nobody knows whether it still leads.
+        let watched = async {
+            loop {
+                sleep(limits::ACTIVE_CHECK).await;
+                let leads = held.borrow().until.is_some_and(|until| Instant::now() < until);
+                options.stats.set_active(leads);
+            }
+        };
         tokio::select! {
             () = leadership.lost(mirror, &held) => {}
             () = decide => {}
+            () = watched => {}
         }
         options.stats.set_active(false);
         tracing::warn!(id = options.id, "this controller is no longer active");

@@ -19,7 +19,7 @@ use etcd_client::{
 };
 use futures::stream;
 use tokio::{
-    sync::{OnceCell, Semaphore},
+    sync::Semaphore,
     time::{Instant, timeout},
 };
 
@@ -68,13 +68,36 @@ pub enum EtcdError {
 
 pub struct Etcd {
     options: EtcdOptions,
-    connect: ConnectOptions,
     calls: Semaphore,
-    /// Created at the first call: authentication needs a reachable etcd.
-    client: OnceCell<Client>,
+    client: tokio::sync::Mutex<Connected>,
     /// One renewal stream per lease. With a stream per renewal, etcd would answer on closed streams, and h2 closes a
     /// connection after a thousand such answers (`max_local_error_reset_streams`).
     renewals: Mutex<HashMap<LeaseId, Renewal>>,
+}
+
+/// A client, and the certificates that it connects with.
+struct Connected {
+    /// Created at the first call: authentication needs a reachable etcd.
+    client: Option<Client>,
+    pem: Pem,
+    /// When the files were last compared with it.
+    compared: Instant,
+}
+
+/// The contents of the files of [`EtcdTls`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Pem {
+    ca: Option<Vec<u8>>,
+    identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Pem {
+    fn read(tls: &EtcdTls) -> Result<Pem, EtcdError> {
+        let read =
+            |path: &PathBuf| std::fs::read(path).map_err(|source| EtcdError::Read { path: path.clone(), source });
+        let both = |(certificate, key): &(PathBuf, PathBuf)| Ok((read(certificate)?, read(key)?));
+        Ok(Pem { ca: tls.ca.as_ref().map(read).transpose()?, identity: tls.identity.as_ref().map(both).transpose()? })
+    }
 }
 
 /// The stream on which a lease is renewed.
@@ -90,37 +113,68 @@ impl Etcd {
         if options.endpoints.is_empty() {
             return Err(EtcdError::NoEndpoint);
         }
+        let pem = Pem::read(&options.tls)?;
+        let calls = Semaphore::new(limits::STORE_CALLS);
+        let client = tokio::sync::Mutex::new(Connected { client: None, pem, compared: Instant::now() });
+        Ok(Etcd { options, calls, client, renewals: Mutex::default() })
+    }
+
+    async fn client(&self) -> Result<Client, Error> {
+        let mut connected = self.client.lock().await;
+        if let Some(client) = &connected.client {
+            return Ok(client.clone());
+        }
+        let client = Client::connect(&self.options.endpoints, Some(self.connect_options(&connected.pem))).await?;
+        connected.client = Some(client.clone());
+        Ok(client)
+    }
+
+    fn connect_options(&self, pem: &Pem) -> ConnectOptions {
+        let EtcdOptions { user, tls, .. } = &self.options;
         let mut connect = ConnectOptions::new()
             .with_connect_timeout(limits::STORE_CALL)
             .with_keep_alive(limits::STORE_SILENCE / 2, limits::STORE_SILENCE / 2)
             .with_keep_alive_while_idle(true)
             .with_auto_token_refresh(true);
-        if let Some((user, password)) = &options.user {
+        if let Some((user, password)) = user {
             connect = connect.with_user(user, password);
         }
-        let tls = &options.tls;
         if *tls != EtcdTls::default() {
-            let read =
-                |path: &PathBuf| std::fs::read(path).map_err(|source| EtcdError::Read { path: path.clone(), source });
             let mut with = TlsOptions::new();
-            if let Some(ca) = &tls.ca {
-                with = with.ca_certificate(Certificate::from_pem(read(ca)?));
+            if let Some(ca) = &pem.ca {
+                with = with.ca_certificate(Certificate::from_pem(ca));
             }
-            if let Some((certificate, key)) = &tls.identity {
-                with = with.identity(Identity::from_pem(read(certificate)?, read(key)?));
+            if let Some((certificate, key)) = &pem.identity {
+                with = with.identity(Identity::from_pem(certificate, key));
             }
             if let Some(name) = &tls.name {
                 with = with.domain_name(name);
             }
             connect = connect.with_tls(with);
         }
-        let calls = Semaphore::new(limits::STORE_CALLS);
-        Ok(Etcd { options, connect, calls, client: OnceCell::new(), renewals: Mutex::default() })
+        connect
     }
 
-    async fn client(&self) -> Result<Client, Error> {
-        let connect = || Client::connect(&self.options.endpoints, Some(self.connect.clone()));
-        self.client.get_or_try_init(connect).await.cloned()
+    /// After a failure: if the certificates' files have changed, the next call connects with the new ones. A client
+    /// keeps those that it was made with.
+    async fn use_new_certificates(&self) {
+        if self.options.tls == EtcdTls::default() {
+            return;
+        }
+        let mut connected = self.client.lock().await;
+        if connected.compared.elapsed() < limits::CERTIFICATE_CHECK {
+            return;
+        }
+        connected.compared = Instant::now();
+        let tls = self.options.tls.clone();
+        // Another thread reads: a file system may hang.
+        let read = tokio::task::spawn_blocking(move || Pem::read(&tls));
+        // Files that are being replaced are read again after the next failure.
+        let Ok(Ok(Ok(pem))) = timeout(limits::STORE_CALL, read).await else { return };
+        if pem != connected.pem {
+            tracing::info!("the certificate files for etcd have changed; connecting with the new ones");
+            *connected = Connected { client: None, pem, ..*connected };
+        }
     }
 
     fn renewals(&self) -> MutexGuard<'_, HashMap<LeaseId, Renewal>> {
@@ -142,7 +196,14 @@ impl Etcd {
 
     async fn within<T>(&self, call: impl Future<Output = Result<T, Error>> + Send) -> Result<T, StoreError> {
         let answer = timeout(limits::STORE_CALL, call).await;
-        answer.map_err(|_| StoreError::Unavailable("no answer in time".into()))?.map_err(read_error)
+        let answer = match answer {
+            Ok(answer) => answer.map_err(read_error),
+            Err(_) => Err(StoreError::Unavailable("no answer in time".into())),
+        };
+        if let Err(StoreError::Unavailable(_)) = &answer {
+            self.use_new_certificates().await;
+        }
+        answer
     }
 }
 

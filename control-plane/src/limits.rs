@@ -13,6 +13,8 @@ pub const MIN_RETRY_WAIT: Duration = Duration::from_millis(50);
 pub const MAX_RETRY_WAIT: Duration = Duration::from_secs(1);
 /// How long to keep the stream of a lease that was renewed once, for leases with a long TTL.
 pub const RENEWAL_FIRST: Duration = Duration::from_secs(600);
+/// Shortest time between two looks whether the certificates for etcd have been replaced, after a failure.
+pub const CERTIFICATE_CHECK: Duration = Duration::from_secs(1);
 /// A store connection without a sign of life for this long is considered broken.
 pub const STORE_SILENCE: Duration = Duration::from_secs(2);
 /// Changes queued per watcher of a memory store. A slower watcher must read again.
@@ -57,6 +59,8 @@ pub const PROBE_PATIENCE: Duration = Duration::from_secs(4);
 pub const DRAIN_QUIET: Duration = Duration::from_millis(500);
 /// Longest time that a draining member waits for sequences to finish. The remaining ones resume on another group.
 pub const DRAIN_TIME: Duration = Duration::from_secs(30);
+/// How often an active controller checks whether its lease is still valid.
+pub const ACTIVE_CHECK: Duration = Duration::from_millis(500);
 /// How long a lost worker is shown.
 pub const LOST_WORKER_TIME: Duration = Duration::from_secs(3600);
 /// Lost workers that are shown; the latest ones.

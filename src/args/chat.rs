@@ -53,8 +53,8 @@ pub struct AskArgs {
     after_help = "Examples:\n  rein chat Qwen/Qwen3-0.6B\n  rein chat --base-url http://127.0.0.1:8000 --example-tools\n\nIn the chat, /help lists the commands."
 )]
 pub struct ChatArgs {
-    /// Model to start for this chat: a directory, or ORG/NAME of the Hub [default: the server of --base-url, or the one
-    /// at http://127.0.0.1:8000]
+    /// Model to start for this chat (a directory, or ORG/NAME of the Hub) or URL of a server [default: the server of
+    /// --base-url, or the one at http://127.0.0.1:8000]
     #[arg(value_name = "MODEL", conflicts_with = "base_url")]
     pub start: Option<PathBuf>,
     /// Give the model two tools that this program runs: the time, and dice
@@ -66,11 +66,12 @@ pub struct ChatArgs {
 
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Examples:\n  rein run Qwen/Qwen3-0.6B 'Name three rivers.'\n  rein run --base-url http://127.0.0.1:8000 'Summarize:' < report.txt\n  rein run Qwen/Qwen3-0.6B 'Who is it about?' --schema person.json < article.txt\n\nThe answer goes to standard output; each tool call is a line of JSON. The exit code is 1 if there is no answer."
+    after_help = "Examples:\n  rein run Qwen/Qwen3-0.6B 'Name three rivers.'\n  rein run --base-url http://127.0.0.1:8000 'Summarize:' < report.txt\n  rein run Qwen/Qwen3-0.6B 'Who is it about?' --schema person.json < article.txt\n\nThe answer goes to standard output; each tool call is a line of JSON. The exit code is 1 if there is no answer, or if --schema is given and the answer was cut."
 )]
 pub struct RunArgs {
-    /// Model to start (a directory, or ORG/NAME of the Hub), unless --base-url names a server; then the prompt. What
-    /// standard input has follows the prompt; `-` is standard input alone
+    /// Model to start (a directory, or ORG/NAME of the Hub) or URL of a server [default: the server of --base-url, or
+    /// the one at http://127.0.0.1:8000]; then the prompt. What standard input has follows the prompt; `-` is standard
+    /// input alone
     #[arg(value_name = "[MODEL] PROMPT", num_args = 1..=2, required = true)]
     pub words: Vec<String>,
     /// JSON Schema that the answer must satisfy

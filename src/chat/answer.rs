@@ -23,7 +23,13 @@ pub struct Answer {
     pub calls: Vec<AskedCall>,
     pub finish_reason: Option<String>,
     pub tokens: Option<u64>,
+    /// What the server says of the request beside its answer, one sentence each.
+    pub remarks: Vec<String>,
 }
+
+/// Headers in which Rein names what it does not do, and what they say.
+const REMARKS: [(&str, &str); 2] =
+    [("x-rein-relaxed", "not enforced"), ("x-rein-ignored-fields", "ignored by the server or the model's template")];
 
 #[derive(Debug, Clone, Default)]
 pub struct AskedCall {
@@ -82,8 +88,12 @@ impl Answer {
         mut tell: impl FnMut(AnswerPiece<'_>),
     ) -> Result<(), String> {
         let mut connection = ReusedConnection::new(&server.endpoint);
-        let mut problem = None;
+        let (mut problem, mut remarks) = (None, Vec::new());
         let read = connection.ask("/chat/completions", Bytes::from(request.to_string()), async |response, start| {
+            remarks.extend(REMARKS.iter().filter_map(|(header, says)| {
+                let named = response.header(header).filter(|named| !named.is_empty())?;
+                Some(format!("{says}: {}", named.replace(',', ", ")))
+            }));
             read_events(response, start, |data, _| match serde_json::from_slice::<Chunk>(data) {
                 Ok(Chunk { error: Some(_), .. }) => problem = Some(error_text(data)),
                 Ok(chunk) => self.add(chunk, &mut tell),
@@ -92,6 +102,7 @@ impl Answer {
             .await
         });
         let ended = read.await.map_err(|failure: Failure| failure.to_string());
+        self.remarks = remarks;
         match (problem, ended) {
             (Some(problem), _) | (None, Err(problem)) => Err(problem),
             (None, Ok(false)) if self.finish_reason.is_none() => Err("the stream ended before the answer did".into()),

@@ -167,7 +167,11 @@ impl Conversation {
             return Err(format!("there is no setting {name}; there are {}", SETTINGS.join(", ")));
         }
         let value = value.trim();
-        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+        let value = match (name, serde_json::from_str::<Value>(value)) {
+            ("reasoning_effort", _) => Value::from(value.trim_matches('"')),
+            (_, Ok(number @ Value::Number(_))) => number,
+            _ => return Err(format!("{name} is a number, got {value}")),
+        };
         let shown = format!("{name} = {value}");
         self.settings.insert(name.to_owned(), value);
         Ok(shown)
@@ -190,7 +194,11 @@ impl Conversation {
         // Also a plain list of messages, as other programs save.
         let list = |value: &Value| value.as_array().cloned();
         let messages = list(&saved["messages"]).or_else(|| list(&saved));
-        self.messages = messages.ok_or_else(|| format!("{path}: has no messages"))?;
+        let messages = messages.ok_or_else(|| format!("{path}: has no messages"))?;
+        if let Some(at) = messages.iter().position(|message| !message["role"].is_string()) {
+            return Err(format!("{path}: entry {at} is no message: it has no role"));
+        }
+        self.messages = messages;
         self.system = saved["system"].as_str().map(str::to_owned);
         self.tools = list(&saved["tools"]).unwrap_or_default();
         self.settings = saved["settings"].as_object().cloned().unwrap_or_default();

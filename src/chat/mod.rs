@@ -20,7 +20,7 @@ use self::conversation::{Conversation, LineMeaning};
 use self::lines::{Line, Lines};
 use self::screen::Screen;
 use self::server::ModelServer;
-use crate::args::{ChatArgs, RunArgs};
+use crate::args::{AskArgs, ChatArgs, RunArgs};
 use crate::terminal;
 
 /// Calls in a row without a question of the user.
@@ -29,7 +29,10 @@ const MOST_ROUNDS: usize = 20;
 pub fn chat(args: &ChatArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let mut conversation = Conversation::new(&args.ask, args.example_tools)?;
-    let server = runtime.block_on(ModelServer::open(args.start.as_deref(), &args.ask))?;
+    let url = args.start.as_deref().and_then(Path::to_str).filter(|start| is_url(start));
+    let start = args.start.as_deref().filter(|_| url.is_none());
+    let ask = AskArgs { base_url: url.map(str::to_owned).or(args.ask.base_url.clone()), ..args.ask.clone() };
+    let server = runtime.block_on(ModelServer::open(start, &ask))?;
     let (mut screen, mut lines) = (Screen::new(), Lines::open()?);
     if lines.is_edited() {
         screen.note(&format!("{} at {}. /help lists the commands, Ctrl-D leaves.", server.model, server.url));
@@ -91,6 +94,7 @@ fn answer_question(
                 }
             }
         }
+        answer.remarks.iter().for_each(|remark| screen.note(remark));
         conversation.messages.push(answer.message());
         if answer.calls.is_empty() {
             return Ok(());
@@ -122,18 +126,22 @@ fn result_of(call: &AskedCall, screen: &mut Screen, lines: &mut Lines) -> Result
 }
 
 pub fn run(args: &RunArgs) -> Result<(), Box<dyn Error>> {
-    let (start, prompt) = match (args.words.as_slice(), &args.ask.base_url) {
-        ([prompt], Some(_)) => (None, prompt),
-        ([model, prompt], None) => (Some(Path::new(model)), prompt),
-        ([_], None) => return Err("expected MODEL and PROMPT, or --base-url and PROMPT".into()),
+    let mut ask = args.ask.clone();
+    let (start, prompt) = match args.words.as_slice() {
+        [prompt] => (None, prompt),
+        [url, prompt] if is_url(url) && ask.base_url.is_none() => {
+            ask.base_url = Some(url.clone());
+            (None, prompt)
+        }
+        [model, prompt] if ask.base_url.is_none() => (Some(Path::new(model)), prompt),
         _ => return Err("with --base-url, expected PROMPT alone; --model names a model of the server".into()),
     };
     let prompt = with_input(prompt)?;
-    let mut conversation = Conversation::new(&args.ask, false)?;
+    let mut conversation = Conversation::new(&ask, false)?;
     conversation.add_user(&prompt);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
-        let server = ModelServer::open(start, &args.ask).await?;
+        let server = ModelServer::open(start, &ask).await?;
         let mut request = conversation.request(&server.model);
         if let Some(path) = &args.schema {
             let bad = |error: &dyn std::fmt::Display| format!("--schema: {}: {error}", path.display());
@@ -174,11 +182,25 @@ pub fn run(args: &RunArgs) -> Result<(), Box<dyn Error>> {
                 terminal::out(json!({"name": call.name, "arguments": arguments}));
             }
         }
-        if answer.finish_reason.as_deref() == Some("length") {
-            terminal::err("rein: the answer was cut by its length; see --max-tokens");
+        answer.remarks.iter().for_each(|remark| terminal::err(format_args!("rein: {remark}")));
+        let cut = answer.finish_reason.as_deref() == Some("length");
+        match (answer.text.trim().is_empty() && answer.calls.is_empty(), args.schema.is_some()) {
+            (true, _) if cut => Err("there is no answer: its length was reached before; see --max-tokens".into()),
+            (true, _) => Err("there is no answer: the model said nothing".into()),
+            (false, true) if cut => Err("the answer was cut by its length: it does not satisfy --schema".into()),
+            (false, _) => {
+                if cut {
+                    terminal::err("rein: the answer was cut by its length; see --max-tokens");
+                }
+                Ok(())
+            }
         }
-        Ok(())
     })
+}
+
+/// Whether somebody means a server and no model.
+fn is_url(word: &str) -> bool {
+    word.starts_with("http://") || word.starts_with("https://")
 }
 
 /// The prompt, and what standard input has if it is no terminal.

@@ -72,7 +72,8 @@ pub fn run(args: AdapterArgs) -> Result<(), Box<dyn Error>> {
             WriteTimeout::default(),
             wait_until_true(closed),
         ));
-        let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).collect();
+        let certificates: Vec<Certificate> =
+            peers.iter().map(Peers::certificate).chain(super::etcd_certificate(&args.cluster)?).collect();
         let page = page.open(status_page(service.clone(), &id, certificates))?;
         terminal::out(format_args!("rein: adapter {id} listening on {address}, for {kind}"));
         let session = Arc::new(Session::of_record(store, &id, LEASE, keys.engine(&id), |value| {

@@ -16,6 +16,7 @@ use super::status::{state, worker_state};
 use super::{id, keys, store};
 use crate::args::ControllerArgs;
 use crate::listen::StopSignals;
+use crate::tls::{self, Certificate};
 use crate::{metrics, terminal};
 
 pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
@@ -30,12 +31,15 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
         settings,
         stats: stats.clone(),
     };
+    let certificates: Vec<Certificate> = super::etcd_certificate(&args.cluster)?.into_iter().collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
+        super::check_access(&args.cluster, &*store, &keys).await?;
         let mut stop = StopSignals::new()?;
+        drop(tls::watch(certificates.clone()));
         let http = MetricsSocket::new(args.http.as_ref()).await?;
         let page = StatusPage {
-            metrics: metrics(&stats),
+            metrics: metrics(&stats, certificates.clone()),
             // A standby is ready too, so that a rolling update can continue.
             ready: Box::new(move || match (stats.view(|_| ()), stats.active()) {
                 (None, _) => Err("the store has not been read yet"),
@@ -68,9 +72,9 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
 const GROUPS: [&str; 4] = ["serving", "loading", "broken", "draining"];
 const WORKERS: [&str; 3] = ["seated", "spare", "draining"];
 
-fn metrics(stats: &Arc<ControllerStats>) -> Registry {
+fn metrics(stats: &Arc<ControllerStats>, certificates: Vec<Certificate>) -> Registry {
     let mut registry = Registry::default();
-    metrics::register(&mut registry, Vec::new());
+    metrics::register(&mut registry, certificates);
     stats.register(&mut registry);
     let stats = stats.clone();
     on_scrape(&mut registry, move |samples| {

@@ -58,6 +58,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let peers = Peers::open(&args.peer)?;
     let links = WorkerLinks::new(peers.clone())?;
+    let etcd_certificate = super::etcd_certificate(&args.cluster)?;
     let tool_calls = &args.api.tool_calls;
     let policy = api_server::policy(tool_calls)?;
     let overrides = ModelOverrides { template: tool_calls.chat_template.clone(), ..ModelOverrides::from_env()? };
@@ -74,12 +75,13 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
+        super::check_access(&args.cluster, &*store, &keys).await?;
         let listeners = Listeners::bind(&args.api).await?;
         let (http, grpc) = (listeners.http.local_addr()?, listeners.grpc.local_addr()?);
         let id = id(&args.id, http.port())?;
         let dial: Dial = Arc::new(move |address| links.dial(address));
         let hedge_after = args.hedge_after.map(Duration::from_millis);
-        let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).chain(listeners.certificate()).collect();
+        let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).chain(listeners.certificate()).chain(etcd_certificate).collect();
         let process_metrics = api_server::process_metrics(certificates.clone());
         let seal = Seal::default();
         let sealing = tokio::spawn(super::seal::share(seal.clone(), store.clone(), keys.seal()));

@@ -233,7 +233,7 @@ fn table(cluster: &str, view: &ClusterView) -> String {
     let said = |out: &mut String, who: &str, why: &str| out.push_str(&format!("{who}: {why}\n"));
     view.groups
         .iter()
-        .filter_map(|(id, group)| Some((id, reasons::of_group(group)?)))
+        .filter_map(|(id, group)| Some((id, reasons::of_group(view, group)?)))
         .for_each(|(id, why)| said(&mut out, id, &why));
     without.iter().for_each(|(model, ungrouped)| said(&mut out, model, &ungrouped.why));
     let mut rows = vec![row([
@@ -316,6 +316,9 @@ fn table(cluster: &str, view: &ClusterView) -> String {
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
+    view.routers.iter().for_each(|(id, router)| {
+        reasons::expires_soon(router.expires).iter().for_each(|why| said(&mut out, id, why));
+    });
     for (id, router) in &view.routers {
         for (model, LostCalls { answers, format }) in &router.lost_calls {
             let hint = format.as_ref().map(|format| format!("; --format {format} reads them")).unwrap_or_default();

@@ -50,6 +50,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let (work, shape, most_ranks, name) = work(&args, &devices)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ran = runtime.block_on(async {
+        super::check_access(&args.cluster, &*store, &keys).await?;
         let mesh = args.network.mesh.clone().unwrap_or_else(|| args.network.listen.any_port());
         let secure = peers.as_ref().map_or_else(tcp::plain, Peers::secure);
         let failed = |e: std::io::Error| format!("--mesh: cannot listen on {mesh}: {e}");
@@ -96,7 +97,8 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             (_, id) => Arc::new(SharedStore::new(store, &super::id(id, "replicas")?, keys.root())) as Arc<dyn Store>,
         };
         let tls = peers.as_ref().map(Peers::server);
-        let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).collect();
+        let certificates: Vec<Certificate> =
+            peers.iter().map(Peers::certificate).chain(super::etcd_certificate(&args.cluster)?).collect();
         let expires = tls::watch(certificates.clone());
         let listener = Arc::new(listener);
         let engine = serve::engine_options(&args.engine, &devices);

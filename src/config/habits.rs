@@ -19,18 +19,41 @@ struct Habit {
     rein: String,
 }
 
-/// The error for an option that another server has.
-pub fn explain(error: &clap::Error, args: &[String]) -> Option<String> {
+/// Commands that other servers have as well.
+const SERVERS: [&str; 4] = ["serve", "router", "worker", "adapter"];
+
+/// The error for options that other servers have: all of this command line.
+pub fn explain(command: &clap::Command, error: &clap::Error, args: &[String]) -> Option<String> {
     let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return None };
-    // Of `-tp 2`, clap names `-t`.
-    let whole = args.iter().map(|arg| arg.split('=').next().unwrap_or(arg)).find(|arg| arg.starts_with(unknown));
-    let names = [whole.unwrap_or(unknown), unknown];
+    let words: Vec<&str> = args.iter().skip(1).map(|arg| arg.split('=').next().unwrap_or(arg)).collect();
+    let sub = words.iter().find_map(|word| command.find_subcommand(word));
+    if sub.is_some_and(|sub| !SERVERS.contains(&sub.get_name())) {
+        return None;
+    }
     let habits: Habits = toml::from_str(OPTIONS).expect("a test reads the file");
-    let has = |habit: &Habit, name: &str| habit.names.iter().any(|known| known.split(' ').next() == Some(name));
-    let mut found =
-        names.iter().flat_map(|name| habits.option.iter().filter(|habit| has(habit, name)).map(|h| (*name, h)));
-    let (name, Habit { of, rein, .. }) = found.next()?;
-    Some(format!("{name} is an option of {of}; in Rein: {}", plain(rein)))
+    let habit = |name: &str| {
+        let has = |habit: &&Habit| habit.names.iter().any(|known| known.split(' ').next() == Some(name));
+        habits.option.iter().find(has)
+    };
+    let is_own = |name: &str| {
+        let long = |arg: &clap::Arg| name.strip_prefix("--").is_some_and(|name| arg.get_long() == Some(name));
+        sub.is_some_and(|sub| sub.get_arguments().any(long))
+    };
+    // Of `-tp 2`, clap names `-t`.
+    let mut foreign: Vec<&str> = words.iter().copied().filter(|word| word.starts_with('-') && !is_own(word)).collect();
+    if !foreign.iter().any(|word| word.starts_with(unknown.as_str())) {
+        foreign.push(unknown);
+    }
+    let explained = foreign.into_iter().filter_map(|name| {
+        let Habit { of, rein, .. } = habit(name)?;
+        Some(format!("{name} is an option of {of}; in Rein: {}", plain(rein)))
+    });
+    let mut explained: Vec<String> = explained.collect();
+    if sub.is_none() && !explained.is_empty() {
+        explained =
+            vec!["options follow a command, such as `rein serve MODEL`; `rein --help` lists the commands".into()];
+    }
+    (!explained.is_empty()).then(|| explained.join("\n"))
 }
 
 /// The text of Markdown: without code marks and the targets of links.

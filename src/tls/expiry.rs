@@ -83,10 +83,10 @@ fn now() -> i64 {
 }
 
 /// Logs warnings before certificates expire, for the rest of the process's life. The returned channel has the time at
-/// which the first certificate expires, in seconds since 1970.
+/// which the certificate for peers expires, in seconds since 1970.
 pub fn watch(certificates: Vec<Certificate>) -> watch::Receiver<Option<u64>> {
-    let first = certificates.first().cloned();
-    let until = move || first.as_ref().and_then(Certificate::until);
+    let of_peer = certificates.iter().find(|certificate| certificate.usage == "peer").cloned();
+    let until = move || of_peer.as_ref().and_then(Certificate::until);
     let (sender, expiry) = watch::channel(until());
     tokio::spawn(async move {
         let mut warnings: Vec<Warning> = certificates.into_iter().map(Warning::new).collect();

@@ -82,6 +82,15 @@ impl TlsArgs {
     }
 }
 
+impl Certificate {
+    /// Of a file that somebody else reads.
+    pub fn of_file(usage: &'static str, flag: &'static str, path: PathBuf) -> Result<Self, FileError> {
+        let read = |files: &[Vec<u8>]| certificates(files, 0);
+        let shown = HotReloaded::open(vec![WatchedFile { flag, path }], read)?;
+        Ok(Certificate::new(usage, flag, move || Validity::of(&shown.get())))
+    }
+}
+
 /// The configuration of a public listener, and how long its certificate is valid.
 struct Public {
     config: Arc<ServerConfig>,

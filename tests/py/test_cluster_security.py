@@ -11,9 +11,9 @@ import time
 import grpc
 import pytest
 
-from certificates import authority, certificates, needs_openssl, signed
+from certificates import authority, certificates, needs_openssl, signed, signed_until
 from conftest import Server
-from fleet import BIN, Fleet, Load, assert_unnoticed, request, targets
+from fleet import BIN, Fleet, Load, assert_unnoticed, request, targets, until
 from test_security import new_key
 
 pytestmark = needs_openssl
@@ -136,6 +136,31 @@ def test_an_etcd_with_certificates_and_passwords(tmp_path, undisturbed):
             environment = {name: value for name, value in {**fleet.environment(), **wrong}.items() if value is not None}
             done = subprocess.run([BIN, "status"], env=environment, capture_output=True, text=True, timeout=60)
             assert done.returncode != 0 and message in done.stderr, (wrong, done.stderr)
+
+
+def test_a_certificate_for_etcd_that_expires_is_replaced_without_a_restart(tmp_path):
+    files = {name.replace("PEER", "ETCD"): file for name, file in certificates(tmp_path).items()}
+    own = {"REIN_ETCD_CERT": str(tmp_path / "client.pem"), "REIN_ETCD_KEY": str(tmp_path / "client.key")}
+    over = time.time() + 30
+    signed_until(tmp_path, "client", over)
+    server = ["--cert-file", files["REIN_ETCD_CERT"], "--key-file", files["REIN_ETCD_KEY"]]
+    more = {**files, "REIN_ETCD_NAME": "rein-peer", **own}
+    with cluster(tmp_path, more=more, etcd_args=server) as (fleet, before):
+        assert 0 < fleet.metric("r0", "rein_certificate_expiry_seconds", usage="etcd") < 30
+        until("all warn", lambda: all("--etcd-cert: the certificate expires" in fleet.log(name) for name in ("r0", "w0", "c0")), 30)
+        # A running connection outlives the certificate; a new one is refused.
+        time.sleep(max(0, over + 1 - time.time()))
+        fleet.kill("etcd")
+        fleet.start_etcd()
+        until("it is refused", lambda: "cannot reach the store" in fleet.log("c0"))
+        time.sleep(4)
+        status = subprocess.run([BIN, "status"], env=fleet.environment(), capture_output=True, text=True)
+        assert status.returncode and "--etcd-cert" in status.stderr, status.stderr
+        signed_until(tmp_path, "client", time.time() + 86400)
+        after = fleet.whole(1)
+        assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
+        for name in ("r0", "w0", "w1", "c0"):
+            until(f"{name} has the new one", lambda: "connecting with the new ones" in fleet.log(name, whole=True))
 
 
 def ask(fleet, headers):

@@ -181,8 +181,8 @@ def test_keys_are_created_listed_and_revoked_in_their_file(tmp_path):
     made = {}
     for name, *options in [("a",), ("b", "--expires", "90d", "--models", "demo,acme/other", "--requests-per-minute", "5"), ("c", "--priority", "-3")]:
         run = keys("create", name, "--file", str(file), *options)
-        assert run.returncode == 0 and not run.stdout
-        made[name] = run.stderr.strip()
+        assert run.returncode == 0 and run.stderr == f"the key of '{name}' is in {file}; it is shown once:\n"
+        made[name] = run.stdout.strip()
     assert file.stat().st_mode & 0o777 == 0o600
     with open(file, "a") as more:
         more.write("\n# The team of d.\n")
@@ -210,7 +210,7 @@ def test_keys_are_created_listed_and_revoked_in_their_file(tmp_path):
 
 def test_a_key_ends_at_its_time_and_sees_its_models_alone(tmp_path):
     file = tmp_path / "keys.toml"
-    free, other, old = (keys("create", name, "--file", str(file), *options).stderr.strip() for name, *options in
+    free, other, old = (keys("create", name, "--file", str(file), *options).stdout.strip() for name, *options in
                         [("free",), ("other", "--models", "something-else"), ("old", "--models", "demo", "--expires", "90d")])
     server = Server("--engine", "sim", "--api-keys", str(file), "--alias", "also=demo")
     try:

@@ -30,7 +30,7 @@ use rein_kernels::collective::tcp::{Abort, RankListener};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use checkpoint_watch::CheckpointWatch;
 use expert_layout::{ExpertMigration, StoredRecord};
@@ -88,6 +88,10 @@ mod limits {
     pub const PROBE_RETRY: Duration = Duration::from_secs(2);
     /// Character limit of a reported reason.
     pub const PROBE_WORDS: usize = 300;
+    /// How long the record of a worker that leaves stays, so that a controller sees it.
+    pub const FAREWELL: Duration = Duration::from_millis(100);
+    /// How long that may take.
+    pub const FAREWELL_TIME: Duration = Duration::from_secs(1);
     /// How long a leaving worker waits for its group to replace it: longer than the controller gives open sequences.
     pub const LEAVE_TIME: Duration = Duration::from_secs(40);
 }
@@ -302,6 +306,12 @@ pub async fn run(
         if over || asked && node.fatal.is_some() {
             node.leave_seat("the worker is leaving").await;
             node.forget_drain().await;
+            // So that the controller sees that it leaves, and does not take it for lost.
+            let told = async {
+                node.session.settled().await;
+                sleep(limits::FAREWELL).await;
+            };
+            let _ = timeout(limits::FAREWELL_TIME, told).await;
             node.session.leave().await;
             return Ok(());
         }

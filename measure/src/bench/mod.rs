@@ -18,7 +18,7 @@ use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use thiserror::Error;
 
-use crate::client::{ApiDialect, ClientError, Endpoint};
+use crate::client::{ApiDialect, ClientError, Endpoint, with_version};
 use crate::progress;
 use report::BenchReport;
 
@@ -46,6 +46,9 @@ impl EndpointKind {
                         --base-url http://host:8000/v1 --duration 30 --json result.json\n  rein bench --probe --model-dir models/demo"
 )]
 pub struct BenchOptions {
+    /// The same as --base-url, `/v1` may be left out
+    #[arg(value_name = "URL", conflicts_with = "base_url")]
+    pub url: Option<String>,
     /// URL of the endpoint, including `/v1` [default: http://127.0.0.1:8000/v1; gRPC: http://127.0.0.1:50051]
     #[arg(long, env = "REIN_BENCH_BASE_URL", value_name = "URL")]
     pub base_url: Option<String>,
@@ -145,7 +148,7 @@ pub fn run(options: BenchOptions) -> Result<(), Box<dyn Error>> {
     let to_stdout = options.json.as_deref() == Some(Path::new("-"));
     let probe = if options.probe { Some(probe_machine(&options)?) } else { None };
     let mut report = BenchReport { probe, ..BenchReport::default() };
-    if !options.probe || options.base_url.is_some() {
+    if !options.probe || options.base_url.is_some() || options.url.is_some() {
         // One thread is enough, and leaves the other cores to an endpoint on the same machine.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(measure(&options, &mut report))?;
@@ -198,9 +201,13 @@ pub async fn measure(options: &BenchOptions, report: &mut BenchReport) -> Result
         let dialect = if options.dialect == ApiDialect::Messages { "messages" } else { "responses" };
         return Err(BenchError::Option(format!("--dialect {dialect} needs --endpoint chat")));
     }
-    let url = options.base_url.as_deref().unwrap_or(options.dialect.default_url());
+    let named = options.url.as_deref().map(|url| match options.dialect {
+        ApiDialect::Grpc => url.to_owned(),
+        _ => with_version(url),
+    });
+    let url = named.or(options.base_url.clone()).unwrap_or(options.dialect.default_url().into());
     let timeout = Duration::from_secs_f64(options.timeout);
-    let endpoint = Endpoint::new(url, options.api_key.as_deref(), options.ca_file.as_deref(), timeout)?;
+    let endpoint = Endpoint::new(&url, options.api_key.as_deref(), options.ca_file.as_deref(), timeout)?;
     let endpoint = endpoint.with_dialect(options.dialect)?;
     let model = match &options.model {
         Some(model) => model.clone(),
@@ -208,7 +215,7 @@ pub async fn measure(options: &BenchOptions, report: &mut BenchReport) -> Result
     };
     let mut requests = prompt::BenchRequests::new(options, &model);
     drive::warm_up(&endpoint, &mut requests, options.warmup, options.prompt_tokens).await?;
-    report.describe(url, &model, options);
+    report.describe(&url, &model, options);
     for &concurrency in &options.concurrency {
         let until = match options.duration {
             Some(s) => drive::StopCondition::Elapsed(Duration::from_secs_f64(s)),

@@ -73,6 +73,18 @@ pub enum ApiResponse {
     Grpc(grpc::GrpcEventStream),
 }
 
+impl ApiResponse {
+    /// A header of an HTTP response.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        match self {
+            ApiResponse::Http(response) | ApiResponse::Messages(response) | ApiResponse::Responses(response) => {
+                response.headers().get(name)?.to_str().ok()
+            }
+            ApiResponse::Grpc(_) => None,
+        }
+    }
+}
+
 /// A connection, plain or TLS.
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
@@ -87,8 +99,8 @@ pub enum ClientError {
     Header(String),
     #[error("--ca-file: {0}")]
     CaFile(String),
-    #[error("cannot list the models at {url}: {reason}; set --model")]
-    Models { url: String, reason: String },
+    #[error("cannot list the models at {url}: {reason}{advice}")]
+    Models { url: String, reason: String, advice: &'static str },
 }
 
 #[derive(Debug, Clone)]
@@ -278,7 +290,14 @@ impl Endpoint {
         }
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = || format!("{scheme}://{}{}/models", self.address, self.prefix);
-        let failed = |e: Failure| ClientError::Models { url: url(), reason: e.to_string() };
+        let failed = |e: Failure| {
+            let advice = match e.kind().as_str() {
+                "http_401" => "; set --api-key, or OPENAI_API_KEY",
+                "connect" => "",
+                _ => "; set --model",
+            };
+            ClientError::Models { url: url(), reason: e.to_string(), advice }
+        };
         if self.dialect == ApiDialect::Grpc {
             let first =
                 tokio::time::timeout(self.timeout, grpc::first_model(self)).await.unwrap_or(Err(Failure::Timeout));

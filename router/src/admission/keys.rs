@@ -277,12 +277,16 @@ impl KeyPermit {
             );
             return Err(Error::invalid("n", message));
         }
-        let more = slots.saturating_sub(self.slots);
-        if let Err(LimitReached { wait, .. }) = usage.enter(more).await {
+        if slots <= self.slots {
+            return Ok(());
+        }
+        // Returned first: requests that each keep one and wait for more would all be refused.
+        usage.leave(std::mem::take(&mut self.slots));
+        if let Err(LimitReached { wait, .. }) = usage.enter(slots).await {
             let what = format!("{max_in_flight} requests at once, where each choice counts");
             return Err(self.key.limited(IN_FLIGHT, what, wait));
         }
-        self.slots += more;
+        self.slots = slots;
         Ok(())
     }
 }

@@ -4,6 +4,6 @@ use super::*;
 
 #[test]
 fn the_reference_lists_the_metrics() {
-    let text = text(&metrics(&Arc::default()));
+    let text = text(&metrics(&Arc::default(), Vec::new()));
     crate::metrics_reference::check("Controllers", &text);
 }

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rein_control_plane::ClusterView;
 use rein_control_plane::connectivity::Connectivity;
-use rein_control_plane::records::{GroupRecord, WorkerRecord, WorkerState};
+use rein_control_plane::records::{GroupMember, GroupRecord, WorkerRecord, WorkerState};
 use rein_control_plane::view::GroupState;
 
 use super::duration;
 use crate::cluster::seconds_since_1970;
 
+/// Certificates that expire within so many seconds are named.
+const EXPIRES_SOON: u64 = 7 * 86_400;
 /// Longest reason, in characters.
 const SHORT: usize = 140;
 
@@ -31,11 +33,13 @@ struct Crew<'a> {
     /// Ranks by domain.
     domains: BTreeMap<Option<&'a str>, usize>,
     linked: bool,
+    has_controller: bool,
 }
 
 impl<'a> Crew<'a> {
     fn of(view: &'a ClusterView, connectivity: &Connectivity, class: Class<'a>) -> Crew<'a> {
-        let mut crew = Crew { group_size: class.2, ranks: 0, domains: BTreeMap::new(), linked: true };
+        let has_controller = view.controller.is_some();
+        let mut crew = Crew { group_size: class.2, ranks: 0, domains: BTreeMap::new(), linked: true, has_controller };
         for (id, worker) in view.workers.iter().filter(|(_, worker)| class_of(worker) == class) {
             if worker.state == WorkerState::Ready {
                 crew.ranks += worker.ranks;
@@ -56,6 +60,7 @@ impl<'a> Crew<'a> {
                 format!("no domain has the {group_size} ranks of a group: {}", names.join(", "))
             }
             _ if !self.linked => "its workers cannot all link with one another".into(),
+            _ if !self.has_controller => "no controller runs that could form a group".into(),
             _ => "a group is being formed".into(),
         }
     }
@@ -121,7 +126,7 @@ pub fn of_worker(view: &ClusterView, connectivity: &Connectivity, id: &str, work
     if worker.expires.is_some_and(|expires| expires <= seconds_since_1970()) {
         return Some("its certificate has expired".into());
     }
-    if let Some(why) = cannot_link(view, connectivity, id) {
+    if let Some(why) = cannot_link(view, connectivity, id).or_else(|| expires_soon(worker.expires)) {
         return Some(why);
     }
     if worker.state == WorkerState::Draining || view.drains.iter().any(|drained| drained == id) {
@@ -137,6 +142,15 @@ pub fn of_worker(view: &ClusterView, connectivity: &Connectivity, id: &str, work
         short(&format!("its checkpoint, options or release differ from the model's groups: {lacks}"), SHORT)
     } else {
         short(&lacks, SHORT)
+    })
+}
+
+/// When a certificate expires, if that is soon.
+pub fn expires_soon(expires: Option<u64>) -> Option<String> {
+    let left = expires?.saturating_sub(seconds_since_1970());
+    (left < EXPIRES_SOON).then(|| match left {
+        0 => "its certificate has expired".into(),
+        left => format!("its certificate expires in {}", duration(left)),
     })
 }
 
@@ -179,11 +193,20 @@ pub fn dead(view: &ClusterView) -> BTreeMap<&str, DeadWorker<'_>> {
     dead
 }
 
-/// Why a group is broken.
-pub fn of_group(group: &GroupState) -> Option<String> {
-    let epoch = group.record()?.epoch();
-    let (rank, trouble) = group.trouble.iter().find(|(_, trouble)| trouble.epoch == epoch)?;
-    Some(short(&format!("rank {rank}: {}", trouble.reason), SHORT))
+/// Why a group is broken, or has fewer workers than it should.
+pub fn of_group(view: &ClusterView, group: &GroupState) -> Option<String> {
+    let record = group.record()?;
+    if let Some((rank, trouble)) = group.trouble.iter().find(|(_, trouble)| trouble.epoch == record.epoch()) {
+        return Some(short(&format!("rank {rank}: {}", trouble.reason), SHORT));
+    }
+    let extra = |member: &GroupMember| {
+        let devices = view.workers.get(&member.worker).map_or(member.ranks.len(), |worker| worker.ranks);
+        member.ranks.len().saturating_sub(devices)
+    };
+    let taken: usize = record.members.iter().map(extra).sum();
+    let holder = record.members.iter().find(|member| extra(member) > 0)?;
+    let spares = "as soon as a spare is there, it takes them over";
+    Some(format!("worker {} also holds {taken} ranks of lost workers; {spares}", holder.worker))
 }
 
 /// A text in one line of at most this many characters.

@@ -197,6 +197,8 @@ fn a_model_without_a_group_is_shown_with_what_it_lacks() {
         [of("w0", &domain("a")), of("w1", &domain("a")), of("w2", &domain("b")), of("w3", &domain("b"))].into();
     assert_eq!(said(&view)[0], "demo: no domain has the 4 ranks of a group: a, b");
     view.workers = ["w0", "w1", "w2", "w3"].map(|id| of(id, &|_| ())).into();
+    assert_eq!(said(&view)[0], "demo: no controller runs that could form a group");
+    view.controller = Some("c0".into());
     assert_eq!(said(&view)[0], "demo: a group is being formed");
 
     // A router waits for it.
@@ -254,6 +256,19 @@ fn the_validity_of_certificates_has_a_column_if_there_are_any() {
     let last = |id: &str| cells(&shown).into_iter().find(|row| row[0] == id).and_then(|row| row.last().copied());
     assert_eq!(["w0", "w1", "w2", "r0"].map(last), [Some("30 d"), Some("-"), Some("expired"), Some("60 min")]);
     assert!(said(&view).contains(&"w2: its certificate has expired".to_owned()), "{shown}");
+}
+
+#[test]
+fn a_group_that_has_lost_workers_says_so() {
+    let mut view = view();
+    let group = view.groups.get_mut("demo-1").expect("a group");
+    let (record, revision) = group.placement.clone().expect("a record");
+    let mut record = (*record).clone();
+    record.members.truncate(1);
+    record.members[0].ranks = vec![0, 1];
+    group.placement = Some((Arc::new(record), revision));
+    let why = "demo-1: worker w0 also holds 1 ranks of lost workers; as soon as a spare is there, it takes them over";
+    assert!(said(&view).contains(&why.to_owned()), "{:?}", said(&view));
 }
 
 #[test]

@@ -1,3 +1,5 @@
+use clap::CommandFactory;
+
 use super::*;
 
 #[test]
@@ -5,7 +7,7 @@ fn options_of_other_servers_are_explained() {
     let of = |line: &str| {
         let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let error = crate::config::defaults(&[]).expect("no file").try_get_matches_from(&args).expect_err(line);
-        explain(&error, &args)
+        explain(&crate::args::Cli::command(), &error, &args)
     };
     let says = |line: &str, text: &str| {
         let explained = of(line).unwrap_or_default();
@@ -18,6 +20,13 @@ fn options_of_other_servers_are_explained() {
     says("rein serve --model m -ngl 99", "-ngl is an option of llama-server");
     says("rein worker --model m --served-model-name a", "--served-name");
     assert_eq!(of("rein serve --model m --no-such-option"), None);
+    // All of them at once, and only where a server is started.
+    let all = of("rein serve m --max-num-seqs 4 --max-model-len=100 --http 127.0.0.1:1 --enable-auto-tool-choice");
+    let all = all.unwrap_or_default();
+    let names: Vec<&str> = all.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(names, ["--max-num-seqs", "--max-model-len", "--enable-auto-tool-choice"], "{all}");
+    assert_eq!(of("rein chat --port 8000"), None);
+    says("rein --model m", "options follow a command");
     let habits: Habits = toml::from_str(OPTIONS).expect("valid");
     assert!(habits.option.len() > 50);
 }

@@ -80,3 +80,16 @@ fn a_request_may_be_less_urgent_than_its_key_but_not_more() {
     let caller = ApiCaller(read(&entry("a", "k", "priority = 5")).unwrap().remove(0));
     assert_eq!([None, Some(9), Some(-9)].map(|asked| caller.priority(asked)), [5, 9, 5]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn of_requests_that_each_need_all_slots_one_gets_them() {
+    let caller = ApiCaller(read(&entry("a", "k", "max_in_flight = 2")).unwrap().remove(0));
+    let mut both = [caller.enter().await.unwrap(), caller.enter().await.unwrap()];
+    let mut got = 0;
+    for permit in &mut both {
+        got += usize::from(permit.extend_to(2).await.is_ok());
+    }
+    assert_eq!(got, 1);
+    drop(both);
+    assert_eq!(caller.0.usage.in_flight(), 0);
+}
