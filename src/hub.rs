@@ -48,7 +48,6 @@ pub fn resolve(command: &mut Command) -> Result<(), Box<dyn Error>> {
     for asked in models(command) {
         let id = asked.dir.to_str().and_then(|text| text.parse::<ModelId>().ok()).filter(|_| !asked.dir.exists());
         if let Some(id) = id {
-            tracing::info!("{}: there is no directory {id}; looking for this model of the Hub", asked.option);
             *asked.dir = directory(&id, asked.need, Freshness::Cached)
                 .map_err(|error| format!("{}: {id} is no directory, so a model of the Hub: {error}", asked.option))?;
         }

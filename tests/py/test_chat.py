@@ -219,7 +219,8 @@ def test_run_starts_a_model():
 
 
 @pytest.mark.parametrize("arguments, says", [
-    (["run", "hello"], "expected MODEL and PROMPT, or --base-url and PROMPT"),
+    (["run", "hello"], "no server at http://127.0.0.1:8000"),
+    (["run", "http://127.0.0.1:1", "hello"], "cannot list the models at http://127.0.0.1:1/v1/models: cannot connect"),
     (["run", "--base-url", "http://127.0.0.1:9", "a", "b"], "expected PROMPT alone"),
     (["run", "--base-url", "http://127.0.0.1:9", "a"], "127.0.0.1:9"),
     (["run", "/no/such/model", "a"], "the model is not served; see above"),
