@@ -216,7 +216,7 @@ fn prove(options: &VerifyOptions) -> Result<ExitCode, Box<dyn Error>> {
     for run in &runs {
         let summary = runtime.block_on(verify(run))?;
         let (reasons, report) = (proof::reasons(&run.out)?, run.out.join(store::REPORT));
-        print(run, &summary, &format!("{}{reasons}{}\n\n", summary.table(), report.display()));
+        print(run, &summary, &format!("{}{reasons}{}\n\n", summary.figures(), report.display()));
         let verdict = verdict(run, &summary);
         if verdict != ExitCode::SUCCESS {
             ending = verdict;

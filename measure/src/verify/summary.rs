@@ -245,6 +245,14 @@ impl Summary {
 
     /// The summary as text for a terminal.
     pub fn table(&self) -> String {
+        let mut out = self.figures();
+        let mut row = |name: &str, n: &usize| _ = writeln!(out, "{name:26} {n}");
+        self.problems.iter().for_each(|(kind, n)| row(&format!("  {}", kind.name()), n));
+        out
+    }
+
+    /// The same without the problems.
+    pub fn figures(&self) -> String {
         let mut out = String::new();
         let c = &self.total;
         let percent = |value: Option<f64>| value.map_or("-".into(), |v| format!("{:.2} %", v * 100.0));
@@ -253,9 +261,11 @@ impl Summary {
         row("samples, responses", format!("{}, {}", self.samples, self.responses));
         row("answered, failed", format!("{}, {}", c.success_count, c.failure_count));
         let finish = (c.finish_stop, c.finish_tool_calls, c.finish_others);
-        row("stop, tool_calls, others", format!("{}, {}, {}", finish.0, finish.1, finish.2));
+        row("ended: stop, calls, others", format!("{}, {}, {}", finish.0, finish.1, finish.2));
         let of = (c.successful_tool_call_count, c.finish_tool_calls);
-        row("schema accuracy", format!("{} ({} of {})", percent(c.schema_accuracy), of.0, of.1));
+        // Answers that end inside a call, at their length or with a call that was withheld, have other finish reasons.
+        let accuracy = percent(c.schema_accuracy);
+        row("schema accuracy", format!("{accuracy} ({} of {} that end with calls)", of.0, of.1));
         for (name, trigger) in [("reference", &self.reference), ("expectation", &self.expected)] {
             if let Some(t) = trigger {
                 let all = [t.tool_call_f1, t.tool_call_precision, t.tool_call_recall].map(percent);
@@ -268,9 +278,6 @@ impl Summary {
         }
         if let Some(s) = &self.stream_comparison {
             row("streamed = unstreamed", format!("{} of {}", s.compared - s.mismatched, s.compared));
-        }
-        for (kind, n) in &self.problems {
-            row(&format!("  {}", kind.name()), n.to_string());
         }
         for (why, n) in &self.failures {
             row(&format!("  failed with {why}"), n.to_string());
