@@ -30,11 +30,15 @@ impl Executor for Mortal {
         self.sim.shape()
     }
 
-    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
+    fn submit(&mut self, step: Step) -> Result<(), ExecutorError> {
+        self.sim.submit(step)
+    }
+
+    fn wait(&mut self) -> Result<StepResult, ExecutorError> {
         if self.taken.fetch_add(1, Ordering::Relaxed) >= self.steps {
             return Err(ExecutorError::Lost("rank 1 is gone".into()));
         }
-        self.sim.execute(step)
+        self.sim.wait()
     }
 }
 

@@ -26,12 +26,16 @@ impl Executor for Silent {
         self.sim.shape()
     }
 
-    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
+    fn submit(&mut self, step: Step) -> Result<(), ExecutorError> {
+        self.sim.submit(step)
+    }
+
+    fn wait(&mut self) -> Result<StepResult, ExecutorError> {
         if let Some(gate) = self.gate.take() {
             // An error means that the gate was dropped.
             let _ = gate.recv();
         }
-        self.sim.execute(step)
+        self.sim.wait()
     }
 }
 

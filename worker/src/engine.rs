@@ -1,7 +1,8 @@
 //! The engine thread. It owns the scheduler and the executor; all other threads reach it over one bounded queue.
 //!
-//! A round is `schedule`, execute, `commit`; between rounds it handles queued commands. Without work it sleeps on the
-//! queue. It never waits for a router: a sequence whose router does not read is paused. This module does not know gRPC.
+//! A round is `schedule`, submit, wait, `commit`; while a step runs, the tokens of the one before go out, and between
+//! rounds the thread handles queued commands. Without work it sleeps on the queue. It never waits for a router: a
+//! sequence whose router does not read is paused. This module does not know gRPC.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::histogram::Histogram;
-use rein_proto::internal::{FromEngine, Start, Steer, Step, StepResult};
+use rein_proto::internal::{FromEngine, Start, Steer, Step};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
@@ -158,6 +159,12 @@ impl OutputPort {
     }
 }
 
+/// A step that was submitted.
+struct RunningStep {
+    id: u64,
+    rows: usize,
+}
+
 pub struct EngineThread {
     scheduler: Scheduler,
     /// None once the executor is lost. Its memory is then free even if a router keeps its stream open.
@@ -213,10 +220,11 @@ impl EngineThread {
             let placed = self.executor.as_ref().map(|executor| executor.placed()).unwrap_or_default();
             let step = self.scheduler.schedule(placed, self.started.elapsed());
             let idle = step.is_none();
-            if let Some(step) = step {
+            let running = step.and_then(|step| {
                 self.note_begun();
-                self.execute(step);
-            }
+                self.submit(step)
+            });
+            // While the step runs, the tokens of the one before go out.
             let stats = self.scheduler.stats();
             self.metrics.publish(&stats);
             self.feed.publish(&mut self.scheduler, &stats);
@@ -226,6 +234,9 @@ impl EngineThread {
                     // The caller may have given up.
                     let _ = done.send(());
                 }
+            }
+            if let Some(running) = running {
+                self.finish(running);
             }
             if idle && !self.wait() {
                 return;
@@ -380,37 +391,56 @@ impl EngineThread {
         events.into_iter().for_each(|event| self.apply(event));
     }
 
-    fn execute(&mut self, step: Step) {
-        let (id, rows) = (step.id, step.rows.len());
-        match self.try_execute(step) {
-            Ok(result) => self.scheduler.commit(result),
+    /// Begins a step. None: it could not begin.
+    fn submit(&mut self, step: Step) -> Option<RunningStep> {
+        let running = RunningStep { id: step.id, rows: step.rows.len() };
+        self.vitals.begins();
+        match self.on_executor(|executor| executor.submit(step)) {
+            Ok(()) => Some(running),
             Err(error) => {
-                match &error {
-                    ExecutorError::Step(_) => {
-                        tracing::error!(step = id, rows, %error, "step failed");
-                        self.scheduler.fail(&error.to_string());
-                    }
-                    ExecutorError::Lost(_) => {
-                        tracing::warn!(step = id, rows, %error, "lost a rank; the group ends");
-                        // Set before the sequences end, so that every observer of an end sees the reason.
-                        let _ = self.vitals.lost.set(error.to_string());
-                        self.feed.close(&error.to_string());
-                        self.scheduler.fail_all(&error.to_string());
-                        self.executor = None;
-                    }
-                }
+                self.vitals.ends();
+                self.fail(running, error);
+                None
+            }
+        }
+    }
+
+    /// Waits for the step that runs.
+    fn finish(&mut self, running: RunningStep) {
+        let result = self.on_executor(|executor| executor.wait());
+        self.vitals.ends();
+        match result {
+            Ok(result) => self.scheduler.commit(result),
+            Err(error) => self.fail(running, error),
+        }
+    }
+
+    fn fail(&mut self, RunningStep { id, rows }: RunningStep, error: ExecutorError) {
+        match &error {
+            ExecutorError::Step(_) => {
+                tracing::error!(step = id, rows, %error, "step failed");
+                self.scheduler.fail(&error.to_string());
+            }
+            ExecutorError::Lost(_) => {
+                tracing::warn!(step = id, rows, %error, "lost a rank; the group ends");
+                // Set before the sequences end, so that every observer of an end sees the reason.
+                let _ = self.vitals.lost.set(error.to_string());
+                self.feed.close(&error.to_string());
+                self.scheduler.fail_all(&error.to_string());
+                self.executor = None;
             }
         }
     }
 
     /// After a panic the state of the executor is unknown, so it counts as lost.
-    fn try_execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
+    fn on_executor<T>(
+        &mut self,
+        work: impl FnOnce(&mut dyn Executor) -> Result<T, ExecutorError>,
+    ) -> Result<T, ExecutorError> {
         let Some(executor) = &mut self.executor else {
             return Err(ExecutorError::Lost("the executor was abandoned".into()));
         };
-        self.vitals.begins();
-        let result = catch_unwind(AssertUnwindSafe(|| executor.execute(step)));
-        self.vitals.ends();
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut **executor)));
         result.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             Err(ExecutorError::Lost(format!("it panicked: {}", text.unwrap_or("no message"))))

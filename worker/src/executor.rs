@@ -50,7 +50,15 @@ pub trait Executor: Send {
     fn end_watch(&self) -> Option<AbortWatch> {
         None
     }
-    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError>;
+    /// Begins a step. The one before must have been waited for.
+    fn submit(&mut self, step: Step) -> Result<(), ExecutorError>;
+    /// Waits for the result of the step that was submitted.
+    fn wait(&mut self) -> Result<StepResult, ExecutorError>;
+
+    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
+        self.submit(step)?;
+        self.wait()
+    }
 }
 
 /// The epoch of the placement and the expert layout within it.

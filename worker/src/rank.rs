@@ -119,6 +119,8 @@ impl Default for ModelOptions {
 /// Of the ranks in this process.
 type Links = Vec<Box<dyn Collective>>;
 
+const LEADER_ENDED: &str = "the leader's thread has ended";
+
 /// Reports of ranks queued for the loading thread.
 const REPORT_QUEUE: usize = 64;
 
@@ -513,10 +515,9 @@ impl RankGroup {
         Ok(())
     }
 
-    fn run(&mut self, step: Step) -> Result<StepResult, String> {
-        let ended = || "the leader's thread has ended".to_owned();
-        self.leader.steps.send(step).map_err(|_| ended())?;
-        self.leader.results.recv().map_err(|_| ended())?
+    fn lose(&mut self, why: String) -> ExecutorError {
+        self.lost = Some(why.clone());
+        ExecutorError::Lost(why)
     }
 }
 
@@ -533,7 +534,7 @@ impl Executor for RankGroup {
         self.ended.clone()
     }
 
-    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
+    fn submit(&mut self, step: Step) -> Result<(), ExecutorError> {
         if let Some(why) = &self.lost {
             return Err(ExecutorError::Lost(why.clone()));
         }
@@ -547,10 +548,12 @@ impl Executor for RankGroup {
                 After::Draw | After::Embed | After::Nothing => self.stashed.remove(&row.slot),
             };
         }
-        self.run(step).map_err(|why| {
-            self.lost = Some(why.clone());
-            ExecutorError::Lost(why)
-        })
+        self.leader.steps.send(step).map_err(|_| self.lose(LEADER_ENDED.into()))
+    }
+
+    fn wait(&mut self) -> Result<StepResult, ExecutorError> {
+        let result = self.leader.results.recv().unwrap_or_else(|_| Err(LEADER_ENDED.into()));
+        result.map_err(|why| self.lose(why))
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Sim {
     /// Per KV slot, the hash of all tokens up to and including its own.
     slots: Vec<u64>,
     stashed: HashMap<u32, u64>,
+    /// The result of the step that was submitted, and when it is there.
+    running: Option<(StepResult, Instant)>,
     tables: BlockTables,
 }
 
@@ -62,6 +64,7 @@ impl Sim {
         Self {
             slots: vec![0; options.blocks * options.block_size],
             stashed: HashMap::new(),
+            running: None,
             tables: BlockTables::default(),
             options,
         }
@@ -155,7 +158,7 @@ impl Executor for Sim {
         }
     }
 
-    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
+    fn submit(&mut self, step: Step) -> Result<(), ExecutorError> {
         let until = Instant::now() + self.cost(&step);
         for slot in &step.dropped {
             self.stashed.remove(slot);
@@ -188,8 +191,14 @@ impl Executor for Sim {
                 rows.push(result);
             }
         }
+        self.running = Some((StepResult { id: step.id, rows }, until));
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<StepResult, ExecutorError> {
+        let (result, until) = self.running.take().ok_or_else(|| ExecutorError::Step("no step was submitted".into()))?;
         wait_until(until);
-        Ok(StepResult { id: step.id, rows })
+        Ok(result)
     }
 }
 

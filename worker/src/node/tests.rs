@@ -61,9 +61,13 @@ impl Executor for Gated<Sim> {
         self.0.shape()
     }
 
-    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
+    fn submit(&mut self, step: Step) -> Result<(), ExecutorError> {
+        self.0.submit(step)
+    }
+
+    fn wait(&mut self) -> Result<StepResult, ExecutorError> {
         self.1.pass();
-        self.0.execute(step)
+        self.0.wait()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 use rein_proto::internal::engine_client::EngineClient;
 use rein_proto::internal::{
     Admitted, Finish, FinishReason, Limits, LogitBias, Sampling, Steer, Step, StepResult, Tokens,
@@ -20,7 +20,10 @@ mod abort;
 mod burst;
 mod embeddings;
 mod events;
+mod gate;
 mod releases;
+
+use gate::gated;
 
 const VOCAB: u32 = 100;
 const EOS: u32 = 99;
@@ -358,60 +361,6 @@ async fn an_invalid_steer_ends_only_its_own_sequence() {
     assert_eq!(second.rest().await.1.error, "only a steer may follow the start");
     neighbour.steer(Steer { epoch: 9, ..Steer::default() }).await;
     assert_eq!(neighbour.rest().await.0, [10, 11, EOS]);
-}
-
-/// An executor that runs one step per permit and reports the sequences of each step.
-struct Gated {
-    sim: Sim,
-    steps: Sender<Step>,
-    permits: Receiver<Result<(), ExecutorError>>,
-}
-
-impl Executor for Gated {
-    fn shape(&self) -> ExecutorShape {
-        self.sim.shape()
-    }
-
-    fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
-        // The test may have ended.
-        let _ = self.steps.send(step.clone());
-        self.permits.recv().unwrap_or(Ok(()))?;
-        self.sim.execute(step)
-    }
-}
-
-struct Gate {
-    service: EngineService,
-    steps: Receiver<Step>,
-    permits: Sender<Result<(), ExecutorError>>,
-}
-
-fn gated(options: EngineOptions) -> Gate {
-    let (steps_in, steps) = crossbeam_channel::bounded(10_000);
-    let (permits, permits_out) = crossbeam_channel::bounded(10_000);
-    let service = start(Box::new(Gated { sim: sim(), steps: steps_in, permits: permits_out }), options);
-    Gate { service, steps, permits }
-}
-
-impl Gate {
-    /// The step that is executing.
-    async fn step(&self) -> Step {
-        let steps = self.steps.clone();
-        let wait = move || steps.recv_timeout(Duration::from_secs(20)).expect("a step");
-        tokio::task::spawn_blocking(wait).await.expect("no panic")
-    }
-
-    /// Waits until the busy engine has this many queued commands.
-    async fn queued(&self, count: usize) {
-        let commands = &self.service.commands;
-        while commands.max_capacity() - commands.capacity() < count {
-            tokio::task::yield_now().await;
-        }
-    }
-
-    fn permit(&self) {
-        self.permits.send(Ok(())).expect("room");
-    }
 }
 
 #[tokio::test]
