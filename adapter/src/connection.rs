@@ -26,6 +26,22 @@ pub use proof::{Proof, ProofStep};
 #[error("{0}")]
 pub struct Unanswered(pub String);
 
+/// A request without an answer.
+#[derive(Debug)]
+pub enum NoAnswer {
+    /// There was no connection, so the engine never had the request.
+    NotConnected(Unanswered),
+    Cut(Unanswered),
+}
+
+impl NoAnswer {
+    fn into_unanswered(self) -> Unanswered {
+        match self {
+            NoAnswer::NotConnected(why) | NoAnswer::Cut(why) => why,
+        }
+    }
+}
+
 /// An invalid address of an engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{url}: {problem}")]
@@ -144,27 +160,32 @@ impl EngineHttp {
         let _ = self.proof.set(proof);
     }
 
-    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Unanswered> {
-        let request = self.requests.request(method, path, body)?;
-        self.client
-            .request(request)
-            .await
-            .map_err(|error| Unanswered(format!("{}{path}: {}", self.url(), with_sources(&error))))
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, NoAnswer> {
+        let request = self.requests.request(method, path, body).map_err(NoAnswer::NotConnected)?;
+        self.client.request(request).await.map_err(|error| {
+            let why = Unanswered(format!("{}{path}: {}", self.url(), with_sources(&error)));
+            if error.is_connect() { NoAnswer::NotConnected(why) } else { NoAnswer::Cut(why) }
+        })
     }
 
     /// Sends a request and returns the answer when its head has arrived. A server may close an idle connection at the
-    /// moment when a request is sent on it, so a request without any answer is sent once more.
-    pub async fn post(&self, path: &str, body: Bytes) -> Result<Response<Incoming>, Unanswered> {
+    /// moment when a request is sent on it, so a request without any answer is sent once more. An engine that the first
+    /// one may have ended counts as cut, even if it cannot be reached any more.
+    pub async fn post(&self, path: &str, body: Bytes) -> Result<Response<Incoming>, NoAnswer> {
         match self.send(Method::POST, path, body.clone()).await {
             Ok(response) => Ok(response),
-            Err(_) => self.send(Method::POST, path, body).await,
+            Err(NoAnswer::NotConnected(_)) => self.send(Method::POST, path, body).await,
+            Err(NoAnswer::Cut(_)) => {
+                let cut = |error: NoAnswer| NoAnswer::Cut(error.into_unanswered());
+                self.send(Method::POST, path, body).await.map_err(cut)
+            }
         }
     }
 
     /// The whole answer, within the time of a call.
     pub async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes), Unanswered> {
         let call = async {
-            let response = self.send(method, path, body).await?;
+            let response = self.send(method, path, body).await.map_err(NoAnswer::into_unanswered)?;
             let status = response.status();
             Ok((status, collect(response, limits::ANSWER_BYTES).await?))
         };

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::TokenClock;
-use crate::connection::{EngineHttp, Unanswered, collect, retry_after};
+use crate::connection::{EngineHttp, NoAnswer, Unanswered, collect, retry_after};
 use crate::dialect::{DrawFrame, DrawReader, EngineDialect, Said, error_text};
 use crate::draw::DrawEnd;
 use crate::identity::{Identity, Unproven};
@@ -24,15 +24,22 @@ const REST_TIME: Duration = Duration::from_secs(1);
 /// How an engine refused a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EngineRefusal {
-    Unreachable(String),
-    Status { code: u16, text: String, retry_after: Option<Duration> },
+    /// The engine never had the request.
+    NotConnected(String),
+    /// It may have had the request.
+    Cut(String),
+    Status {
+        code: u16,
+        text: String,
+        retry_after: Option<Duration>,
+    },
 }
 
 impl EngineRefusal {
     /// What it means in the middle of a sequence.
     pub fn into_end(self) -> DrawEnd {
         match self {
-            EngineRefusal::Unreachable(why) => DrawEnd::Lost(why),
+            EngineRefusal::NotConnected(why) | EngineRefusal::Cut(why) => DrawEnd::Lost(why),
             EngineRefusal::Status { code: 400 | 413 | 422, text, .. } => {
                 DrawEnd::Failed(format!("the engine rejected the request: {text}"))
             }
@@ -43,7 +50,8 @@ impl EngineRefusal {
     /// What it means for a new sequence.
     pub fn into_status(self) -> tonic::Status {
         match self {
-            EngineRefusal::Unreachable(why) => tonic::Status::unavailable(why),
+            EngineRefusal::NotConnected(why) => tonic::Status::unavailable(why),
+            EngineRefusal::Cut(why) => tonic::Status::aborted(why),
             EngineRefusal::Status { code, text, retry_after } => {
                 let message = format!("the engine answered {code}: {text}");
                 match code {
@@ -110,9 +118,11 @@ impl Exchange {
         let mut tries = 0;
         loop {
             let sent = self.http.post(self.dialect.path(), self.body.clone());
-            let sent =
-                self.clock.within(Instant::now(), Some(self.prompt), sent).await.map_err(EngineRefusal::Unreachable)?;
-            let response = sent.map_err(|error| EngineRefusal::Unreachable(error.0))?;
+            let sent = self.clock.within(Instant::now(), Some(self.prompt), sent).await.map_err(EngineRefusal::Cut)?;
+            let response = sent.map_err(|error| match error {
+                NoAnswer::NotConnected(why) => EngineRefusal::NotConnected(why.0),
+                NoAnswer::Cut(why) => EngineRefusal::Cut(why.0),
+            })?;
             let status = response.status();
             if status == StatusCode::OK {
                 return Ok(response);

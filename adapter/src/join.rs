@@ -132,7 +132,7 @@ fn compare(facts: EngineFacts, deployment: &Deployment) -> Result<Joined, String
         let (found, most) = (model.len(), limits::MODEL_NAME_BYTES);
         return Err(format!("the name of its model has {found} bytes; the limit is {most}"));
     }
-    let own = context.ok_or("it does not tell its context length")?;
+    let own = context.ok_or("it does not tell its context length; is it of the kind in --engine KIND=URL?")?;
     let context = deployment.context.map_or(own, |context| context.min(own));
     if let Some(least) = deployment.least_context.filter(|least| own < *least) {
         return Err(format!("its context is {own} tokens, --max-context asks for {least}"));

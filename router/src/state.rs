@@ -139,11 +139,15 @@ impl RouterState {
         self.named(name).ok_or_else(|| Error::unavailable(format!("no engine serves '{name}' now; try again later")))
     }
 
-    /// Whether requests of this model wait until an engine serves it.
+    /// Whether requests of this model wait until an engine serves it. Fixed engines are waited for until the first has
+    /// joined. One that is lost later may not come back: then a request has the time of a sequence without an engine.
     pub fn awaits_engine(&self, name: &str) -> bool {
-        let serves = |model: Arc<ServedModel>| model.pool.standing() == Some(Standing::Serving);
-        let expected = self.config.fixed_engines || self.config.expected_models.iter().any(|expected| expected == name);
-        expected && !self.named(name).is_some_and(serves)
+        let expected = || self.config.expected_models.iter().any(|expected| expected == name);
+        match self.named(name) {
+            None => self.config.fixed_engines || expected(),
+            Some(_) if self.config.fixed_engines => false,
+            Some(model) => expected() && model.pool.standing() != Some(Standing::Serving),
+        }
     }
 
     /// Returns when an engine serves the model.

@@ -119,7 +119,9 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             });
         }
         let unfit = Arc::new(UnfitEngines { all: clients.len(), found: Mutex::default() });
-        let shown = name.as_deref().unwrap_or("the model of its engines").to_owned();
+        // None has answered yet.
+        let engines = "is in front of its engines";
+        let title = name.as_ref().map_or_else(|| engines.to_owned(), |name| format!("{engines} as {name}"));
         let name = Arc::new(name.map_or_else(OnceLock::new, OnceLock::from));
         for (number, (address, http)) in clients.into_iter().enumerate() {
             let options = engines::adapter_options(&address, &args.front.client);
@@ -145,7 +147,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         };
         let drain = Duration::from_secs(args.api.network.drain_seconds);
         let urls: Vec<String> = args.front.engine.iter().map(|engine| engine.url.as_str().to_owned()).collect();
-        let banner = Banner::new(&format!("serves {shown}"))
+        let banner = Banner::new(&title)
             .row("model", format_args!("{} ({})", dir.display(), model.text.architecture))
             .row("engines", urls.join(", "));
         let (cut, lost) = (std::future::ready(()), std::future::pending());

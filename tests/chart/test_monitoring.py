@@ -23,7 +23,7 @@ def series(text):
     return f"{metric}{{{ROUTER}{',' + labels.rstrip('}') if labels else ''}}}"
 
 
-# For each alarm: series over minutes that fire it, and series that do not. `0+1x20` grows by 1 a minute.
+# For each alarm: series over minutes that fire it, series that do not, and perhaps others that do. `0+1x20` grows by 1 a minute.
 FIRING = {
     "ReinNoGroupServes": ({'rein_engines{model="k2",standing="serving"}': "0x20"}, {'rein_engines{model="k2",standing="serving"}': "1x20"}),
     "ReinGroupsOfOneModelDiffer": ({'rein_engine_kinds{model="k2"}': "2x90"}, {'rein_engine_kinds{model="k2"}': "2x30 1x60"}),
@@ -33,7 +33,14 @@ FIRING = {
     "ReinResumesFail": ({"rein_resume_failed_total": "0+1x20"}, {"rein_resume_failed_total": "9x20"}),
     "ReinAGroupReformsAgainAndAgain": ({'rein_engine_epoch{model="k2",engine="k2-1"}': "0+1x20"}, {'rein_engine_epoch{model="k2",engine="k2-1"}': "1x10 2x10"}),
     "ReinACertificateExpires": ({'rein_certificate_expiry_seconds{usage="peer"}': "604000x20"}, {'rein_certificate_expiry_seconds{usage="peer"}': "605000x20"}),
-    "ReinNoController": ({"rein_controller_active": "0x20"}, {"rein_controller_active": "1x20"}),
+    "ReinWorkersLost": ({'rein_controller_decisions_total{kind="lost"}': "0x5 1x15"}, {'rein_controller_decisions_total{kind="drain"}': "0+1x20"}),
+    "ReinAnEngineBehindAnAdapterIsLost": ({'rein_engine_lost{model="k2",engine="engines/0"}': "1x20"}, {'rein_engine_lost{model="k2",engine="engines/0"}': "0x20"}),
+    # A router in front of engines has no controller, and needs none.
+    "ReinNoController": (
+        {"rein_controller_active": "0x20"},
+        {'rein_engine_up{model="k2",engine="engines/0"}': "1x20"},
+        {'rein_worker_ready{worker="w0",standing="leads"}': "1x20"},
+    ),
     "ReinTheQueueIsFull": ({'rein_requests_shed_total{reason="full"}': "0+1x20"}, {'rein_requests_total{status="200"}': "0+9x20"}),
     "ReinClientsStall": ({"rein_stalled_total": "0+1x20"}, {"rein_stalled_total": "1x20"}),
     "ReinFirstTokensLate": (
@@ -86,7 +93,7 @@ def test_alarms_fire_when_they_should(tmp_path):
     wrong = []
     for name, cases in FIRING.items():
         at = "85m" if name == "ReinGroupsOfOneModelDiffer" else "15m"
-        for fires, values in zip((True, False), cases):
+        for fires, values in zip((True, False, True), cases):
             # Another release in trouble must not fire this release's alarms.
             strange = {metric.replace("{", '{namespace="other",', 1) if "{" in metric else f'{metric}{{namespace="other"}}': value for metric, value in cases[0].items()}
             given = [{"series": series(metric), "values": value} for metric, value in values.items()] + [{"series": metric, "values": value} for metric, value in strange.items()]

@@ -3,6 +3,7 @@ engines are stubs (`engine_stub.py`); tests/engines has real ones."""
 import contextlib
 import http.server
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -219,6 +220,33 @@ def test_a_replaced_engine_gets_no_requests(tmp_path):
         until("an answer", lambda: status(url, "/v1/chat/completions", CHAT) == 200, timeout=60)
         assert server.asked
         server.close()
+
+
+def test_requests_while_the_only_engine_is_away(tmp_path):
+    """A stream waits until it is back; a new request ends after 10 s."""
+    engine = EngineStub(DEMO, step=0.03)
+
+    def lost():
+        return re.search(rb"\nrein_engine_lost\{.*\} (\d)", urllib.request.urlopen(f"{url}/metrics", timeout=60).read())[1]
+
+    with front(tmp_path, engine.url) as (_, url, _):
+        until("the router is ready", lambda: status(url, "/ready") == 200, timeout=30)
+        target = [(url.split("//")[1].split(":")[0], int(url.rsplit(":", 1)[1]))]
+        undisturbed = Load(target, REQUESTS[:1]).join()
+        load = Load(target, REQUESTS[:1])
+        load.reach(5)
+        engine.close()
+        until("the engine is lost", lambda: lost() == b"1", timeout=30)
+        began = time.monotonic()
+        assert status(url, "/v1/chat/completions", CHAT) == 503
+        assert 5 < time.monotonic() - began < 30
+        # Longer than the time in which a sequence would give up an engine that fails.
+        time.sleep(5)
+        back = EngineStub(DEMO, address=engine.server_address)
+        assert_unnoticed(load.join(), undisturbed)
+        until("an answer", lambda: status(url, "/v1/chat/completions", CHAT) == 200, timeout=60)
+        assert lost() == b"0"
+        back.close()
 
 
 @needs_openssl

@@ -141,8 +141,8 @@ enum FirstEngine<'a> {
 
 /// How a call to an engine failed.
 enum Failure {
-    /// There was no connection to the engine.
-    NotConnected(Error),
+    /// The engine never had the sequence: there was no connection, or it takes none now.
+    NotStarted(Error),
     /// The sequence may resume on another engine. No fault: the engine was only full.
     Lost(Option<Fault>, Error),
     /// The request fails.
@@ -163,12 +163,25 @@ impl Failure {
             | Code::Unimplemented
             | Code::PermissionDenied
             | Code::Unauthenticated => Failure::Final(error),
-            _ if is_connect_error(status) => Failure::NotConnected(error),
+            _ if is_connect_error(status) => Failure::NotStarted(error),
             Code::ResourceExhausted => Failure::Lost(None, error),
-            // The engine sent UNAVAILABLE because it stops; statuses with a source come from a broken connection.
-            Code::Unavailable => Failure::Lost(Some(Fault::Gone), error),
+            // The engine sent it because it stops or has lost the sequence; statuses with a source come from a broken
+            // connection.
+            Code::Unavailable | Code::Aborted => Failure::Lost(Some(Fault::Gone), error),
             _ if std::error::Error::source(status).is_some() => Failure::engine_gone(status_text(status)),
             _ => Failure::Lost(Some(Fault::Failed), error),
+        }
+    }
+
+    /// The failure of the call that starts a sequence. With a plain UNAVAILABLE the engine says that it takes none now.
+    fn from_start(status: &Status) -> Self {
+        match Failure::from_status(status) {
+            Failure::Lost(Some(Fault::Gone), error)
+                if status.code() == Code::Unavailable && std::error::Error::source(status).is_none() =>
+            {
+                Failure::NotStarted(error)
+            }
+            failure => failure,
         }
     }
 }
@@ -206,9 +219,9 @@ impl Link {
         match timeout_at(deadline, call).await {
             Ok(Ok(response)) => Ok(Link { to, from: response.into_inner(), lease }),
             Ok(Err(status)) => {
-                let failure = Failure::from_status(&status);
+                let failure = Failure::from_start(&status);
                 match failure {
-                    Failure::NotConnected(_) => lease.failed(Fault::Gone),
+                    Failure::NotStarted(_) => lease.failed(Fault::Gone),
                     Failure::Lost(Some(fault), _) => lease.failed(fault),
                     Failure::Lost(None, _) | Failure::Final(_) => {}
                 }
@@ -318,7 +331,7 @@ impl EngineStream {
                 Ok(None) => continue,
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Lost(fault, error)) => (fault, error),
-                Err(Failure::NotConnected(error)) => (Some(Fault::Gone), error),
+                Err(Failure::NotStarted(error)) => (Some(Fault::Gone), error),
             };
             if let (Some(fault), Some(link)) = (fault, &mut self.link) {
                 link.lease.failed(fault);
@@ -495,8 +508,8 @@ impl EngineStream {
 
 impl SequenceContext {
     /// Opens the sequence on the engine of the lease, then on others, within the limits of `tries` and the router's
-    /// retry budget. Unless the pool is fixed, an engine that cannot be reached costs no retry: it never had the
-    /// sequence, and its breaker limits how often it is tried.
+    /// retry budget. Unless the pool is fixed, an engine that never had the sequence costs no retry: its breaker limits
+    /// how often it is tried.
     async fn open(&self, first: FirstEngine<'_>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
         let now = Instant::now();
         let (mut lease, kind, wait) = match first {
@@ -517,16 +530,16 @@ impl SequenceContext {
                 }
             };
             let engine = lease.engine().clone();
-            let (error, accepted) = match Link::open(lease, start.clone(), self.deadline, span).await {
+            let (error, started) = match Link::open(lease, start.clone(), self.deadline, span).await {
                 Ok(link) => return Ok(link),
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Lost(_, error)) => (error, true),
-                Err(Failure::NotConnected(error)) => (error, false),
+                Err(Failure::NotStarted(error)) => (error, false),
             };
             let (sequence, group) = (&start.request_id, &engine.group);
             tracing::warn!(parent: span, sequence, engine = group, %error, "an engine did not accept a sequence");
             let fixed = self.pool.is_fixed();
-            if !accepted && !fixed && Instant::now() < until {
+            if !started && !fixed && Instant::now() < until {
                 continue;
             }
             let alone = fixed && self.pool.engines().len() == 1;

@@ -18,6 +18,8 @@ fn engines_must_tokenize_text_and_added_tokens_as_the_model_does() {
     let deployment = model.deployment;
     assert_eq!((deployment.context, deployment.least_context), (Some(100), Some(100)));
     assert_eq!(deployment.probes.len(), PROBES.len() + 2);
+    let combining = |c: &char| ('\u{300}'..='\u{36F}').contains(c);
+    assert_eq!(PROBES.concat().chars().find(combining), None, "not in NFC");
     assert!(deployment.probes.iter().all(|(text, ids)| !text.is_empty() && !ids.is_empty()));
     let (text, ids) = deployment.probes.last().expect("the added tokens");
     assert!(text.contains("<|im_end|>") && ids.contains(&model.text.stop_token_ids[0]), "{text}");

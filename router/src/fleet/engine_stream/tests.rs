@@ -44,7 +44,7 @@ async fn a_failed_connection_is_distinguished_from_a_closed_one() {
     let Failure::Lost(Some(Fault::Gone), error) = failure_of(taken).await else { panic!("it hung up") };
     assert_eq!((error.kind, error.code), (ErrorKind::Unavailable, Some("capacity_lost")));
     hanging_up.join().unwrap();
-    assert!(matches!(failure_of(taken).await, Failure::NotConnected(_)));
+    assert!(matches!(failure_of(taken).await, Failure::NotStarted(_)));
 }
 
 #[test]
