@@ -1,6 +1,6 @@
 //! Options of other servers that people type from habit: what they are in Rein.
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde::Deserialize;
 
 const OPTIONS: &str = include_str!("habits.toml");
@@ -25,6 +25,9 @@ const SERVERS: [&str; 4] = ["serve", "router", "worker", "adapter"];
 /// The error for options that other servers have: all of this command line.
 pub fn explain(command: &clap::Command, error: &clap::Error, args: &[String]) -> Option<String> {
     let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return None };
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
     let words: Vec<&str> = args.iter().skip(1).map(|arg| arg.split('=').next().unwrap_or(arg)).collect();
     let sub = words.iter().find_map(|word| command.find_subcommand(word));
     if sub.is_some_and(|sub| !SERVERS.contains(&sub.get_name())) {
@@ -37,7 +40,8 @@ pub fn explain(command: &clap::Command, error: &clap::Error, args: &[String]) ->
     };
     let is_own = |name: &str| {
         let long = |arg: &clap::Arg| name.strip_prefix("--").is_some_and(|name| arg.get_long() == Some(name));
-        sub.is_some_and(|sub| sub.get_arguments().any(long))
+        // Those of the program itself stand before the command or after it.
+        command.get_arguments().chain(sub.iter().flat_map(|sub| sub.get_arguments())).any(long)
     };
     // Of `-tp 2`, clap names `-t`.
     let mut foreign: Vec<&str> = words.iter().copied().filter(|word| word.starts_with('-') && !is_own(word)).collect();

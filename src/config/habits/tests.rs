@@ -26,6 +26,11 @@ fn options_of_other_servers_are_explained() {
     let names: Vec<&str> = all.lines().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(names, ["--max-num-seqs", "--max-model-len", "--enable-auto-tool-choice"], "{all}");
     assert_eq!(of("rein chat --port 8000"), None);
+    // Rein's own options are not, whatever is wrong with them or with others.
+    assert_eq!(of("rein --config rein.toml router --etcd bad"), None);
+    assert_eq!(of("rein --config rein.toml serve --no-such-option"), None);
+    let with_config = of("rein --config rein.toml serve --max-num-seqs 4").unwrap_or_default();
+    assert!(with_config.lines().eq(with_config.lines().filter(|line| line.starts_with("--max-num-seqs"))));
     says("rein --model m", "options follow a command");
     let habits: Habits = toml::from_str(OPTIONS).expect("valid");
     assert!(habits.option.len() > 50);
