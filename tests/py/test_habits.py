@@ -2,6 +2,7 @@
 import http.client
 import json
 import subprocess
+import urllib.request
 
 import anthropic
 import openai
@@ -65,6 +66,16 @@ def test_clients_whose_base_url_lacks_v1_reach_the_same_api(named):
     status, answer = ask(named, "/chat/completions/nothing", {})
     assert status == 404 and "the path /v1/chat/completions/nothing does not exist" in answer["error"]["message"]
     assert ask(named, "/chat", {})[0] == 404
+
+
+def test_a_slash_at_the_end_of_a_path_changes_nothing(named):
+    for path in ("/v1/models/", "/models/", "/v1/models//"):
+        assert urllib.request.urlopen(named.http + path).status == 200, path
+    assert ask(named, "/v1/chat/completions/", {"messages": HELLO, "max_tokens": 2})[0] == 200
+    page = urllib.request.urlopen(named.http + "/").read()
+    for path in ("/playground", "/playground/"):
+        assert urllib.request.urlopen(named.http + path).read() == page, path
+    assert urllib.request.urlopen(named.http + "/playground/app.js").status == 200
 
 
 def test_version_and_a_body_without_a_content_type(named):

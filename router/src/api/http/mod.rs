@@ -15,7 +15,7 @@ use axum::{
     Extension, Json,
     extract::{Path, Request, State, rejection::PathRejection},
     middleware::{self, Next},
-    response::{IntoResponse, Response},
+    response::{IntoResponse, Redirect, Response},
     routing::{get, post},
 };
 use futures::StreamExt;
@@ -74,21 +74,24 @@ const TRACED: [(&str, &str, &str); 10] = [
 #[derive(Clone)]
 struct RequestId(HeaderValue);
 
-/// All routes. Clients whose base URL lacks `/v1` reach the same ones.
+/// All routes. Clients whose base URL lacks `/v1` or whose paths end in a slash reach the same ones.
 pub fn routes(state: Arc<RouterState>) -> axum::Router {
-    axum::Router::new().fallback_service(MapRequest::new(versioned_routes(state), with_version))
+    axum::Router::new().fallback_service(MapRequest::new(versioned_routes(state), with_known_path))
 }
 
-/// The request under the path with `/v1`, if that is what it lacks.
-fn with_version(mut request: Request) -> Request {
+/// The request under the path that it means.
+fn with_known_path(mut request: Request) -> Request {
     let path = request.uri().path();
-    let first = path.strip_prefix('/').and_then(|rest| rest.split('/').next());
-    if first.is_some_and(|first| VERSIONED.contains(&first)) {
-        let query = request.uri().query().map_or_else(String::new, |query| format!("?{query}"));
-        // It was a valid path before.
-        if let Ok(uri) = format!("/v1{path}{query}").parse() {
-            *request.uri_mut() = uri;
-        }
+    let known = match path.split('/').nth(1) {
+        Some("playground") if path == "/playground" => "/".to_owned(),
+        Some("v1") => path.trim_end_matches('/').to_owned(),
+        Some(first) if VERSIONED.contains(&first) => format!("/v1{}", path.trim_end_matches('/')),
+        _ => return request,
+    };
+    let query = request.uri().query().map_or_else(String::new, |query| format!("?{query}"));
+    // It was a valid path before.
+    if let Ok(uri) = format!("{known}{query}").parse() {
+        *request.uri_mut() = uri;
     }
     request
 }
@@ -96,6 +99,8 @@ fn with_version(mut request: Request) -> Request {
 fn versioned_routes(state: Arc<RouterState>) -> axum::Router {
     axum::Router::new()
         .route("/", get(playground::page))
+        // The page's links are relative to the folder above.
+        .route("/playground/", get(async || Redirect::temporary("..")))
         .route("/playground/{file}", get(playground::file))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/chat/completions/render", post(render))
