@@ -75,7 +75,6 @@ def test_a_slash_at_the_end_of_a_path_changes_nothing(named):
     page = urllib.request.urlopen(named.http + "/").read()
     for path in ("/playground", "/playground/"):
         assert urllib.request.urlopen(named.http + path).read() == page, path
-    assert urllib.request.urlopen(named.http + "/playground/app.js").status == 200
 
 
 def test_version_and_a_body_without_a_content_type(named):

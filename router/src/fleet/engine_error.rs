@@ -29,8 +29,9 @@ impl Error {
                 Error { code: Some("invalid_request"), ..Error::new(ErrorKind::Invalid, status.message()) }
             }
             tonic::Code::DeadlineExceeded => Error::deadline(),
-            // FailedPrecondition: the engine does not support this router's protocol version.
-            tonic::Code::Unavailable | tonic::Code::FailedPrecondition => {
+            // FailedPrecondition: the engine does not support this router's protocol version. Aborted: it was lost with
+            // the sequence.
+            tonic::Code::Unavailable | tonic::Code::Aborted | tonic::Code::FailedPrecondition => {
                 Error { cause: Some(status_text(status)), ..Error::unavailable("the engine cannot be reached") }
             }
             _ => Error::internal("the engine failed on this request", status_text(status)),

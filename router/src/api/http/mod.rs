@@ -99,8 +99,6 @@ fn with_known_path(mut request: Request) -> Request {
 fn versioned_routes(state: Arc<RouterState>) -> axum::Router {
     axum::Router::new()
         .route("/", get(playground::page))
-        // The page's links are relative to the folder above.
-        .route("/playground/", get(async || Redirect::temporary("..")))
         .route("/playground/{file}", get(playground::file))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/chat/completions/render", post(render))
@@ -339,6 +337,10 @@ async fn version() -> Response {
 }
 
 async fn no_route(State(state): Shared, uri: Uri) -> Response {
+    // The page's links are relative to the folder above.
+    if uri.path() == "/playground/" {
+        return Redirect::temporary("..").into_response();
+    }
     let message = format!("the path {} does not exist; GET /openapi.json lists all paths", uri.path());
     finish(&state, "none", Err(Error { code: Some("unknown_url"), ..Error::new(ErrorKind::NotFound, message) }))
 }

@@ -48,6 +48,17 @@ async fn a_failed_connection_is_distinguished_from_a_closed_one() {
 }
 
 #[test]
+fn an_engine_that_takes_no_sequence_is_distinguished_from_one_that_lost_it() {
+    assert!(matches!(Failure::from_start(&Status::unavailable("draining")), Failure::NotStarted(_)));
+    let mut cut = Status::unavailable("the connection broke");
+    cut.set_source(Arc::new(std::io::Error::other("reset")));
+    for lost in [Status::aborted("no head"), cut] {
+        let Failure::Lost(Some(Fault::Gone), error) = Failure::from_start(&lost) else { panic!("{lost}") };
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+    }
+}
+
+#[test]
 fn a_gap_or_a_future_epoch_is_an_error() {
     assert!(SequenceProgress::default().receive(tokens(0, 1, &[7])).is_err());
     assert!(SequenceProgress::default().receive(tokens(1, 0, &[7])).is_err());
