@@ -10,7 +10,7 @@ use rein_control_plane::Placement;
 use rein_control_plane::epoch::number;
 use rein_kernels::collective::{Collective, ControlLink, threads};
 use rein_kernels::{Backend, Devices, ExpertCounts, KernelError, Result as KernelResult};
-use rein_proto::internal::{Step, StepResult};
+use rein_proto::internal::{Draw, Row, Step, StepResult};
 
 use super::devices::{DeviceWeights, ReturnWeights};
 use super::layout::LayoutInbox;
@@ -175,7 +175,24 @@ fn share<B: Backend>(executing: &Executing<B>, step: &Step) -> KernelResult<()> 
     if control.size() == 1 {
         return Ok(());
     }
-    control.share(0, &mut step.encode_to_vec())
+    control.share(0, &mut for_followers(step).encode_to_vec())
+}
+
+/// The step without what only the leader needs: it alone samples, and masks and the tokens of penalties are most of a
+/// step's bytes.
+fn for_followers(step: &Step) -> Step {
+    let rows = step.rows.iter().map(|row| Row {
+        slot: row.slot,
+        tokens: row.tokens.clone(),
+        start: row.start,
+        kept_blocks: row.kept_blocks,
+        blocks: row.blocks.clone(),
+        after: row.after,
+        draw: row.draw.as_ref().map(|draw| Draw { logprobs: draw.logprobs, ..Draw::default() }),
+        score: row.score,
+        next: row.next,
+    });
+    Step { epoch: step.epoch, id: step.id, rows: rows.collect(), dropped: step.dropped.clone(), layout: step.layout }
 }
 
 /// Returns why it ended: the group ended, or this rank failed, which ends the group.
@@ -200,3 +217,6 @@ fn follow<B: Backend>(executing: &mut Executing<B>, rank: usize, epoch: u64, inb
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

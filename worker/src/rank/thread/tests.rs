@@ -1,0 +1,26 @@
+use rein_proto::internal::{After, Sampling};
+
+use super::*;
+
+#[test]
+fn followers_get_what_they_compute_and_no_more() {
+    let (vocab, prompt) = (163_840, 8_192);
+    let draw = Draw {
+        sampling: Some(Sampling { repetition_penalty: 1.1, ..Sampling::default() }),
+        mask: Some(vec![255; vocab / 8].into()),
+        banned: vec![1],
+        prompt: vec![100_000; prompt],
+        generated: vec![100_000; 1_000],
+        logprobs: 5,
+        ..Draw::default()
+    };
+    let row = |slot| Row { slot, tokens: vec![7], draw: Some(draw.clone()), ..Row::default() };
+    let rows = (0..64).map(|slot| Row { after: After::Draw as i32, start: 9_191, ..row(slot) }).collect();
+    let step = Step { epoch: 3, id: 9, rows, dropped: vec![70], layout: 2 };
+    let shared = for_followers(&step);
+    let (all, sent) = (step.encoded_len(), shared.encoded_len());
+    assert!(all > 3_000_000 && sent < 2_000, "{all} bytes, {sent} are sent");
+    let kept = Draw { logprobs: 5, ..Draw::default() };
+    let rows = step.rows.iter().map(|row| Row { draw: Some(kept.clone()), ..row.clone() }).collect();
+    assert_eq!(shared, Step { rows, ..step });
+}
