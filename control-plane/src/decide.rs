@@ -48,8 +48,10 @@ pub enum DecisionKind {
     Seat,
     /// A record that can no longer be decoded is written again.
     Repair,
-    /// Workers are lost, or are back.
+    /// Workers are lost.
     Lost,
+    /// They are back, or lost for long.
+    Forget,
 }
 
 /// One change, written in one transaction.

@@ -7,7 +7,7 @@ use std::{
     error::Error as _,
     future::Future,
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -82,6 +82,8 @@ struct Connected {
     pem: Pem,
     /// When the files were last compared with it.
     compared: Instant,
+    /// A thread that reads them has a clone.
+    reads: Arc<()>,
 }
 
 /// The contents of the files of [`EtcdTls`].
@@ -115,7 +117,8 @@ impl Etcd {
         }
         let pem = Pem::read(&options.tls)?;
         let calls = Semaphore::new(limits::STORE_CALLS);
-        let client = tokio::sync::Mutex::new(Connected { client: None, pem, compared: Instant::now() });
+        let client =
+            tokio::sync::Mutex::new(Connected { client: None, pem, compared: Instant::now(), reads: Arc::default() });
         Ok(Etcd { options, calls, client, renewals: Mutex::default() })
     }
 
@@ -161,19 +164,26 @@ impl Etcd {
         if self.options.tls == EtcdTls::default() {
             return;
         }
-        let mut connected = self.client.lock().await;
-        if connected.compared.elapsed() < limits::CERTIFICATE_CHECK {
-            return;
-        }
-        connected.compared = Instant::now();
+        let reads = {
+            let mut connected = self.client.lock().await;
+            if connected.compared.elapsed() < limits::CERTIFICATE_CHECK || Arc::strong_count(&connected.reads) > 1 {
+                return;
+            }
+            connected.compared = Instant::now();
+            connected.reads.clone()
+        };
         let tls = self.options.tls.clone();
-        // Another thread reads: a file system may hang.
-        let read = tokio::task::spawn_blocking(move || Pem::read(&tls));
+        // Another thread reads, and calls go on: a file system may hang.
+        let read = tokio::task::spawn_blocking(move || {
+            let _reads = reads;
+            Pem::read(&tls)
+        });
         // Files that are being replaced are read again after the next failure.
         let Ok(Ok(Ok(pem))) = timeout(limits::STORE_CALL, read).await else { return };
+        let mut connected = self.client.lock().await;
         if pem != connected.pem {
             tracing::info!("the certificate files for etcd have changed; connecting with the new ones");
-            *connected = Connected { client: None, pem, ..*connected };
+            (connected.client, connected.pem) = (None, pem);
         }
     }
 

@@ -12,7 +12,7 @@ use prometheus_client::{
 use crate::{decide::DecisionKind, mirror::Mirror, records::Keys, view::ClusterView};
 
 /// By kind of decision.
-const KINDS: [(DecisionKind, &str); 8] = [
+const KINDS: [(DecisionKind, &str); 9] = [
     (DecisionKind::Form, "form"),
     (DecisionKind::Reform, "reform"),
     (DecisionKind::Dissolve, "dissolve"),
@@ -21,6 +21,7 @@ const KINDS: [(DecisionKind, &str); 8] = [
     (DecisionKind::Seat, "seat"),
     (DecisionKind::Repair, "repair"),
     (DecisionKind::Lost, "lost"),
+    (DecisionKind::Forget, "forget"),
 ];
 
 #[derive(Debug, Default)]
@@ -50,7 +51,7 @@ impl ControllerStats {
         let help = "Changes that this controller has made: `form` (a new group), `reform` (new members of a group), \
             `dissolve` (the end of a group), `drain` (a group takes no new sequences), `relayout` (the experts of a \
             group move), `seat` (seats repaired to match the placements), `repair` (a placement that could not be \
-            decoded is written again), `lost` (workers are lost, or back)";
+            decoded is written again), `lost` (workers are lost), `forget` (they are back, or lost for an hour)";
         registry.register("rein_controller_decisions", help, self.decided.clone());
     }
 

@@ -65,7 +65,8 @@ def rows(table, header):
     names = next(line for line in lines if line.startswith(header)).split()
     found = {}
     for line in lines:
-        if not line:
+        # Reasons follow the table.
+        if not line or re.match(r"\S+: ", line):
             break
         cells = re.split(r"  +", line)
         found[cells[0]] = dict(zip(names, cells))

@@ -208,7 +208,9 @@ impl EngineService {
         let room = RoomWanted::default();
         let command = EngineCommand::Start { start, outputs, room: room.clone(), span, reply };
         self.commands.send(command).await.map_err(|_| stopped())?;
-        let seq = answer.await.map_err(|_| stopped())?.map_err(rejected)?;
+        // It had the sequence, and may have ended with it.
+        let ended = |_| Status::aborted("the engine has stopped");
+        let seq = answer.await.map_err(ended)?.map_err(rejected)?;
         Ok((seq, Open { messages, room }))
     }
 }

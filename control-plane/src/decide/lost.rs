@@ -47,9 +47,9 @@ impl Controller {
             }
         }
         let names: Vec<&str> = lost.keys().map(String::as_str).collect();
-        let why = match names.is_empty() {
-            true => "forgetting lost workers that are back, or lost for long".to_owned(),
-            false => format!("lost, as their leases expired: {}", names.join(", ")),
+        let (kind, why) = match names.is_empty() {
+            true => (DecisionKind::Forget, "forgetting lost workers that are back, or lost for long".to_owned()),
+            false => (DecisionKind::Lost, format!("lost, as their leases expired: {}", names.join(", "))),
         };
         if let Some(first) = view.lost.values().map(|worker| worker.at).min() {
             let until = Duration::from_secs(first.saturating_sub(self.epoch_base / 1000) + seconds + 1);
@@ -57,6 +57,6 @@ impl Controller {
                 self.wake_at(until);
             }
         }
-        (!transaction.writes.is_empty()).then_some(Decision { kind: DecisionKind::Lost, why, transaction })
+        (!transaction.writes.is_empty()).then_some(Decision { kind, why, transaction })
     }
 }

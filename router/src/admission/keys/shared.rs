@@ -1,7 +1,7 @@
 //! Limits of keys that hold over all routers of a cluster: routers draw from what the store has. This module does not
 //! know requests.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{collections::HashSet, convert::Infallible, sync::Arc, time::Duration};
 
 use futures::{TryStreamExt, stream};
 use rein_control_plane::{
@@ -27,6 +27,8 @@ const ATTEMPTS: u32 = 8;
 const STORE_TIME: Duration = Duration::from_millis(500);
 /// Pause between attempts to reach the store.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long a router that starts tries without a pause before it counts by itself.
+const START_TIME: Duration = Duration::from_secs(2);
 /// How often a router counts the routers, and renews the lease of levels.
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// How long levels stay that nobody writes. A rate is full again after a minute.
@@ -57,13 +59,16 @@ struct Account<'a> {
 impl ApiKeys {
     /// Shares the limits with the other routers. Never returns.
     pub async fn share(&self, with: LimitStore) -> Infallible {
-        let mut is_lost = false;
+        let (mut is_lost, mut starts) = (false, Some(Instant::now()));
+        // Not the whole limit, which others may have used.
+        self.divide(Division::Drawn);
         loop {
             let lost = match timeout(STORE_TIME, Account::open(&with)).await.unwrap_or_else(|_| Err(late())) {
                 Ok(mut account) => {
                     if std::mem::take(&mut is_lost) {
                         tracing::info!("limits of API keys hold over all routers again");
                     }
+                    starts = None;
                     self.divide(Division::Drawn);
                     let Err(lost) = self.draw(&mut account).await;
                     self.divide(Division::Part(account.routers));
@@ -74,6 +79,13 @@ impl ApiKeys {
                     None
                 }
             };
+            if starts.is_some_and(|began| began.elapsed() < START_TIME) {
+                sleep(TICK).await;
+                continue;
+            }
+            if starts.take().is_some() {
+                self.divide(Division::Whole);
+            }
             if let Some((error, routers)) = lost {
                 is_lost = true;
                 tracing::warn!(%error, routers, "limits of API keys are divided equally between the routers for now");
@@ -92,6 +104,7 @@ impl ApiKeys {
     async fn draw(&self, account: &mut Account<'_>) -> Result<Infallible, StoreError> {
         let wanted = locked(&self.usages).wanted.clone();
         let (mut ticks, mut counted) = (interval(TICK), Instant::now());
+        let mut drawn = HashSet::new();
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -103,15 +116,21 @@ impl ApiKeys {
                 timeout(STORE_TIME, account.renew()).await.unwrap_or_else(|_| Err(late()))?;
             }
             let lost = account.has_new_session()?;
+            let removed: Vec<String>;
             let due: Vec<(String, Arc<KeyUsage>)> = {
                 let (usages, now) = (locked(&self.usages), Instant::now());
+                removed = drawn.extract_if(|name| !usages.of.contains_key(name)).collect();
                 if lost {
                     usages.of.values().for_each(|usage| usage.set_stale());
                 }
                 let due = usages.of.iter().filter(|(_, usage)| usage.is_due(account.routers, now));
                 due.map(|(name, usage)| (name.clone(), usage.clone())).collect()
             };
+            drawn.extend(due.iter().map(|(name, _)| name.clone()));
             let account = &*account;
+            for name in removed {
+                timeout(STORE_TIME, account.forget(&name)).await.unwrap_or_else(|_| Err(late()))?;
+            }
             let draw = |(name, usage): (String, Arc<KeyUsage>)| async move {
                 timeout(STORE_TIME, account.draw(&name, &usage)).await.unwrap_or_else(|_| Err(late()))
             };
@@ -145,6 +164,13 @@ impl<'a> Account<'a> {
     fn has_new_session(&mut self) -> Result<bool, StoreError> {
         let session = self.with.session.borrow().lease.ok_or(StoreError::LeaseLost)?;
         Ok(std::mem::replace(&mut self.session, session) != session)
+    }
+
+    /// Of a key that is not in the file any more. It is the same file at all routers.
+    async fn forget(&self, name: &str) -> Result<(), StoreError> {
+        let LimitStore { store, keys, router, .. } = self.with;
+        let both = Transaction::default().delete(keys.limit_levels(name)).delete(keys.limit_slots(name, router));
+        store.commit(both).await.map(drop)
     }
 
     /// Draws for one key, or gives back.

@@ -28,12 +28,14 @@ pub const IN_FLIGHT: usize = 2;
 
 /// All routers together hold one part in this many of a limit in reserve.
 const RESERVES: u64 = 20;
-/// How long a request waits for what other routers may give back.
-const DRAW_TIME: Duration = Duration::from_millis(400);
+/// How long a request waits for what other routers may give back. Longer than the store may take.
+const DRAW_TIME: Duration = Duration::from_millis(600);
 /// Pause between two attempts to draw what is not there.
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time for which a rate is held to be used up without looking again.
 const SHORT_TIME: Duration = Duration::from_secs(1);
+/// After this time without a request, a router keeps no slot in reserve.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
 /// How a router comes by its part of the limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,6 +92,8 @@ struct Slots {
     used: u32,
     drawn: u32,
     short: Option<Instant>,
+    /// When the last one was left.
+    left: Option<Instant>,
 }
 
 /// Why something is refused for now.
@@ -131,7 +135,7 @@ impl Drop for Waiting<'_> {
 
 impl KeyUsage {
     pub fn new(division: Division, wanted: Arc<Notify>) -> Self {
-        let slots = Slots { limit: u32::MAX, used: 0, drawn: 0, short: None };
+        let slots = Slots { limit: u32::MAX, used: 0, drawn: 0, short: None, left: None };
         let spending = Spending { division, rates: [None, None], slots, wanted: [0; LIMITS.len()], is_stale: false };
         KeyUsage {
             spending: Mutex::new(spending),
@@ -205,7 +209,9 @@ impl KeyUsage {
     }
 
     pub fn leave(&self, slots: u32) {
-        self.spending().slots.used -= slots;
+        let mut spending = self.spending();
+        spending.slots.used -= slots;
+        spending.slots.left = Some(Instant::now());
     }
 
     pub fn in_flight(&self) -> u32 {
@@ -282,9 +288,10 @@ impl KeyUsage {
     }
 
     /// What to write and to get, where this is what the routers share and `others` the slots that others have taken.
+    /// Slots that are to be given back are not used from now on.
     pub fn draw(&self, known: LimitLevels, others: u32, routers: u32, wall: u64) -> LimitDraw {
-        let spending = self.spending();
-        let Spending { rates: [requests, tokens], slots, wanted, .. } = &*spending;
+        let mut spending = self.spending();
+        let Spending { rates: [requests, tokens], slots, wanted, is_stale, .. } = &mut *spending;
         let draw = |allowance: &Option<Allowance>, known, wanted| match allowance {
             None => (None, 0.0, false),
             Some(allowance) => allowance.draw(known, wanted, routers, wall),
@@ -293,6 +300,9 @@ impl KeyUsage {
         let (tokens, drawn_tokens, few_tokens) = draw(tokens, known.tokens, wanted[TOKENS]);
         let levels = (requests.is_some() || tokens.is_some()).then_some(LimitLevels { requests, tokens });
         let goal = slots.is_limited().then(|| slots.goal(wanted[IN_FLIGHT], others, routers));
+        if let Some(goal) = goal.filter(|goal| *goal < slots.drawn) {
+            (slots.drawn, *is_stale) = (goal, true);
+        }
         let few_slots = goal.is_some_and(|goal| goal < slots.used.saturating_add(wanted[IN_FLIGHT]));
         let short = [few_requests, few_tokens, few_slots];
         LimitDraw { levels, slots: goal, drawn: [drawn_requests, drawn_tokens], short }
@@ -451,7 +461,8 @@ impl Slots {
 
     /// How many this router should have.
     fn goal(&self, wanted: u32, others: u32, routers: u32) -> u32 {
-        let goal = self.used.saturating_add(wanted).saturating_add(self.reserve(routers));
+        let needed = self.used.saturating_add(wanted);
+        let goal = if needed == 0 { 0 } else { needed.saturating_add(self.reserve(routers)) };
         goal.min(self.limit.saturating_sub(others)).max(self.used)
     }
 
@@ -462,6 +473,7 @@ impl Slots {
         let (reserve, needed) = (self.reserve(routers), self.used.saturating_add(wanted));
         let is_low = needed > self.drawn || self.used > 0 && needed + reserve / 2 > self.drawn;
         let is_high = needed + reserve + reserve / 2 < self.drawn;
-        is_low || is_high
+        let is_idle = needed == 0 && self.drawn > 0 && self.left.is_none_or(|left| now >= left + IDLE_TIME);
+        is_low || is_high || is_idle
     }
 }

@@ -1,11 +1,12 @@
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use rein_control_plane::{MemoryStore, Session, limits::LEASE, records::RouterRecord};
 use tokio::task::{JoinHandle, JoinSet};
 
 use chrono::Utc;
 
-use super::super::{ApiCaller, key_hash};
+use super::super::{ApiCaller, key_hash, parse_clients};
 use super::*;
 use crate::error::ErrorKind;
 
@@ -187,11 +188,90 @@ async fn a_lost_router_gives_its_slots_back() {
     routers[0].caller.enter().await.map(drop).unwrap();
 }
 
-/// A store that can be out of reach.
+/// Routers never use more than the limit together, not while one gives back what it needs a moment later either.
+#[tokio::test(start_paused = true)]
+async fn slots_that_are_given_back_are_not_used_meanwhile() {
+    const LIMIT: usize = 10;
+    let store: Arc<dyn Store> = Arc::new(Unreachable { delay: Duration::from_millis(20), ..Unreachable::default() });
+    let routers = TestRouter::several(&store, 2, &format!("max_in_flight = {LIMIT}")).await;
+    let (used, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut clients = JoinSet::new();
+    let end = Instant::now() + Duration::from_secs(60);
+    for client in 0..40_u64 {
+        let caller = routers[client as usize % 2].caller.clone();
+        let (used, most) = (used.clone(), most.clone());
+        clients.spawn(async move {
+            let mut state = client;
+            while Instant::now() < end {
+                state = rein_proto::splitmix::mix(state);
+                if let Ok(permit) = caller.enter().await {
+                    most.fetch_max(used.fetch_add(1, Relaxed) + 1, Relaxed);
+                    sleep(Duration::from_millis(state % 200)).await;
+                    used.fetch_sub(1, Relaxed);
+                    drop(permit);
+                }
+                sleep(Duration::from_millis(state % 300)).await;
+            }
+        });
+    }
+    clients.join_all().await;
+    assert_eq!(most.load(Relaxed), LIMIT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_that_starts_has_no_more_than_is_left() {
+    let store: Arc<dyn Store> = Arc::new(Unreachable { delay: Duration::from_millis(20), ..Unreachable::default() });
+    let first = TestRouter::several(&store, 1, "max_in_flight = 4").await.remove(0);
+    let mut held = Vec::new();
+    while let Ok(permit) = first.caller.enter().await {
+        held.push(permit);
+    }
+    assert_eq!(held.len(), 4);
+    let file = format!("[[key]]\nname = \"a\"\nhash = \"{}\"\nmax_in_flight = 4\n", key_hash("a"));
+    let path = std::env::temp_dir().join(format!("rein-limits-{}.toml", uuid::Uuid::new_v4().simple()));
+    std::fs::write(&path, file).unwrap();
+    let keys = Arc::new(ApiKeys::open("--api-keys", path.clone()).unwrap());
+    std::fs::remove_file(path).unwrap();
+    let caller = keys.authenticate(Some(b"a"), Utc::now()).unwrap();
+    let session = Session::new(store.clone(), "r1", LEASE);
+    let (cluster, id) = (Keys::new("test").unwrap(), "r1".to_owned());
+    // Its session has no lease yet.
+    let with = LimitStore { store: store.clone(), keys: cluster.clone(), router: id, session: session.held(), clock };
+    let shared = keys.clone();
+    tokio::spawn(async move { shared.share(with).await });
+    tokio::task::yield_now().await;
+    assert!(caller.enter().await.is_err());
+    drop(held);
+    let one = caller.enter().await.unwrap();
+    // A key that leaves the file leaves the store.
+    let limits = async || store.read(&cluster.limits("a")).await.unwrap().entries;
+    assert!(limits().await.contains_key(&cluster.limit_slots("a", "r1")));
+    first.sharing.abort();
+    drop((first, one));
+    let other = format!("[[key]]\nname = \"b\"\nhash = \"{}\"\n", key_hash("b"));
+    parse_clients(other.as_bytes(), &mut locked(&keys.usages), Instant::now()).unwrap();
+    sleep(2 * TICK).await;
+    assert!(!limits().await.contains_key(&cluster.limit_slots("a", "r1")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_router_keeps_nothing_in_reserve() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let routers = TestRouter::several(&store, 3, "max_in_flight = 100").await;
+    for router in &routers {
+        drop(router.caller.enter().await.unwrap());
+    }
+    sleep(Duration::from_secs(3)).await;
+    let mut all = routers[0].caller.enter().await.unwrap();
+    all.extend_to(100).await.unwrap();
+}
+
+/// A store that can be out of reach, or slow.
 #[derive(Default)]
 struct Unreachable {
     store: MemoryStore,
     is_lost: std::sync::atomic::AtomicBool,
+    delay: Duration,
 }
 
 impl Unreachable {
@@ -220,9 +300,13 @@ impl Store for Unreachable {
         self.reached()?.watch(prefix, after).await
     }
     async fn commit(&self, transaction: Transaction) -> Result<Option<rein_control_plane::Revision>, StoreError> {
-        self.reached()?.commit(transaction).await
+        sleep(self.delay).await;
+        let done = self.reached()?.commit(transaction).await;
+        sleep(self.delay).await;
+        done
     }
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        sleep(self.delay).await;
         self.reached()?.grant(ttl).await
     }
     async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
