@@ -69,7 +69,7 @@ impl Mirror {
     /// said that it is gone, and its owners write it again.
     pub fn lasting(store: Arc<dyn Store>, who: &str, prefix: impl Into<String>, patience: Patience) -> Self {
         let (sender, view) = watch::channel(Arc::new(Snapshot::default()));
-        let following = Follower { store, prefix: prefix.into(), view: sender, patience, lost: None };
+        let following = Follower { store, prefix: prefix.into(), view: sender, patience, lost: None, lease: None };
         let task = tokio::spawn(following.run(Backoff::new(who)));
         Mirror { view, _task: Arc::new(Following(task.abort_handle())) }
     }
@@ -124,6 +124,8 @@ struct Follower {
     view: watch::Sender<Arc<Snapshot>>,
     patience: Patience,
     lost: Option<Lost>,
+    /// Of this process, when the store was heard last.
+    lease: Option<LeaseId>,
 }
 
 /// What stays although the store lacks it.
@@ -173,6 +175,7 @@ impl Follower {
             };
             let Some(changes) = changes else { return Err(StoreError::Unavailable("the watch ended".into())) };
             let mut changes = changes?;
+            self.lease = self.own_lease();
             if let Some(lost) = &mut self.lost {
                 lost.entries.retain(|key, _| !changes.keys.iter().any(|(changed, _)| changed == key));
             }
@@ -187,6 +190,23 @@ impl Follower {
         let renewal = self.patience.renewals.as_ref()?();
         let is_recent = |renewal: &Renewal| renewal.at.elapsed() < renewal.ttl * 9 / 20;
         (!renewal.as_ref().is_some_and(is_recent)).then_some(renewal)
+    }
+
+    fn own_lease(&self) -> Option<LeaseId> {
+        let renewal = self.patience.renewals.as_ref()?();
+        renewal.map(|renewal| renewal.lease)
+    }
+
+    /// Whether what was read is of a store that has lost its history. Its revisions may have passed the old ones when
+    /// it is read; but then it has neither this process's lease nor anything that has no lease.
+    fn is_reset(&self, known: &Snapshot, snapshot: &Snapshot) -> bool {
+        let survives = |(key, entry): (&String, &Entry)| {
+            snapshot.entries.get(key).is_some_and(|now| now.revision == entry.revision)
+        };
+        let mut lasting = known.entries.iter().filter(|(_, entry)| entry.lease.is_none()).peekable();
+        let lost_lease = self.overdue().is_some() || self.lease.is_some() && self.own_lease() != self.lease;
+        snapshot.point().is_after_reset(known.point())
+            || lost_lease && lasting.peek().is_some() && !lasting.any(survives)
     }
 
     fn keep(&mut self, entries: BTreeMap<String, Entry>, overdue: Option<Renewal>, why: &str) {
@@ -220,13 +240,14 @@ impl Follower {
         let known = self.view.borrow().clone();
         let missing = known.entries.iter().filter(|(key, _)| !snapshot.entries.contains_key(*key));
         let missing = missing.map(|(key, entry)| (key.clone(), entry.clone()));
-        if !self.patience.stays.is_zero() && snapshot.point().is_after_reset(known.point()) {
+        if !self.patience.stays.is_zero() && self.is_reset(&known, snapshot) {
             self.keep(missing.collect(), None, "the store was reset; what it has lost stays for a while");
         } else if let Some(overdue) = self.overdue() {
             let stays = |key: &String| self.lost.as_ref().is_some_and(|lost| lost.entries.contains_key(key));
             let expired = missing.filter(|(key, entry)| entry.lease.is_some() && !stays(key)).collect();
             self.keep(expired, overdue, LAPSED);
         }
+        self.lease = self.own_lease();
         if let Some(lost) = &mut self.lost {
             lost.entries.retain(|key, _| !snapshot.entries.contains_key(key));
             if Instant::now() < lost.until {

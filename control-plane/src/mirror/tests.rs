@@ -90,3 +90,24 @@ async fn what_expired_with_this_processs_own_lease_stays_its_time() {
     assert_eq!(watched.after(STAYS).await, ["/a/4"]);
     assert!(watched.after(2 * TTL).await.is_empty());
 }
+
+/// The revisions of a young store are low: one that has lost everything passes them while it is filled again.
+#[tokio::test(start_paused = true)]
+async fn a_reset_is_noticed_although_revisions_have_passed_the_old_ones() {
+    let watched = Watched::new().await;
+    let write = async |key: &str| {
+        let put = Transaction::default().put(key, "decided", None);
+        watched.store.commit(put).await.expect("reachable").expect("no condition");
+    };
+    write("/a/1").await;
+    watched.put("/a/2", "two").await;
+    assert_eq!(watched.after(TTL / 4).await, ["/a/1", "/a/2"]);
+    watched.store.lose_everything();
+    for _ in 0..20 {
+        write("/b").await;
+    }
+    watched.renewed(OTHER);
+    assert_eq!(watched.after(TTL / 4).await, ["/a/1", "/a/2"]);
+    assert!(watched.mirror.view().revision >= 20, "it was read again");
+    assert!(watched.after(STAYS).await.is_empty());
+}
