@@ -17,6 +17,9 @@ use crate::unmarked::{bare, ignored_members, keys};
 /// the longest literals and keys.
 const MOST_BEFORE_NAME: usize = 6 * (MAX_BLANKS + 2 + MAX_INDENT) + 128;
 
+/// Bytes of a call's header that tell it from prose.
+const TELLING_LETTERS: usize = 32;
+
 /// Blanks as the parser reads them around literals, and as JSON has them.
 const BLANKS: &str = r"[ \t\r\n\x0c]*";
 const WRITTEN_BLANKS: &str = r"[ \t\r\n]*";
@@ -52,9 +55,11 @@ pub(crate) fn opening_markers(format: &Format) -> Vec<&'static str> {
 /// code blocks in place of the tags of their template.
 pub(crate) fn sees_code(format: &Format) -> bool {
     let fenced = |tok: &&str| until_name(format, tok).is_some_and(|regex| regex.contains('`'));
-    // The number of a call that only stands in code could not be told from that of the next one.
-    let numbered = format.call.iter().any(|step| matches!(step, Step::Index | Step::Ordinal));
-    !format.opens && !numbered && !announcing(format).is_empty() && !announcing(format).iter().any(fenced)
+    // Where text has its own markers, a code block is inside of them.
+    !format.opens
+        && !format.text.is_needed()
+        && !announcing(format).is_empty()
+        && !announcing(format).iter().any(fenced)
 }
 
 /// What follows such a marker, or a later one of a call, up to the tool's name, as the parser reads it. None: the name
@@ -95,6 +100,37 @@ pub(crate) fn until_written_name(format: &Format, tok: &str) -> Option<String> {
     })
 }
 
+/// The steps after this marker.
+fn header_after(format: &Format, tok: &str) -> Option<Vec<&'static Step>> {
+    let after = |steps: &'static [Step]| {
+        let at = steps.iter().position(|step| marker(step) == Some(tok))?;
+        Some(&steps[at + 1..])
+    };
+    match after(format.begin) {
+        Some(rest) => Some(rest.iter().chain(format.call).collect()),
+        None => after(format.call).map(|rest| rest.iter().collect()),
+    }
+}
+
+/// Whether the name follows this marker at once, perhaps in quotes.
+pub(crate) fn is_before_name(format: &Format, tok: &str) -> bool {
+    let steps = header_after(format, tok).unwrap_or_default();
+    matches!(steps.as_slice(), [Step::Name, ..] | [Step::Lit("\""), Step::Name, ..])
+}
+
+/// The number of steps after this marker that tell a call from prose, if another marker follows before the name: the
+/// lexer would spend its fuel of a step on more letters.
+pub(crate) fn told_after(format: &Format, tok: &str) -> Option<usize> {
+    let steps = header_after(format, tok)?;
+    let name = steps.iter().position(|step| matches!(step, Step::Name | Step::Args(_)))?;
+    let mut letters = tok.len();
+    let told = steps[..name].iter().position(|step| {
+        letters += if let Step::Tok(text) | Step::Lit(text) = step { text.len() } else { 0 };
+        letters >= TELLING_LETTERS
+    })?;
+    steps[told + 1..name].iter().any(|step| matches!(step, Step::Tok(_))).then_some(told + 1)
+}
+
 fn before_name(
     format: &Format,
     tok: &str,
@@ -102,14 +138,8 @@ fn before_name(
     literal: impl Fn(&str) -> String,
     object: impl Fn(&'static [Member], &'static [&'static str]) -> String,
 ) -> Option<String> {
-    let after = |steps: &'static [Step]| {
-        let at = steps.iter().position(|step| marker(step) == Some(tok))?;
-        Some(&steps[at + 1..])
-    };
-    let steps: Vec<&Step> = match after(format.begin) {
-        Some(rest) => rest.iter().chain(format.call).collect(),
-        None => after(format.call)?.iter().collect(),
-    };
+    let steps = header_after(format, tok)?;
+    let steps = &steps[..told_after(format, tok).unwrap_or(steps.len())];
     let mut regex = String::new();
     for step in steps {
         match step {
@@ -123,6 +153,8 @@ fn before_name(
                 regex.push_str(&format!("{blanks}\\{{"));
                 break;
             }
+            // Models write other ids than the template.
+            Step::Index | Step::Ordinal if !blanks.is_empty() => regex.push_str("[A-Za-z0-9_.-]+"),
             Step::Index | Step::Ordinal => regex.push_str("[0-9]+"),
             Step::Name => break,
             _ => {}

@@ -11,7 +11,7 @@ use llguidance::panic_utils::catch_unwind;
 use crate::budget::Budget;
 use crate::foreign::check_foreign;
 use crate::lark::{self, Common, is_costly_grammar};
-use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL, MIN_LEXER_FUEL};
+use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL, MAX_STEP_FUEL, MIN_LEXER_FUEL, STEP_FUEL_PER_TOOL};
 use crate::matcher::Matcher;
 use crate::output::Written;
 use crate::rules::RuleError;
@@ -22,7 +22,8 @@ use crate::vocab::Vocab;
 pub fn parser(vocab: &Arc<Vocab>, written: &Written, budget: &mut Budget) -> Result<Matcher, NoMatcher> {
     let fuel = budget.left().clamp(MIN_LEXER_FUEL, MAX_LEXER_FUEL);
     let factory = vocab.factory();
-    let limits = ParserLimits { initial_lexer_fuel: fuel, ..factory.limits().clone() };
+    let step_lexer_fuel = MAX_STEP_FUEL + STEP_FUEL_PER_TOOL * written.callable as u64;
+    let limits = ParserLimits { initial_lexer_fuel: fuel, step_lexer_fuel, ..factory.limits().clone() };
     let read = if written.foreign.is_empty() { read(&written.lark) } else { None };
     let (grammar, lexer) = match read {
         Some(read) => read,

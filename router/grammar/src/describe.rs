@@ -46,6 +46,7 @@ impl Format {
                 Codec::Python => "arguments are Python literals",
                 Codec::Bare(_) => "arguments are objects with names without quotes and strings between two marks",
                 Codec::Elements(_) => "arguments are nested elements: text and tags, by the schema",
+                Codec::Tagged(_) => "arguments are nested elements whose tags name types",
                 Codec::Code => "the argument is the rest of the output",
             });
             guarantees.push(if self.many { "several calls per turn" } else { "one call per turn" });
@@ -123,7 +124,11 @@ impl Format {
         if let Some(mark) = self.string_mark() {
             return format!("`{mark}`");
         }
-        let Codec::Params(steps) = self.codec() else { return "nothing".to_owned() };
+        let steps = match self.codec() {
+            Codec::Params(steps) => steps,
+            Codec::Tagged(tags) => return format!("`{}`", tags.close),
+            _ => return "nothing".to_owned(),
+        };
         let value = steps.iter().position(|step| *step == Step::Value).unwrap_or_default();
         let end = steps[value..].iter().find_map(marker).unwrap_or_default();
         match self.markers {

@@ -164,8 +164,17 @@ pub enum Codec {
     /// everything else as its text, up to the first end tag outside them, which follows. A text cannot contain the
     /// marker, and needs the schema to be read back.
     Elements(&'static [Step]),
+    /// Nested elements whose tags name the kind of their value. A string cannot contain the end tag.
+    Tagged(Tags),
     /// In a [`Builtin`] only: the rest of the output is the tool's only argument, a string.
     Code,
+}
+
+/// The tags of [`Codec::Tagged`]: up to the attributes, and the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tags {
+    pub open: &'static str,
+    pub close: &'static str,
 }
 
 /// A member of [`Codec::Object`]: the first key of each list is written, any of them is read.
@@ -274,7 +283,11 @@ impl Format {
     /// Whether an added token, which its tokenizer may mark `special`, has a meaning for a grammar. Other tokens, and
     /// parts of markers that are spelled, are text.
     pub fn is_control(&self, text: &str, special: bool) -> bool {
-        let tags = matches!(self.codec(), Codec::Elements(_)) && self.string_mark() == Some(text);
+        let tags = match self.codec() {
+            Codec::Elements(_) => self.string_mark() == Some(text),
+            Codec::Tagged(tags) => [tags.open, tags.close].contains(&text),
+            _ => false,
+        };
         !tags && (self.is_marker(text) || special && !self.spells_markers_with(text))
     }
 

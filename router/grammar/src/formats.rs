@@ -2,10 +2,10 @@
 
 use crate::format::{
     Builtin, CallIdStyle, CallPosition, Codec, DetectionSigns, Format, Markers, Member, ModelDirFacts, Reasoning, Step,
-    Wrap,
+    Tags, Wrap,
 };
 use CallPosition::{AfterText, BeforeText, InsteadOfText};
-use Codec::{Bare, Code, Elements, Json, Keyed, Object, Params, Python};
+use Codec::{Bare, Code, Elements, Json, Keyed, Object, Params, Python, Tagged};
 use Markers::{Either, Special};
 use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type, Value};
 
@@ -601,6 +601,41 @@ static FORMATS: &[Format] = &[
         ..BASE
     },
     Format {
+        name: "step3",
+        models: &["Step3", "step3-fp8"],
+        reasoning: SPACED_THINK,
+        lead: "\n",
+        begin: &[Tok("<｜tool_calls_begin｜>"), Lit("\n")],
+        end: &[Tok("<｜tool_calls_end｜>")],
+        call: &[
+            Tok("<｜tool_call_begin｜>"),
+            Lit("function"),
+            Tok("<｜tool_sep｜><steptml:invoke name="),
+            Lit("\""),
+            Name,
+            Lit("\">\n"),
+            Args(Params(&[
+                Tok("<steptml:parameter name="),
+                Lit("\""),
+                Key,
+                Lit("\">"),
+                Value,
+                Tok("</steptml:parameter>"),
+                Lit("\n"),
+            ])),
+            Tok("</steptml:invoke>"),
+            Tok("<｜tool_call_end｜>"),
+            Lit("\n"),
+        ],
+        signs: DetectionSigns {
+            template: &["<｜tool_calls_begin｜>", "steptml:invoke"],
+            not: &[],
+            special: Some("<｜tool_calls_begin｜>"),
+            architectures: &["Step3TextForCausalLM", "Step3VLForConditionalGeneration"],
+        },
+        ..BASE
+    },
+    Format {
         name: "seed_oss",
         models: &["Seed-OSS*"],
         reasoning: Some(Reasoning {
@@ -1066,6 +1101,37 @@ static FORMATS: &[Format] = &[
             not: &[],
             special: Some("<|START_ACTION|>"),
             architectures: &["Cohere2ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "command_5",
+        aliases: &["cohere_command4", "cmd5"],
+        models: &["c4ai-command-a-plus*", "command-5*"],
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("<|START_THINKING|>")],
+            close: &[Tok("<|END_THINKING|>")],
+            layout: ["", "", ""],
+        }),
+        text: Wrap { open: &[Tok("<|START_TEXT|>")], close: &[Tok("<|END_TEXT|>")] },
+        begin: &[Tok("<cofl:tool_calls>")],
+        end: &[Tok("</cofl:tool_calls>")],
+        call: &[
+            Tok("<cofl:tool_call id="),
+            Lit("\""),
+            Index,
+            Lit("\" name=\""),
+            Name,
+            Lit("\">"),
+            Args(Tagged(Tags { open: "<cofl:value", close: "</cofl:value>" })),
+            Tok("</cofl:tool_call>"),
+        ],
+        signs: DetectionSigns {
+            template: &["<cofl:tool_calls>", "<cofl:value"],
+            not: &[],
+            special: Some("<cofl:tool_calls>"),
+            architectures: &[],
         },
         ..BASE
     },

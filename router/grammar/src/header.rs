@@ -94,7 +94,7 @@ pub(crate) fn slots(steps: &[Step], text: &str) -> Slots {
             Step::Type if Types::named(&value).is_some() => out.kind = Some(value),
             Step::IsString if value.eq_ignore_ascii_case("true") => out.is_string = Some(true),
             Step::IsString if value.eq_ignore_ascii_case("false") => out.is_string = Some(false),
-            Step::Index | Step::Ordinal if value.bytes().all(|b| b.is_ascii_digit()) => {}
+            Step::Index | Step::Ordinal if is_plausible(&value) => {}
             _ => {
                 rest.push(' ');
                 rest.push_str(&value);

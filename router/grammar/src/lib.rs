@@ -57,7 +57,7 @@ pub use describe::{Description, markdown};
 pub use event::Event;
 pub use format::{
     Builtin, CallIdStyle, CallPosition, Codec, DetectionSigns, Format, Markers, Member, ModelDirFacts, Reasoning,
-    Region, Step, Wrap, spelled,
+    Region, Step, Tags, Wrap, spelled,
 };
 pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};

@@ -44,8 +44,10 @@ pub const MAX_GRAMMAR_SYMBOLS: usize = 65_000;
 pub const MAX_LEXER_FUEL: u64 = 2_000_000;
 /// A minimum of that fuel, however little of the budget is left.
 pub const MIN_LEXER_FUEL: u64 = 200_000;
-/// llguidance's fuel for a mask, or for a few tokens without one: 10 to 30 ms.
-pub const MAX_STEP_FUEL: u64 = 200_000;
+/// llguidance's fuel for a mask, or for a few tokens without one: 5 to 30 ms.
+pub const MAX_STEP_FUEL: u64 = 300_000;
+/// More of it for each tool that may be called: where no marker begins calls, each name is looked for.
+pub const STEP_FUEL_PER_TOOL: u64 = 4_000;
 /// Processor time of one step of a client's own grammar.
 pub const MAX_STEP_TIME: Duration = Duration::from_millis(200);
 /// Processor time of drawing `TRIAL_TOKENS`.

@@ -5,7 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::Deserialize;
 
-use crate::format::{CallIdStyle, CallPosition, Codec, DetectionSigns, Format, Markers, Member, Reasoning, Step, Wrap};
+use crate::format::{
+    CallIdStyle, CallPosition, Codec, DetectionSigns, Format, Markers, Member, Reasoning, Step, Tags, Wrap,
+};
 
 /// Size limit of a format's file.
 const MAX_BYTES: usize = 64 << 10;
@@ -168,6 +170,11 @@ enum CodecFile {
     Bare(String),
     /// The marker before tags.
     Elements(String),
+    /// The first letters of a value's tag, and its end tag.
+    Tagged {
+        open: String,
+        close: String,
+    },
     Python,
 }
 
@@ -256,7 +263,14 @@ impl FormatFile {
             CodecFile::Elements(mark) if mark.is_empty() => {
                 return wrong("call", "elements must be the marker before tags");
             }
-            CodecFile::Json | CodecFile::Bare(_) | CodecFile::Elements(_) | CodecFile::Python => {}
+            CodecFile::Tagged { open, close } if !open.starts_with('<') || !close.starts_with("</") => {
+                return wrong(
+                    "call",
+                    "tagged must have the tags of a value, as in {\"open\": \"<v\", \"close\": \"</v>\"}",
+                );
+            }
+            CodecFile::Json | CodecFile::Bare(_) | CodecFile::Elements(_) | CodecFile::Tagged { .. } => {}
+            CodecFile::Python => {}
         }
         Ok(())
     }
@@ -341,6 +355,7 @@ fn step(step: StepFile) -> Step {
             CodecFile::Params(inner) => Codec::Params(steps(inner)),
             CodecFile::Bare(mark) => Codec::Bare(steps(vec![StepFile::Tok(mark)])),
             CodecFile::Elements(mark) => Codec::Elements(steps(vec![StepFile::Tok(mark)])),
+            CodecFile::Tagged { open, close } => Codec::Tagged(Tags { open: text(open), close: text(close) }),
             CodecFile::Object { members, ignored } => Codec::Object {
                 members: Box::leak(members.into_iter().map(member).collect::<Box<[_]>>()),
                 ignored: texts(ignored),

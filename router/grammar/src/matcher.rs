@@ -109,6 +109,10 @@ impl Matcher {
             #[cfg(test)]
             assert_eq!(fits, parser.validate_token(id)?, "{}", vocab.trie().token_dbg(id));
             if !fits {
+                // A lexer without fuel takes nothing, which is no refusal.
+                if let Some(error) = parser.parser.get_error() {
+                    anyhow::bail!("{}", error.message());
+                }
                 return Ok(false);
             }
             let back = parser.consume_token(id)?;
@@ -391,7 +395,7 @@ impl Matcher {
                     return MatcherError::DeadEnd;
                 }
                 StopReason::LexerTooComplex | StopReason::ParserTooComplex => true,
-                _ => line.contains("Too many items") || line.contains("too complex"),
+                _ => ["Too many items", "too complex", "lexer error"].iter().any(|words| line.contains(words)),
             };
             let error = if limit { MatcherError::Limit(line) } else { MatcherError::Internal(line) };
             self.failed = Some(error.clone());

@@ -73,6 +73,7 @@ static ALL: &[Recommendation] = &[
     of("ernie45", "ERNIE-4.5-Thinking", "baidu/ERNIE-4.5-21B-A3B-Thinking"),
     of("gigachat3_1", "GigaChat3.1", "ai-sage/GigaChat3.1-10B-A1.8B"),
     of("gigachat3", "GigaChat3", "ai-sage/GigaChat3-10B-A1.8B"),
+    of("step3", "Step3", "stepfun-ai/step3"),
     of("minimax_m3", "MiniMax-M3", "MiniMaxAI/MiniMax-M3"),
     sampled(of("minimax_m2", "MiniMax-M2", "MiniMaxAI/MiniMax-M2"), 1.0, P95, None),
     sampled(of("seed_oss", "Seed-OSS", "ByteDance-Seed/Seed-OSS-36B-Instruct"), 1.1, P95, None),

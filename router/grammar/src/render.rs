@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::codec::{bare, elements, python};
+use crate::codec::{bare, elements, python, tagged};
 use crate::format::{CallIdStyle, Codec, Format, Markers, Member, Region, Step, Wrap, marker};
 use crate::scan::OwnedPiece;
 
@@ -224,6 +224,7 @@ impl Pieces {
                 let mark = steps.iter().find_map(marker).unwrap_or_default();
                 self.marked(&elements::members(&object(scope.arguments), mark), mark);
             }
+            Codec::Tagged(tags) => self.text(&tagged::members(&object(scope.arguments), tags)),
             Codec::Code => self.text(&raw(object(scope.arguments).values().next())),
         }
     }

@@ -47,9 +47,23 @@ const IGNORED_VALUE: &str = r#"("[^"\\\x00-\x1f]*"|0|[1-9][0-9]{0,19}|null)"#;
 /// Such members before the name, at most.
 pub(crate) const IGNORED_MEMBERS: usize = 2;
 
-/// Regular expressions for the beginning of a call of one of these tools in text: up to its arguments, and without any.
-/// The parser reads exactly these as calls where no marker precedes them.
-pub(crate) fn bare_beginnings(format: &Format, tools: &[&str]) -> (String, Option<String>) {
+/// How a call of one of these tools begins in text where no marker precedes it, as regular expressions. The parser
+/// reads exactly these as calls.
+pub(crate) struct BareBeginning {
+    /// Up to where the name begins: the same for all tools, and perhaps text.
+    pub lead: String,
+    /// From the name to the arguments, and with no arguments.
+    pub tails: Vec<String>,
+}
+
+impl BareBeginning {
+    /// Each whole beginning.
+    pub fn whole(&self) -> impl Iterator<Item = String> {
+        self.tails.iter().map(|tail| format!("{}{tail}", self.lead))
+    }
+}
+
+pub(crate) fn bare_beginnings(format: &Format, tools: &[&str]) -> BareBeginning {
     let named = |written: fn(&str) -> String| match tools {
         [one] => escape(&written(one)),
         many => format!("({})", many.iter().map(|name| escape(&written(name))).collect::<Vec<_>>().join("|")),
@@ -60,13 +74,24 @@ pub(crate) fn bare_beginnings(format: &Format, tools: &[&str]) -> (String, Optio
             let between = ignored_members(ignored, BLANKS, |member| format!("{BLANKS},{BLANKS}{member}"));
             let names = keys(members.iter().filter_map(Member::name).flatten());
             let arguments = keys(members.iter().filter_map(Member::arguments).flatten());
-            let named = named(quoted);
             let list = if bare(format) == Some('[') { format!(r"\[{BLANKS}") } else { String::new() };
-            let begun = format!(r"{list}\{{{BLANKS}{before}{names}{BLANKS}:{BLANKS}{named}{between}{BLANKS}");
-            (format!("{begun},{BLANKS}{arguments}{BLANKS}:"), Some(begun + r"\}"))
+            let named = named(|name| quoted(name).split_off(1));
+            let named = format!("{named}{between}{BLANKS}");
+            BareBeginning {
+                lead: format!(r#"{list}\{{{BLANKS}{before}{names}{BLANKS}:{BLANKS}""#),
+                tails: vec![format!("{named},{BLANKS}{arguments}{BLANKS}:"), format!(r"{named}\}}")],
+            }
         }
-        _ => (format!(r"\[{BLANKS}{}{BLANKS}\(", named(str::to_owned)), None),
+        _ => BareBeginning {
+            lead: r"\[".to_owned(),
+            tails: vec![format!(r"{BLANKS}{}{BLANKS}\(", named(str::to_owned))],
+        },
     }
+}
+
+/// Whether an expression is a bracket.
+pub(crate) fn is_one_sign(regex: &str) -> bool {
+    regex.len() <= 2
 }
 
 /// A regular expression for a few members that are not reported; `place` adds the comma before or after one.

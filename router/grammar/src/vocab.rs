@@ -9,7 +9,7 @@ use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, Tok
 use llguidance::{Logger, ParserFactory, TokenParser};
 
 use crate::finish::Ranks;
-use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES, MAX_ROW_ITEMS, MAX_STEP_FUEL};
+use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES, MAX_ROW_ITEMS};
 
 /// Encodes plain text: it never produces a control token.
 pub type Encoder = Box<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
@@ -125,7 +125,6 @@ impl Vocab {
         limits.max_grammar_size = MAX_GRAMMAR_SYMBOLS;
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.max_items_in_row = MAX_ROW_ITEMS;
-        limits.step_lexer_fuel = MAX_STEP_FUEL;
         Ok(Self { factory, capabilities, special, stops: stop_ids.to_vec(), size, encoder, ranks: OnceLock::new() })
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod json;
 pub(crate) mod object;
 pub(crate) mod params;
 pub(crate) mod python;
+pub(crate) mod tagged;
 
 use crate::event::Event;
 use crate::tools::{Tool, Tools};
@@ -18,6 +19,7 @@ pub(crate) use elements::Elements;
 pub(crate) use object::Object;
 pub(crate) use params::Params;
 pub(crate) use python::Python;
+pub(crate) use tagged::Tagged;
 
 /// A prefix that some models write before a tool's name.
 const FOREIGN_PREFIX: &str = "functions.";
@@ -62,6 +64,7 @@ pub(crate) enum Body {
     Python(Python),
     Bare(Bare),
     Elements(Elements),
+    Tagged(Tagged),
     Code(Code),
 }
 
@@ -73,6 +76,7 @@ impl Body {
             Body::Python(b) => b.in_string(),
             Body::Bare(b) => b.in_string(),
             Body::Elements(b) => b.in_value(),
+            Body::Tagged(b) => b.in_value(),
             Body::Params(_) | Body::Code(_) => false,
         }
     }
@@ -81,7 +85,8 @@ impl Body {
     pub fn is_empty(&self) -> bool {
         match self {
             Body::Object(b) => b.is_empty(),
-            Body::Params(_) | Body::Python(_) | Body::Bare(_) | Body::Elements(_) | Body::Code(_) => false,
+            Body::Params(_) | Body::Python(_) | Body::Bare(_) => false,
+            Body::Elements(_) | Body::Tagged(_) | Body::Code(_) => false,
         }
     }
 
@@ -89,7 +94,8 @@ impl Body {
     pub fn may_be_call(&self) -> bool {
         match self {
             Body::Object(b) => b.may_be_call(),
-            Body::Python(_) | Body::Bare(_) | Body::Elements(_) | Body::Params(_) | Body::Code(_) => true,
+            Body::Python(_) | Body::Bare(_) | Body::Elements(_) | Body::Tagged(_) => true,
+            Body::Params(_) | Body::Code(_) => true,
         }
     }
 
@@ -100,6 +106,7 @@ impl Body {
             Body::Python(body) => body.feed(b, out),
             Body::Bare(body) => body.feed(b, out),
             Body::Elements(body) => body.feed(b),
+            Body::Tagged(body) => body.feed(b),
             Body::Code(body) => body.feed(b),
             Body::Params(_) => Progress::Bad,
         }
@@ -111,6 +118,7 @@ impl Body {
             Body::Python(b) => b.flush(out),
             Body::Bare(b) => b.flush(out),
             Body::Elements(b) => b.flush(out),
+            Body::Tagged(b) => b.flush(out),
             Body::Params(b) => b.flush(out),
             Body::Code(b) => b.flush(out),
         }
@@ -123,6 +131,7 @@ impl Body {
             Body::Python(b) => b.end(end, out),
             Body::Bare(b) => b.end(end, out),
             Body::Elements(b) => b.end(end, out),
+            Body::Tagged(b) => b.end(end, out),
             Body::Params(b) => b.end(end, out),
             Body::Code(b) => b.end(end, out),
         }

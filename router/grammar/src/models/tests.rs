@@ -10,7 +10,7 @@ fn every_recommendation_has_a_format_and_plausible_values() {
         assert_eq!(known.repository.split('/').count(), 2, "{}", known.repository);
     }
     // No model card is known for these, or they are no family of models.
-    let without = ["kimi_k3", "deepseek_v4", "deepseek_v4_1", "longcat_2", "minicpm5", "plain"];
+    let without = ["kimi_k3", "deepseek_v4", "deepseek_v4_1", "longcat_2", "minicpm5", "command_5", "plain"];
     for format in crate::formats().iter().filter(|format| !format.models.is_empty()) {
         assert_eq!(recommendations(format.name).next().is_none(), without.contains(&format.name), "{}", format.name);
         // A card stands with the format that the name selects.

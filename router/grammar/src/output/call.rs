@@ -13,7 +13,7 @@ use crate::marks::{Lexicon, Mark};
 use crate::rules::{Enforcement, RuleError};
 use crate::schema::{Closer, Compiler, Dialect, Forbidden, Pattern, Work, quoted};
 use crate::tools::Tool;
-use crate::unmarked::{bare_beginnings, ignored_members, keys, simple_member};
+use crate::unmarked::{BareBeginning, bare_beginnings, ignored_members, keys, simple_member};
 use crate::validate::accepts;
 
 /// Names of undeclared arguments.
@@ -68,17 +68,19 @@ impl Caller<'_> {
         self.written(work, tool, enforced, builtin.call).map(Some)
     }
 
-    /// The ways in which a call of this tool begins without a marker, and what follows each.
+    /// The ways in which a call of this tool is written without a marker.
     pub fn bare(
         &self,
         work: &mut Work<'_>,
         tool: &Tool,
         enforced: Enforcement,
         call: &[GrammarPart],
-    ) -> Result<Vec<(String, String)>, CallError> {
-        let (begun, empty) = bare_beginnings(self.marking.format, &[&tool.name]);
+    ) -> Result<Vec<Unmarked>, CallError> {
+        let BareBeginning { lead, tails } = bare_beginnings(self.marking.format, &[&tool.name]);
+        let unmarked = |(tail, rest)| Unmarked { lead: lead.clone(), tail, rest };
         let Codec::Object { members, ignored } = self.marking.format.codec() else {
-            return Ok(vec![(begun, join(work.writer, after_name(&tool.name, call)))]);
+            let rest = join(work.writer, after_name(&tool.name, call));
+            return Ok(tails.into_iter().map(|tail| unmarked((tail, rest.clone()))).collect());
         };
         let schema = arguments_schema(tool, enforced);
         let field = format!("tools[{}].function.parameters", tool.name);
@@ -91,9 +93,9 @@ impl Caller<'_> {
         }
         let last = work.writer.regex(&format!("{last}{blanks}\\}}{blanks}"));
         let blank = work.writer.regex(&some_blanks());
-        let mut all = vec![(begun, format!("{blank}? {arguments} {last}"))];
-        all.extend(empty.filter(|_| accepts(&schema, &json!({}))).map(|empty| (empty, format!("{blank}?"))));
-        Ok(all)
+        let rests = [format!("{blank}? {arguments} {last}"), format!("{blank}?")];
+        let most = if accepts(&schema, &json!({})) { 2 } else { 1 };
+        Ok(tails.into_iter().zip(rests).take(most).map(unmarked).collect())
     }
 
     fn written(
@@ -175,6 +177,7 @@ impl Caller<'_> {
             Codec::Python => Dialect::Python,
             Codec::Bare(_) => Dialect::Bare(self.marking.format.string_mark().unwrap_or_default()),
             Codec::Elements(_) => Dialect::Elements(self.marking.format.string_mark().unwrap_or_default()),
+            Codec::Tagged(tags) => Dialect::Tagged(tags),
             _ => Dialect::Json,
         };
         let schema = arguments_schema(tool, enforced);
@@ -259,13 +262,21 @@ impl Caller<'_> {
                 let rule = if names_only { compiler.any_arguments(&pattern) } else { compiler.arguments(&pattern)? };
                 out.push(GrammarPart::Rule(rule));
             }
+            Codec::Tagged(tags) => {
+                let rule = if names_only {
+                    compiler.any_tagged(tags)
+                } else {
+                    compiler.named(&|name| Some(name.to_owned()))?
+                };
+                out.push(GrammarPart::Rule(rule));
+            }
             // Text that begins like another call is one.
             Codec::Code => {
                 let other = r"[ \t\r\n]*(\{|[^ \t\r\n(]*\.call\()(?s:.*)";
                 out.push(GrammarPart::Rule(compiler.work.writer.terminal(&format!("/(?s:.+)/ & ~/{other}/"))));
             }
             Codec::Python => {
-                let rule = if names_only { compiler.any_keywords() } else { compiler.keywords(&python::keyword)? };
+                let rule = if names_only { compiler.any_keywords() } else { compiler.named(&python::keyword)? };
                 out.push(GrammarPart::Rule(rule));
             }
         }
@@ -303,6 +314,7 @@ impl Caller<'_> {
                 rest: String::new(),
                 whole: String::new(),
                 empty: None,
+                at_once: false,
             });
         };
         let mut rest = vec![self.marking.marker(text)?];
@@ -321,7 +333,8 @@ impl Caller<'_> {
             rest.remove(0);
         }
         let rest = join(work.writer, &rest);
-        Ok(Closer { lead, marker: spelled.then_some(*text), forbidden, rest, whole, empty })
+        let marker = spelled.then_some(*text);
+        Ok(Closer { lead, marker, forbidden, rest, whole, empty, at_once: false })
     }
 
     /// What ends a raw value: its end marker before a marker of the call, and the call's last markers before another
@@ -361,6 +374,19 @@ impl Caller<'_> {
             blanks @ (GrammarPart::Regex(_) | GrammarPart::Maybe(_)) if spelled => Some(blanks),
             _ => None,
         }
+    }
+}
+
+/// A call without a marker: how it begins up to the name, and from there on, as regular expressions; and what follows.
+pub(super) struct Unmarked {
+    pub lead: String,
+    pub tail: String,
+    pub rest: String,
+}
+
+impl Unmarked {
+    pub fn begin(&self) -> String {
+        format!("{}{}", self.lead, self.tail)
     }
 }
 

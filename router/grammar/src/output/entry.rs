@@ -1,16 +1,16 @@
 //! Writes how text leads to calls, how calls follow each other, and what follows them.
 
-use super::call::{CallError, Caller, writable};
+use super::call::{CallError, Caller, Unmarked, writable};
 use super::marker::{GrammarPart, after_name, join};
 use super::prose::{Exit, ExitKind, beginnings};
 use super::{Output, Places};
-use crate::announced::{announcing, until_name, until_written_name};
+use crate::announced::{announcing, told_after, until_name, until_written_name};
 use crate::code_blocks::TextPlace;
 use crate::format::{CallPosition, Codec, Format, Step, marker};
 use crate::lark::{GrammarForm, either, escape, layout};
 use crate::rules::RuleError;
 use crate::schema::quoted;
-use crate::unmarked::{OPENING_LAYOUT, bare, bare_list};
+use crate::unmarked::{OPENING_LAYOUT, bare, bare_list, is_one_sign};
 
 /// Calls, ready to be inserted where the format has them.
 pub(super) struct CallEntry {
@@ -34,8 +34,7 @@ struct Calls<'t> {
     /// The last marker of each, which models omit before another one, and at the end.
     closing: Vec<GrammarPart>,
     builtins: Vec<Vec<GrammarPart>>,
-    /// Without a marker: how they begin, and what follows.
-    unmarked: Vec<(String, String)>,
+    unmarked: Vec<Unmarked>,
 }
 
 /// What may follow a call, where its last marker or that of its section is missing.
@@ -109,9 +108,9 @@ impl<'a> Output<'a, '_> {
         let (mut lists, mut opening, mut opened) = (Vec::new(), Vec::new(), None);
         if format.opens {
             let after = self.work.writer.reserve();
-            for (begin, rest) in &calls.unmarked {
-                let begin = self.work.writer.regex(&format!("{OPENING_LAYOUT}{begin}"));
-                opening.push(format!("{begin} {rest} {after}"));
+            for call in &calls.unmarked {
+                let begin = self.work.writer.regex(&format!("{OPENING_LAYOUT}{}", call.begin()));
+                opening.push(format!("{begin} {} {after}", call.rest));
             }
             opened = Some(after);
         }
@@ -126,11 +125,12 @@ impl<'a> Output<'a, '_> {
                     let end: Vec<_> = format.end.iter().filter(|s| matches!(s, Step::Lit(_))).copied().collect();
                     let end = join(self.work.writer, &self.marking.plain(&end)?);
                     let next = self.rule(&next);
-                    for (begin, rest) in &calls.unmarked {
-                        let begin = self.work.writer.regex(&format!(r"[ \t\r\n]*\[[ \t\r\n]*{begin}"));
+                    for call in &calls.unmarked {
+                        let begin = format!(r"[ \t\r\n]*\[[ \t\r\n]*{}", call.begin());
+                        let begin = self.work.writer.regex(&begin);
                         // With anything after it, the list is text.
                         let last = if self.must_call { &finish } else { &settles };
-                        lists.push(format!("{begin} {rest} {next}* {end} {last}"));
+                        lists.push(format!("{begin} {} {next}* {end} {last}", call.rest));
                     }
                 }
                 let whole = calls.heads.iter().map(|(name, head)| (*name, [&begin[..], head].concat()));
@@ -240,7 +240,8 @@ impl<'a> Output<'a, '_> {
             let mut begun: Vec<(String, Vec<String>)> = Vec::new();
             for (name, call) in calls {
                 let written = until_written_name(self.marking.format, letters).filter(|_| !self.is_canonical());
-                let (before, mut rest) = split_at_name(name, call);
+                let told = told_after(self.marking.format, letters).map(|steps| steps + 1);
+                let (before, mut rest) = split(name, call, told);
                 let mut before = format!("{}{}", escape(letters), written.unwrap_or(before));
                 let at_once = until_name(self.marking.format, letters).is_none();
                 if at_once && rest.first() == Some(&GrammarPart::Text((*name).to_owned())) {
@@ -265,17 +266,27 @@ impl<'a> Output<'a, '_> {
     }
 
     /// The way to calls without a marker, and with one that models may write before them.
-    fn unmarked_exits(&mut self, calls: &[(String, String)], after: &str) -> Vec<Exit> {
-        let exit = |(begin, rest): &(String, String)| Exit {
-            marker: GrammarPart::Regex(begin.clone()),
+    fn unmarked_exits(&mut self, calls: &[Unmarked], after: &str) -> Vec<Exit> {
+        let exit = |begin: String, rest: &str, kind| Exit {
+            marker: GrammarPart::Regex(begin),
             rest: format!("{rest} {after}"),
-            kind: ExitKind::Unmarked,
+            kind,
         };
-        let mut exits: Vec<Exit> = calls.iter().map(exit).collect();
+        let lead = calls.first().map(|call| call.lead.clone()).unwrap_or_default();
+        // llguidance does not end two lexemes at one byte.
+        let mut exits: Vec<Exit> = match is_one_sign(&lead) {
+            true => calls.iter().map(|call| exit(call.begin(), &call.rest, ExitKind::Unmarked)).collect(),
+            // A lexeme for each tool would have the text before it in it.
+            false => {
+                let w = &mut *self.work.writer;
+                let named: Vec<_> = calls.iter().map(|call| format!("{} {}", w.regex(&call.tail), call.rest)).collect();
+                vec![exit(lead, &self.rule(&named), ExitKind::Lead)]
+            }
+        };
         let optional = self.marking.format.begin.first().and_then(marker);
         if let Some(id) = optional.and_then(|marker| self.marking.vocab.special_id(marker)) {
             let w = &mut *self.work.writer;
-            let all: Vec<_> = calls.iter().map(|(begin, rest)| format!("{} {rest}", w.regex(begin))).collect();
+            let all: Vec<_> = calls.iter().map(|call| format!("{} {}", w.regex(&call.begin()), call.rest)).collect();
             let blank = w.regex(&layout());
             let rest = format!("{blank}? {} {after}", self.rule(&all));
             exits.push(Exit { marker: GrammarPart::Token(id), rest, kind: ExitKind::Marker });
@@ -334,11 +345,11 @@ impl<'a> Output<'a, '_> {
     }
 }
 
-/// What precedes the name in a call after its first marker, as a regular expression, and the rest.
-fn split_at_name(name: &str, call: &[GrammarPart]) -> (String, Vec<GrammarPart>) {
+/// What precedes the name, or part `at`, in a call after its first marker, as a regular expression, and the rest.
+fn split(name: &str, call: &[GrammarPart], at: Option<usize>) -> (String, Vec<GrammarPart>) {
     let quoted = GrammarPart::Text(quoted(name));
     let named = |part: &GrammarPart| *part == quoted || *part == GrammarPart::Text(name.to_owned());
-    let at = call.iter().position(named).unwrap_or(1);
+    let at = at.or_else(|| call.iter().position(named)).unwrap_or(1);
     let letters = |part: &GrammarPart| match part {
         GrammarPart::Text(text) => escape(text),
         GrammarPart::Regex(regex) => regex.clone(),

@@ -38,6 +38,8 @@ pub(crate) struct Written {
     /// As in [`Compiled::narrowed`](crate::Compiled::narrowed).
     pub narrowed: u64,
     pub first: First,
+    /// Tools that may be called.
+    pub callable: usize,
 }
 
 /// What the grammar reads before any output.
@@ -78,7 +80,8 @@ pub(crate) fn write(
     let (relaxations, narrowed) = (work.relaxations, work.narrowed);
     // A mask contains whatever may be accepted, not only what a tokenizer would write.
     let lark = HEADER.to_owned() + writer.text();
-    Ok(Written { lark, foreign: writer.foreign, relaxations, narrowed, first })
+    let callable = rules.callable().len();
+    Ok(Written { lark, foreign: writer.foreign, relaxations, narrowed, first, callable })
 }
 
 /// The markers of reasoning in this vocabulary, each with its other spellings.
@@ -117,8 +120,9 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
     let format = marking.format;
     let tools = rules.callable();
     let may_call = !tools.is_empty();
-    let numbered =
-        format.call.iter().any(|s| matches!(s, Step::Index | Step::Ordinal)) || format.ids == CallIdStyle::Ordinal;
+    // Where markers may be letters, the number of a call that is only shown could not be told from the next one's.
+    let numbered = format.markers == Markers::Special
+        && (format.call.iter().any(|s| matches!(s, Step::Index | Step::Ordinal)) || format.ids == CallIdStyle::Ordinal);
     let count = (may_call && numbered).then(|| Count::new(work.writer));
     let response = match &rules.response {
         Some(r) => Some(response::write(work, r, rules, marking)?),
@@ -155,7 +159,7 @@ fn output<'a, 'w>(marking: &'a Marking<'a>, work: &'a mut Work<'w>, rules: &'a R
         _ => {
             // The prompt may have opened the text already.
             if format.text.is_needed() && (!format.text.close.is_empty() || !out.is_canonical()) {
-                fresh.extend(out.text(&entry, false, TextPlace::Beginning)?);
+                fresh.extend(out.text(&entry, true, TextPlace::Beginning)?);
             }
             match fresh.as_slice() {
                 // llguidance's reader takes no parameter for a rule that is another rule.
@@ -394,7 +398,7 @@ impl Output<'_, '_> {
             let after = self.rule(&after);
             exits.extend(self.exit(&close, &after));
         }
-        if !format.text.is_needed() {
+        if !format.text.is_needed() || format.markers == Markers::Either {
             exits.extend(entry.iter().flat_map(|e| e.exits.iter().cloned()));
         }
         exits.extend(self.strays.iter().cloned());
@@ -406,8 +410,7 @@ impl Output<'_, '_> {
         let names = self.tool_names();
         let lists = fresh && bare_list(format);
         if self.tools && (opens || lists) && !names.is_empty() {
-            let (begun, empty) = bare_beginnings(format, &names);
-            for begin in [begun].into_iter().chain(empty) {
+            for begin in bare_beginnings(format, &names).whole() {
                 beginnings.extend(opens.then(|| format!("{OPENING_LAYOUT}{begin}")));
                 beginnings.extend(lists.then(|| format!(r"\[[ \t\r\n]*{begin}")));
             }

@@ -28,6 +28,8 @@ pub(super) enum ExitKind {
     Short,
     /// A call without a marker.
     Unmarked,
+    /// What all calls without a marker begin with, up to the name; `rest` begins with the names.
+    Lead,
 }
 
 impl Exit {
@@ -61,7 +63,7 @@ impl Output<'_, '_> {
     /// and as a whole not look like `not`.
     pub fn prose(
         &mut self,
-        exits: Vec<Exit>,
+        mut exits: Vec<Exit>,
         end: Option<&str>,
         refused: &RefusedText,
         not: Option<&str>,
@@ -78,7 +80,25 @@ impl Output<'_, '_> {
             without.push(format!("~{refused}"));
         }
         without.extend(not.map(|not| format!("~/{not}/")));
-        let body = |any: &str| [vec![any.to_owned()], without.clone()].concat().join(" & ");
+        let Some(lead) = exits.iter().position(|exit| exit.kind == ExitKind::Lead) else {
+            return self.text_up_to(&exits, end, &without);
+        };
+        // What begins like a call of any tool may be text, up to the name of one.
+        let goes_on = self.work.writer.reserve();
+        let next = format!("{goes_on}{}", self.pass);
+        let named = std::mem::replace(&mut exits[lead].rest, next);
+        let all = self.text_up_to(&exits, end, &without);
+        let tails = bare_beginnings(self.marking.format, &self.tool_names()).tails;
+        without.push(format!("~/({})(?s:.*)/", tails.join("|")));
+        let mut more = self.text_up_to(&exits, end, &without);
+        more.push(named);
+        self.define(&goes_on, &more);
+        all
+    }
+
+    /// Text that is not this, up to one of the exits, or to the end.
+    fn text_up_to(&mut self, exits: &[Exit], end: Option<&str>, without: &[String]) -> Vec<String> {
+        let body = |any: &str| [vec![any.to_owned()], without.to_vec()].concat().join(" & ");
         let w = &mut *self.work.writer;
         let text = w.terminal(&body(&format!("/{SOME_TEXT}/")));
         let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
@@ -86,14 +106,14 @@ impl Output<'_, '_> {
             all.push(match marker {
                 GrammarPart::Token(id) => format!("{text}? <[{id}]> {rest}"),
                 GrammarPart::Text(letters) => {
-                    let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/"), literal(&letters)));
+                    let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/"), literal(letters)));
                     format!("{upto} {rest}")
                 }
                 GrammarPart::Regex(regex) => {
                     let upto = w.lazy(&format!("({}) /{regex}/", body("/(?s:.*)/")));
                     format!("{upto} {rest}")
                 }
-                other => format!("{text}? {} {rest}", join(w, &[other])),
+                other => format!("{text}? {} {rest}", join(w, std::slice::from_ref(other))),
             });
         }
         all
@@ -123,7 +143,7 @@ impl Output<'_, '_> {
             match kind {
                 ExitKind::Marker => markers.push((letters, rest)),
                 ExitKind::Later | ExitKind::Short => later_calls.push((letters, rest)),
-                ExitKind::Announced | ExitKind::Unmarked => calls.push((letters, rest)),
+                ExitKind::Announced | ExitKind::Unmarked | ExitKind::Lead => calls.push((letters, rest)),
             }
         }
         // Markers without a meaning in text. Those that begin calls are letters, or have one.
@@ -173,8 +193,7 @@ impl Output<'_, '_> {
         }
         refused.outside_code.extend(self.marking.short_beginning(&names));
         if bare(format).is_some() && !names.is_empty() {
-            let (begun, empty) = bare_beginnings(format, &names);
-            refused.anywhere.extend([begun].into_iter().chain(empty));
+            refused.anywhere.extend(bare_beginnings(format, &names).whole());
         }
         refused
     }

@@ -1,7 +1,7 @@
 //! Finds the marker, if any, at the start of the buffer.
 
 use super::{BufferStart, Parser, State};
-use crate::announced::{begins, has_header, until_bare_name};
+use crate::announced::{begins, has_header, is_before_name, until_bare_name};
 use crate::code_blocks::CodeBlocks;
 use crate::codec::{Body, Params};
 use crate::format::{Markers, Region, marker};
@@ -179,7 +179,7 @@ impl Parser {
         // In a code block that may enclose calls, the grammar takes text for anything else.
         let as_written = self.code.as_ref().is_some_and(CodeBlocks::is_enclosing);
         let begins = match (mark, has_header(self.format, tok)) {
-            (Mark::Inner, false) => self.names(after),
+            (Mark::Inner, _) if is_before_name(self.format, tok) => self.names(after),
             (_, false) if as_written && !self.tools.is_empty() => self.begins_name(tok, after),
             _ => begins(self.format, tok, after, as_written),
         };

@@ -1,7 +1,7 @@
 //! Parses calls: header and body.
 
 use super::{Parser, State, framed, text};
-use crate::codec::{Bare, Body, Elements, End, Object, OpenCall, Params, Progress, Python, Trust};
+use crate::codec::{Bare, Body, Elements, End, Object, OpenCall, Params, Progress, Python, Tagged, Trust};
 use crate::event::Event;
 use crate::format::{CallIdStyle, Codec, Step, marker};
 use crate::header::{self, is_plausible, label, slots};
@@ -192,6 +192,7 @@ impl Parser {
             (Codec::Elements(_), _) => {
                 Body::Elements(Elements::new(call, self.format.string_mark().unwrap_or_default(), out))
             }
+            (Codec::Tagged(tags), _) => Body::Tagged(Tagged::new(call, tags, out)),
             (codec, _) => Body::Object(Object::new(call, codec, header)),
         }
     }
@@ -261,7 +262,8 @@ impl Parser {
             out.append(&mut told);
         }
         if let Some(end) = left {
-            let tag = self.lex.post.last().copied().filter(|_| matches!(self.format.codec(), Codec::Elements(_)));
+            let ends = matches!(self.format.codec(), Codec::Elements(_) | Codec::Tagged(_));
+            let tag = self.lex.post.last().copied().filter(|_| ends);
             self.leave_body(n, end, out);
             // These arguments end with the call's own marker.
             if let (Some(tag), End::Whole) = (tag, end) {

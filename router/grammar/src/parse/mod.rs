@@ -314,6 +314,10 @@ impl Parser {
             return self.input.clear();
         }
         if !begins {
+            let wraps = |mark| matches!(mark, Mark::TextOpen | Mark::TextClose);
+            if self.format.text.is_needed() && self.begins_marker(&held, wraps) {
+                self.input.clear();
+            }
             return;
         }
         self.input.clear();

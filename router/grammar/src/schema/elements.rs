@@ -18,6 +18,11 @@ impl Compiler<'_, '_, '_> {
         if let Dialect::Elements(mark) = self.dialect { Some(mark) } else { None }
     }
 
+    /// Whether values are elements.
+    pub(super) fn nests(&self) -> bool {
+        matches!(self.dialect, Dialect::Elements(_) | Dialect::Tagged(_))
+    }
+
     /// Whether a member of this name can be written.
     pub(super) fn writes(&self, name: &str) -> bool {
         let plain = !name.is_empty() && !name.starts_with('/') && !name.contains(['<', '>', '\n']);
@@ -25,15 +30,20 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// A list's item.
-    pub(super) fn item(&self, value: &str) -> String {
-        self.element_mark().map_or_else(|| value.to_owned(), |mark| element(ELEMENT_OF_LIST, value, mark))
+    pub(super) fn item(&mut self, value: &str) -> String {
+        match self.dialect {
+            Dialect::Elements(mark) => element(ELEMENT_OF_LIST, value, mark),
+            Dialect::Tagged(tags) => self.tagged(None, tags, value),
+            _ => value.to_owned(),
+        }
     }
 
     /// A declared member.
     pub(super) fn member(&mut self, name: &str, value: &str) -> String {
-        match self.element_mark() {
-            Some(mark) => element(name, value, mark),
-            None => {
+        match self.dialect {
+            Dialect::Elements(mark) => element(name, value, mark),
+            Dialect::Tagged(tags) => self.tagged(Some(name), tags, value),
+            _ => {
                 let (key, colon) = (self.key(name), self.colon());
                 format!("{key} {colon} {value}")
             }
@@ -80,20 +90,23 @@ impl Compiler<'_, '_, '_> {
                 texts.push(Text::Scalars(lexemes.into_iter().map(|(_, rule)| rule).collect()));
             }
         }
-        let mut rules = Vec::new();
-        if texts.iter().any(|text| matches!(text, Text::Free)) {
-            rules.push(self.raw(&Text::Free, &closer));
-        } else {
-            let (grammars, texts): (Vec<_>, Vec<_>) =
-                texts.into_iter().partition(|text| matches!(text, Text::Grammar(_)));
-            rules.extend(grammars.iter().map(|text| self.raw(text, &closer)));
-            if !texts.is_empty() {
-                rules.push(self.raw(&Text::AnyOf(texts), &closer));
-            }
-        }
+        let mut rules = self.told_by_end(texts, &closer);
         rules.extend(all.into_iter().map(|(_, rule)| rule));
         rules.dedup();
         Ok(rules)
+    }
+
+    /// Texts that end where the same letters are, so that they are one lexeme.
+    pub(super) fn told_by_end(&mut self, texts: Vec<Text>, closer: &Closer) -> Vec<String> {
+        if texts.iter().any(|text| matches!(text, Text::Free)) {
+            return vec![self.raw(&Text::Free, closer)];
+        }
+        let (grammars, texts): (Vec<_>, Vec<_>) = texts.into_iter().partition(|text| matches!(text, Text::Grammar(_)));
+        let mut rules: Vec<String> = grammars.iter().map(|text| self.raw(text, closer)).collect();
+        if !texts.is_empty() {
+            rules.push(self.raw(&Text::AnyOf(texts), closer));
+        }
+        rules
     }
 
     /// Rules for any value and for a member of any object; the parameter is the depth. See `free`.
@@ -129,5 +142,6 @@ fn ends_at(mark: &'static str) -> Closer {
         rest: String::new(),
         whole: end,
         empty: None,
+        at_once: false,
     }
 }

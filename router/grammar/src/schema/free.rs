@@ -11,6 +11,10 @@ impl Compiler<'_, '_, '_> {
             let value = self.free_elements(mark, MAX_FREE_DEPTH).0;
             return self.w().rule(&format!("{value}::0x0"));
         }
+        if let Some(tags) = self.tags() {
+            let value = self.free_tagged(tags).0;
+            return self.w().rule(&format!("{value}::0x0"));
+        }
         let value = self.free().0;
         self.w().rule(&format!("{value}::0x0"))
     }
@@ -20,6 +24,10 @@ impl Compiler<'_, '_, '_> {
         if let Some(mark) = self.element_mark() {
             let (first, pair) = (self.first_mark(mark), self.free_elements(mark, MAX_FREE_DEPTH).1);
             return self.w().rule(&format!("{first} {pair}::0x0*"));
+        }
+        if let Some(tags) = self.tags() {
+            let (open, pair, close) = (self.open(), self.free_tagged(tags).1, self.close());
+            return self.w().rule(&format!("{open} {pair}::0x0* {close}"));
         }
         let (_, pair, _) = self.free();
         let (open, close, comma) = (self.open(), self.close(), self.comma());
@@ -32,6 +40,11 @@ impl Compiler<'_, '_, '_> {
             let (first, value) = (self.first_mark(mark), self.free_elements(mark, MAX_FREE_DEPTH).0);
             let item = self.item(&format!("{value}::0x0"));
             return self.w().rule(&format!("{first} ({item})*"));
+        }
+        if let Some(tags) = self.tags() {
+            let (open, item) = (self.container("list"), self.free_tagged(tags).2);
+            let close = self.end_tag(tags);
+            return self.w().rule(&format!("{open} {item}::0x0* {close}"));
         }
         let (value, ..) = self.free();
         let (start, end) = (self.punctuation(Punctuation::ArrayStart), self.punctuation(Punctuation::ArrayEnd));

@@ -36,6 +36,9 @@ impl Compiler<'_, '_, '_> {
         if self.element_mark().is_some() {
             return self.other_tag(taken);
         }
+        if let Some(tags) = self.tags() {
+            return self.other_tagged(taken, tags);
+        }
         // Both quote styles of Python would have to exclude each name.
         let bare = matches!(self.dialect, Dialect::Bare(_));
         let any = format!("/{}/", if bare { BARE_KEY } else { PLAIN_KEY });
@@ -104,7 +107,7 @@ impl Compiler<'_, '_, '_> {
         taken: &[String],
         path: &str,
     ) -> Result<Option<String>, RuleError> {
-        let names = flat.get("propertyNames").filter(|_| self.element_mark().is_none());
+        let names = flat.get("propertyNames").filter(|_| !self.nests());
         if names.is_none() && flat.contains_key("propertyNames") {
             self.relax(path, "propertyNames");
         }

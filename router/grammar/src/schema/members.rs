@@ -97,6 +97,14 @@ impl Compiler<'_, '_, '_> {
     pub(super) fn punctuation(&mut self, mark: Punctuation) -> String {
         let Writer { form, blanks, .. } = &*self.work.writer;
         let regex = mark.regex(*form, blanks);
+        if let Some(tags) = self.tags() {
+            return match mark {
+                Punctuation::ObjectStart => self.container("dict"),
+                Punctuation::ArrayStart => self.container("list"),
+                Punctuation::ObjectEnd | Punctuation::ArrayEnd => self.end_tag(tags),
+                Punctuation::Comma | Punctuation::Colon => String::new(),
+            };
+        }
         match (self.element_mark(), mark) {
             (None, _) => self.w().regex(&regex),
             (Some(first), Punctuation::ObjectStart | Punctuation::ArrayStart) => self.first_mark(first),

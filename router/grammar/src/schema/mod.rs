@@ -29,6 +29,7 @@ mod range;
 mod scalar;
 mod spelled;
 mod string_grammar;
+mod tagged;
 mod text;
 
 use std::cell::Cell;
@@ -37,6 +38,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Value, json};
 
 use crate::budget::Budget;
+use crate::format::Tags;
 use crate::lark::{Writer, either};
 use crate::limits::{MAX_COMPILE_WORK, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES};
 use crate::rules::{Cause, Relaxation, RuleError};
@@ -61,6 +63,8 @@ pub(crate) enum Dialect {
     Bare(&'static str),
     /// Nested elements, with the mark before each tag.
     Elements(&'static str),
+    /// Nested elements whose tags name the kind of their value.
+    Tagged(Tags),
 }
 
 /// Shared by all schemas of a request.
@@ -234,6 +238,9 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         }
         if let Some(mark) = self.element_mark() {
             return self.elements(map, mark, path);
+        }
+        if let Some(tags) = self.tags() {
+            return self.tagged_ways(map, tags, path);
         }
         for keyword in ["anyOf", "oneOf"] {
             if let Some(options) = only(map, keyword).and_then(Value::as_array) {

@@ -31,6 +31,8 @@ pub(crate) struct Closer {
     pub whole: String,
     /// The same after no value. None: such a value is not written.
     pub empty: Option<String>,
+    /// The value's lexeme ends with the marker at once: a token may follow.
+    pub at_once: bool,
 }
 
 /// What ends a value within it.
@@ -154,16 +156,19 @@ impl Compiler<'_, '_, '_> {
         Some(rest)
     }
 
-    /// The properties of the object as Python keywords; a property that is not a keyword cannot be written.
-    pub fn keywords(&mut self, spell: &dyn Fn(&str) -> Option<String>) -> Result<String, RuleError> {
+    /// The properties of the object as Python keywords or as elements; one that cannot be spelled so cannot be written.
+    pub fn named(&mut self, spell: &dyn Fn(&str) -> Option<String>) -> Result<String, RuleError> {
         self.each_object(&mut |this, flat| {
             let mut members = Vec::new();
             for (name, schema, required) in declared(flat) {
                 let path = format!("/properties/{name}");
                 match (this.value(&with_patterns(flat, &name, schema), &path)?, spell(&name)) {
                     (Some(value), Some(key)) => {
-                        let key = literal(&format!("{key}="));
-                        members.push(MemberRule { rule: format!("{key} {value}"), required });
+                        let rule = match this.nests() {
+                            true => this.member(&name, &value),
+                            false => format!("{} {value}", literal(&format!("{key}="))),
+                        };
+                        members.push(MemberRule { rule, required });
                     }
                     (Some(_), None) if required => {
                         return Err(this.refuse(&path, "properties", "the name cannot be a Python keyword argument"));
@@ -176,14 +181,23 @@ impl Compiler<'_, '_, '_> {
                 Some(rest) => this.value(&rest, "/additionalProperties")?,
                 None => None,
             };
-            let taken: Vec<_> = declared(flat).iter().map(|(name, ..)| literal(name)).collect();
-            let but = if taken.is_empty() { String::new() } else { format!(" & ~({})", taken.join(" | ")) };
+            let taken: Vec<String> = declared(flat).into_iter().map(|(name, ..)| name).collect();
             let other = other.map(|value| {
-                let key = this.w().terminal(&format!("(/{KEYWORD}/{but}) \"=\""));
+                let key = match this.nests() {
+                    true => this.other_key(&taken),
+                    false => this.other_keyword(&taken),
+                };
                 format!("{key} {value}")
             });
             Ok(Some((members, other)))
         })
+    }
+
+    /// Any keyword but these.
+    fn other_keyword(&mut self, taken: &[String]) -> String {
+        let taken: Vec<_> = taken.iter().map(|name| literal(name)).collect();
+        let but = if taken.is_empty() { String::new() } else { format!(" & ~({})", taken.join(" | ")) };
+        self.w().terminal(&format!("(/{KEYWORD}/{but}) \"=\""))
     }
 
     /// One sequence per way to satisfy the root.
@@ -338,7 +352,7 @@ impl Compiler<'_, '_, '_> {
                     ("null", _) => banned.is_empty().then(|| self.null()),
                     ("boolean", _) => self.boolean(&banned),
                     // The value itself would be this one again.
-                    _ if self.element_mark().is_some() => self.flat(&one, path)?.pop(),
+                    _ if self.nests() => self.flat(&one, path)?.pop(),
                     _ => self.value(&Value::Object(one), path)?,
                 };
                 others.extend(rule.map(|rule| (written_type(kind), rule)));
@@ -393,7 +407,7 @@ impl Compiler<'_, '_, '_> {
         if body == "\"\"" {
             return closer.rest.clone();
         }
-        let lexeme = self.w().terminal(&body);
+        let lexeme = if closer.at_once { self.w().lazy(&body) } else { self.w().terminal(&body) };
         // A lexeme cannot be empty, but a value can.
         let lexeme = if end.is_empty() && text.takes_empty() { format!("{lexeme}?") } else { lexeme };
         format!("{lexeme} {}", closer.rest)

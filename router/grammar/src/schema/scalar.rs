@@ -43,7 +43,7 @@ pub(super) fn common_regexes() -> [String; 4] {
 impl Compiler<'_, '_, '_> {
     pub(super) fn any_string(&mut self) -> String {
         match self.dialect {
-            Dialect::Json | Dialect::Elements(_) => self.w().regex(STRING),
+            Dialect::Json | Dialect::Elements(_) | Dialect::Tagged(_) => self.w().regex(STRING),
             Dialect::Python => self.w().regex(PYTHON_STRING),
             Dialect::Bare(mark) => self.marked("/(?s:.*)/", mark),
         }
@@ -232,7 +232,7 @@ impl Compiler<'_, '_, '_> {
         match self.dialect {
             Dialect::Bare(mark) => all = vec![format!("{mark}{text}{mark}")],
             Dialect::Json if !text.is_ascii() => all.push(ascii(text)),
-            Dialect::Json | Dialect::Elements(_) => {}
+            Dialect::Json | Dialect::Elements(_) | Dialect::Tagged(_) => {}
             Dialect::Python => {
                 // The last quote is none of the text, whatever precedes it.
                 let whole = quoted(text);

@@ -23,7 +23,7 @@ impl Compiler<'_, '_, '_> {
         let quotes = match self.dialect {
             Dialect::Json => &[Quotes::Json][..],
             Dialect::Python => &[Quotes::Double, Quotes::Single],
-            Dialect::Bare(_) | Dialect::Elements(_) => &[],
+            Dialect::Bare(_) | Dialect::Elements(_) | Dialect::Tagged(_) => &[],
         };
         let mut ways = Vec::new();
         for quotes in quotes {

@@ -177,7 +177,7 @@ impl Compiler<'_, '_, '_> {
     pub(super) fn quoted_text(&mut self, constraints: &TextConstraints) -> String {
         let body = match self.dialect {
             Dialect::Bare(mark) => return self.marked(&constraints.expression(Quotes::Raw), mark),
-            Dialect::Json | Dialect::Elements(_) => constraints.expression(Quotes::Json),
+            Dialect::Json | Dialect::Elements(_) | Dialect::Tagged(_) => constraints.expression(Quotes::Json),
             Dialect::Python => {
                 format!("({}) | ({})", constraints.expression(Quotes::Double), constraints.expression(Quotes::Single))
             }

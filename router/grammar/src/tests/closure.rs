@@ -180,6 +180,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
                 Codec::Json | Codec::Keyed | Codec::Object { .. } => object(random, 0),
                 Codec::Params(_) | Codec::Bare(_) => typed(random, &banned),
                 Codec::Elements(_) => elements(random, &banned),
+                Codec::Tagged(_) => object(random, 0),
                 Codec::Python | Codec::Code => typed(random, &[]),
             });
             let arguments = match random.below(3) {
@@ -206,7 +207,7 @@ fn canonical(format: &Format, arguments: &str) -> String {
         Codec::Json | Codec::Keyed | Codec::Object { .. } => arguments.to_owned(),
         // Those of a cut call are no JSON.
         Codec::Bare(_) => serde_json::from_str(arguments).map_or(String::new(), |v| sorted(v).to_string()),
-        Codec::Params(_) | Codec::Elements(_) | Codec::Python | Codec::Code => {
+        Codec::Params(_) | Codec::Elements(_) | Codec::Tagged(_) | Codec::Python | Codec::Code => {
             serde_json::from_str::<Value>(arguments).map(|v| v.to_string()).unwrap_or_else(|_| arguments.to_owned())
         }
     }

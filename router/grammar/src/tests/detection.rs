@@ -42,7 +42,11 @@ fn newer_formats_are_not_taken_for_the_older_ones_that_they_resemble() {
     let longcat_2 = "<longcat_tool_call>{name}\n<longcat_arg_key>{{ k }}</longcat_arg_key>";
     let m2 = "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<invoke name=";
     let m3 = "{%- set ns_token = ']<]minimax[>[' -%}{%- set toolcall_begin_token = ns_token ~ '<tool_call>' -%}";
+    let cohere = "<cofl:tool_calls>{{ calls }}<cofl:value name=\"{{ k }}\" type=\"raw\">";
+    let step3 = "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=";
     for (template, format) in [
+        (cohere, "command_5"),
+        (step3, "step3"),
         (m2, "minimax_m2"),
         (m3, "minimax_m3"),
         (coder, "qwen3_coder"),

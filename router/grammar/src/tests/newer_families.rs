@@ -240,3 +240,47 @@ fn ernie_and_gigachat_are_read() {
     ];
     check("gigachat3", &giga);
 }
+
+/// The form of SGLang's and vLLM's parsers of Step-3, with and without line breaks. The last case is one of SGLang's
+/// tests: a value may hold `<`.
+#[test]
+fn step3_is_read() {
+    let cases = [
+        (
+            "<think>\nso\n</think>\n\nHi.\n<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"f\">\n<steptml:parameter name=\"s\">a b</steptml:parameter>\n<steptml:parameter name=\"n\">3</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"search\">\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+            r#"R(so)T(Hi.)C(f|-|{"s": "a b", "n": 3})C(search|-|{})"#,
+        ),
+        (
+            "«<｜tool_calls_begin｜>»«<｜tool_call_begin｜>»function«<｜tool_sep｜>»<steptml:invoke name=\"f\"><steptml:parameter name=\"s\">x</steptml:parameter></steptml:invoke>«<｜tool_call_end｜>»«<｜tool_calls_end｜>»",
+            r#"C(f|-|{"s": "x"})"#,
+        ),
+        (
+            "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"f\"><steptml:parameter name=\"s\">if a < b: print(a)</steptml:parameter><steptml:parameter name=\"t\">x</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
+            r#"C(f|-|{"s": "if a < b: print(a)", "t": "x"})"#,
+        ),
+        ("The token <｜tool_call_begin｜> begins one.", "T(The token <｜tool_call_begin｜> begins one.)"),
+    ];
+    check("step3", &cases);
+}
+
+/// The first and second case are those of the tests of Cohere's own parser (`cohere-melody`), whose template writes
+/// the form.
+#[test]
+fn command_5_is_read() {
+    let cases = [
+        (
+            r#"<|START_THINKING|>searching<|END_THINKING|><cofl:tool_calls><cofl:tool_call id="0" name="f"><cofl:value name="s" type="raw">echo "Hello" >> foo.txt && exit</cofl:value><cofl:value name="n" type="json">3</cofl:value><cofl:value name="float example" type="json">3.14</cofl:value><cofl:value name="o" type="dict"><cofl:value name="fresh" type="json">true</cofl:value><cofl:value name="tags" type="list"><cofl:value type="raw">music</cofl:value><cofl:value type="raw">Sudan</cofl:value></cofl:value></cofl:value><cofl:value name="missing" type="json">null</cofl:value><cofl:value name="empty_dict" type="dict"></cofl:value><cofl:value name="empty_list" type="list"></cofl:value></cofl:tool_call></cofl:tool_calls>"#,
+            r#"R(searching)C(f|-|{"s": "echo \"Hello\" >> foo.txt && exit", "n": 3, "float example": 3.14, "o": {"fresh": true, "tags": ["music", "Sudan"]}, "missing": null, "empty_dict": {}, "empty_list": []})"#,
+        ),
+        ("<|START_THINKING|>Let me think.<|END_THINKING|><|START_TEXT|>Hi.<|END_TEXT|>", "R(Let me think.)T(Hi.)"),
+        (
+            "«<|START_THINKING|>»so«<|END_THINKING|>»«<cofl:tool_calls>»\n<cofl:tool_call id=\"call_0\" name=\"f\">\n<cofl:value name=\"s\" type=\"raw\"></cofl:value>\n</cofl:tool_call>\n<cofl:tool_call id=\"1\" name=\"search\"></cofl:tool_call>\n«</cofl:tool_calls>»",
+            r#"R(so)C(f|-|{"s": ""})C(search|-|{})"#,
+        ),
+        (
+            r#"<cofl:tool_calls><cofl:tool_call id="0" name="f"><cofl:value name="l" type="list"><cofl:value type="raw">a</cofl:va"#,
+            r#"C?(f|-|{"l": ["a)"#,
+        ),
+    ];
+    check("command_5", &cases);
+}

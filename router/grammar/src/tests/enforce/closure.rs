@@ -238,3 +238,27 @@ fn every_format_obeys_the_tool_choice() {
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
+
+/// A mask costs more with many tools, which it must not fail of.
+#[test]
+fn every_format_takes_many_tools() {
+    let object = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let tools: Vec<_> = (0..250).map(|i| tool(&format!("tool_number_{i}_with_a_long_name"), object.clone())).collect();
+    let rules = Rules { reasons: true, ..rules(tools) };
+    for format in formats().iter().filter(|format| format.has_calls()) {
+        for &spelled in ways(format) {
+            let b = Bench::new(format, spelled);
+            let reasoning = format.reasoning.as_ref().map(|_| "so".to_owned());
+            let call = Call { name: "tool_number_17_with_a_long_name".into(), arguments: r#"{"a": "x"}"#.into() };
+            let turn = Turn { reasoning, text: "Hi.".into(), calls: vec![call] };
+            let ids = b.tokens.ids(&render(format, &turn, RenderOptions { spelled, ..RenderOptions::default() }));
+            let mut matcher = b.matcher(&rules);
+            for (n, id) in ids.iter().enumerate() {
+                let seen = || format!("{} {spelled} {:?}", format.name, b.tokens.show(&ids[..n]));
+                let mask = matcher.mask().unwrap_or_else(|error| panic!("{error}: {}", seen()));
+                assert!(mask[*id as usize / 8] >> (id % 8) & 1 == 1, "{}", seen());
+                assert_eq!(matcher.accept(*id), Ok(true), "{}", seen());
+            }
+        }
+    }
+}

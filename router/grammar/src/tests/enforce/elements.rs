@@ -1,4 +1,4 @@
-//! Arguments as nested elements: MiniMax-M3.
+//! Arguments as nested elements: MiniMax-M3, and Command 5, whose tags name types.
 
 use serde_json::{Value, json};
 
@@ -14,8 +14,12 @@ struct Case {
     invalid: Vec<Value>,
 }
 
-fn bench() -> Bench {
-    Bench::new(crate::by_name("minimax_m3").expect("the format"), false)
+fn bench(format: &str) -> Bench {
+    Bench::new(crate::by_name(format).expect("the format"), false)
+}
+
+fn benches() -> [Bench; 2] {
+    ["minimax_m3", "command_5"].map(bench)
 }
 
 /// Whether a call with these arguments is accepted, and what is read.
@@ -46,8 +50,13 @@ fn instances_are_accepted_and_read_back() {
     // Undeclared members come after the required ones; a text that is a constant of two types is the number.
     const OTHERS: &[(&str, &str)] =
         &[("props+additional schema", r#"{"b":1,"a":"x"}"#), ("typed enum mix", r#"{"b":"1"}"#)];
+    for b in benches() {
+        instances(&b, OTHERS);
+    }
+}
+
+fn instances(b: &Bench, others: &[(&str, &str)]) {
     let cases: Vec<Case> = serde_json::from_str(include_str!("schemas.json")).expect("cases");
-    let b = bench();
     let (mut tried_any, mut failures) = (0, Vec::new());
     for Case { case, schema, valid, invalid } in cases.into_iter().filter(|case| case.schema["type"] == "object") {
         let rules = rules(vec![tool("write", schema.clone())]);
@@ -55,11 +64,11 @@ fn instances_are_accepted_and_read_back() {
         let lax = !compiled.relaxations().is_empty();
         let validators = Validators::new(&rules);
         for (instance, is_valid) in valid.iter().map(|one| (one, true)).chain(invalid.iter().map(|one| (one, false))) {
-            if !instance.is_object() || OTHERS.contains(&(&case, &instance.to_string())) {
+            if !instance.is_object() || others.contains(&(&case, &instance.to_string())) {
                 continue;
             }
             tried_any += 1;
-            let (taken, read) = tried(&b, &schema, instance);
+            let (taken, read) = tried(b, &schema, instance);
             let same = serde_json::from_str::<Value>(&read).is_ok_and(|read| equal(&read, instance));
             let holds = match is_valid {
                 true => taken && same,
@@ -88,7 +97,12 @@ fn alternatives_are_told_apart() {
         "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "size": {"type": ["integer", "null"]},
     }});
-    let b = bench();
+    for b in benches() {
+        unions(&b, &schema);
+    }
+}
+
+fn unions(b: &Bench, schema: &Value) {
     for arguments in [
         json!({"one": {"kind": "text", "value": "5"}}),
         json!({"one": {"kind": "count", "value": 5}}),
@@ -98,19 +112,19 @@ fn alternatives_are_told_apart() {
         json!({"short": "ab", "maybe": "7", "size": 3}),
         json!({"maybe": "", "many": []}),
     ] {
-        let (taken, read) = tried(&b, &schema, &arguments);
+        let (taken, read) = tried(b, schema, &arguments);
         assert!(taken, "{arguments}");
         assert_eq!(serde_json::from_str::<Value>(&read).ok(), Some(arguments));
     }
     for arguments in [json!({"one": {"kind": "count", "value": "x"}}), json!({"short": "a"}), json!({"size": "x"})] {
-        assert!(!tried(&b, &schema, &arguments).0, "{arguments}");
+        assert!(!tried(b, schema, &arguments).0, "{arguments}");
     }
 }
 
 /// What a tag cannot hold is refused by name, or left out if the tool can do without.
 #[test]
 fn names_that_no_tag_can_hold_are_refused() {
-    let b = bench();
+    let b = bench("minimax_m3");
     let nested = |required: &[&str]| {
         json!({"type": "object", "properties": {"o": {"type": "object", "properties": {"a>b": {"type": "string"}, "c": {"type": "string"}},
             "required": required}}, "required": ["o"]})
@@ -125,13 +139,29 @@ fn names_that_no_tag_can_hold_are_refused() {
 /// A free object's names are not compared with their end tags, which the parser does not need.
 #[test]
 fn free_objects_take_any_names() {
-    let b = bench();
     let schema = json!({"type": "object", "properties": {"env": {"type": "object"}, "rest": {}, "map": {"type": "object",
         "additionalProperties": {"type": "integer"}}}});
     let arguments =
         json!({"env": {"PATH": "/bin", "n": {"x": [1, 2.5, true]}}, "rest": ["a", {"b": "c"}], "map": {"k": 1}});
+    for b in benches() {
+        let (taken, read) = tried(&b, &schema, &arguments);
+        assert!(taken);
+        assert_eq!(serde_json::from_str::<Value>(&read).ok().as_ref(), Some(&arguments));
+        assert!(!tried(&b, &schema, &json!({"map": {"k": "x"}})).0);
+    }
+}
+
+/// Names with a meaning in tags are written with XML's entities, as Cohere's template does; a string cannot hold its
+/// end tag.
+#[test]
+fn tags_that_name_types_hold_any_name() {
+    let b = bench("command_5");
+    let schema = json!({"type": "object", "properties": {"a<\"b\">": {"type": "object", "properties": {"c&d": {"type": "string"}}}},
+        "required": ["a<\"b\">"]});
+    let arguments = json!({"a<\"b\">": {"c&d": "x &amp; </cofl:valu y"}});
     let (taken, read) = tried(&b, &schema, &arguments);
     assert!(taken);
     assert_eq!(serde_json::from_str::<Value>(&read).ok(), Some(arguments));
-    assert!(!tried(&b, &schema, &json!({"map": {"k": "x"}})).0);
+    let ends = json!({"a<\"b\">": {"c&d": "x</cofl:value>y"}});
+    assert!(!tried(&b, &schema, &ends).0);
 }

@@ -56,7 +56,7 @@ fn every_format_takes_the_patches_of_the_grammar_and_no_others() {
         let compiled = compiled(&b, PATCHES).unwrap_or_else(|e| panic!("{}: {e}", format.name));
         // The lexer cannot tell letters that end a string from those of a patch's lines.
         let relaxed = compiled.relaxations().iter().map(|relaxation| relaxation.keyword.as_str()).collect::<Vec<_>>();
-        if format.string_mark().is_some() {
+        if format.string_mark().is_some() || matches!(format.codec(), crate::Codec::Tagged(_)) {
             assert_eq!(relaxed, [LARK_KEYWORD], "{}", format.name);
             continue;
         }
