@@ -68,12 +68,23 @@ def mutations(name, schema, arguments):
         yield "extra", name, {**arguments, "surplus": 1}
 
 
+def many(asked, usable):
+    """A call with the declarations of as many tools as agents with several servers have, under long names."""
+    pool = [tool for tools, _, _ in asked for tool in tools if usable(tool)]
+    tools, name, arguments = next(one for one in asked if all(usable(tool) for tool in one[0]))
+    others = [copy.deepcopy(pool[i % len(pool)]) for i in range(250 - len(tools))]
+    for i, tool in enumerate(others):
+        tool["function"]["name"] = f"{tool['function']['name'][:40]}_of_server_{i}"
+    return {"content": "Hi.", "tool_calls": [{"name": name, "arguments": arguments}], "tools": tools + others}
+
+
 def close(format, folder, asked, encode):
     rng = random.Random(format["name"])
-    turns, broken, why = [], [], []
+    python = "arguments are Python literals" in format["guarantees"]
+    turns, broken, why = [many(asked, keywords if python else lambda tool: True)], [], []
     for i in range(CASES):
         tools, name, arguments = rng.choice(asked)
-        if "arguments are Python literals" in format["guarantees"] and not all(keywords(tool) for tool in tools):
+        if python and not all(keywords(tool) for tool in tools):
             continue  # such tools are rejected
         if any("raw values" in g for g in format["guarantees"]) and any(marker in json.dumps(arguments) for marker in format["markers"]):
             continue  # a raw value cannot contain its end marker

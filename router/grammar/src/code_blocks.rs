@@ -172,11 +172,24 @@ pub(crate) struct TextEnds<'a> {
     /// The same where the text before does not end with `opener`, which would belong to the call.
     pub later_calls: &'a [(String, String)],
     pub opener: &'a str,
+    /// Likewise, for many calls that begin with the same letters.
+    pub short: Option<&'a ShortCalls>,
     /// What ends the text anywhere, likewise.
     pub markers: &'a [(String, String)],
     /// What text must not contain outside code, and anywhere.
     pub refused: &'a [String],
     pub refused_anywhere: &'a [String],
+}
+
+/// Calls that are told from text only by what follows their first letters. A lexeme for each would have all text before
+/// it in it.
+pub(crate) struct ShortCalls {
+    /// The letters, as a regular expression.
+    pub lead: String,
+    /// What follows them in a call, as regular expressions, and what follows that.
+    pub calls: Vec<(String, String)>,
+    /// What follows them in a call of any declared tool.
+    pub called: String,
 }
 
 /// Writes text with code in it. `not`: what the text must not look like. Returns the alternatives.
@@ -194,7 +207,11 @@ pub(crate) fn write_text(w: &mut Writer, ends: &TextEnds<'_>, place: TextPlace, 
         ends.iter().map(|(regex, next)| format!("{} {next}", w.lazy(&format!("({text}) /{regex}/")))).collect()
     };
 
-    let (text, after_code, code) = (w.reserve(), w.reserve(), w.reserve());
+    let (text, after_code, code, goes_on) = (w.reserve(), w.reserve(), w.reserve(), w.reserve());
+    let before_short = outside;
+    // Where such letters are, the text goes on elsewhere.
+    let leads: Vec<String> = ends.short.iter().map(|short| short.lead.clone()).collect();
+    let outside = without(w, &[ends.refused_anywhere, ends.refused, &leads].concat());
     // Outside code; code follows.
     let plain = |w: &mut Writer, not: &str| {
         let lexeme = w.terminal(&format!("/[^`]+/{outside}{not}"));
@@ -204,6 +221,8 @@ pub(crate) fn write_text(w: &mut Writer, ends: &TextEnds<'_>, place: TextPlace, 
         all.extend(up_to(w, &format!("/[^`]*/{outside}{not}"), ends.calls));
         let alone = format!("/[^`]*/{outside}{not} & ~/(?s:.*)({})/", ends.opener);
         all.extend(up_to(w, &alone, ends.later_calls));
+        let alone = format!("/[^`]*/{before_short}{not} & ~/(?s:.*)({})/", ends.opener);
+        all.extend(leads.iter().map(|lead| format!("{} {goes_on}", w.lazy(&format!("({alone}) /{lead}/")))));
         all.extend(up_to(w, &format!("/[^`]*/{outside}{not}"), ends.markers));
         all
     };
@@ -211,6 +230,12 @@ pub(crate) fn write_text(w: &mut Writer, ends: &TextEnds<'_>, place: TextPlace, 
     w.define(&after_code, &again.join("|"));
     let after_line = [again, vec![code.clone()]].concat();
     w.define(&text, &after_line.join("|"));
+    if let Some(short) = ends.short {
+        let mut all: Vec<String> = short.calls.iter().map(|(tail, next)| format!("{} {next}", w.regex(tail))).collect();
+        all.extend(plain(w, &format!(" & ~/({})(?s:.*)/", short.called)));
+        all.push(code.clone());
+        w.define(&goes_on, &all.join("|"));
+    }
     let lexeme = |w: &mut Writer, regex: &str| w.terminal(&format!("/{regex}/{anywhere}"));
     let whole = lexeme(w, &whole_code());
     let mut all = vec![format!("{whole} {after_code}"), format!("{} {text}", lexeme(w, UNCLOSED))];
@@ -245,6 +270,10 @@ pub(crate) fn write_text(w: &mut Writer, ends: &TextEnds<'_>, place: TextPlace, 
     let mut fenced = vec![code.clone()];
     for (regex, next) in ends.calls.iter().chain(ends.later_calls) {
         fenced.push(format!("{} {next}", w.lazy(&format!("/{LAYOUT}{regex}/"))));
+    }
+    if let Some(ShortCalls { lead, calls, .. }) = ends.short {
+        let lexeme = |w: &mut Writer, tail: &str| w.lazy(&format!("/{LAYOUT}{lead}{tail}/"));
+        fenced.extend(calls.iter().map(|(tail, next)| format!("{} {next}", lexeme(w, tail))));
     }
     let beginning = |w: &mut Writer, not: &str, fenced: &[String]| {
         let fenced = w.rule(&fenced.join("|"));

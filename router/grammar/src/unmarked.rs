@@ -89,9 +89,9 @@ pub(crate) fn bare_beginnings(format: &Format, tools: &[&str]) -> BareBeginning 
     }
 }
 
-/// Whether an expression is a bracket.
-pub(crate) fn is_one_sign(regex: &str) -> bool {
-    regex.len() <= 2
+/// Whether calls that no marker announces begin with a bracket and their name.
+pub(crate) fn lead_is_sign(format: &Format) -> bool {
+    bare(format).is_some() && !matches!(format.codec(), Codec::Object { .. })
 }
 
 /// A regular expression for a few members that are not reported; `place` adds the comma before or after one.

@@ -12,14 +12,12 @@ use crate::event::Event;
 use crate::format::Tags;
 use crate::json_schema::Types;
 use crate::scan::text;
+use crate::schema::{ENTITIES, attribute};
 
 /// Nesting limit.
 const MAX_DEPTH: usize = 128;
 /// Length limit of a tag.
 const MAX_TAG: usize = 512;
-/// What an attribute writes in place of a character (the template's `xml_attr`); `&` is the last to be read.
-const ENTITIES: [(&str, &str); 5] = [("<", "&lt;"), (">", "&gt;"), ("\"", "&quot;"), ("'", "&apos;"), ("&", "&amp;")];
-
 /// The members as elements.
 pub(crate) fn members(arguments: &Map<String, Value>, tags: Tags) -> String {
     arguments.iter().map(|(name, value)| element(Some(name), value, tags)).collect()
@@ -34,15 +32,6 @@ fn element(name: Option<&str>, value: &Value, tags: Tags) -> String {
     };
     let name = name.map(|name| format!(" {}", attribute(name))).unwrap_or_default();
     format!("{}{name} type=\"{kind}\">{inner}{}", tags.open, tags.close)
-}
-
-/// The attribute of a member's name.
-pub(crate) fn attribute(name: &str) -> String {
-    let written = ["&", "<", ">", "\""].iter().fold(name.to_owned(), |name, sign| {
-        let entity = ENTITIES.iter().find(|(known, _)| known == sign).map_or(*sign, |(_, entity)| entity);
-        name.replace(sign, entity)
-    });
-    format!("name=\"{written}\"")
 }
 
 /// Reads the elements up to the first end tag outside any of them, which is that of the call.

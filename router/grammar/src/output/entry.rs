@@ -10,7 +10,7 @@ use crate::format::{CallPosition, Codec, Format, Step, marker};
 use crate::lark::{GrammarForm, either, escape, layout};
 use crate::rules::RuleError;
 use crate::schema::quoted;
-use crate::unmarked::{OPENING_LAYOUT, bare, bare_list, is_one_sign};
+use crate::unmarked::{OPENING_LAYOUT, bare, bare_list, lead_is_sign};
 
 /// Calls, ready to be inserted where the format has them.
 pub(super) struct CallEntry {
@@ -204,6 +204,10 @@ impl<'a> Output<'a, '_> {
             return Ok(format!("{begun} {rest}"));
         }
         let mut end = self.marking.plain(format.end)?;
+        // llguidance does not end two lexemes at one byte: what follows the sign is text.
+        if let (Some(Step::Lit(sign)), true) = (format.end.first(), settled.is_some() && lead_is_sign(format)) {
+            end[0] = GrammarPart::Regex(format!("{}{}", self.marking.form.blanks(), escape(sign.trim())));
+        }
         if end.is_empty() && !format.between.is_empty() {
             end.push(GrammarPart::Regex(self.marking.form.blanks()));
         }
@@ -272,17 +276,10 @@ impl<'a> Output<'a, '_> {
             rest: format!("{rest} {after}"),
             kind,
         };
-        let lead = calls.first().map(|call| call.lead.clone()).unwrap_or_default();
-        // llguidance does not end two lexemes at one byte.
-        let mut exits: Vec<Exit> = match is_one_sign(&lead) {
-            true => calls.iter().map(|call| exit(call.begin(), &call.rest, ExitKind::Unmarked)).collect(),
-            // A lexeme for each tool would have the text before it in it.
-            false => {
-                let w = &mut *self.work.writer;
-                let named: Vec<_> = calls.iter().map(|call| format!("{} {}", w.regex(&call.tail), call.rest)).collect();
-                vec![exit(lead, &self.rule(&named), ExitKind::Lead)]
-            }
-        };
+        let Some(lead) = calls.first().map(|call| call.lead.clone()) else { return Vec::new() };
+        let w = &mut *self.work.writer;
+        let named: Vec<_> = calls.iter().map(|call| format!("{} {}", w.regex(&call.tail), call.rest)).collect();
+        let mut exits = vec![exit(lead, &self.rule(&named), ExitKind::Lead)];
         let optional = self.marking.format.begin.first().and_then(marker);
         if let Some(id) = optional.and_then(|marker| self.marking.vocab.special_id(marker)) {
             let w = &mut *self.work.writer;
@@ -311,7 +308,8 @@ impl<'a> Output<'a, '_> {
             exits.extend(self.marked_exits(&short, after).into_iter().take(1));
         }
         for (name, call) in &short {
-            let Some(begin) = self.marking.short_beginning(&[name]) else { continue };
+            let Some((lead, tail)) = self.marking.short_beginning(&[name]) else { continue };
+            let begin = lead + &tail;
             let rest = [&[GrammarPart::Regex(GrammarForm::Tolerant.blanks())], after_name(name, call)].concat();
             let rest = format!("{} {after}", join(self.work.writer, &rest));
             exits.push(Exit { marker: GrammarPart::Regex(begin), rest, kind: ExitKind::Short });

@@ -110,7 +110,8 @@ impl Marking<'_> {
     }
 
     /// The second marker of a call, if its letters count, up to where the name of one of these tools has ended.
-    pub fn short_beginning(&self, tools: &[&str]) -> Option<String> {
+    /// As two parts: the marker, and the rest.
+    pub fn short_beginning(&self, tools: &[&str]) -> Option<(String, String)> {
         let (before, _) = self.format.around_arguments();
         let at = before.iter().position(|s| *s == Step::Name)?;
         let ([.., Step::Tok(_), Step::Tok(letters)] | [.., Step::Tok(_), Step::Lit(_), Step::Tok(letters)]) =
@@ -120,7 +121,7 @@ impl Marking<'_> {
         };
         let spelled = self.format.markers == Markers::Either && !tools.is_empty();
         let names = tools.iter().map(|name| escape(name)).collect::<Vec<_>>().join("|");
-        spelled.then(|| format!(r#"{}["']?({names})["']?[ \t]*[>\n]"#, escape(letters)))
+        spelled.then(|| (escape(letters), format!(r#"["']?({names})["']?[ \t]*[>\n]"#)))
     }
 }
 

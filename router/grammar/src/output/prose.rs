@@ -3,10 +3,10 @@
 use super::Output;
 use super::marker::{GrammarPart, join};
 use crate::announced::{self, announcing, opening_markers, sees_code, until_bare_name, until_name};
-use crate::code_blocks::{TextEnds, TextPlace, write_text};
+use crate::code_blocks::{ShortCalls, TextEnds, TextPlace, write_text};
 use crate::format::marker;
 use crate::lark::{SOME_TEXT, escape, literal};
-use crate::unmarked::{bare, bare_beginnings};
+use crate::unmarked::{BareBeginning, bare, bare_beginnings};
 
 /// How prose ends: a marker, or text that begins a call without one, and what follows it.
 #[derive(Clone)]
@@ -26,8 +26,6 @@ pub(super) enum ExitKind {
     Later,
     /// As `Later`, with the name of a tool, so that there are many.
     Short,
-    /// A call without a marker.
-    Unmarked,
     /// What all calls without a marker begin with, up to the name; `rest` begins with the names.
     Lead,
 }
@@ -72,45 +70,51 @@ impl Output<'_, '_> {
         if sees_code(self.marking.format) && !self.is_canonical() && !refused.outside_code.is_empty() {
             return self.prose_with_code(exits, end, refused, not, place);
         }
-        let refused = [&refused.anywhere[..], &refused.outside_code].concat();
-        let mut without: Vec<String> = Vec::new();
-        if !refused.is_empty() {
-            // By its name: the list of all tools stands in it.
-            let refused = self.work.writer.terminal(&format!("/(?s:.*)({})(?s:.*)/", refused.join("|")));
-            without.push(format!("~{refused}"));
-        }
-        without.extend(not.map(|not| format!("~/{not}/")));
+        let not = not.map(|not| format!("~/{not}/"));
         let Some(lead) = exits.iter().position(|exit| exit.kind == ExitKind::Lead) else {
-            return self.text_up_to(&exits, end, &without);
+            let refused = [&refused.anywhere[..], &refused.outside_code].concat();
+            return self.text_up_to(&exits, end, &refused, not.as_slice());
         };
-        // What begins like a call of any tool may be text, up to the name of one.
+        // What begins like a call of any tool may be text, up to the name of one: each such place is an exit, so that a
+        // text has none of them in it.
+        let BareBeginning { lead: begins, tails } = bare_beginnings(self.marking.format, &self.tool_names());
+        let refused = [&[begins], &refused.outside_code[..]].concat();
         let goes_on = self.work.writer.reserve();
         let next = format!("{goes_on}{}", self.pass);
         let named = std::mem::replace(&mut exits[lead].rest, next);
-        let all = self.text_up_to(&exits, end, &without);
-        let tails = bare_beginnings(self.marking.format, &self.tool_names()).tails;
-        without.push(format!("~/({})(?s:.*)/", tails.join("|")));
-        let mut more = self.text_up_to(&exits, end, &without);
+        let all = self.text_up_to(&exits, end, &refused, not.as_slice());
+        let unnamed = format!("~/({})(?s:.*)/", tails.join("|"));
+        let mut more = self.text_up_to(&exits, end, &refused, &[unnamed]);
         more.push(named);
         self.define(&goes_on, &more);
         all
     }
 
-    /// Text that is not this, up to one of the exits, or to the end.
-    fn text_up_to(&mut self, exits: &[Exit], end: Option<&str>, without: &[String]) -> Vec<String> {
-        let body = |any: &str| [vec![any.to_owned()], without.to_vec()].concat().join(" & ");
+    /// Text that is not like this and contains none of these, up to one of the exits, or to the end.
+    fn text_up_to(&mut self, exits: &[Exit], end: Option<&str>, refused: &[String], unlike: &[String]) -> Vec<String> {
+        let mut without = unlike.to_vec();
+        if !refused.is_empty() {
+            // By its name: the list of all tools stands in it.
+            let refused = self.work.writer.terminal(&format!("/(?s:.*)({})(?s:.*)/", refused.join("|")));
+            without.insert(0, format!("~{refused}"));
+        }
+        let body = |any: &str, kind: ExitKind| {
+            // The lexeme ends at the first of them.
+            let without = if kind == ExitKind::Lead { unlike } else { &without };
+            [&[any.to_owned()], without].concat().join(" & ")
+        };
         let w = &mut *self.work.writer;
-        let text = w.terminal(&body(&format!("/{SOME_TEXT}/")));
+        let text = w.terminal(&body(&format!("/{SOME_TEXT}/"), ExitKind::Marker));
         let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
-        for Exit { marker, rest, .. } in exits {
+        for Exit { marker, rest, kind } in exits {
             all.push(match marker {
                 GrammarPart::Token(id) => format!("{text}? <[{id}]> {rest}"),
                 GrammarPart::Text(letters) => {
-                    let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/"), literal(letters)));
+                    let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/", *kind), literal(letters)));
                     format!("{upto} {rest}")
                 }
                 GrammarPart::Regex(regex) => {
-                    let upto = w.lazy(&format!("({}) /{regex}/", body("/(?s:.*)/")));
+                    let upto = w.lazy(&format!("({}) /{regex}/", body("/(?s:.*)/", *kind)));
                     format!("{upto} {rest}")
                 }
                 other => format!("{text}? {} {rest}", join(w, std::slice::from_ref(other))),
@@ -128,8 +132,10 @@ impl Output<'_, '_> {
         not: Option<&str>,
         place: TextPlace,
     ) -> Vec<String> {
-        let w = &mut *self.work.writer;
         let (mut calls, mut later_calls, mut markers) = (Vec::new(), Vec::new(), Vec::new());
+        let (lead, called) = self.marking.short_beginning(&self.tool_names()).unwrap_or_default();
+        let mut short = ShortCalls { lead, calls: Vec::new(), called };
+        let w = &mut *self.work.writer;
         let mut tails: Vec<String> = end.iter().map(|end| (*end).to_owned()).collect();
         for Exit { marker, rest, kind } in exits {
             let letters = match marker {
@@ -142,8 +148,12 @@ impl Output<'_, '_> {
             };
             match kind {
                 ExitKind::Marker => markers.push((letters, rest)),
-                ExitKind::Later | ExitKind::Short => later_calls.push((letters, rest)),
-                ExitKind::Announced | ExitKind::Unmarked | ExitKind::Lead => calls.push((letters, rest)),
+                ExitKind::Later => later_calls.push((letters, rest)),
+                ExitKind::Short => match letters.strip_prefix(&short.lead) {
+                    Some(tail) if !short.lead.is_empty() => short.calls.push((tail.to_owned(), rest)),
+                    _ => later_calls.push((letters, rest)),
+                },
+                ExitKind::Announced | ExitKind::Lead => calls.push((letters, rest)),
             }
         }
         // Markers without a meaning in text. Those that begin calls are letters, or have one.
@@ -158,14 +168,19 @@ impl Output<'_, '_> {
             .collect();
         tokens.sort_unstable();
         tokens.dedup();
+        let whole = format!("{}{}", short.lead, short.called);
+        let has_short = !short.calls.is_empty();
+        let refused_outside: Vec<String> =
+            refused.outside_code.iter().filter(|text| !has_short || **text != whole).cloned().collect();
         let ends = TextEnds {
             tails: &tails,
             tokens: &tokens,
             calls: &calls,
             later_calls: &later_calls,
+            short: has_short.then_some(&short),
             opener: &announced::opener(self.marking.format),
             markers: &markers,
-            refused: &refused.outside_code,
+            refused: &refused_outside,
             refused_anywhere: &refused.anywhere,
         };
         write_text(w, &ends, place, not)
@@ -191,7 +206,7 @@ impl Output<'_, '_> {
                 refused.outside_code.push(format!("{}{blanks}({})", escape(letters), names.join("|")));
             }
         }
-        refused.outside_code.extend(self.marking.short_beginning(&names));
+        refused.outside_code.extend(self.marking.short_beginning(&names).map(|(lead, tail)| lead + &tail));
         if bare(format).is_some() && !names.is_empty() {
             refused.anywhere.extend(bare_beginnings(format, &names).whole());
         }

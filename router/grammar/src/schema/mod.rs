@@ -50,6 +50,7 @@ pub(crate) use keys::bare_name;
 pub(crate) use params::{Closer, Forbidden, Pattern};
 pub(crate) use scalar::{divisor_price, quoted};
 pub use string_grammar::LARK_KEYWORD;
+pub(crate) use tagged::{ENTITIES, attribute};
 
 use crate::json_schema::{Schema, TYPES, is_annotation, is_type, mentions, size, types};
 use constants::{excluded, values};

@@ -3,7 +3,6 @@
 
 use super::params::Text;
 use super::{Closer, Compiler, Dialect, Forbidden, Schema};
-use crate::codec::tagged::attribute;
 use crate::format::Tags;
 use crate::lark::{GrammarForm, escape, literal};
 use crate::limits::MAX_FREE_DEPTH;
@@ -11,6 +10,17 @@ use crate::rules::RuleError;
 
 /// A name that no schema declares.
 const ANY_NAME: &str = r#"[^"<>&\x00-\x1f\x7f]{1,64}"#;
+
+/// What an attribute writes in place of a character (the template's `xml_attr`, and `'`); `&` is the last to be read.
+pub(crate) const ENTITIES: [(&str, &str); 5] =
+    [("<", "&lt;"), (">", "&gt;"), ("\"", "&quot;"), ("'", "&apos;"), ("&", "&amp;")];
+
+/// The attribute of a member's name.
+pub(crate) fn attribute(name: &str) -> String {
+    let written = ENTITIES.iter().rev().filter(|(sign, _)| *sign != "'");
+    let written = written.fold(name.to_owned(), |name, (sign, entity)| name.replace(sign, entity));
+    format!("name=\"{written}\"")
+}
 
 impl Compiler<'_, '_, '_> {
     pub(super) fn tags(&self) -> Option<Tags> {
