@@ -1,5 +1,7 @@
 //! Attention of grouped heads on tensor cores (kernels/cuda/flash.cu). How a row is computed changes none of its bits.
 
+use std::ops::Range;
+
 use super::attention::PARTIAL_BYTES;
 use super::backend::{Cuda, int};
 use super::batch::DeviceBatch;
@@ -115,49 +117,70 @@ impl Cuda {
         plan: FlashPlan,
     ) -> DeviceTensor {
         let GqaSpec { heads, kv_heads, head_dim, scale, window } = *spec;
-        let rows = batch.shape.rows;
-        let out = self.tensor(rows, heads * head_dim, Element::Bf16);
+        let out = self.tensor(batch.shape.rows, heads * head_dim, Element::Bf16);
         let chunks = (batch.shape.table_stride * cache.block_size).div_ceil(CHUNK).max(1);
-        // Steps of one row each have few blocks otherwise.
-        let split = batch.shape.decode || batch.rows.spans.iter().all(|span| span.len == 1);
         let of_row = heads * chunks * plan.partial_stride() * size_of::<f32>();
-        let at_once = if split { (PARTIAL_BYTES / of_row).clamp(1, rows.max(1)) } else { rows.max(1) };
-        let partial = (split && chunks > 1).then(|| self.take(at_once * of_row));
         let parts = self.steps.parts(batch);
-        for first in (0..rows).step_by(at_once) {
-            let count = at_once.min(rows - first);
-            let args = FlashArgs {
-                q: q.address,
-                k: cache.k,
-                v: cache.v,
-                out: out.address,
-                partial: partial.as_ref().map_or(0, |partial| partial.address),
-                sequences: parts.sequences,
-                positions: parts.positions,
-                tables: parts.tables,
-                entry: kv_heads * head_dim,
-                first: int(first),
-                rows: int(count),
-                q_stride: int(q.stride),
-                head_dim: int(head_dim),
-                group: int(plan.group),
-                tile_rows: if split { 1 } else { int(plan.tile_rows()) },
-                table_stride: int(batch.shape.table_stride),
-                block_size: int(cache.block_size),
-                window: int(window.unwrap_or(0)),
-                chunks: int(chunks),
-                partial_stride: int(plan.partial_stride()),
-                scale,
-            };
-            let launch = if split { plan.split(count, kv_heads, chunks) } else { plan.whole(count, kv_heads) };
-            // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each of
-            // the batch; partial has room for all chunks of these rows, and is not used if a row has one at most.
-            unsafe { self.launch(&launch, &args) };
-            if split && chunks > 1 {
-                // SAFETY: as above.
-                unsafe { self.launch(&LaunchPlan::new("flash_merge", [count, heads, 1], SPLIT_THREADS), &args) };
+        let lengths = batch.rows.spans.iter().map(|span| span.len);
+        let runs = if batch.shape.decode { vec![(0..batch.shape.rows, true)] } else { runs(lengths) };
+        for (rows, split) in runs {
+            let at_once = if split { (PARTIAL_BYTES / of_row).clamp(1, rows.len()) } else { rows.len() };
+            let partial = (split && chunks > 1).then(|| self.take(at_once * of_row));
+            for first in rows.clone().step_by(at_once) {
+                let count = at_once.min(rows.end - first);
+                let args = FlashArgs {
+                    q: q.address,
+                    k: cache.k,
+                    v: cache.v,
+                    out: out.address,
+                    partial: partial.as_ref().map_or(0, |partial| partial.address),
+                    sequences: parts.sequences,
+                    positions: parts.positions,
+                    tables: parts.tables,
+                    entry: kv_heads * head_dim,
+                    first: int(first),
+                    rows: int(count),
+                    q_stride: int(q.stride),
+                    head_dim: int(head_dim),
+                    group: int(plan.group),
+                    tile_rows: if split { 1 } else { int(plan.tile_rows()) },
+                    table_stride: int(batch.shape.table_stride),
+                    block_size: int(cache.block_size),
+                    window: int(window.unwrap_or(0)),
+                    chunks: int(chunks),
+                    partial_stride: int(plan.partial_stride()),
+                    scale,
+                };
+                let launch = if split { plan.split(count, kv_heads, chunks) } else { plan.whole(count, kv_heads) };
+                // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each
+                // of the batch; partial has room for all chunks of these rows, and is not used if a row has one at
+                // most.
+                unsafe { self.launch(&launch, &args) };
+                if split && chunks > 1 {
+                    // SAFETY: as above.
+                    unsafe { self.launch(&LaunchPlan::new("flash_merge", [count, heads, 1], SPLIT_THREADS), &args) };
+                }
             }
         }
         out
     }
 }
+
+/// The rows of sequences with these numbers of rows, in runs that are computed alike: those of sequences with one row,
+/// which have a block for each chunk (there would be few blocks otherwise), and the others.
+fn runs(lengths: impl Iterator<Item = usize>) -> Vec<(Range<usize>, bool)> {
+    let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
+    let mut end = 0;
+    for length in lengths {
+        let (rows, split) = (end..end + length, length == 1);
+        end = rows.end;
+        match runs.last_mut() {
+            Some((run, of_run)) if *of_run == split => run.end = end,
+            _ => runs.push((rows, split)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests;
