@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use half::bf16;
 use rein_kernels::collective::threads::group;
-use rein_kernels::cpu::{Cpu, Experts, KvCache, Linear};
+use rein_kernels::cpu::{Cpu, Expansion, Experts, KvCache, Linear};
 use rein_kernels::probe::memory_bandwidth;
 use rein_kernels::sample::SampleSpec;
 use rein_kernels::*;
@@ -174,7 +174,7 @@ struct Layer {
     q_a: Linear,
     q_b: Linear,
     kv_a: Linear,
-    kv_b: Linear,
+    kv_b: Expansion,
     o: Linear,
     /// gate, up, down of the dense layer or the shared expert.
     mlp: [Linear; 3],

@@ -299,6 +299,8 @@ pub trait Backend: Sized + Send + 'static {
     type Batch<'a>;
     type Vector: Send + Sync;
     type Linear: Send + Sync;
+    /// The weight that expands latents to keys and values, as `mla_attention` multiplies it.
+    type Expansion: Send + Sync;
     type Embedding: Send + Sync;
     /// This rank's experts of one layer, and where the others are.
     type Experts: Send + Sync;
@@ -400,7 +402,7 @@ pub trait Backend: Sized + Send + 'static {
         spec: &GqaSpec,
     ) -> Self::Tensor;
     /// q [rows, heads * (nope + rope)], rotated; latent [rows, kv_rank], normed; k_rope [rows, rope], rotated;
-    /// kv_b [heads * (nope + v), kv_rank] as made by `mla_weight`. Result [rows, heads * v].
+    /// kv_b [heads * (nope + v), kv_rank]. Result [rows, heads * v].
     #[allow(clippy::too_many_arguments)]
     fn mla_attention(
         &self,
@@ -408,12 +410,12 @@ pub trait Backend: Sized + Send + 'static {
         q: &Self::Tensor,
         latent: &Self::Tensor,
         k_rope: &Self::Tensor,
-        kv_b: &Self::Linear,
+        kv_b: &Self::Expansion,
         cache: &mut Self::Cache,
         spec: &MlaSpec,
     ) -> Self::Tensor;
     /// kv_b_proj in the layout that `mla_attention` needs.
-    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Linear>;
+    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Expansion>;
 
     // Mixture of experts.
     /// Scores [rows, experts] (before softmax or sigmoid). `bias` affects the choice, not the weights.

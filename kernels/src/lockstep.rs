@@ -127,6 +127,7 @@ impl<B: Backend> Backend for Lockstep<B> {
     type Batch<'a> = Both<B::Batch<'a>, cpu::Batch<'a>>;
     type Vector = Both<B::Vector, Vec<f32>>;
     type Linear = Both<B::Linear, RoundingLinear>;
+    type Expansion = Both<B::Expansion, cpu::Expansion>;
     type Embedding = Both<B::Embedding, cpu::Embedding>;
     type Experts = Both<B::Experts, RoundingExperts>;
     type Routes = Both<B::Routes, Routes>;
@@ -325,7 +326,7 @@ impl<B: Backend> Backend for Lockstep<B> {
         q: &B::Tensor,
         latent: &B::Tensor,
         k_rope: &B::Tensor,
-        kv_b: &Self::Linear,
+        kv_b: &Self::Expansion,
         cache: &mut Self::Cache,
         spec: &MlaSpec,
     ) -> B::Tensor {
@@ -337,7 +338,7 @@ impl<B: Backend> Backend for Lockstep<B> {
         out
     }
 
-    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Linear> {
+    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Expansion> {
         Ok(Both {
             device: self.device.mla_weight(kv_b.clone(), spec, precision)?,
             oracle: self.oracle.mla_weight(kv_b, spec, precision)?,

@@ -149,6 +149,7 @@ impl Backend for RoundingCpu {
     type Batch<'a> = cpu::Batch<'a>;
     type Vector = Vec<f32>;
     type Linear = RoundingLinear;
+    type Expansion = cpu::Expansion;
     type Embedding = cpu::Embedding;
     type Experts = RoundingExperts;
     type Routes = Routes;
@@ -318,24 +319,20 @@ impl Backend for RoundingCpu {
         q: &Tensor,
         latent: &Tensor,
         k_rope: &Tensor,
-        kv_b: &RoundingLinear,
+        kv_b: &cpu::Expansion,
         cache: &mut KvCache,
         spec: &MlaSpec,
     ) -> Tensor {
-        let LinearKind::Plain { weight, .. } = &kv_b.0 else {
-            panic!("mla_attention needs a weight made by mla_weight")
-        };
         let stored = |x: &mut [f32]| {
             if self.rounds.get() {
                 to_bf16(x);
             }
         };
-        self.activation(self.cpu.attend_latent(batch, q, [latent, k_rope], weight, cache, spec, stored))
+        self.activation(self.cpu.attend_latent(batch, q, [latent, k_rope], kv_b, cache, spec, stored))
     }
 
-    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<RoundingLinear> {
-        let weight = self.cpu.mla_weight(kv_b, spec, precision)?;
-        Ok(RoundingLinear(LinearKind::Plain { weight, rounds: precision != Precision::F32 }))
+    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<cpu::Expansion> {
+        self.cpu.mla_weight(kv_b, spec, precision)
     }
 
     fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {

@@ -6,7 +6,7 @@ use super::gemm::{self, GemmJob, Packed};
 use super::kv_cache::KvCache;
 use super::pool::SharedPtr;
 use super::weights::{Numbers, PackSource, Panels};
-use super::{Batch, Cpu, Linear, Tensor, Weight, shape, stale, zeros};
+use super::{Batch, Cpu, Expansion, Tensor, shape, stale, zeros};
 use crate::backend::{HostMatrix, MlaSpec, Precision};
 use crate::error::Result;
 
@@ -19,16 +19,13 @@ impl Cpu {
         batch: &Batch,
         q: &Tensor,
         [latent, k_rope]: [&Tensor; 2],
-        kv_b: &Linear,
+        Expansion { to_latent, to_value }: &Expansion,
         cache: &mut KvCache,
         spec: &MlaSpec,
         stored: impl Fn(&mut [f32]),
     ) -> Tensor {
         let spans = &batch.rows.spans;
         assert_eq!(batch.len(), q.rows, "mla_attention: rows");
-        let Weight::Absorbed { to_latent, to_value } = &kv_b.0 else {
-            panic!("mla_attention needs a weight made by mla_weight");
-        };
         let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale } = *spec;
         let (rows, q_dim) = (q.rows, nope_dim + rope_dim);
         assert_eq!(
@@ -102,7 +99,7 @@ impl Cpu {
         out
     }
 
-    pub(super) fn absorb(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Linear> {
+    pub(super) fn absorb(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Expansion> {
         let MlaSpec { heads, nope_dim, v_dim, kv_rank, .. } = *spec;
         if (kv_b.rows, kv_b.cols) != (heads * (nope_dim + v_dim), kv_rank) {
             let what =
@@ -125,6 +122,6 @@ impl Cpu {
             to_latent.push(self.pack(&keys, precision)?);
             to_value.push(self.pack(&values, precision)?);
         }
-        Ok(Linear(Weight::Absorbed { to_latent, to_value }))
+        Ok(Expansion { to_latent, to_value })
     }
 }

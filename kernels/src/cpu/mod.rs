@@ -84,16 +84,13 @@ impl Batch<'_> {
 
 /// A packed weight.
 #[derive(Debug)]
-pub struct Linear(Weight);
+pub struct Linear(Panels);
 
+/// Per head: q_nope to latent [kv_rank, nope], and latent to value [v, kv_rank].
 #[derive(Debug)]
-enum Weight {
-    Plain(Panels),
-    /// Per head: q_nope to latent [kv_rank, nope], and latent to value [v, kv_rank].
-    Absorbed {
-        to_latent: Vec<Panels>,
-        to_value: Vec<Panels>,
-    },
+pub struct Expansion {
+    to_latent: Vec<Panels>,
+    to_value: Vec<Panels>,
 }
 
 /// Rows of a lookup table, from `first` on.
@@ -198,6 +195,7 @@ impl Backend for Cpu {
     type Batch<'a> = Batch<'a>;
     type Vector = Vec<f32>;
     type Linear = Linear;
+    type Expansion = Expansion;
     type Embedding = Embedding;
     type Experts = Experts;
     type Routes = Routes;
@@ -208,7 +206,7 @@ impl Backend for Cpu {
     }
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Linear> {
-        Ok(Linear(Weight::Plain(self.pack(&PackSource::whole(&weight)?, precision)?)))
+        Ok(Linear(self.pack(&PackSource::whole(&weight)?, precision)?))
     }
 
     /// Stored unchanged for f32, otherwise as bf16.
@@ -390,8 +388,7 @@ impl Backend for Cpu {
         out
     }
 
-    fn linear(&self, x: &Tensor, weight: &Linear, bias: Option<&Vec<f32>>) -> Tensor {
-        let Weight::Plain(weight) = &weight.0 else { panic!("linear called with a weight made by mla_weight") };
+    fn linear(&self, x: &Tensor, Linear(weight): &Linear, bias: Option<&Vec<f32>>) -> Tensor {
         assert_eq!(x.cols, weight.ins, "linear: inputs");
         assert!(bias.is_none_or(|b| b.len() == weight.outs), "linear: the bias needs {} numbers", weight.outs);
         let mut out = stale(x.rows, weight.outs);
@@ -462,14 +459,14 @@ impl Backend for Cpu {
         q: &Tensor,
         latent: &Tensor,
         k_rope: &Tensor,
-        kv_b: &Linear,
+        kv_b: &Expansion,
         cache: &mut KvCache,
         spec: &MlaSpec,
     ) -> Tensor {
         self.attend_latent(batch, q, [latent, k_rope], kv_b, cache, spec, |_| ())
     }
 
-    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Linear> {
+    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Expansion> {
         self.absorb(kv_b, spec, precision)
     }
 

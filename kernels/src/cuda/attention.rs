@@ -8,7 +8,7 @@ use super::flash::{CachedHeads, FlashPlan};
 use super::linear::Batched;
 use super::plan::LaunchPlan;
 use super::tensor::{DeviceTensor, Element};
-use super::weights::{DeviceLinear, LinearKind};
+use super::weights::DeviceExpansion;
 use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{GqaSpec, MlaSpec, Precision};
 use crate::error::{KernelError, Result};
@@ -185,13 +185,10 @@ impl Cuda {
         batch: &DeviceBatch,
         q: &DeviceTensor,
         [latent, k_rope]: [&DeviceTensor; 2],
-        kv_b: &DeviceLinear,
+        DeviceExpansion { heads: held, to_latent, to_value }: &DeviceExpansion,
         cache: &DeviceCache,
         spec: &MlaSpec,
     ) -> DeviceTensor {
-        let LinearKind::Absorbed { heads: held, to_latent, to_value } = &kv_b.0 else {
-            panic!("mla_attention needs a weight made by mla_weight");
-        };
         let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale } = *spec;
         let q_dim = nope_dim + rope_dim;
         assert_eq!((q.cols, *held), (heads * q_dim, heads), "mla_attention: heads");

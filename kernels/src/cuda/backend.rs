@@ -21,7 +21,7 @@ use super::ranks::{DataLinks, ExpertCounters, JOIN_TIME, MOST_BY_PEERS, PeerRegi
 use super::step::{StepLimits, StepShape};
 use super::tensor::{DeviceTensor, Element};
 use super::upload::{UploadRing, WeightWriter};
-use super::weights::{DeviceEmbedding, DeviceLinear, DeviceVector, LinearKind, Matrix, Prepared};
+use super::weights::{DeviceEmbedding, DeviceExpansion, DeviceLinear, DeviceVector, Matrix, Prepared};
 use super::{CudaDevice, CudaError};
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
@@ -243,6 +243,7 @@ impl Backend for Cuda {
     type Batch<'a> = DeviceBatch<'a>;
     type Vector = DeviceVector;
     type Linear = DeviceLinear;
+    type Expansion = DeviceExpansion;
     type Embedding = DeviceEmbedding;
     type Experts = DeviceExperts;
     type Routes = DeviceRoutes;
@@ -255,8 +256,7 @@ impl Backend for Cuda {
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<DeviceLinear> {
         self.check()?;
-        let weight = Prepared::new(weight, precision)?;
-        Ok(DeviceLinear(LinearKind::Plain(Matrix::new(self.writer(), &weight)?)))
+        Ok(DeviceLinear(Matrix::new(self.writer(), &Prepared::new(weight, precision)?)?))
     }
 
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<DeviceEmbedding> {
@@ -456,7 +456,7 @@ impl Backend for Cuda {
     }
 
     fn linear(&self, x: &DeviceTensor, weight: &DeviceLinear, bias: Option<&DeviceVector>) -> DeviceTensor {
-        self.product(x, weight.plain(), bias, x.element)
+        self.product(x, &weight.0, bias, x.element)
     }
 
     fn rope(&self, batch: &DeviceBatch<'_>, x: &mut DeviceTensor, spec: &RopeSpec) {
@@ -499,16 +499,16 @@ impl Backend for Cuda {
         q: &DeviceTensor,
         latent: &DeviceTensor,
         k_rope: &DeviceTensor,
-        kv_b: &DeviceLinear,
+        kv_b: &DeviceExpansion,
         cache: &mut DeviceCache,
         spec: &MlaSpec,
     ) -> DeviceTensor {
         self.attend_latent(batch, q, [latent, k_rope], kv_b, cache, spec)
     }
 
-    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceLinear> {
+    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceExpansion> {
         self.check()?;
-        DeviceLinear::absorbed(self.writer(), kv_b, spec, precision)
+        DeviceExpansion::new(self.writer(), kv_b, spec, precision)
     }
 
     fn moe_route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {

@@ -48,6 +48,6 @@ pub use ranks::nccl_shares_gpus;
 pub use tensor::DeviceTensor;
 use tensor::Element;
 pub use topology::GpuPlaces;
-pub use weights::{DeviceEmbedding, DeviceLinear, DeviceVector};
+pub use weights::{DeviceEmbedding, DeviceExpansion, DeviceLinear, DeviceVector};
 
 type Result<T> = std::result::Result<T, CudaError>;

@@ -183,34 +183,19 @@ impl Matrix {
 
 /// A packed weight.
 #[derive(Debug)]
-pub struct DeviceLinear(pub(super) LinearKind);
+pub struct DeviceLinear(pub(super) Matrix);
 
+/// Per head: q_nope to latent [kv_rank, nope], and latent to value [v, kv_rank].
 #[derive(Debug)]
-pub(super) enum LinearKind {
-    Plain(Matrix),
-    /// Per head: q_nope to latent [kv_rank, nope], and latent to value [v, kv_rank].
-    Absorbed {
-        heads: usize,
-        to_latent: Matrix,
-        to_value: Matrix,
-    },
+pub struct DeviceExpansion {
+    pub(super) heads: usize,
+    pub(super) to_latent: Matrix,
+    pub(super) to_value: Matrix,
 }
 
-impl DeviceLinear {
-    pub(super) fn plain(&self) -> &Matrix {
-        match &self.0 {
-            LinearKind::Plain(matrix) => matrix,
-            LinearKind::Absorbed { .. } => panic!("linear called with a weight made by mla_weight"),
-        }
-    }
-
+impl DeviceExpansion {
     /// Splits `kv_b_proj` by head, as `mla_attention` multiplies.
-    pub(super) fn absorbed(
-        writer: WeightWriter,
-        kv_b: HostMatrix,
-        spec: &MlaSpec,
-        precision: Precision,
-    ) -> Result<Self> {
+    pub(super) fn new(writer: WeightWriter, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self> {
         let MlaSpec { heads, nope_dim, v_dim, kv_rank, .. } = *spec;
         let (rows, cols) = (heads * (nope_dim + v_dim), kv_rank);
         if (kv_b.rows, kv_b.cols) != (rows, cols) {
@@ -228,11 +213,11 @@ impl DeviceLinear {
             let weight = HostMatrix { rows, cols, data: HostData::F32(numbers) };
             Matrix::new(writer, &Prepared::new(weight, precision)?)
         };
-        Ok(DeviceLinear(LinearKind::Absorbed {
+        Ok(DeviceExpansion {
             heads,
             to_latent: matrix(heads * kv_rank, nope_dim, to_latent)?,
             to_value: matrix(heads * v_dim, kv_rank, to_value)?,
-        }))
+        })
     }
 }
 

@@ -108,7 +108,7 @@ struct Mla<B: Backend> {
     query: Query<B>,
     kv_a: Linear<B>,
     kv_norm: Norm<B>,
-    kv_b: B::Linear,
+    kv_b: B::Expansion,
     o: Linear<B>,
     spec: MlaSpec,
     q_rope: Arc<RopeSpec>,

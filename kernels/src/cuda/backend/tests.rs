@@ -84,7 +84,7 @@ struct Kind {
 
 enum Attends<B: Backend> {
     Gqa { q: B::Linear, k: B::Linear, v: B::Linear, bias: B::Vector, norm: B::Vector },
-    Mla { q: B::Linear, kv: B::Linear, norm: B::Vector, kv_b: B::Linear },
+    Mla { q: B::Linear, kv: B::Linear, norm: B::Vector, kv_b: B::Expansion },
 }
 
 enum Mixes<B: Backend> {

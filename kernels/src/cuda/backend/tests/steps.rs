@@ -220,7 +220,7 @@ fn weights_of_many_slots_arrive_in_order() {
     let weight = HostMatrix { rows: 6, cols: 1 << 20, data: HostData::F32(numbers.clone()) };
     let weight = cuda.linear_weight(weight, Precision::F32).expect("weight");
     cuda.writer().wait().expect("copied");
-    assert!(weight.plain().data.read::<f32>(&cuda.device, numbers.len()).expect("read") == numbers);
+    assert!(weight.0.data.read::<f32>(&cuda.device, numbers.len()).expect("read") == numbers);
 }
 
 #[test]
