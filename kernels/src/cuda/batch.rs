@@ -15,7 +15,7 @@ const FIRST_RESULTS: usize = 4 << 10;
 pub struct DeviceBatch<'a> {
     pub(super) rows: StepInputs<'a>,
     pub(super) shape: StepShape,
-    pub(super) draws: DrawPlan,
+    pub(super) draws: DrawPlan<'a>,
     serial: u64,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct StepBuffers {
 impl StepBuffers {
     /// Whether `fit` would move the buffers.
     pub fn wants_room(&self, shape: &StepShape, draws: &DrawPlan) -> bool {
-        let words = shape.parts().end + draws.words.len();
+        let words = shape.parts().end + draws.len();
         self.lacks_results(draws) || self.lacks_words(words)
     }
 
@@ -51,7 +51,7 @@ impl StepBuffers {
             let words = draws.out_words.next_power_of_two().max(FIRST_RESULTS);
             self.results = Some(PinnedBuffer::new(device, 4 * words)?);
         }
-        let words = shape.parts().end + draws.words.len();
+        let words = shape.parts().end + draws.len();
         if !self.lacks_words(words) {
             return Ok(false);
         }
@@ -67,17 +67,17 @@ impl StepBuffers {
         device: &CudaDevice,
         rows: StepInputs<'a>,
         shape: StepShape,
-        draws: DrawPlan,
+        draws: DrawPlan<'a>,
         limits: StepLimits,
     ) -> Result<DeviceBatch<'a>> {
         if self.in_flight {
             device.wait()?;
         }
         self.serial += 1;
-        let (end, words) = (shape.parts().end, shape.parts().end + draws.words.len());
+        let (end, words) = (shape.parts().end, shape.parts().end + draws.len());
         if let (Some(host), Some(to)) = (&mut self.host, &mut self.device) {
             pack(&rows, &shape, limits, &mut host.words()[..end])?;
-            host.words()[end..words].copy_from_slice(&draws.words);
+            draws.write(&mut host.words()[end..words]);
             if words > 0 {
                 host.send_first(device, 4 * words, to)?;
                 self.in_flight = true;

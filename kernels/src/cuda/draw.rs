@@ -80,7 +80,7 @@ pub(super) fn draw(
     let plan = &batch.draws;
     let leads = cuda.rank() == 0;
     if let Some(weight) = head.weight {
-        let vocab = cuda.vocabulary(weight.plain().outs)?;
+        let vocab = cuda.vocabulary(weight.0.outs)?;
         if leads {
             cuda.stash.fit(&cuda.device, plan.slots, vocab)?;
         }
@@ -132,7 +132,8 @@ impl Cuda {
         if batch.draws.passes.is_empty() {
             return Ok(None);
         }
-        let weight = head.weight.ok_or_else(|| shape("draw", "the model has no head for logits".into()))?.plain();
+        let weight = head.weight.ok_or_else(|| shape("draw", "the model has no head for logits".into()))?;
+        let weight = &weight.0;
         let (leads, vocab) = (self.rank() == 0, self.known_vocabulary(weight.outs));
         let out = self.tensor(1, batch.shape.results, Element::F32);
         let mut from = 0;

@@ -8,6 +8,8 @@ use crate::sample::{Logprob, SampleSpec};
 const NONE: u32 = u32::MAX;
 /// Of a `DrawTask`.
 const TASK_WORDS: usize = 25;
+/// The word of a task that says where its mask begins.
+const MASK_AT: usize = TASK_WORDS - 2;
 /// Rows whose logits are in memory at once for scoring: a long prompt must not need prompt * vocabulary floats.
 const SCORE_ROWS: usize = 32;
 
@@ -24,8 +26,12 @@ pub struct DrawPass {
 
 /// What a step draws.
 #[derive(Debug, Default)]
-pub struct DrawPlan {
-    pub words: Vec<u32>,
+pub struct DrawPlan<'a> {
+    words: Vec<u32>,
+    /// They follow the words, and are copied once: most of what a step brings.
+    masks: Vec<&'a [u8]>,
+    /// For each mask, the word that says where it begins, and the block to which that is relative.
+    mask_places: Vec<(usize, usize)>,
     /// Scores, a few at a time; then draws and stashes.
     pub passes: Vec<DrawPass>,
     /// Words of all results.
@@ -50,8 +56,8 @@ pub fn result_words(top: Option<usize>) -> usize {
     top.map_or(1, |top| 4 + 2 * top)
 }
 
-impl DrawPlan {
-    pub fn new(rows: &StepInputs) -> DrawPlan {
+impl<'a> DrawPlan<'a> {
+    pub fn new(rows: &StepInputs<'a>) -> DrawPlan<'a> {
         let mut plan = DrawPlan {
             scores: rows.scores.iter().map(|score| score.top).collect(),
             draws: rows.draws.iter().map(|draw| draw.logprobs).collect(),
@@ -76,10 +82,35 @@ impl DrawPlan {
         if !(rows.draws.is_empty() && rows.stashes.is_empty()) {
             plan.pass(&tasks.collect::<Vec<_>>(), &rows.stashes);
         }
+        let mut at = plan.words.len();
+        for (mask, (word, block)) in plan.masks.iter().zip(&plan.mask_places) {
+            plan.words[*word] = (at - block) as u32;
+            at += mask.len().div_ceil(4);
+        }
         plan
     }
 
-    fn pass(&mut self, tasks: &[Task], stashes: &[Stash]) {
+    /// Number of words.
+    pub fn len(&self) -> usize {
+        self.words.len() + self.masks.iter().map(|mask| mask.len().div_ceil(4)).sum::<usize>()
+    }
+
+    /// Writes all of them.
+    pub fn write(&self, to: &mut [u32]) {
+        let (words, mut rest) = to.split_at_mut(self.words.len());
+        words.copy_from_slice(&self.words);
+        for mask in &self.masks {
+            let (own, after) = rest.split_at_mut(mask.len().div_ceil(4));
+            let (whole, last) = mask.as_chunks::<4>();
+            own.iter_mut().zip(whole).for_each(|(word, bytes)| *word = u32::from_le_bytes(*bytes));
+            if let (Some(word), false) = (own.last_mut(), last.is_empty()) {
+                *word = last.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+            }
+            rest = after;
+        }
+    }
+
+    fn pass(&mut self, tasks: &[Task<'a>], stashes: &[Stash]) {
         let block = self.words.len();
         let of_tasks = tasks.iter().filter(|task| matches!(task.from, LogitsOf::Row(_))).count();
         let rows = of_tasks + stashes.len();
@@ -97,7 +128,13 @@ impl DrawPlan {
                 LogitsOf::Slot(slot) => (0, slot),
             };
             let words = self.task(block, task, row, slot);
-            self.words[first_task + i * TASK_WORDS..][..TASK_WORDS].copy_from_slice(&words);
+            let first = first_task + i * TASK_WORDS;
+            self.words[first..][..TASK_WORDS].copy_from_slice(&words);
+            // A mask of no bytes allows no token; at 0 there would be none.
+            if let Some(mask) = task.sample.mask {
+                self.masks.push(mask);
+                self.mask_places.push((first + MASK_AT, block));
+            }
         }
         for (i, (row, stash)) in next.zip(stashes).enumerate() {
             self.words[first_stash + 2 * i..][..2].copy_from_slice(&[row, stash.slot]);
@@ -105,7 +142,7 @@ impl DrawPlan {
     }
 
     /// A `DrawTask`, whose lists are appended.
-    fn task(&mut self, block: usize, task: &Task, row: u32, slot: u32) -> [u32; TASK_WORDS] {
+    fn task(&mut self, block: usize, task: &Task<'a>, row: u32, slot: u32) -> [u32; TASK_WORDS] {
         let s = &task.sample;
         let penalized = s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0;
         // Lists that no penalty reads do not travel.
@@ -116,10 +153,7 @@ impl DrawPlan {
         let bias = s.logit_bias.iter().flat_map(|&(id, bias)| [id, bias.to_bits()]);
         let [bias_at, bias_length] = self.list(block, bias);
         let [banned_at, banned_length] = self.list(block, s.banned.iter().copied());
-        let [mask_at, mask_length] = match s.mask {
-            Some(mask) => self.mask(block, mask),
-            None => [0, 0],
-        };
+        let mask_length = s.mask.map_or(0, |mask| mask.len() as u32);
         let out = self.out_words as u32;
         self.out_words += result_words(task.top);
         [
@@ -146,7 +180,8 @@ impl DrawPlan {
             bias_length,
             banned_at,
             banned_length,
-            mask_at,
+            // Where the mask begins: see `new`.
+            0,
             mask_length,
         ]
     }
@@ -156,14 +191,6 @@ impl DrawPlan {
         let at = self.words.len();
         self.words.extend(words);
         [(at - block) as u32, (self.words.len() - at) as u32]
-    }
-
-    /// Appends the bytes of a mask; where they begin in the block, and how many they are.
-    fn mask(&mut self, block: usize, mask: &[u8]) -> [u32; 2] {
-        let (whole, rest) = mask.as_chunks::<4>();
-        let last = (!rest.is_empty()).then(|| rest.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte)));
-        let [at, _] = self.list(block, whole.iter().map(|bytes| u32::from_le_bytes(*bytes)).chain(last));
-        [at, mask.len() as u32]
     }
 
     /// The results from the words that the kernels wrote.

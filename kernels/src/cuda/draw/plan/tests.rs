@@ -9,11 +9,17 @@ fn step(rows: usize) -> StepInputs<'static> {
     StepInputs { ids: vec![0; rows], ..StepInputs::default() }
 }
 
+fn words(plan: &DrawPlan) -> Vec<u32> {
+    let mut words = vec![7; plan.len()];
+    plan.write(&mut words);
+    words
+}
+
 /// The list whose place is at word `at` of a task.
-fn list<'a>(plan: &'a DrawPlan, pass: &DrawPass, task: usize, at: usize) -> &'a [u32] {
+fn list<'a>(words: &'a [u32], pass: &DrawPass, task: usize, at: usize) -> &'a [u32] {
     let task = pass.block + 2 + task * TASK_WORDS;
-    let (from, length) = (plan.words[task + at] as usize, plan.words[task + at + 1] as usize);
-    &plan.words[pass.block + from..][..length]
+    let (from, length) = (words[task + at] as usize, words[task + at + 1] as usize);
+    &words[pass.block + from..][..length]
 }
 
 #[test]
@@ -61,17 +67,18 @@ fn lists_travel_if_something_reads_them() {
     let draws = samples.map(|sample| Draw { sample, ..row(0) }).to_vec();
     let plan = DrawPlan::new(&StepInputs { draws, ..step(1) });
     let pass = plan.passes[0];
-    let lists = |task, at| list(&plan, &pass, task, at);
+    let words = words(&plan);
+    let lists = |task, at| list(&words, &pass, task, at);
     assert_eq!([15, 17].map(|at| lists(0, at)), [&[] as &[u32], &[]]);
     assert_eq!([15, 17].map(|at| lists(1, at)), [&[] as &[u32], &[3]]);
     assert_eq!([15, 17].map(|at| lists(2, at)), [&[1, 2][..], &[3]]);
     assert_eq!((lists(0, 19), lists(0, 21)), (&[6, 0.5f32.to_bits()][..], &[4, 5][..]));
-    let mask = |task: usize| &plan.words[pass.block + 2 + task * TASK_WORDS + 23..][..2];
+    let mask = |task: usize| &words[pass.block + 2 + task * TASK_WORDS + MASK_AT..][..2];
     assert_eq!(mask(0)[1], 5);
-    assert_eq!(plan.words[pass.block + mask(0)[0] as usize..][..2], [0x0403_0201, 0xff]);
+    assert_eq!(words[pass.block + mask(0)[0] as usize..][..2], [0x0403_0201, 0xff]);
     assert_eq!(mask(2), [0, 0]);
     assert!(mask(3)[0] > 0 && mask(3)[1] == 0, "an empty mask is not the same as none");
-    assert_eq!(plan.words[pass.block + 2 + 5..][..2], [2, 1]);
+    assert_eq!(words[pass.block + 2 + 5..][..2], [2, 1]);
 }
 
 #[test]
