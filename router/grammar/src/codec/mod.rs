@@ -190,3 +190,19 @@ impl OpenCall {
         out.push(Event::ToolCallEnd { index: self.index, complete });
     }
 }
+
+/// For tests of codecs.
+#[cfg(test)]
+impl OpenCall {
+    pub fn of_f(tools: Tools) -> Self {
+        let (name, trust) = (Some("f".into()), Trust::Marker);
+        Self { index: 0, name, id: None, tools, trust, started: false, delta: Vec::new() }
+    }
+}
+
+/// The text of all arguments.
+#[cfg(test)]
+pub(crate) fn arguments_of(events: Vec<Event>) -> String {
+    let text = |event| if let Event::ArgumentsDelta { text, .. } = event { Some(text) } else { None };
+    events.into_iter().filter_map(text).collect()
+}

@@ -1,16 +1,14 @@
 use serde_json::{Value, json};
 
 use super::{Bare, object};
-use crate::codec::{End, OpenCall, Progress, Trust};
-use crate::event::Event;
+use crate::codec::{End, OpenCall, Progress, arguments_of};
 use crate::tools::Tools;
 
 const MARK: &str = "<|\"|>";
 
 /// The arguments as JSON text, and whether they ended.
 fn read(written: &str) -> (String, bool) {
-    let (tools, trust) = (Tools::default(), Trust::Marker);
-    let call = OpenCall { index: 0, name: Some("f".into()), id: None, tools, trust, started: false, delta: Vec::new() };
+    let call = OpenCall::of_f(Tools::default());
     let mut body = Bare::new(call, "", MARK);
     let mut events = Vec::new();
     let mut done = false;
@@ -22,11 +20,7 @@ fn read(written: &str) -> (String, bool) {
         }
     }
     body.end(if done { End::Whole } else { End::Broken }, &mut events);
-    let text = events.into_iter().filter_map(|event| match event {
-        Event::ArgumentsDelta { text, .. } => Some(text),
-        _ => None,
-    });
-    (text.collect(), done)
+    (arguments_of(events), done)
 }
 
 #[test]

@@ -1,8 +1,7 @@
 use serde_json::{Value, json};
 
 use super::{Elements, members};
-use crate::codec::{End, OpenCall, Progress, Trust};
-use crate::event::Event;
+use crate::codec::{End, OpenCall, Progress, arguments_of};
 use crate::tools::Tool;
 
 const MARK: &str = "]<]minimax[>[";
@@ -10,8 +9,7 @@ const MARK: &str = "]<]minimax[>[";
 /// The arguments as JSON text, and whether they ended.
 fn read(schema: &Value, written: &str) -> (String, bool) {
     let tool = Tool { name: "f".into(), parameters: Some(schema.clone()), ..Tool::default() };
-    let (tools, trust) = (vec![tool].into(), Trust::Marker);
-    let call = OpenCall { index: 0, name: Some("f".into()), id: None, tools, trust, started: false, delta: Vec::new() };
+    let call = OpenCall::of_f(vec![tool].into());
     let mut events = Vec::new();
     let mut body = Elements::new(call, MARK, &mut events);
     let mut done = false;
@@ -26,11 +24,7 @@ fn read(schema: &Value, written: &str) -> (String, bool) {
         }
     }
     body.end(if done { End::Whole } else { End::Broken }, &mut events);
-    let text = events.into_iter().filter_map(|event| match event {
-        Event::ArgumentsDelta { text, .. } => Some(text),
-        _ => None,
-    });
-    (text.collect(), done)
+    (arguments_of(events), done)
 }
 
 #[test]

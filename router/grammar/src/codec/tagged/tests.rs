@@ -1,27 +1,21 @@
 use serde_json::{Value, json};
 
 use super::{Tagged, members};
-use crate::codec::{End, OpenCall, Progress, Trust};
-use crate::event::Event;
+use crate::codec::{End, OpenCall, Progress, arguments_of};
 use crate::format::Tags;
 
 const TAGS: Tags = Tags { open: "<cofl:value", close: "</cofl:value>" };
 
 /// The arguments as JSON text, and whether they ended.
 fn read(written: &str, cut: bool) -> (String, bool) {
-    let (tools, trust) = (Vec::new().into(), Trust::Marker);
-    let call = OpenCall { index: 0, name: Some("f".into()), id: None, tools, trust, started: false, delta: Vec::new() };
+    let call = OpenCall::of_f(Vec::new().into());
     let mut events = Vec::new();
     let mut body = Tagged::new(call, TAGS, &mut events);
     let progress = written.bytes().map(|b| body.feed(b)).find(|progress| *progress != Progress::More);
     let done = progress == Some(Progress::Done);
     let end = if cut { End::Output } else { End::Broken };
     body.end(if done { End::Whole } else { end }, &mut events);
-    let text = events.into_iter().filter_map(|event| match event {
-        Event::ArgumentsDelta { text, .. } => Some(text),
-        _ => None,
-    });
-    (text.collect(), done)
+    (arguments_of(events), done)
 }
 
 #[test]
