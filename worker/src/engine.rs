@@ -1,8 +1,9 @@
 //! The engine thread. It owns the scheduler and the executor; all other threads reach it over one bounded queue.
 //!
-//! A round is `schedule`, submit, wait, `commit`; while a step runs, the tokens of the one before go out, and between
-//! rounds the thread handles queued commands. Without work it sleeps on the queue. It never waits for a router: a
-//! sequence whose router does not read is paused. This module does not know gRPC.
+//! A round is `schedule`, submit, wait, `commit`; while a step runs, the tokens of the one before go out and, if the
+//! executor runs ahead, the next step is planned. Between rounds the thread handles queued commands. Without work it
+//! sleeps on the queue. It never waits for a router: a sequence whose router does not read is paused. This module does
+//! not know gRPC.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -167,6 +168,9 @@ struct RunningStep {
 
 pub struct EngineThread {
     scheduler: Scheduler,
+    /// Steps that were submitted and not waited for, at most two.
+    running: VecDeque<RunningStep>,
+    runs_ahead: bool,
     /// None once the executor is lost. Its memory is then free even if a router keeps its stream open.
     executor: Option<Box<dyn Executor>>,
     vitals: Arc<EngineHealth>,
@@ -194,10 +198,13 @@ impl EngineThread {
         vitals: Arc<EngineHealth>,
         runtime: tokio::runtime::Runtime,
     ) -> Self {
-        let scheduler = Scheduler::new(&executor.shape(), options);
+        let shape = executor.shape();
+        let scheduler = Scheduler::new(&shape, options);
         metrics.publish(&scheduler.stats());
         Self {
             scheduler,
+            running: VecDeque::new(),
+            runs_ahead: shape.runs_ahead,
             executor: Some(executor),
             vitals,
             commands,
@@ -217,13 +224,10 @@ impl EngineThread {
     pub fn run(mut self) {
         while self.take_commands() {
             self.update_ports();
-            let placed = self.executor.as_ref().map(|executor| executor.placed()).unwrap_or_default();
-            let step = self.scheduler.schedule(placed, self.started.elapsed());
-            let idle = step.is_none();
-            let running = step.and_then(|step| {
-                self.note_begun();
-                self.submit(step)
-            });
+            let mut idle = true;
+            while self.may_begin() && self.begin_step() {
+                idle = false;
+            }
             // While the step runs, the tokens of the one before go out.
             let stats = self.scheduler.stats();
             self.metrics.publish(&stats);
@@ -235,13 +239,25 @@ impl EngineThread {
                     let _ = done.send(());
                 }
             }
-            if let Some(running) = running {
-                self.finish(running);
-            }
-            if idle && !self.wait() {
-                return;
+            match self.running.pop_front() {
+                Some(running) => self.finish(running),
+                None if idle && !self.wait() => return,
+                None => {}
             }
         }
+    }
+
+    fn may_begin(&self) -> bool {
+        self.running.is_empty() || (self.runs_ahead && self.scheduler.may_run_ahead())
+    }
+
+    /// False: there is nothing to do.
+    fn begin_step(&mut self) -> bool {
+        let placed = self.executor.as_ref().map(|executor| executor.placed()).unwrap_or_default();
+        let Some(step) = self.scheduler.schedule(placed, self.started.elapsed()) else { return false };
+        self.note_begun();
+        self.submit(step);
+        true
     }
 
     /// Returns false when all senders are gone.
@@ -304,6 +320,7 @@ impl EngineThread {
                 self.scheduler.fail_all("the engine is shutting down");
                 self.deliver();
                 self.executor = None;
+                self.running.clear();
                 // The caller may have given up.
                 let _ = done.send(());
             }
@@ -391,35 +408,41 @@ impl EngineThread {
         events.into_iter().for_each(|event| self.apply(event));
     }
 
-    /// Begins a step. None: it could not begin.
-    fn submit(&mut self, step: Step) -> Option<RunningStep> {
+    fn submit(&mut self, step: Step) {
         let running = RunningStep { id: step.id, rows: step.rows.len() };
-        self.vitals.begins();
+        if self.running.is_empty() {
+            self.vitals.begins();
+        }
         match self.on_executor(|executor| executor.submit(step)) {
-            Ok(()) => Some(running),
+            Ok(()) => self.running.push_back(running),
             Err(error) => {
-                self.vitals.ends();
-                self.fail(running, error);
-                None
+                if self.running.is_empty() {
+                    self.vitals.ends();
+                }
+                self.fail(running, error, true);
             }
         }
     }
 
-    /// Waits for the step that runs.
+    /// Waits for the oldest step that runs.
     fn finish(&mut self, running: RunningStep) {
         let result = self.on_executor(|executor| executor.wait());
         self.vitals.ends();
+        if !self.running.is_empty() {
+            self.vitals.begins();
+        }
         match result {
             Ok(result) => self.scheduler.commit(result),
-            Err(error) => self.fail(running, error),
+            Err(error) => self.fail(running, error, false),
         }
     }
 
-    fn fail(&mut self, RunningStep { id, rows }: RunningStep, error: ExecutorError) {
+    /// `newest`: the step could not begin; else it is the oldest.
+    fn fail(&mut self, RunningStep { id, rows }: RunningStep, error: ExecutorError, newest: bool) {
         match &error {
             ExecutorError::Step(_) => {
                 tracing::error!(step = id, rows, %error, "step failed");
-                self.scheduler.fail(&error.to_string());
+                self.scheduler.fail(&error.to_string(), newest);
             }
             ExecutorError::Lost(_) => {
                 tracing::warn!(step = id, rows, %error, "lost a rank; the group ends");
@@ -428,6 +451,7 @@ impl EngineThread {
                 self.feed.close(&error.to_string());
                 self.scheduler.fail_all(&error.to_string());
                 self.executor = None;
+                self.running.clear();
             }
         }
     }

@@ -1,8 +1,12 @@
 //! The interface to what executes steps: the model over its ranks, or the simulator. It does not know sequences beyond
 //! the rows of a step.
 
+use std::collections::HashMap;
+
 use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::{Step, StepResult};
+
+use crate::seq::penalizes;
 
 /// Properties of an executor that the scheduler needs. Constant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +27,9 @@ pub struct ExecutorShape {
     pub ranks: usize,
     /// Numbers of a hidden state.
     pub hidden_size: usize,
+    /// Whether the next step is prepared while one runs. It costs a row for each sequence that ends, which is worth it
+    /// where the device would wait for the host.
+    pub runs_ahead: bool,
 }
 
 /// Executes steps one after the other. It decides nothing: the step says which rows run and where their KV entries are.
@@ -50,14 +57,36 @@ pub trait Executor: Send {
     fn end_watch(&self) -> Option<AbortWatch> {
         None
     }
-    /// Begins a step. The one before must have been waited for.
+    /// Begins a step, after those that were submitted before. All but one of them must have been waited for.
     fn submit(&mut self, step: Step) -> Result<(), ExecutorError>;
-    /// Waits for the result of the step that was submitted.
+    /// Waits for the result of the oldest step that was not waited for.
     fn wait(&mut self) -> Result<StepResult, ExecutorError>;
 
     fn execute(&mut self, step: Step) -> Result<StepResult, ExecutorError> {
         self.submit(step)?;
         self.wait()
+    }
+}
+
+/// The tokens that a step drew, by slot, for the rows of the next step that await them.
+#[derive(Debug, Default)]
+pub struct DrawnTokens(HashMap<u32, u32>);
+
+impl DrawnTokens {
+    pub fn of(result: &StepResult) -> Self {
+        Self(result.rows.iter().filter_map(|row| Some((row.slot, row.token?))).collect())
+    }
+
+    /// A row whose token was not drawn keeps what it has: its sequence has ended.
+    pub fn fill_in(&self, step: &mut Step) {
+        for row in step.rows.iter_mut().filter(|row| row.awaits_token) {
+            let Some(token) = self.0.get(&row.slot) else { continue };
+            row.tokens = vec![*token];
+            let penalized = |draw: &&mut rein_proto::internal::Draw| draw.sampling.as_ref().is_some_and(penalizes);
+            if let Some(draw) = row.draw.as_mut().filter(penalized) {
+                draw.generated.push(*token);
+            }
+        }
     }
 }
 

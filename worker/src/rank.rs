@@ -121,6 +121,9 @@ type Links = Vec<Box<dyn Collective>>;
 
 const LEADER_ENDED: &str = "the leader's thread has ended";
 
+/// Steps that may be submitted before the first of them is waited for.
+const STEPS_AHEAD: usize = 2;
+
 /// Reports of ranks queued for the loading thread.
 const REPORT_QUEUE: usize = 64;
 
@@ -313,8 +316,8 @@ impl ModelLoader {
         // Declared before the channels: on an early return the channels are dropped first, and the leader's thread,
         // which waits for steps, ends.
         let mut ranks = Ranks(Vec::new());
-        let (steps_in, steps) = bounded(1);
-        let (results_out, results) = bounded(1);
+        let (steps_in, steps) = bounded(STEPS_AHEAD);
+        let (results_out, results) = bounded(STEPS_AHEAD);
         let (count, mut leads) = (links.len(), false);
         // Links to other processes have a watch of their own.
         let ended = links.first().filter(|_| count == size && size > 1).map(|link| link.abort_watch());
@@ -376,6 +379,7 @@ impl ModelLoader {
             kind: D::KIND,
             ranks: size,
             hidden_size: spec.hidden,
+            runs_ahead: D::KIND != CpuDevices::KIND,
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
         let slots = self.options.max_sequences;
@@ -548,7 +552,11 @@ impl Executor for RankGroup {
                 After::Draw | After::Embed | After::Nothing => self.stashed.remove(&row.slot),
             };
         }
-        self.leader.steps.send(step).map_err(|_| self.lose(LEADER_ENDED.into()))
+        self.leader.steps.send(step).map_err(|_| {
+            // A step that nobody has waited for may say why.
+            let why = self.leader.results.try_iter().find_map(Result::err);
+            self.lose(why.unwrap_or_else(|| LEADER_ENDED.into()))
+        })
     }
 
     fn wait(&mut self) -> Result<StepResult, ExecutorError> {

@@ -2,7 +2,8 @@
 //!
 //! A pure function of its state, the events applied to it and the time `now`: no clock, no I/O, no threads. The same
 //! events give the same steps. A round is `schedule`, execution, then `commit` or `fail`; events are applied between
-//! rounds.
+//! rounds. A step may be planned while the one before runs: then that counts as done, and its tokens are known to the
+//! executor first. Steps are executed in order, so a block that is released while a step writes it may be given away.
 //!
 //! Invariants: blocks that others may read are never written; a sequence that waits for its router takes part in no
 //! step; the oldest sequence that can run is in every step that computes tokens, whatever must be preempted for it.
@@ -10,16 +11,17 @@
 mod admit;
 mod cached;
 mod check;
+mod planned;
 mod slots;
 #[cfg(test)]
 mod tests;
 mod waiting;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use rein_proto::internal::{
-    Admitted, After, EngineStats, Finish, FinishReason, FromEngine, Row, RowResult, Start, Steer, Step, StepResult,
+    Admitted, After, EngineStats, Finish, FinishReason, FromEngine, RowResult, Start, Steer, Step, StepResult,
     TokenLogprob, Tokens, from_engine,
 };
 
@@ -28,6 +30,7 @@ use crate::error::Rejected;
 use crate::executor::{ExecutorShape, StepPlacement};
 use crate::limits;
 use crate::seq::{NextWork, Seq, SeqId};
+use planned::Planned;
 use slots::SequenceSlots;
 use waiting::Waiting;
 
@@ -97,23 +100,6 @@ pub struct Output {
     pub last: bool,
 }
 
-/// A row of the current step.
-#[derive(Debug, Clone, Copy)]
-struct Planned {
-    seq: SeqId,
-    /// Number of tokens to compute. 0: draw from the stash.
-    count: usize,
-    after: After,
-    scored: bool,
-}
-
-impl Planned {
-    /// Whether the executor returns a result for it.
-    fn answers(&self) -> bool {
-        matches!(self.after, After::Draw | After::Embed) || self.scored
-    }
-}
-
 #[derive(Debug)]
 pub struct Scheduler {
     options: EngineOptions,
@@ -126,7 +112,10 @@ pub struct Scheduler {
     running: BTreeSet<SeqId>,
     /// Sequences without a slot.
     waiting: Waiting,
+    /// The step that is being planned.
     planned: Vec<Planned>,
+    /// Steps that were made and not committed, oldest first.
+    running_steps: VecDeque<Vec<Planned>>,
     slots: SequenceSlots,
     outputs: Vec<Output>,
     wake_at: Option<Duration>,
@@ -151,6 +140,7 @@ impl Scheduler {
             running: BTreeSet::new(),
             waiting: Waiting::default(),
             planned: Vec::new(),
+            running_steps: VecDeque::new(),
             slots: SequenceSlots::default(),
             outputs: Vec::new(),
             wake_at: None,
@@ -249,13 +239,14 @@ impl Scheduler {
     /// The next step. None: nothing to do before an event or `wake_at`. Its rows either compute tokens, or all of them
     /// draw from stashes.
     pub fn schedule(&mut self, placed: StepPlacement, now: Duration) -> Option<Step> {
-        debug_assert!(self.planned.is_empty(), "the step before was committed");
+        debug_assert!(self.planned.is_empty(), "the step before was made");
         // Draws from stashes take a step of their own, which computes nothing. The drawn tokens are computed with the
         // others in the next step, so a held row loses no step, and its router finds the next mask while that step
         // runs.
         let running: Vec<SeqId> = self.running.iter().copied().collect();
         for &id in &running {
-            if let Some(seq) = self.seqs.get_mut(&id).filter(|seq| seq.work() == NextWork::Draw) {
+            let draws = |seq: &&mut Seq| seq.work() == NextWork::Draw && !seq.must_land(self.context);
+            if let Some(seq) = self.seqs.get_mut(&id).filter(draws) {
                 seq.parked_since = None;
                 self.plan(id, 0);
             }
@@ -272,12 +263,17 @@ impl Scheduler {
                 continue;
             }
             let Some(seq) = self.seqs.get_mut(&id) else { continue };
+            if seq.must_land(self.context) {
+                continue;
+            }
             if seq.work() == NextWork::Parked {
-                seq.parked_since.get_or_insert(now);
+                if seq.ahead.is_none() {
+                    seq.parked_since.get_or_insert(now);
+                }
                 continue;
             }
             seq.parked_since = None;
-            if seq.computed == seq.tokens.len() && !seq.stashed {
+            if seq.computed == seq.tokens.len() && !seq.stashed && seq.ahead.is_none() {
                 // The logits after the last token are gone, so that token is computed again.
                 seq.rewind(seq.computed - 1, &mut self.blocks);
             }
@@ -297,9 +293,18 @@ impl Scheduler {
         self.step(placed)
     }
 
-    /// The sequences of the current step.
+    /// The sequences of the newest step.
     pub fn scheduled(&self) -> impl Iterator<Item = SeqId> {
-        self.planned.iter().map(|planned| planned.seq)
+        self.running_steps.back().into_iter().flatten().map(|planned| planned.seq)
+    }
+
+    /// Whether to plan the next step while one runs. Not where a router decides about the next token, and would come
+    /// too late for the step after that; nor beside a prompt, whose next part would come before a sequence that arrives
+    /// meanwhile.
+    pub fn may_run_ahead(&self) -> bool {
+        let steered = |id: &SeqId| self.seqs[id].is_steered() && !self.seqs[id].paused;
+        let decodes = |step: &Vec<Planned>| step.iter().all(|row| row.after == After::Draw && row.count <= 1);
+        self.running_steps.len() == 1 && self.running_steps.iter().all(decodes) && !self.running.iter().any(steered)
     }
 
     /// Plans up to `count` tokens of a running sequence, with blocks for them. True if other sequences were preempted.
@@ -310,7 +315,7 @@ impl Scheduler {
         if count == 0 {
             return false;
         }
-        let want = (seq.computed + count).div_ceil(self.blocks.block_size());
+        let want = (seq.computed_ahead() + count).div_ceil(self.blocks.block_size());
         loop {
             let Some(seq) = self.seqs.get_mut(&id) else { return preempted };
             if seq.table.len() >= want {
@@ -333,15 +338,9 @@ impl Scheduler {
     }
 
     fn plan(&mut self, id: SeqId, count: usize) {
-        let Some(seq) = self.seqs.get(&id) else { return };
-        let after = match seq.computed + count == seq.tokens.len() {
-            false => After::Nothing,
-            true if seq.embeds => After::Embed,
-            true if seq.may_draw() => After::Draw,
-            true => After::Stash,
-        };
-        let scored = seq.scoring() && count > 0 && seq.computed < seq.prompt_len;
-        self.planned.push(Planned { seq: id, count, after, scored });
+        if let Some(seq) = self.seqs.get(&id) {
+            self.planned.push(Planned::new(id, seq, count));
+        }
     }
 
     /// The sequence that must give its blocks to `id`: the last to arrive of those that wait for their router, or of a
@@ -354,7 +353,7 @@ impl Scheduler {
             let others = self.running.iter().rev().copied().filter(|&other| other != id && Some(other) != oldest);
             others.filter(|other| !self.seqs[other].table.is_empty())
         };
-        let parked = holders().find(|other| self.seqs[other].work() == NextWork::Parked);
+        let parked = holders().find(|other| !self.can_run(*other));
         let more = || holders().find(|&other| slots(other) > slots(id));
         let later = || holders().find(|&other| other > id && slots(other) == slots(id));
         let any = || holders().find(|_| Some(id) == oldest);
@@ -363,14 +362,19 @@ impl Scheduler {
 
     /// The oldest sequence with a slot that can run.
     fn oldest(&self) -> Option<SeqId> {
-        self.running.iter().copied().find(|id| self.seqs[id].work() != NextWork::Parked)
+        self.running.iter().copied().find(|id| self.can_run(*id))
+    }
+
+    /// Whether it does not wait for its router.
+    fn can_run(&self, id: SeqId) -> bool {
+        let seq = &self.seqs[&id];
+        seq.work() != NextWork::Parked || !seq.ahead.is_none()
     }
 
     fn preempt(&mut self, id: SeqId) {
         let Some(seq) = self.seqs.get_mut(&id) else { return };
         seq.release(&mut self.blocks);
         self.slots.leave(seq);
-        seq.stashed = false;
         seq.preempted = true;
         seq.parked_since = None;
         if !seq.admitted {
@@ -387,25 +391,32 @@ impl Scheduler {
         }
         self.stats.steps += 1;
         let (seqs, slots, size) = (&mut self.seqs, &mut self.slots, self.blocks.block_size());
-        let rows = self.planned.iter().filter_map(|planned| {
+        let mut planned = std::mem::take(&mut self.planned);
+        let rows = planned.iter_mut().filter_map(|planned| {
             let seq = seqs.get_mut(&planned.seq)?;
-            Some(row(slots.of(seq), seq, planned, size))
+            planned.slot = slots.of(seq);
+            let row = planned.row(seq, size);
+            seq.ahead.count += planned.count;
+            seq.ahead.draws += usize::from(planned.after == After::Draw);
+            seq.stashed = planned.after == After::Stash;
+            Some(row)
         });
         let rows = rows.collect();
+        self.running_steps.push_back(planned);
         let StepPlacement { epoch, layout } = placed;
         Some(Step { epoch, id: self.stats.steps, rows, dropped: self.slots.drops(), layout })
     }
 
-    /// Applies the result of the step.
+    /// Applies the result of the oldest step that was not committed.
     pub fn commit(&mut self, result: StepResult) {
-        let slot = |row: &Planned| self.seqs.get(&row.seq).and_then(|seq| seq.slot);
-        let expected = self.planned.iter().filter(|row| row.answers()).map(slot);
-        if !expected.eq(result.rows.iter().map(|row| Some(row.slot))) {
-            return self.fail("the executor returned results for other rows than it was given");
+        let step = self.running_steps.front().map(Vec::as_slice).unwrap_or_default();
+        let expected = step.iter().filter(|row| row.answers()).map(|row| row.slot);
+        if !expected.eq(result.rows.iter().map(|row| row.slot)) {
+            return self.fail("the executor returned results for other rows than it was given", false);
         }
         self.slots.dropped();
         let mut results = result.rows.into_iter();
-        for planned in std::mem::take(&mut self.planned) {
+        for planned in self.running_steps.pop_front().unwrap_or_default() {
             let result = match planned.answers() {
                 true => results.next(),
                 false => None,
@@ -417,8 +428,12 @@ impl Scheduler {
     fn commit_row(&mut self, planned: Planned, result: RowResult) {
         let id = planned.seq;
         let Some(seq) = self.seqs.get_mut(&id) else { return };
+        if planned.rows_of != seq.ahead.rows_of {
+            return;
+        }
         // Scores cover tokens 1..=computed; tokens that moved to a fresh block were scored again.
         seq.scores.truncate(seq.computed);
+        seq.ahead.count -= planned.count;
         seq.advance(planned.count, &mut self.blocks);
         if !seq.admitted || planned.count > 1 {
             self.stats.prefill_tokens += planned.count as u64;
@@ -427,7 +442,8 @@ impl Scheduler {
         if planned.after == After::Nothing {
             return;
         }
-        if !seq.admitted {
+        // Not after a Steer has ended it meanwhile: it is told when the sequence goes on.
+        if !seq.admitted && !seq.proposed {
             seq.admitted = true;
             let mut scores = std::mem::take(&mut seq.scores);
             if seq.prompt_logprobs >= 0 {
@@ -445,11 +461,13 @@ impl Scheduler {
             return self.finish(id, FinishReason::Stop, String::new());
         }
         if planned.after == After::Stash {
-            seq.stashed = true;
             self.stats.held_steps += 1;
             return;
         }
-        seq.stashed = false;
+        if planned.draws_of != seq.ahead.draws_of {
+            return;
+        }
+        seq.ahead.draws -= 1;
         let position = seq.generated() as u32;
         let token = match result.token {
             Some(token) if !result.empty_mask => token,
@@ -476,16 +494,18 @@ impl Scheduler {
         }
     }
 
-    /// The step failed: its sequences end, the others continue. The next step drops what this one would have dropped.
-    pub fn fail(&mut self, error: &str) {
-        for planned in std::mem::take(&mut self.planned) {
+    /// A step failed, the newest or the oldest: its sequences end, the others continue.
+    pub fn fail(&mut self, error: &str, newest: bool) {
+        let failed = if newest { self.running_steps.pop_back() } else { self.running_steps.pop_front() };
+        for planned in failed.into_iter().flatten() {
             self.finish(planned.seq, FinishReason::Error, error.to_owned());
         }
+        self.slots.not_dropped(newest);
     }
 
     /// Ends every sequence.
     pub fn fail_all(&mut self, error: &str) {
-        self.planned.clear();
+        self.running_steps.clear();
         for id in self.seqs.keys().copied().collect::<Vec<_>>() {
             self.finish(id, FinishReason::Lost, error.to_owned());
         }
@@ -496,6 +516,7 @@ impl Scheduler {
         let Some(seq) = self.seqs.get_mut(&id) else { return };
         let last = !(seq.proposes && matches!(reason, FinishReason::Stop | FinishReason::Length));
         seq.proposed = !last;
+        seq.end();
         let finish = Finish { epoch: seq.epoch, reason: reason.into(), generated: seq.generated() as u32, error };
         let message = FromEngine { kind: Some(from_engine::Kind::Finish(finish)) };
         self.outputs.push(Output { seq: id, message, last });
@@ -516,28 +537,9 @@ impl Scheduler {
     }
 }
 
-fn row(slot: u32, seq: &mut Seq, planned: &Planned, block_size: usize) -> Row {
-    let end = seq.computed + planned.count;
-    let (kept_blocks, blocks) = match planned.count {
-        0 => (0, Vec::new()),
-        _ => seq.tell_table(end.div_ceil(block_size)),
-    };
-    Row {
-        slot,
-        tokens: seq.tokens[seq.computed..end].to_vec(),
-        start: seq.computed as u32,
-        kept_blocks: kept_blocks as u32,
-        blocks,
-        after: planned.after.into(),
-        draw: (planned.after == After::Draw).then(|| seq.draw()),
-        score: if planned.scored { seq.prompt_logprobs } else { -1 },
-        next: (planned.scored && end < seq.prompt_len).then(|| seq.tokens[end]),
-    }
-}
-
 /// A scored row ends at the end of the prompt, because scores belong to prompt tokens only.
 fn cut(seq: &Seq, count: usize) -> usize {
-    let missing = seq.tokens.len() - seq.computed;
+    let missing = seq.len_ahead() - seq.computed_ahead();
     let count = count.min(missing);
     match seq.scoring() && seq.computed < seq.prompt_len {
         true => count.min(seq.prompt_len - seq.computed),

@@ -84,6 +84,7 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
         let end = start + chunk.len();
         let kept = start.div_ceil(shape.block_size) as u32;
         let row = Row {
+            awaits_token: false,
             slot: 0,
             tokens: chunk.to_vec(),
             start: start as u32,

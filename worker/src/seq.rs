@@ -26,6 +26,37 @@ pub enum NextWork {
     Compute(usize),
 }
 
+/// The rows of steps that run. What they do counts as done where the next step is planned; it is void if the sequence
+/// changes before they are committed.
+#[derive(Debug, Default)]
+pub struct UnderWay {
+    /// Tokens that they compute.
+    pub count: usize,
+    /// Tokens that they draw, which nobody knows yet.
+    pub draws: usize,
+    /// Rows and draws planned under another number are void.
+    pub rows_of: u64,
+    pub draws_of: u64,
+}
+
+impl UnderWay {
+    pub fn is_none(&self) -> bool {
+        self.count == 0 && self.draws == 0
+    }
+
+    /// The draws are void: another token may follow. What was computed stays.
+    fn void_draws(&mut self) {
+        if self.draws > 0 {
+            self.draws = 0;
+            self.draws_of += 1;
+        }
+    }
+
+    fn void(&mut self) {
+        *self = UnderWay { count: 0, draws: 0, rows_of: self.rows_of + 1, draws_of: self.draws_of + 1 };
+    }
+}
+
 #[derive(Debug)]
 pub struct Seq {
     /// Prompt, then generated tokens.
@@ -61,8 +92,10 @@ pub struct Seq {
     pub registered: usize,
     /// The table's blocks hold the KV entries of tokens[..computed].
     pub computed: usize,
-    /// The executor holds the logits that follow the last token.
+    /// The executor holds the logits that follow the last token, once what is under way is done.
     pub stashed: bool,
+    /// What steps that were not committed yet do for it.
+    pub ahead: UnderWay,
 
     /// The Admitted message was sent.
     pub admitted: bool,
@@ -101,6 +134,7 @@ impl Seq {
             registered: 0,
             computed: 0,
             stashed: false,
+            ahead: UnderWay::default(),
             admitted: false,
             cached_tokens: 0,
             scores: Vec::new(),
@@ -113,13 +147,28 @@ impl Seq {
         self.tokens.len() - self.prompt_len
     }
 
+    /// The number of its tokens once what is under way is done.
+    pub fn len_ahead(&self) -> usize {
+        self.tokens.len() + self.ahead.draws
+    }
+
+    /// How many of them are computed then.
+    pub fn computed_ahead(&self) -> usize {
+        self.computed + self.ahead.count
+    }
+
+    /// Whether its router decides about each token, so that it must not miss a step.
+    pub fn is_steered(&self) -> bool {
+        self.barrier.is_some() || self.mask.is_some()
+    }
+
     pub fn max_tokens(&self) -> usize {
         self.limits.max_tokens as usize
     }
 
     /// Whether the next position may be sampled.
     pub fn may_draw(&self) -> bool {
-        self.barrier.is_none_or(|barrier| self.generated() < barrier)
+        self.barrier.is_none_or(|barrier| self.generated() + self.ahead.draws < barrier)
     }
 
     /// Whether prompt logprobs are still to be computed. Then no part of the prompt may come from the cache.
@@ -131,12 +180,21 @@ impl Seq {
         if self.paused || self.proposed {
             return NextWork::Parked;
         }
-        match self.tokens.len() - self.computed {
-            0 if !self.stashed => NextWork::Compute(1),
+        match self.len_ahead() - self.computed_ahead() {
+            // The logits are gone, so the last token is computed again; not while it is under way.
+            0 if !self.stashed && self.ahead.is_none() => NextWork::Compute(1),
+            0 if !self.stashed => NextWork::Parked,
             0 if self.may_draw() => NextWork::Draw,
             0 => NextWork::Parked,
             missing => NextWork::Compute(missing),
         }
+    }
+
+    /// Whether nothing can be planned before what is under way is done, within a context of `most` tokens.
+    pub fn must_land(&self, most: usize) -> bool {
+        let last = self.generated() + self.ahead.draws >= self.max_tokens() || self.len_ahead() >= most;
+        let waits = self.embeds || self.scoring() || (self.ahead.draws > 0 && last);
+        waits && !self.ahead.is_none()
     }
 
     /// Whether it would wait for its router even with a slot.
@@ -159,7 +217,10 @@ impl Seq {
         let rewound = self.generated() - steer.keep as usize;
         self.epoch = steer.epoch;
         self.proposed = false;
+        self.ahead.void_draws();
         if rewound > 0 {
+            self.ahead.void();
+            self.stashed = false;
             self.tokens.truncate(self.prompt_len + steer.keep as usize);
             self.rewind(self.computed.min(self.tokens.len()), blocks);
         }
@@ -213,8 +274,15 @@ impl Seq {
         (kept, self.table[kept..len].to_vec())
     }
 
+    /// The sequence has ended, perhaps only by proposal: what is under way draws beyond the end.
+    pub fn end(&mut self) {
+        self.ahead.void_draws();
+    }
+
     /// Releases all blocks. The tokens stay.
     pub fn release(&mut self, blocks: &mut BlockPool) {
+        self.ahead.void();
+        self.stashed = false;
         self.truncate_table(0, blocks);
         self.computed = 0;
     }
@@ -239,7 +307,7 @@ impl Seq {
 
     /// The parameters of the next draw.
     pub fn draw(&self) -> Draw {
-        let position = self.generated();
+        let position = self.generated() + self.ahead.draws;
         let mask = self.mask.as_ref().filter(|(at, _)| *at == position).map(|(_, mask)| mask.clone());
         let mut banned: &[u32] = &[];
         if position < self.limits.min_tokens as usize && !self.limits.ignore_eos {
@@ -251,7 +319,7 @@ impl Seq {
         }
         let sampling = &self.sampling;
         let repetition = sampling.repetition_penalty != 1.0;
-        let penalties = repetition || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
+        let penalties = penalizes(sampling);
         let scripted = match self.script.is_empty() {
             true => None,
             false => self.script.get(position).or(self.limits.stop_token_ids.first()).copied(),
@@ -272,8 +340,12 @@ impl Seq {
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
         self.mask = None;
-        self.stashed = false;
     }
+}
+
+/// Whether a draw depends on the tokens before it.
+pub fn penalizes(sampling: &Sampling) -> bool {
+    sampling.repetition_penalty != 1.0 || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0
 }
 
 /// Whether the mask has no bit outside `tokens`.

@@ -4,13 +4,13 @@
 //! batch, on prompt chunks, on the prefix cache or on preemption. To know the earlier tokens, the simulator keeps a
 //! hash of the prefix per KV slot, as a model keeps keys and values. It does not know the scheduler.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use rein_proto::internal::{After, Draw, Row, RowResult, Step, StepResult, TokenLogprob, TopLogprob};
 use rein_proto::splitmix::mix_both;
 
-use crate::executor::{Executor, ExecutorError, ExecutorShape};
+use crate::executor::{DrawnTokens, Executor, ExecutorError, ExecutorShape};
 use crate::tables::BlockTables;
 
 /// Numbers of an embedding.
@@ -54,8 +54,9 @@ pub struct Sim {
     /// Per KV slot, the hash of all tokens up to and including its own.
     slots: Vec<u64>,
     stashed: HashMap<u32, u64>,
-    /// The result of the step that was submitted, and when it is there.
-    running: Option<(StepResult, Instant)>,
+    /// The results of steps that were submitted, and when they are there.
+    running: VecDeque<(StepResult, Instant)>,
+    drawn: DrawnTokens,
     tables: BlockTables,
 }
 
@@ -64,7 +65,8 @@ impl Sim {
         Self {
             slots: vec![0; options.blocks * options.block_size],
             stashed: HashMap::new(),
-            running: None,
+            running: VecDeque::new(),
+            drawn: DrawnTokens::default(),
             tables: BlockTables::default(),
             options,
         }
@@ -155,11 +157,14 @@ impl Executor for Sim {
             kind: "sim",
             ranks: 1,
             hidden_size: EMBEDDING_SIZE,
+            runs_ahead: true,
         }
     }
 
-    fn submit(&mut self, step: Step) -> Result<(), ExecutorError> {
-        let until = Instant::now() + self.cost(&step);
+    fn submit(&mut self, mut step: Step) -> Result<(), ExecutorError> {
+        let begins = self.running.back().map_or_else(Instant::now, |(_, until)| Instant::now().max(*until));
+        let until = begins + self.cost(&step);
+        self.drawn.fill_in(&mut step);
         for slot in &step.dropped {
             self.stashed.remove(slot);
         }
@@ -191,12 +196,15 @@ impl Executor for Sim {
                 rows.push(result);
             }
         }
-        self.running = Some((StepResult { id: step.id, rows }, until));
+        let result = StepResult { id: step.id, rows };
+        self.drawn = DrawnTokens::of(&result);
+        self.running.push_back((result, until));
         Ok(())
     }
 
     fn wait(&mut self) -> Result<StepResult, ExecutorError> {
-        let (result, until) = self.running.take().ok_or_else(|| ExecutorError::Step("no step was submitted".into()))?;
+        let (result, until) =
+            self.running.pop_front().ok_or_else(|| ExecutorError::Step("no step was submitted".into()))?;
         wait_until(until);
         Ok(result)
     }

@@ -14,6 +14,7 @@ fn feed(blocks: usize) -> (EventSource, Arc<EventFeed>) {
         kind: "sim",
         ranks: 1,
         hidden_size: 4,
+        runs_ahead: true,
     })
 }
 

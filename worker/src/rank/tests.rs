@@ -130,6 +130,7 @@ fn step_of(group: &RankGroup, rows: Vec<Row>) -> Step {
 
 fn row(slot: u32, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> Row {
     Row {
+        awaits_token: false,
         slot,
         tokens: tokens.to_vec(),
         start: start as u32,

@@ -16,6 +16,7 @@ use super::devices::{DeviceWeights, ReturnWeights};
 use super::layout::LayoutInbox;
 use super::{Checkpoint, KvPlan};
 use crate::checkpoint::LoadError;
+use crate::executor::DrawnTokens;
 use crate::model::{Executing, Network};
 
 pub enum RankReport {
@@ -142,11 +143,15 @@ fn least(control: &dyn ControlLink, number: usize) -> KernelResult<usize> {
 
 /// Runs until there are no more steps, or one fails; then the other ranks are told why, and the error is returned.
 fn lead<B: Backend>(executing: &mut Executing<B>, desk: LeaderQueues, inbox: &LayoutInbox<B>) -> Option<KernelError> {
-    for step in desk.steps {
+    let mut drawn = DrawnTokens::default();
+    for mut step in desk.steps {
+        drawn.fill_in(&mut step);
         let result = share(executing, &step).and_then(|()| execute(executing, &step, inbox));
         let result =
             result.and_then(|result| result.ok_or_else(|| KernelError::Aborted("the leader gave no result".into())));
         desk.used.store(step.layout, Ordering::Release);
+        // A failed step ends its sequences.
+        drawn = result.as_ref().map_or_else(|_| DrawnTokens::default(), DrawnTokens::of);
         if let Err(error) = &result {
             executing.backend().control().abort(&format!("rank 0: {error}"));
         }
@@ -191,6 +196,7 @@ fn for_followers(step: &Step) -> Step {
         draw: row.draw.as_ref().map(|draw| Draw { logprobs: draw.logprobs, ..Draw::default() }),
         score: row.score,
         next: row.next,
+        awaits_token: false,
     });
     Step { epoch: step.epoch, id: step.id, rows: rows.collect(), dropped: step.dropped.clone(), layout: step.layout }
 }

@@ -18,10 +18,12 @@ impl Scheduler {
                 return Err(format!("sequence {id} waits and holds blocks"));
             }
         }
-        for planned in &self.planned {
-            let seq = &self.seqs[&planned.seq];
-            let end = (seq.computed + planned.count).div_ceil(size);
-            let written = if planned.count == 0 { &[][..] } else { &seq.table[seq.computed / size..end] };
+        for planned in self.running_steps.iter().flatten() {
+            let Some(seq) = self.seqs.get(&planned.seq).filter(|seq| seq.ahead.rows_of == planned.rows_of) else {
+                continue;
+            };
+            let end = (planned.start + planned.count).div_ceil(size);
+            let written = if planned.count == 0 { &[][..] } else { &seq.table[planned.start / size..end] };
             if let Some(block) = written.iter().find(|&&block| !self.blocks.writable(block)) {
                 return Err(format!("sequence {} would write block {block}, which others may read", planned.seq));
             }

@@ -23,7 +23,7 @@ mod events;
 mod gate;
 mod releases;
 
-use gate::gated;
+use gate::{gated, gated_ahead};
 
 const VOCAB: u32 = 100;
 const EOS: u32 = 99;
@@ -423,6 +423,27 @@ async fn a_failed_step_ends_its_sequences_and_a_lost_executor_ends_all() {
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().contains("rank 0 is gone"), "{status}");
     }
+}
+
+#[tokio::test]
+async fn a_step_is_submitted_while_one_runs_and_fails_alone() {
+    let gate = gated_ahead(EngineOptions::default());
+    let mut router = open(&gate.service, request(&[10, 11, 12])).await.unwrap();
+    let first = gate.step().await;
+    assert!(!first.rows[0].awaits_token, "the prompt is known");
+    // Nothing is planned beside a prompt, so that a request that arrives meanwhile waits for one step only.
+    gate.permit();
+    let [second, third] = [gate.step().await, gate.step().await];
+    assert!(!second.rows[0].awaits_token && third.rows[0].awaits_token);
+    router.admitted().await;
+    assert_eq!(router.tokens().await.ids, [10]);
+    gate.permit();
+    assert_eq!(router.tokens().await.ids, [11], "the third step was submitted before");
+    gate.permits.send(Err(ExecutorError::Step("rank 1 timed out".into()))).unwrap();
+    assert_eq!(router.finish().await.error, "the step failed: rank 1 timed out");
+    // What was under way for it is void, and others go on.
+    (0..10).for_each(|_| gate.permit());
+    assert_eq!(run(&gate.service, request(&[20, 21])).await.0, [20, 21, EOS]);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use rein_proto::internal::Draw;
+use rein_proto::internal::{Draw, Row};
 use rein_proto::splitmix::mix_both;
 
 use super::*;

@@ -3,7 +3,7 @@
 //! The executor is a `Ledger`. Each sequence has an oracle that knows what it would get alone. `REIN_SEED=n` replays
 //! one seed, `REIN_SEEDS=n` runs more of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use rand::rngs::StdRng;
@@ -13,6 +13,7 @@ use rein_proto::internal::{Limits, Sampling};
 use super::super::cached::CacheMirror;
 use super::ledger::{Ledger, VOCAB, draw, score};
 use super::*;
+use crate::executor::DrawnTokens;
 
 const SEEDS: u64 = 3000;
 
@@ -168,6 +169,10 @@ struct World {
     next: u64,
     prefixes: Vec<Vec<u32>>,
     steps: Vec<Step>,
+    /// Results of steps that were executed and not committed, at most two.
+    results: VecDeque<StepResult>,
+    drawn: DrawnTokens,
+    planned_ahead: u64,
 }
 
 impl World {
@@ -183,6 +188,7 @@ impl World {
             kind: "sim",
             ranks: 1,
             hidden_size: 4,
+            runs_ahead: true,
         };
         let options = EngineOptions {
             max_sequences: rng.random_range(1..9),
@@ -205,6 +211,9 @@ impl World {
             next: 1,
             prefixes,
             steps: Vec::new(),
+            results: VecDeque::new(),
+            drawn: DrawnTokens::default(),
+            planned_ahead: 0,
             shape,
             rng,
         }
@@ -333,38 +342,66 @@ impl World {
     /// One round. False: there was nothing to do.
     fn round(&mut self) -> bool {
         self.now += Duration::from_millis(self.rng.random_range(0..20));
+        let ahead = !self.results.is_empty();
+        let plans = !ahead || self.results.len() == 1 && self.rng.random_bool(0.6);
+        if plans && self.plan() {
+            self.planned_ahead += u64::from(ahead);
+            // While it runs, routers may write.
+            if self.results.len() == 1 && self.rng.random_bool(0.7) {
+                return true;
+            }
+        }
+        let Some(result) = self.results.pop_front() else { return false };
+        self.scheduler.commit(result);
+        self.scheduler.check().unwrap_or_else(|error| panic!("after commit: {error}"));
+        self.listener.hear(&mut self.scheduler);
+        self.read();
+        true
+    }
+
+    /// Plans a step and executes it. False: there was nothing to do.
+    fn plan(&mut self) -> bool {
         let scheduler = &self.scheduler;
         let working = |work: &dyn Fn(NextWork) -> bool| -> Vec<u64> {
-            scheduler.running.iter().copied().filter(|id| work(scheduler.seqs[id].work())).collect()
+            let works = |id: &u64| {
+                let seq = &scheduler.seqs[id];
+                work(seq.work()) && !seq.must_land(scheduler.context)
+            };
+            scheduler.running.iter().copied().filter(works).collect()
         };
         let (drawing, able) = (working(&|work| work == NextWork::Draw), working(&|work| work != NextWork::Parked));
-        let step = self.scheduler.schedule(StepPlacement::default(), self.now);
+        // The step that runs goes on with these.
+        let under_way = scheduler.running.iter().copied().find(|id| !scheduler.seqs[id].ahead.is_none());
+        let Some(mut step) = self.scheduler.schedule(StepPlacement::default(), self.now) else {
+            assert!(drawing.is_empty() && (able.is_empty() || under_way.is_some()), "a sequence that can run does not");
+            return false;
+        };
         self.scheduler.check().unwrap_or_else(|error| panic!("after schedule: {error}"));
         let rows: Vec<u64> = self.scheduler.scheduled().collect();
         if drawing.is_empty() {
             assert!(
-                able.first().is_none_or(|oldest| rows.iter().any(|row| row <= oldest)),
+                able.first().is_none_or(|oldest| rows.iter().chain(&under_way).any(|row| row <= oldest)),
                 "neither the oldest sequence that can run nor an older one is in the step"
             );
         } else {
             assert_eq!(rows, drawing, "draws from stashes must have their own step");
         }
-        let Some(step) = step else { return false };
         let budget: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
         assert!(budget <= self.scheduler.options.token_budget, "{budget} tokens in a step");
         assert!(!step.rows.is_empty() && step.rows.len() <= self.scheduler.options.max_sequences);
+        self.drawn.fill_in(&mut step);
         let result = self.ledger.execute(&step);
         self.check_tables(&step, &rows);
         for ((row, seq), history) in step.rows.iter().zip(&rows).zip(&self.ledger.histories) {
             let oracle = &self.oracles[seq];
             assert!(!self.paused.contains(seq) && oracle.state == State::Open, "a parked row was computed");
-            assert_eq!(oracle.tokens.get(..history.len()), Some(&history[..]), "not this sequence's history");
+            // A token that is under way is known to the executor alone.
+            let known = &history[..history.len() - usize::from(row.awaits_token)];
+            assert_eq!(oracle.tokens.get(..known.len()), Some(known), "not this sequence's history");
             assert_eq!(row.after() == After::Nothing, history.len() < oracle.tokens.len());
         }
-        self.scheduler.commit(result);
-        self.scheduler.check().unwrap_or_else(|error| panic!("after commit: {error}"));
-        self.listener.hear(&mut self.scheduler);
-        self.read();
+        self.drawn = DrawnTokens::of(&result);
+        self.results.push_back(result);
         self.steps.push(step);
         true
     }
@@ -425,7 +462,7 @@ impl Drop for Report {
     }
 }
 
-fn play(seed: u64) -> (Vec<Step>, EngineStats) {
+fn play(seed: u64) -> (Vec<Step>, EngineStats, u64) {
     let _report = Report(seed);
     let mut world = World::new(seed);
     for _ in 0..80 {
@@ -433,7 +470,7 @@ fn play(seed: u64) -> (Vec<Step>, EngineStats) {
         world.round();
     }
     world.wind_down();
-    (world.steps, world.scheduler.stats())
+    (world.steps, world.scheduler.stats(), world.planned_ahead)
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -444,9 +481,10 @@ fn number(name: &str) -> Option<u64> {
 fn every_sequence_gets_the_tokens_it_would_get_alone() {
     let one = number("REIN_SEED");
     let seeds = one.map_or(0..number("REIN_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1);
-    let mut total = EngineStats::default();
+    let (mut total, mut ahead) = (EngineStats::default(), 0);
     for seed in seeds {
-        let (_, stats) = play(seed);
+        let (_, stats, planned_ahead) = play(seed);
+        ahead += planned_ahead;
         total.steps += stats.steps;
         total.generated_tokens += stats.generated_tokens;
         total.cached_tokens += stats.cached_tokens;
@@ -454,8 +492,8 @@ fn every_sequence_gets_the_tokens_it_would_get_alone() {
         total.rewound_tokens += stats.rewound_tokens;
         total.held_steps += stats.held_steps;
     }
-    println!("{total:?}");
-    let reached = [total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
+    println!("{total:?}, {ahead} steps ahead");
+    let reached = [ahead, total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
     assert!(one.is_some() || reached.iter().all(|&count| count > 1000), "the seeds do not reach every case: {total:?}");
 }
 
@@ -470,6 +508,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
         kind: "sim",
         ranks: 1,
         hidden_size: 4,
+        runs_ahead: true,
     };
     let options = EngineOptions { max_sequences: 2, token_budget: 5, ..EngineOptions::default() };
     let mut scheduler = Scheduler::new(&shape, options);

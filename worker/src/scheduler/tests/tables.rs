@@ -1,7 +1,7 @@
 //! What steps say of block tables: how much, and after a step that was not executed.
 
 use prost::Message;
-use rein_proto::internal::{Limits, Sampling};
+use rein_proto::internal::{Limits, Row, Sampling};
 
 use super::*;
 use crate::executor::Executor;
@@ -66,7 +66,7 @@ fn a_step_that_was_not_executed_leaves_no_table_behind() {
     scheduler.apply(SchedulerEvent::Cancel { seq: 1 }).expect("known");
     let lost = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
     assert_eq!((&lost.dropped[..], lost.rows.len()), (&[0][..], 2));
-    scheduler.fail("rejected");
+    scheduler.fail("rejected", true);
     start(&mut scheduler, 4, vec![4; 20]);
     let next = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
     assert_eq!(

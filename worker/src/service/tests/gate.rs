@@ -7,13 +7,14 @@ use super::*;
 /// An executor that runs one step per permit and reports the sequences of each step.
 struct Gated {
     sim: Sim,
+    runs_ahead: bool,
     steps: Sender<Step>,
     permits: Receiver<Result<(), ExecutorError>>,
 }
 
 impl Executor for Gated {
     fn shape(&self) -> ExecutorShape {
-        self.sim.shape()
+        ExecutorShape { runs_ahead: self.runs_ahead, ..self.sim.shape() }
     }
 
     fn submit(&mut self, step: Step) -> Result<(), ExecutorError> {
@@ -24,8 +25,9 @@ impl Executor for Gated {
     }
 
     fn wait(&mut self) -> Result<StepResult, ExecutorError> {
-        self.permits.recv().unwrap_or(Ok(()))?;
-        self.sim.wait()
+        let permit = self.permits.recv().unwrap_or(Ok(()));
+        let result = self.sim.wait();
+        permit.and(result)
     }
 }
 
@@ -35,15 +37,25 @@ pub struct Gate {
     pub permits: Sender<Result<(), ExecutorError>>,
 }
 
+/// One step at a time.
 pub fn gated(options: EngineOptions) -> Gate {
+    start_gated(options, false)
+}
+
+/// A step is submitted while one runs.
+pub fn gated_ahead(options: EngineOptions) -> Gate {
+    start_gated(options, true)
+}
+
+fn start_gated(options: EngineOptions, runs_ahead: bool) -> Gate {
     let (steps_in, steps) = crossbeam_channel::bounded(10_000);
     let (permits, permits_out) = crossbeam_channel::bounded(10_000);
-    let service = start(Box::new(Gated { sim: sim(), steps: steps_in, permits: permits_out }), options);
+    let service = start(Box::new(Gated { sim: sim(), runs_ahead, steps: steps_in, permits: permits_out }), options);
     Gate { service, steps, permits }
 }
 
 impl Gate {
-    /// The step that is executing.
+    /// The next step that was submitted.
     pub async fn step(&self) -> Step {
         let steps = self.steps.clone();
         let wait = move || steps.recv_timeout(Duration::from_secs(20)).expect("a step");

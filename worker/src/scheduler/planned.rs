@@ -1,0 +1,76 @@
+//! A row of a step, from its plan to its commit.
+
+use rein_proto::internal::{After, Row};
+
+use crate::seq::{Seq, SeqId};
+
+#[derive(Debug, Clone, Copy)]
+pub struct Planned {
+    pub seq: SeqId,
+    /// Known once the step is made.
+    pub slot: u32,
+    /// The position of its first token.
+    pub start: usize,
+    /// Its token is not known yet.
+    awaits_token: bool,
+    /// As in [`UnderWay`](crate::seq::UnderWay) when it was planned.
+    pub rows_of: u64,
+    pub draws_of: u64,
+    /// Number of tokens to compute. 0: draw from the stash.
+    pub count: usize,
+    pub after: After,
+    pub scored: bool,
+}
+
+impl Planned {
+    /// The next `count` tokens of a sequence.
+    pub fn new(id: SeqId, seq: &Seq, count: usize) -> Self {
+        let start = seq.computed_ahead();
+        let after = match start + count == seq.len_ahead() {
+            false => After::Nothing,
+            true if seq.embeds => After::Embed,
+            true if seq.may_draw() => After::Draw,
+            true => After::Stash,
+        };
+        Self {
+            seq: id,
+            slot: 0,
+            start,
+            awaits_token: start + count > seq.tokens.len(),
+            rows_of: seq.ahead.rows_of,
+            draws_of: seq.ahead.draws_of,
+            count,
+            after,
+            scored: seq.scoring() && count > 0 && start < seq.prompt_len,
+        }
+    }
+
+    /// Whether the executor returns a result for it.
+    pub fn answers(&self) -> bool {
+        matches!(self.after, After::Draw | After::Embed) || self.scored
+    }
+
+    /// What the executor gets.
+    pub fn row(&self, seq: &mut Seq, block_size: usize) -> Row {
+        let end = self.start + self.count;
+        let (kept_blocks, blocks) = match self.count {
+            0 => (0, Vec::new()),
+            _ => seq.tell_table(end.div_ceil(block_size)),
+        };
+        let mut tokens = seq.tokens.get(self.start..end.min(seq.tokens.len())).unwrap_or_default().to_vec();
+        // In place of the one that is not known yet.
+        tokens.resize(self.count, 0);
+        Row {
+            slot: self.slot,
+            tokens,
+            awaits_token: self.awaits_token,
+            start: self.start as u32,
+            kept_blocks: kept_blocks as u32,
+            blocks,
+            after: self.after.into(),
+            draw: (self.after == After::Draw).then(|| seq.draw()),
+            score: if self.scored { seq.prompt_logprobs } else { -1 },
+            next: (self.scored && end < seq.prompt_len).then(|| seq.tokens[end]),
+        }
+    }
+}
