@@ -3,7 +3,8 @@
 //! A pure function of its state, the events applied to it and the time `now`: no clock, no I/O, no threads. The same
 //! events give the same steps. A round is `schedule`, execution, then `commit` or `fail`; events are applied between
 //! rounds. A step may be planned while the one before runs: then that counts as done, and its tokens are known to the
-//! executor first. Steps are executed in order, so a block that is released while a step writes it may be given away.
+//! executor first; events come after the commit of the older one. Steps are executed in order, so a block that is
+//! released while a step writes it may be given away.
 //!
 //! Invariants: blocks that others may read are never written; a sequence that waits for its router takes part in no
 //! step; the oldest sequence that can run is in every step that computes tokens, whatever must be preempted for it.
@@ -174,7 +175,7 @@ impl Scheduler {
 
     /// Only a Start can be rejected. Events for sequences that have ended are ignored.
     pub fn apply(&mut self, event: SchedulerEvent) -> Result<(), Rejected> {
-        debug_assert!(self.planned.is_empty(), "events are applied between rounds");
+        debug_assert!(self.running_steps.len() <= 1, "events are applied after a commit");
         match event {
             SchedulerEvent::Start { seq, start } => return self.start(seq, *start),
             SchedulerEvent::Steer { seq, steer } => self.steer(seq, steer),
