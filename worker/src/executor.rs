@@ -1,10 +1,8 @@
 //! The interface to what executes steps: the model over its ranks, or the simulator. It does not know sequences beyond
 //! the rows of a step.
 
-use std::collections::HashMap;
-
 use rein_kernels::collective::AbortWatch;
-use rein_proto::internal::{Step, StepResult};
+use rein_proto::internal::{Draw, Step, StepResult};
 
 use crate::seq::penalizes;
 
@@ -70,21 +68,24 @@ pub trait Executor: Send {
 
 /// The tokens that a step drew, by slot, for the rows of the next step that await them.
 #[derive(Debug, Default)]
-pub struct DrawnTokens(HashMap<u32, u32>);
+pub struct DrawnTokens(Vec<Option<u32>>);
 
 impl DrawnTokens {
     pub fn of(result: &StepResult) -> Self {
-        Self(result.rows.iter().filter_map(|row| Some((row.slot, row.token?))).collect())
+        let slots = result.rows.iter().map(|row| row.slot as usize + 1).max().unwrap_or(0);
+        let mut tokens = vec![None; slots];
+        result.rows.iter().for_each(|row| tokens[row.slot as usize] = row.token);
+        Self(tokens)
     }
 
     /// A row whose token was not drawn keeps what it has: its sequence has ended.
     pub fn fill_in(&self, step: &mut Step) {
         for row in step.rows.iter_mut().filter(|row| row.awaits_token) {
-            let Some(token) = self.0.get(&row.slot) else { continue };
-            row.tokens = vec![*token];
-            let penalized = |draw: &&mut rein_proto::internal::Draw| draw.sampling.as_ref().is_some_and(penalizes);
+            let Some(&Some(token)) = self.0.get(row.slot as usize) else { continue };
+            row.tokens.fill(token);
+            let penalized = |draw: &&mut Draw| draw.sampling.as_ref().is_some_and(penalizes);
             if let Some(draw) = row.draw.as_mut().filter(penalized) {
-                draw.generated.push(*token);
+                draw.generated.push(token);
             }
         }
     }

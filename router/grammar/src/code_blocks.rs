@@ -181,8 +181,8 @@ pub(crate) struct TextEnds<'a> {
     pub refused_anywhere: &'a [String],
 }
 
-/// Calls that are told from text only by what follows their first letters. A lexeme for each would have all text before
-/// it in it.
+/// Calls whose first letters may be text too: only what follows them tells. They share the lexeme of the text before
+/// them, which one lexeme for each tool would repeat.
 pub(crate) struct ShortCalls {
     /// The letters, as a regular expression.
     pub lead: String,

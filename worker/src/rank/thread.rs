@@ -150,13 +150,14 @@ fn lead<B: Backend>(executing: &mut Executing<B>, desk: LeaderQueues, inbox: &La
         let result =
             result.and_then(|result| result.ok_or_else(|| KernelError::Aborted("the leader gave no result".into())));
         desk.used.store(step.layout, Ordering::Release);
-        // A failed step ends its sequences.
-        drawn = result.as_ref().map_or_else(|_| DrawnTokens::default(), DrawnTokens::of);
         if let Err(error) = &result {
             executing.backend().control().abort(&format!("rank 0: {error}"));
         }
         let (result, failure) = match result {
-            Ok(result) => (Ok(result), None),
+            Ok(result) => {
+                drawn = DrawnTokens::of(&result);
+                (Ok(result), None)
+            }
             Err(error) => (Err(error.to_string()), Some(error)),
         };
         if desk.results.send(result).is_err() || failure.is_some() {

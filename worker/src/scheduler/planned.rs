@@ -11,8 +11,6 @@ pub struct Planned {
     pub slot: u32,
     /// The position of its first token.
     pub start: usize,
-    /// Its token is not known yet.
-    awaits_token: bool,
     /// As in [`UnderWay`](crate::seq::UnderWay) when it was planned.
     pub rows_of: u64,
     pub draws_of: u64,
@@ -36,7 +34,6 @@ impl Planned {
             seq: id,
             slot: 0,
             start,
-            awaits_token: start + count > seq.tokens.len(),
             rows_of: seq.ahead.rows_of,
             draws_of: seq.ahead.draws_of,
             count,
@@ -63,7 +60,7 @@ impl Planned {
         Row {
             slot: self.slot,
             tokens,
-            awaits_token: self.awaits_token,
+            awaits_token: end > seq.tokens.len(),
             start: self.start as u32,
             kept_blocks: kept_blocks as u32,
             blocks,

@@ -130,7 +130,7 @@ impl<'a> DrawPlan<'a> {
             let words = self.task(block, task, row, slot);
             let first = first_task + i * TASK_WORDS;
             self.words[first..][..TASK_WORDS].copy_from_slice(&words);
-            // A mask of no bytes allows no token; at 0 there would be none.
+            // A mask of no bytes allows no token, so it has a place too: 0 says that there is no mask.
             if let Some(mask) = task.sample.mask {
                 self.masks.push(mask);
                 self.mask_places.push((first + MASK_AT, block));

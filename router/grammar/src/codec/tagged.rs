@@ -18,6 +18,7 @@ use crate::schema::{ENTITIES, attribute};
 const MAX_DEPTH: usize = 128;
 /// Length limit of a tag.
 const MAX_TAG: usize = 512;
+
 /// The members as elements.
 pub(crate) fn members(arguments: &Map<String, Value>, tags: Tags) -> String {
     arguments.iter().map(|(name, value)| element(Some(name), value, tags)).collect()

@@ -75,10 +75,10 @@ impl Output<'_, '_> {
             let refused = [&refused.anywhere[..], &refused.outside_code].concat();
             return self.text_up_to(&exits, end, &refused, not.as_slice());
         };
-        // What begins like a call of any tool may be text, up to the name of one: each such place is an exit, so that a
-        // text has none of them in it.
+        // The letters with which every call begins may be text too: only the name after them tells. So the text stops at
+        // each place where they stand; there, a call follows, or more text. All that is refused begins with them.
         let BareBeginning { lead: begins, tails } = bare_beginnings(self.marking.format, &self.tool_names());
-        let refused = [&[begins], &refused.outside_code[..]].concat();
+        let refused = [begins];
         let goes_on = self.work.writer.reserve();
         let next = format!("{goes_on}{}", self.pass);
         let named = std::mem::replace(&mut exits[lead].rest, next);
@@ -90,7 +90,8 @@ impl Output<'_, '_> {
         all
     }
 
-    /// Text that is not like this and contains none of these, up to one of the exits, or to the end.
+    /// Text up to one of the exits, or to the end, after which `end` follows. It contains nothing that matches one of
+    /// `refused`; `unlike` are terms that it must satisfy as a whole.
     fn text_up_to(&mut self, exits: &[Exit], end: Option<&str>, refused: &[String], unlike: &[String]) -> Vec<String> {
         let mut without = unlike.to_vec();
         if !refused.is_empty() {
@@ -99,7 +100,7 @@ impl Output<'_, '_> {
             without.insert(0, format!("~{refused}"));
         }
         let body = |any: &str, kind: ExitKind| {
-            // The lexeme ends at the first of them.
+            // It ends where the first refused text begins, so it contains none.
             let without = if kind == ExitKind::Lead { unlike } else { &without };
             [&[any.to_owned()], without].concat().join(" & ")
         };

@@ -32,7 +32,7 @@ impl Compiler<'_, '_, '_> {
         if self.work.writer.form == GrammarForm::Tolerant { r"[ \t\r\n]*".to_owned() } else { String::new() }
     }
 
-    /// A tag up to its name.
+    /// An element: its tag up to its name, and the value's rule.
     pub(super) fn tagged(&mut self, name: Option<&str>, tags: Tags, value: &str) -> String {
         let name = name.map(|name| format!(" {}", attribute(name))).unwrap_or_default();
         let tag = format!("{}{}", self.between_tags(), escape(&format!("{}{name}", tags.open)));
@@ -83,6 +83,10 @@ impl Compiler<'_, '_, '_> {
 
     /// Rules for any value, a member of any object and an item of any list; the parameter is the depth. See `free`.
     pub(super) fn free_tagged(&mut self, tags: Tags) -> (String, String, String) {
+        let key = format!("any tagged {}", tags.open);
+        if let Some(names) = self.w().shared(&key) {
+            return names;
+        }
         let closer = ends_with(tags);
         let (raw, json) = (self.container("raw"), self.container("json"));
         let (dict, list, end) = (self.container("dict"), self.container("list"), self.end_tag(tags));
@@ -90,10 +94,6 @@ impl Compiler<'_, '_, '_> {
         let number = self.any_number();
         let words = self.w().regex("true|false|null");
         let (tag, item) = (self.other_tagged(&[], tags), self.tagged(None, tags, ""));
-        let key = format!("any tagged {}", tags.open);
-        if let Some(names) = self.w().shared(&key) {
-            return names;
-        }
         let w = self.w();
         let (value, inner, pair, element) = (w.reserve(), w.reserve(), w.reserve(), w.reserve());
         let nested = format!("{inner}::incr(_) %if lt(_, {MAX_FREE_DEPTH})");
