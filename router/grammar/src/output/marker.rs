@@ -109,8 +109,8 @@ impl Marking<'_> {
         (!named && !announcing(self.format).is_empty() && self.vocab.special_id(letters).is_none()).then_some(letters)
     }
 
-    /// The second marker of a call, if its letters count, and what follows it up to where the name of one of these tools
-    /// has ended.
+    /// The second marker of a call, if its letters count, and what follows it up to where the name of one of these
+    /// tools has ended.
     pub fn short_beginning(&self, tools: &[&str]) -> Option<(String, String)> {
         let (before, _) = self.format.around_arguments();
         let at = before.iter().position(|s| *s == Step::Name)?;

@@ -75,8 +75,8 @@ impl Output<'_, '_> {
             let refused = [&refused.anywhere[..], &refused.outside_code].concat();
             return self.text_up_to(&exits, end, &refused, not.as_slice());
         };
-        // The letters with which every call begins may be text too: only the name after them tells. So the text stops at
-        // each place where they stand; there, a call follows, or more text. All that is refused begins with them.
+        // The letters with which every call begins may be text too: only the name after them tells. So the text stops
+        // at each place where they stand; there, a call follows, or more text. All that is refused begins with them.
         let BareBeginning { lead: begins, tails } = bare_beginnings(self.marking.format, &self.tool_names());
         let refused = [begins];
         let goes_on = self.work.writer.reserve();
