@@ -163,14 +163,37 @@ fn case_insensitive_classes_cost_a_bounded_time() {
     assert_eq!(compiled(Response::Regex(r"(?i)[\s\S]{0,20}yes".into())), Ok(0));
 }
 
+/// An object with up to this many words within this length, and one with four times `repeats` of them as tokens.
+fn words(b: &Bench, most: usize, length: usize, repeats: usize) -> (serde_json::Value, Vec<u32>) {
+    let pattern = format!("^(?:\\S+\\s+){{0,{}}}\\S+$", most - 1);
+    let text = serde_json::json!({"type": "string", "maxLength": length, "pattern": pattern});
+    let schema = serde_json::json!({"type": "object", "properties": {"a": text, "b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": false});
+    let answer = serde_json::json!({"a": "some words and more ".repeat(repeats).trim(), "b": 1}).to_string();
+    (schema, b.tokens.encode(answer.as_bytes()))
+}
+
+#[test]
+fn fifty_words_within_a_length_are_held_without_loosening() {
+    let b = Bench::new(crate::PLAIN, false);
+    let (schema, ids) = words(&b, 50, 512, 12);
+    for strict in [false, true] {
+        let response = Some(Response::JsonSchema { schema: schema.clone(), strict });
+        let compiled = b.compile(&Rules { response, ..Rules::default() });
+        assert!(compiled.relaxations().is_empty(), "{:?}", compiled.relaxations());
+        let mut matcher = compiled.matcher().expect("a matcher");
+        for (n, id) in ids.iter().enumerate() {
+            let mask = matcher.mask().unwrap_or_else(|error| panic!("{error} after {n} tokens"));
+            assert!(mask[*id as usize / 8] >> (id % 8) & 1 == 1, "{n}");
+            assert_eq!(matcher.accept(*id), Ok(true), "{n}");
+        }
+    }
+}
+
 /// What an answer costs shows only while it is written: without the constraints of strings it goes on.
 #[test]
 fn an_output_that_meets_a_limit_goes_on_loosened() {
-    let text = serde_json::json!({"type": "string", "maxLength": 900, "pattern": "^(?:\\S+\\s+){0,89}\\S+$"});
-    let schema = serde_json::json!({"type": "object", "properties": {"a": text, "b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": false});
     let b = Bench::new(crate::PLAIN, false);
-    let answer = serde_json::json!({"a": "some words and more ".repeat(20).trim(), "b": 1}).to_string();
-    let ids = b.tokens.encode(answer.as_bytes());
+    let (schema, ids) = words(&b, 90, 900, 20);
     for strict in [false, true] {
         let response = Some(Response::JsonSchema { schema: schema.clone(), strict });
         let compiled = b.compile(&Rules { response, ..Rules::default() });
