@@ -90,6 +90,23 @@ pub struct Span<'a> {
     pub blocks: &'a [u32],
 }
 
+/// Where a span's recurrent state is read and left: cells of [`Backend::states`]. A cell that one span of a step reads
+/// is written by no other.
+#[derive(Debug, Clone, Copy)]
+pub struct StateCells<'a> {
+    /// The state before the span's first row. None: all zero, at position 0.
+    pub from: Option<u32>,
+    /// In the order of their rows; the last is the state after the span.
+    pub saves: &'a [StateSave],
+}
+
+/// The state after this many rows of a span goes to a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateSave {
+    pub rows: usize,
+    pub cell: u32,
+}
+
 /// The inputs of a step.
 #[derive(Debug, Clone, Default)]
 pub struct StepInputs<'a> {
@@ -97,6 +114,8 @@ pub struct StepInputs<'a> {
     pub ids: Vec<u32>,
     /// The sequences of these rows.
     pub spans: Vec<Span<'a>>,
+    /// For each span, where its recurrent state is; empty if the model has none.
+    pub cells: Vec<StateCells<'a>>,
     pub draws: Vec<Draw<'a>>,
     pub stashes: Vec<Stash>,
     pub scores: Vec<Score>,
@@ -217,6 +236,56 @@ pub struct MlaSpec {
     pub scale: f32,
 }
 
+/// A gated delta net (arXiv:2412.06464) behind a short causal convolution, as in Qwen3-Next. A value head has a state
+/// S [key_dim, value_dim] in f32; for each row S = g S + k (beta (v - (g S)^T k))^T, and its result is S^T q. Queries
+/// and keys have unit length, and a key head serves `value_heads / key_heads` value heads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeltaSpec {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// Rows that the convolution sees, its own included.
+    pub taps: usize,
+    /// Of the norm of each value head's result.
+    pub eps: f32,
+}
+
+impl DeltaSpec {
+    /// Value heads of a key head.
+    pub fn group(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Channels of the convolution for each key head: its query, its key and its values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_dim + self.group() * self.value_dim
+    }
+
+    /// Inputs of each key head: the channels, and a gate for each value.
+    pub fn inputs(&self) -> usize {
+        self.channels() + self.group() * self.value_dim
+    }
+
+    /// Numbers of a sequence's state: the inputs that the convolution still sees, and the state of each value head.
+    pub fn state_numbers(&self) -> usize {
+        let seen = self.taps.saturating_sub(1) * self.key_heads * self.channels();
+        seen + self.value_heads * self.key_dim * self.value_dim
+    }
+}
+
+/// The small weights of a gated delta net.
+#[derive(Debug)]
+pub struct DeltaVectors<'a, V> {
+    /// [key_heads, channels, taps], the oldest row first.
+    pub conv: &'a V,
+    /// g = exp(-exp(log_decay) * softplus(a + step_bias)), each [value_heads].
+    pub log_decay: &'a V,
+    pub step_bias: &'a V,
+    /// [value_dim]
+    pub norm: &'a V,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scoring {
     Softmax,
@@ -278,6 +347,8 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     /// Whether a rank keeps its KV caches while it has no group. Memory of the host is given back, for others may need
     /// it.
     const KEEPS_CACHES: bool = false;
+    /// Whether its backends compute recurrent layers.
+    const RECURS: bool = true;
 
     /// The backend on device `index`; `ranks` ranks of this process compute at the same time.
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend>;
@@ -307,6 +378,8 @@ pub trait Backend: Sized + Send + 'static {
     /// For each row, `top_k` experts with their weights.
     type Routes;
     type Cache: Send;
+    /// The recurrent states of one layer, by cell.
+    type States: Send;
 
     // Set-up.
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector>;
@@ -334,6 +407,8 @@ pub trait Backend: Sized + Send + 'static {
         width_v: usize,
         precision: Precision,
     ) -> Result<Self::Cache>;
+    /// Room for `cells` recurrent states of `numbers` f32 each.
+    fn states(&self, cells: usize, numbers: usize) -> Result<Self::States>;
     /// Steps stash to slots below `slots` only: a device can allocate all of them now.
     fn open_stash(&mut self, _slots: usize) -> Result<()> {
         Ok(())
@@ -371,6 +446,8 @@ pub trait Backend: Sized + Send + 'static {
     fn scale(&self, x: &mut Self::Tensor, factor: f32);
     /// silu(gate) * up
     fn silu_mul(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
+    /// x *= sigmoid(gate); the gate has the columns of x, or one for all of them.
+    fn sigmoid_mul(&self, x: &mut Self::Tensor, gate: &Self::Tensor);
 
     // Norms apply to `weight.len()` columns at a time, so a q/k norm is the same op with weight [head_dim].
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Tensor;
@@ -416,6 +493,20 @@ pub trait Backend: Sized + Send + 'static {
     ) -> Self::Tensor;
     /// kv_b_proj in the layout that `mla_attention` needs.
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Expansion>;
+
+    // Recurrent layers.
+    /// Reads and writes the cells of the batch. qkvz [rows, key_heads * inputs]: of each key head its query, key,
+    /// values and gates z, before the convolution; ba [rows, 2 * value_heads]: of each key head beta of its value
+    /// heads (before sigmoid) and a. Result [rows, value_heads * value_dim], normed, times silu(z).
+    fn delta_net(
+        &self,
+        batch: &Self::Batch<'_>,
+        qkvz: &Self::Tensor,
+        ba: &Self::Tensor,
+        vectors: &DeltaVectors<'_, Self::Vector>,
+        states: &mut Self::States,
+        spec: &DeltaSpec,
+    ) -> Self::Tensor;
 
     // Mixture of experts.
     /// Scores [rows, experts] (before softmax or sigmoid). `bias` affects the choice, not the weights.

@@ -132,6 +132,7 @@ impl<B: Backend> Backend for Lockstep<B> {
     type Experts = Both<B::Experts, RoundingExperts>;
     type Routes = Both<B::Routes, Routes>;
     type Cache = Both<B::Cache, KvCache>;
+    type States = Both<B::States, cpu::States>;
 
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector> {
         Ok(Both { device: self.device.vector(values.clone())?, oracle: self.oracle.vector(values)? })
@@ -189,6 +190,10 @@ impl<B: Backend> Backend for Lockstep<B> {
             device: self.device.cache(blocks, block_size, width_k, width_v, precision)?,
             oracle: self.oracle.cache(blocks, block_size, width_k, width_v, precision)?,
         })
+    }
+
+    fn states(&self, cells: usize, numbers: usize) -> Result<Self::States> {
+        Ok(Both { device: self.device.states(cells, numbers)?, oracle: self.oracle.states(cells, numbers)? })
     }
 
     fn open_stash(&mut self, slots: usize) -> Result<()> {
@@ -275,6 +280,13 @@ impl<B: Backend> Backend for Lockstep<B> {
         out
     }
 
+    fn sigmoid_mul(&self, x: &mut B::Tensor, gate: &B::Tensor) {
+        let mut want = self.read(x);
+        self.oracle.sigmoid_mul(&mut want, &self.read(gate));
+        self.device.sigmoid_mul(x, gate);
+        self.check("sigmoid_mul", x, &want);
+    }
+
     fn rms_norm(&self, x: &B::Tensor, weight: &Self::Vector, eps: f32) -> B::Tensor {
         let out = self.device.rms_norm(x, &weight.device, eps);
         self.check("rms_norm", &out, &self.oracle.rms_norm(&self.read(x), &weight.oracle, eps));
@@ -345,6 +357,35 @@ impl<B: Backend> Backend for Lockstep<B> {
         })
     }
 
+    fn delta_net(
+        &self,
+        batch: &Self::Batch<'_>,
+        qkvz: &B::Tensor,
+        ba: &B::Tensor,
+        vectors: &DeltaVectors<'_, Self::Vector>,
+        states: &mut Self::States,
+        spec: &DeltaSpec,
+    ) -> B::Tensor {
+        let DeltaVectors { conv, log_decay, step_bias, norm } = *vectors;
+        let of_device = DeltaVectors {
+            conv: &conv.device,
+            log_decay: &log_decay.device,
+            step_bias: &step_bias.device,
+            norm: &norm.device,
+        };
+        let out = self.device.delta_net(&batch.device, qkvz, ba, &of_device, &mut states.device, spec);
+        let of_oracle = DeltaVectors {
+            conv: &conv.oracle,
+            log_decay: &log_decay.oracle,
+            step_bias: &step_bias.oracle,
+            norm: &norm.oracle,
+        };
+        let (qkvz, ba) = (self.read(qkvz), self.read(ba));
+        let want = self.oracle.delta_net(&batch.oracle, &qkvz, &ba, &of_oracle, &mut states.oracle, spec);
+        self.check("delta_net", &out, &want);
+        out
+    }
+
     /// Compared with `moe`, which uses the routes.
     fn moe_route(&self, scores: &B::Tensor, bias: Option<&Self::Vector>, spec: &RouteSpec) -> Self::Routes {
         Both {
@@ -390,6 +431,7 @@ impl<B: Backend> Backend for Lockstep<B> {
 impl<D: Devices> Devices for LockstepDevices<D> {
     type Backend = Lockstep<D::Backend>;
     const KIND: &'static str = D::KIND;
+    const RECURS: bool = D::RECURS;
 
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend> {
         if link.size() > 1 {

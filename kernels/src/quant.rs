@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use crate::backend::{HostData, HostForm, HostMatrix};
+use crate::backend::{GroupScales, HostData, HostForm, HostMatrix};
 use crate::error::{KernelError, Result};
 
 fn check(op: &'static str, name: &str, got: usize, want: usize) -> Result<()> {
@@ -87,7 +87,47 @@ pub fn int4_group_dequant(packed: &[u8], rows: usize, cols: usize, scales: &[f32
     Ok(out)
 }
 
+fn extended<T>(all: &mut Vec<T>, part: Vec<T>) -> bool {
+    all.extend(part);
+    true
+}
+
 impl HostMatrix {
+    /// One below the other. FP8 parts must end where a block of scales does.
+    pub fn stack(parts: Vec<HostMatrix>) -> Result<HostMatrix> {
+        let mut parts = parts.into_iter();
+        let mut all = parts.next().unwrap_or(HostMatrix { rows: 0, cols: 0, data: HostData::F32(Vec::new()) });
+        for part in parts {
+            let fits = match (&mut all.data, part.data) {
+                (HostData::F32(all), HostData::F32(part)) => extended(all, part),
+                (HostData::Bf16(all), HostData::Bf16(part)) => extended(all, part),
+                (
+                    HostData::Fp8 { codes, scales, block },
+                    HostData::Fp8 { codes: more, scales: more_scales, block: same },
+                ) if *block == same && all.rows.is_multiple_of(block[0]) => {
+                    extended(codes, more) && extended(scales, more_scales)
+                }
+                (
+                    HostData::Int4 { packed, scales, group },
+                    HostData::Int4 { packed: more, scales: more_scales, group: same },
+                ) if *group == same => {
+                    let fits = match (scales, more_scales) {
+                        (GroupScales::F32(all), GroupScales::F32(part)) => extended(all, part),
+                        (GroupScales::Bf16(all), GroupScales::Bf16(part)) => extended(all, part),
+                        _ => false,
+                    };
+                    fits && extended(packed, more)
+                }
+                _ => false,
+            };
+            if !fits || part.cols != all.cols {
+                return Err(KernelError::Shape { op: "stack", what: "parts of a weight do not fit together".into() });
+            }
+            all.rows += part.rows;
+        }
+        Ok(all)
+    }
+
     /// Converts the quantized forms, unless they are to stay as they are stored.
     pub fn into_form(self, form: HostForm) -> Result<HostMatrix> {
         let HostMatrix { rows, cols, data } = self;

@@ -154,6 +154,7 @@ impl Backend for RoundingCpu {
     type Experts = RoundingExperts;
     type Routes = Routes;
     type Cache = KvCache;
+    type States = cpu::States;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         self.cpu.vector(values)
@@ -209,6 +210,10 @@ impl Backend for RoundingCpu {
         precision: Precision,
     ) -> Result<KvCache> {
         self.cpu.cache(blocks, block_size, width_k, width_v, precision)
+    }
+
+    fn states(&self, cells: usize, numbers: usize) -> Result<cpu::States> {
+        self.cpu.states(cells, numbers)
     }
 
     fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Tensor {
@@ -275,6 +280,11 @@ impl Backend for RoundingCpu {
         self.activation(self.cpu.silu_mul(gate, up))
     }
 
+    fn sigmoid_mul(&self, x: &mut Tensor, gate: &Tensor) {
+        self.cpu.sigmoid_mul(x, gate);
+        *x = self.activation(x.clone());
+    }
+
     fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
         self.activation(self.cpu.rms_norm(x, weight, eps))
     }
@@ -333,6 +343,18 @@ impl Backend for RoundingCpu {
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<cpu::Expansion> {
         self.cpu.mla_weight(kv_b, spec, precision)
+    }
+
+    fn delta_net(
+        &self,
+        batch: &cpu::Batch<'_>,
+        qkvz: &Tensor,
+        ba: &Tensor,
+        vectors: &DeltaVectors<'_, Vec<f32>>,
+        states: &mut cpu::States,
+        spec: &DeltaSpec,
+    ) -> Tensor {
+        self.activation(self.cpu.delta_net(batch, qkvz, ba, vectors, states, spec))
     }
 
     fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {

@@ -62,17 +62,21 @@ fn all(dir: &Path) -> Result<Vec<SmallModel>, Box<dyn Error>> {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.join("config.json").exists() {
-            found.push(open(name, path)?);
+            found.extend(open(name, path)?);
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
-fn open(name: String, dir: PathBuf) -> Result<SmallModel, Box<dyn Error>> {
+/// None: it has recurrent layers, which are computed on CPUs only.
+fn open(name: String, dir: PathBuf) -> Result<Option<SmallModel>, Box<dyn Error>> {
     let failed = |what: &dyn std::fmt::Display| format!("--fixtures: {}: {what}", dir.display());
     let config = fs::read_to_string(dir.join("config.json")).map_err(|e| failed(&e))?;
     let config: serde_json::Value = serde_json::from_str(&config).map_err(|e| failed(&e))?;
+    if config["linear_num_key_heads"].is_u64() {
+        return Ok(None);
+    }
     let method = config["quantization_config"]["quant_method"].as_str();
     let quantized = method.map(|method| if method == "fp8" { "fp8" } else { "int4" });
     let tokens = match fs::read_to_string(dir.join("reference.json")) {
@@ -84,7 +88,7 @@ fn open(name: String, dir: PathBuf) -> Result<SmallModel, Box<dyn Error>> {
     };
     // The layout of sentence-transformers.
     let embeds = dir.join("modules.json").exists();
-    Ok(SmallModel { name, dir, tokens, quantized, embeds })
+    Ok(Some(SmallModel { name, dir, tokens, quantized, embeds }))
 }
 
 impl SmallModel {
@@ -138,6 +142,8 @@ impl Steps {
     pub fn run(&mut self, rows: Vec<Row>) -> Result<Vec<RowResult>, ExecutorError> {
         self.id += 1;
         let StepPlacement { epoch, layout } = self.group.placed();
+        let shape = self.group.shape();
+        let rows = rows.into_iter().map(|row| shape.forward_only(row)).collect();
         let step = Step { epoch, layout, id: self.id, rows, ..Step::default() };
         Ok(self.group.execute(step)?.rows)
     }
@@ -159,14 +165,12 @@ pub fn scoring(slot: u32, tokens: &[u32], range: Range<usize>, blocks: &[u32], t
         slot,
         tokens: tokens[range.clone()].to_vec(),
         start: range.start as u32,
-        awaits_token: false,
-        kept_blocks: 0,
         blocks: blocks.to_vec(),
         after: After::Nothing.into(),
-        draw: None,
         score: top,
         // After the last token only the alternatives count.
         next: Some(tokens.get(range.end).copied().unwrap_or(0)),
+        ..Row::default()
     }
 }
 
@@ -178,13 +182,11 @@ pub fn drawing(slot: u32, tokens: &[u32], start: usize, blocks: &[u32]) -> Row {
         slot,
         tokens: tokens.to_vec(),
         start: start as u32,
-        awaits_token: false,
-        kept_blocks: 0,
         blocks: blocks.to_vec(),
         after: After::Draw.into(),
         draw: Some(draw),
         score: -1,
-        next: None,
+        ..Row::default()
     }
 }
 

@@ -12,33 +12,38 @@ use rein_router::{ModelEntry, ModelPolicy, Router, RouterConfig};
 use rein_text::{model_text::ModelOverrides, model_text::ModelText};
 use rein_worker::{
     EngineOptions,
-    executor::{Executor, ExecutorError, ExecutorShape},
+    executor::{Executor, ExecutorError, ExecutorShape, StepPlacement},
+    rank::{ModelOptions, RankGroup},
     sim::{Sim, SimOptions},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-/// A simulator that fails after a number of steps.
+/// An executor that fails after a number of steps.
 struct Mortal {
-    sim: Sim,
+    executor: Box<dyn Executor>,
     steps: usize,
     taken: Arc<AtomicUsize>,
 }
 
 impl Executor for Mortal {
     fn shape(&self) -> ExecutorShape {
-        self.sim.shape()
+        self.executor.shape()
+    }
+
+    fn placed(&self) -> StepPlacement {
+        self.executor.placed()
     }
 
     fn submit(&mut self, step: Step) -> Result<(), ExecutorError> {
-        self.sim.submit(step)
+        self.executor.submit(step)
     }
 
     fn wait(&mut self) -> Result<StepResult, ExecutorError> {
         if self.taken.fetch_add(1, Ordering::Relaxed) >= self.steps {
             return Err(ExecutorError::Lost("rank 1 is gone".into()));
         }
-        self.sim.wait()
+        self.executor.wait()
     }
 }
 
@@ -47,13 +52,28 @@ pub fn text() -> ModelText {
     ModelText::load(&demo, &ModelOverrides::default()).expect("the demo model")
 }
 
+/// The demo model's text over the simulator.
+fn demo() -> (ModelText, Box<dyn Executor>) {
+    let text = text();
+    let sim = Sim::new(SimOptions { vocab_size: text.vocab_size, seed: 3, ..SimOptions::default() });
+    (text, Box::new(sim))
+}
+
+/// A tiny model with recurrent layers.
+fn recurrent() -> (ModelText, Box<dyn Executor>) {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3_next");
+    let text = ModelText::load(&dir, &ModelOverrides::default()).expect("the model's text");
+    let options =
+        ModelOptions { kv_blocks: Some(512), max_context: Some(128), threads: Some(1), ..ModelOptions::default() };
+    (text, Box::new(RankGroup::load(&dir, &options, &mut |_, _| ()).expect("the model")))
+}
+
 /// A router over engines that fail after these numbers of steps, and a counter of the first one's steps.
-fn fleet(lives: &[usize]) -> (axum::Router, Arc<AtomicUsize>) {
+fn fleet(lives: &[usize], model: fn() -> (ModelText, Box<dyn Executor>)) -> (axum::Router, Arc<AtomicUsize>) {
     let taken: Vec<Arc<AtomicUsize>> = lives.iter().map(|_| Arc::default()).collect();
     let entries = lives.iter().zip(&taken).map(|(&steps, taken)| {
-        let text = text();
-        let sim = Sim::new(SimOptions { vocab_size: text.vocab_size, seed: 3, ..SimOptions::default() });
-        let mortal = Mortal { sim, steps, taken: taken.clone() };
+        let (text, executor) = model();
+        let mortal = Mortal { executor, steps, taken: taken.clone() };
         let engine = rein_worker::start(Box::new(mortal), EngineOptions::default());
         let engine = rein_router::transport(engine.into_server());
         ModelEntry { text, engine, kind: String::new(), policy: ModelPolicy::default() }
@@ -99,7 +119,7 @@ pub async fn answer(router: axum::Router, request: Value) -> (u16, Value) {
 }
 
 async fn answers(lives: &[usize]) -> (Vec<(u16, Value)>, usize) {
-    let (router, taken) = fleet(lives);
+    let (router, taken) = fleet(lives, demo);
     let section = text().tokenizer.special_id("<|tool_calls_section_begin|>");
     let all = (0..8).map(|i| answer(router.clone(), request(i, section)));
     (futures::future::join_all(all).await, taken.load(Ordering::Relaxed))
@@ -131,6 +151,34 @@ async fn a_lost_engine_changes_no_token() {
     for life in (0..steps).step_by(11) {
         let (disturbed, _) = answers(&[life, life / 2 + 5, usize::MAX]).await;
         assert_same(&disturbed, &undisturbed, &format!("two engines failed, the first after {life} steps"));
+    }
+}
+
+/// The second engine computes the recurrent states from the accepted tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_engine_of_a_recurrent_model_changes_no_token() {
+    let answers = |lives: &'static [usize]| async move {
+        let (router, taken) = fleet(lives, recurrent);
+        let request = |i: u64| {
+            let mut request = json!({"model": "qwen3_next", "messages": [{"role": "user", "content": format!("{i}")}],
+                "temperature": 1.0, "seed": i, "max_tokens": 24, "logprobs": true});
+            let schema = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
+                "additionalProperties": false});
+            if i.is_multiple_of(2) {
+                let format = json!({"name": "a", "strict": true, "schema": schema});
+                request["response_format"] = json!({"type": "json_schema", "json_schema": format});
+            }
+            request
+        };
+        let all = futures::future::join_all((0..6).map(|i| answer(router.clone(), request(i)))).await;
+        (all, taken.load(Ordering::Relaxed))
+    };
+    let (undisturbed, steps) = answers(&[usize::MAX, usize::MAX]).await;
+    assert!(undisturbed.iter().all(|(status, _)| *status == 200), "{undisturbed:?}");
+    assert!(steps > 12, "{steps}");
+    for lives in [&[0, usize::MAX], &[1, usize::MAX], &[4, usize::MAX], &[9, usize::MAX], &[12, usize::MAX]] {
+        let (disturbed, _) = answers(lives).await;
+        assert_same(&disturbed, &undisturbed, &format!("the first engine failed after {} steps", lives[0]));
     }
 }
 

@@ -7,13 +7,17 @@
 //! registered block also has a content hash (`block_hash`), and while there is a listener, registrations and evictions
 //! are recorded. This module does not know sequences.
 
+mod checkpoints;
 mod unused;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use checkpoints::Checkpoints;
 use rein_proto::block_hash;
 use unused::{Links, UnusedBlocks};
+
+use crate::executor::StateShape;
 
 pub type BlockId = u32;
 
@@ -44,6 +48,8 @@ struct Registered {
     content: u64,
     hash: u64,
     key: Arc<Key>,
+    /// The cell with the recurrent state after this block.
+    cell: Option<u32>,
 }
 
 impl Registered {
@@ -72,13 +78,15 @@ pub struct BlockPool {
     /// Registered and unreferenced blocks, the least recently used first.
     cached: UnusedBlocks,
     next_content: u64,
+    /// None: the model has no recurrent layers.
+    checkpoints: Option<Checkpoints>,
     /// Changes since the last `take_changes`. None: there is no listener.
     changes: Option<Vec<BlockChange>>,
 }
 
 impl BlockPool {
     /// `caches`: whether blocks are registered at all.
-    pub fn new(count: usize, block_size: usize, caches: bool) -> Self {
+    pub fn new(count: usize, block_size: usize, caches: bool, states: Option<StateShape>) -> Self {
         assert!(block_size > 0, "a KV block holds at least one token");
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Self {
@@ -89,6 +97,7 @@ impl BlockPool {
             index: HashMap::new(),
             cached: UnusedBlocks::default(),
             next_content: 0,
+            checkpoints: states.map(Checkpoints::new),
             changes: None,
         }
     }
@@ -135,7 +144,8 @@ impl BlockPool {
         self.total() - self.available()
     }
 
-    /// The longest registered prefix of `tokens`, in whole blocks. Does not reference them.
+    /// The longest registered prefix of `tokens`, in whole blocks, after which a sequence can go on. Does not reference
+    /// them.
     pub fn lookup(&mut self, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
         let mut parent = Parent::Root(salt.clone());
         let mut found: Vec<BlockId> = Vec::new();
@@ -155,6 +165,9 @@ impl BlockPool {
             let Some(registered) = &self.blocks[block as usize].registered else { break };
             found.push(block);
             parent = registered.as_parent();
+        }
+        while self.checkpoints.is_some() && found.last().is_some_and(|&block| self.cell(block).is_none()) {
+            found.pop();
         }
         found
     }
@@ -240,7 +253,7 @@ impl BlockPool {
         self.index.insert(key.clone(), block);
         self.follow(before, block);
         let hash = block_hash::after(hash, tokens);
-        self.blocks[block as usize].registered = Some(Registered { content: self.next_content, hash, key });
+        self.blocks[block as usize].registered = Some(Registered { content: self.next_content, hash, key, cell: None });
         self.next_content += 1;
         self.record(hash, true);
         Some(block)
@@ -262,6 +275,7 @@ impl BlockPool {
     }
 
     fn forget(&mut self, block: BlockId) {
+        self.drop_checkpoint(block);
         if let Some(Registered { hash, key, .. }) = self.blocks[block as usize].registered.take() {
             self.index.remove(&key);
             self.record(hash, false);
@@ -348,7 +362,7 @@ impl BlockPool {
         if self.index.len() != self.blocks.iter().filter(|state| state.registered.is_some()).count() {
             return Err("the index holds a block that is not registered".into());
         }
-        Ok(())
+        self.check_checkpoints()
     }
 }
 

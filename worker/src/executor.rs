@@ -2,8 +2,9 @@
 //! the rows of a step.
 
 use rein_kernels::collective::AbortWatch;
-use rein_proto::internal::{Draw, Step, StepResult};
+use rein_proto::internal::{Draw, Row, StateSave, Step, StepResult};
 
+use crate::limits::RECENT_STATES;
 use crate::seq::penalizes;
 
 /// Properties of an executor that the scheduler needs. Constant.
@@ -28,6 +29,40 @@ pub struct ExecutorShape {
     /// Whether the next step is prepared while one runs. It costs a row for each sequence that ends, which is worth it
     /// where the device would wait for the host.
     pub runs_ahead: bool,
+    /// None: the model has no recurrent layers.
+    pub states: Option<StateShape>,
+}
+
+/// Cells for recurrent states. Those below `checkpoints` may hold the state at the end of any KV block; each slot has
+/// [`RECENT_STATES`](crate::limits::RECENT_STATES) of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateShape {
+    pub checkpoints: usize,
+    /// Tokens between two checkpoints of a sequence, a multiple of the block size.
+    pub every: usize,
+}
+
+impl StateShape {
+    /// A slot's recent states begin here.
+    pub fn recent(&self, slot: u32) -> u32 {
+        self.checkpoints as u32 + slot * RECENT_STATES as u32
+    }
+
+    pub fn cells(&self, slots: usize) -> usize {
+        self.checkpoints + slots * RECENT_STATES
+    }
+}
+
+impl ExecutorShape {
+    /// The row of a caller that never goes back within a slot: its recurrent state stays in one cell.
+    pub fn forward_only(&self, mut row: Row) -> Row {
+        if let Some(states) = self.states.filter(|_| !row.tokens.is_empty()) {
+            let cell = states.recent(row.slot);
+            row.state = (row.start > 0).then_some(cell);
+            row.saves = vec![StateSave { tokens: row.tokens.len() as u32, cell }];
+        }
+        row
+    }
 }
 
 /// Executes steps one after the other. It decides nothing: the step says which rows run and where their KV entries are.
@@ -37,6 +72,8 @@ pub struct ExecutorShape {
 /// - `kept_blocks` and `blocks` change the slot's table, which the executor keeps.
 /// - `tokens` at positions `start..` are computed and their KV entries written to the blocks of the table. Only blocks
 ///   that hold these positions are written. All earlier positions are read. Stashed logits of the slot are forgotten.
+/// - Recurrent layers begin with the state in the cell `state`, and leave it in the cells of `saves`. Cells are read
+///   before any is written.
 /// - `AFTER_STASH` keeps the logits of the last token until a row of this slot draws from them or replaces them, or
 ///   they are dropped.
 /// - `AFTER_DRAW` samples from the logits of the last token. If `tokens` is empty, it uses up the stash instead.

@@ -19,6 +19,10 @@ pub const MAX_QUEUE: usize = 1024;
 /// Default number of tokens computed in one step. Longer prompts are split, so that other streams keep going.
 pub const TOKEN_BUDGET: usize = 512;
 
+/// Recurrent states that a sequence keeps of its last steps, one of which the next step writes. A Steer that takes back
+/// tokens of fewer steps recomputes nothing.
+pub const RECENT_STATES: usize = 4;
+
 /// A row that waits for its router this long may lose its slot and its blocks to another sequence.
 pub const PARK_GRACE: Duration = Duration::from_millis(50);
 /// Waiting callers without a slot that are tried in a step, until there is room for one.

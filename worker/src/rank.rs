@@ -23,7 +23,7 @@ use rein_proto::internal::{After, Step, StepResult};
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape, StepPlacement};
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
-use crate::model::{self, check_row};
+use crate::model::{self, Spec, check_row};
 use crate::tables::BlockTables;
 
 pub mod capacity;
@@ -288,6 +288,7 @@ impl ModelLoader {
         });
         let Checkpoint { spec, weights, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
+        check_recurrent::<D>(spec, size)?;
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
         let mut found: Vec<Option<DeviceWeights<D::Backend>>> =
             mine.iter().map(|rank| DeviceWeights::take(&mut resident_weights, rank, size)).collect();
@@ -295,7 +296,7 @@ impl ModelLoader {
         drop(resident_weights);
         let kept = devices::kept_blocks(&found, self.options.block_size);
         let close = |found: &mut Vec<Option<DeviceWeights<D::Backend>>>| {
-            found.iter_mut().flatten().for_each(|found| found.network.close_caches());
+            found.iter_mut().flatten().for_each(|found| found.network.close());
         };
         if kept.is_none() {
             close(&mut found);
@@ -380,6 +381,7 @@ impl ModelLoader {
             ranks: size,
             hidden_size: spec.hidden,
             runs_ahead: D::KIND != CpuDevices::KIND,
+            states: plan.states(plan.blocks),
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
         let slots = self.options.max_sequences;
@@ -511,7 +513,7 @@ impl RankGroup {
                 return Err(format!("slot {}: there are {} slots", row.slot, self.slots));
             }
             let dropped = step.dropped.contains(&row.slot);
-            check_row(row, if dropped { 0 } else { self.tables.of(row.slot).len() }, &self.shape)?;
+            check_row(row, if dropped { 0 } else { self.tables.of(row.slot).len() }, self.slots, &self.shape)?;
             if row.tokens.is_empty() && (dropped || !self.stashed.contains(&row.slot)) {
                 return Err(format!("slot {}: no stashed logits to draw from", row.slot));
             }
@@ -562,6 +564,23 @@ impl Executor for RankGroup {
     fn wait(&mut self) -> Result<StepResult, ExecutorError> {
         let result = self.leader.results.recv().unwrap_or_else(|_| Err(LEADER_ENDED.into()));
         result.map_err(|why| self.lose(why))
+    }
+}
+
+fn check_recurrent<D: Devices>(spec: &Spec, ranks: usize) -> Result<(), LoadError> {
+    let mut heads = spec.layers.iter().filter_map(|layer| layer.mixer.parts().own_heads()).peekable();
+    if !D::RECURS && heads.peek().is_some() {
+        let what = format!("recurrent layers are computed on CPUs only, not by {}: choose --engine cpu", D::KIND);
+        return Err(LoadError::Device(what));
+    }
+    match heads.find(|heads| !heads.is_multiple_of(ranks)) {
+        None => Ok(()),
+        Some(heads) => {
+            let what = format!(
+                "cannot split {heads} heads of recurrent layers evenly over {ranks} ranks; choose a size that divides {heads}"
+            );
+            Err(LoadError::Option { option: "tp", what })
+        }
     }
 }
 

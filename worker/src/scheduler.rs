@@ -14,6 +14,7 @@ mod cached;
 mod check;
 mod planned;
 mod slots;
+mod states;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -28,7 +29,7 @@ use rein_proto::internal::{
 
 use crate::blocks::BlockPool;
 use crate::error::Rejected;
-use crate::executor::{ExecutorShape, StepPlacement};
+use crate::executor::{ExecutorShape, StateShape, StepPlacement};
 use crate::limits;
 use crate::seq::{NextWork, Seq, SeqId};
 use planned::Planned;
@@ -108,6 +109,8 @@ pub struct Scheduler {
     /// Limit of prompt and generated tokens: the model's limit, or what all blocks together hold.
     context: usize,
     blocks: BlockPool,
+    /// None: the model has no recurrent layers.
+    states: Option<StateShape>,
     seqs: BTreeMap<SeqId, Seq>,
     /// Sequences with a slot.
     running: BTreeSet<SeqId>,
@@ -133,7 +136,8 @@ impl Scheduler {
         options.max_sequences = options.max_sequences.max(1);
         options.token_budget = options.token_budget.max(options.max_sequences);
         Self {
-            blocks: BlockPool::new(shape.blocks, shape.block_size, options.prefix_cache),
+            blocks: BlockPool::new(shape.blocks, shape.block_size, options.prefix_cache, shape.states),
+            states: shape.states,
             options,
             vocab_size: shape.vocab_size,
             context: context_limit(shape),
@@ -311,7 +315,10 @@ impl Scheduler {
     /// Plans up to `count` tokens of a running sequence, with blocks for them. True if other sequences were preempted.
     fn plan_tokens(&mut self, id: SeqId, count: usize, budget: &mut usize) -> bool {
         let mut preempted = false;
-        let Some(seq) = self.running.get(&id).and(self.seqs.get(&id)) else { return false };
+        let Some(seq) = self.running.get(&id).and(self.seqs.get_mut(&id)) else { return false };
+        if seq.ahead.is_none() {
+            seq.restore(&mut self.blocks);
+        }
         let count = cut(seq, count.min(*budget));
         if count == 0 {
             return false;
@@ -391,11 +398,16 @@ impl Scheduler {
             return None;
         }
         self.stats.steps += 1;
-        let (seqs, slots, size) = (&mut self.seqs, &mut self.slots, self.blocks.block_size());
         let mut planned = std::mem::take(&mut self.planned);
-        let rows = planned.iter_mut().filter_map(|planned| {
+        for row in &mut planned {
+            if let Some(seq) = self.seqs.get_mut(&row.seq) {
+                row.slot = self.slots.of(seq);
+            }
+        }
+        self.place_states(&mut planned);
+        let (seqs, size) = (&mut self.seqs, self.blocks.block_size());
+        let rows = planned.iter().filter_map(|planned| {
             let seq = seqs.get_mut(&planned.seq)?;
-            planned.slot = slots.of(seq);
             let row = planned.row(seq, size);
             seq.ahead.count += planned.count;
             seq.ahead.draws += usize::from(planned.after == After::Draw);
@@ -428,14 +440,16 @@ impl Scheduler {
 
     fn commit_row(&mut self, planned: Planned, result: RowResult) {
         let id = planned.seq;
-        let Some(seq) = self.seqs.get_mut(&id) else { return };
-        if planned.rows_of != seq.ahead.rows_of {
-            return;
-        }
+        let Some(seq) = self.seqs.get_mut(&id).filter(|seq| planned.rows_of == seq.ahead.rows_of) else {
+            return self.return_cells(&planned);
+        };
         // Scores cover tokens 1..=computed; tokens that moved to a fresh block were scored again.
         seq.scores.truncate(seq.computed);
         seq.ahead.count -= planned.count;
         seq.advance(planned.count, &mut self.blocks);
+        for (position, cell) in planned.checkpoints() {
+            seq.keep_checkpoint(position, cell, &mut self.blocks);
+        }
         if !seq.admitted || planned.count > 1 {
             self.stats.prefill_tokens += planned.count as u64;
         }
@@ -499,6 +513,7 @@ impl Scheduler {
     pub fn fail(&mut self, error: &str, newest: bool) {
         let failed = if newest { self.running_steps.pop_back() } else { self.running_steps.pop_front() };
         for planned in failed.into_iter().flatten() {
+            self.return_cells(&planned);
             self.finish(planned.seq, FinishReason::Error, error.to_owned());
         }
         self.slots.not_dropped(newest);
@@ -506,7 +521,9 @@ impl Scheduler {
 
     /// Ends every sequence.
     pub fn fail_all(&mut self, error: &str) {
-        self.running_steps.clear();
+        for planned in std::mem::take(&mut self.running_steps).into_iter().flatten() {
+            self.return_cells(&planned);
+        }
         for id in self.seqs.keys().copied().collect::<Vec<_>>() {
             self.finish(id, FinishReason::Lost, error.to_owned());
         }

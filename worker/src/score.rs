@@ -83,8 +83,7 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
         let start = i * CHUNK;
         let end = start + chunk.len();
         let kept = start.div_ceil(shape.block_size) as u32;
-        let row = Row {
-            awaits_token: false,
+        let row = shape.forward_only(Row {
             slot: 0,
             tokens: chunk.to_vec(),
             start: start as u32,
@@ -95,7 +94,8 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
             score: TOP,
             // The token after the last one is arbitrary: only its alternatives are used.
             next: Some(tokens.get(end).copied().unwrap_or(0)),
-        };
+            ..Row::default()
+        });
         let StepPlacement { epoch, layout } = executor.placed();
         let step = Step { epoch, layout, id: i as u64, rows: vec![row], ..Step::default() };
         for result in executor.execute(step)?.rows {

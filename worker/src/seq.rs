@@ -1,5 +1,7 @@
 //! One sequence: its tokens, its router's Steers, and the KV blocks of its past. It does not know other sequences.
 
+mod states;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +10,8 @@ use rein_proto::checks::{self, SteerError};
 use rein_proto::internal::{Draw, Limits, Sampling, Start, Steer, TokenLogprob};
 
 use crate::blocks::{BlockId, BlockPool};
+use states::SequenceStates;
+pub use states::StateAt;
 
 /// Number of a sequence within its engine, counting up in order of arrival.
 pub type SeqId = u64;
@@ -96,6 +100,7 @@ pub struct Seq {
     pub stashed: bool,
     /// What steps that were not committed yet do for it.
     pub ahead: UnderWay,
+    pub states: SequenceStates,
 
     /// The Admitted message was sent.
     pub admitted: bool,
@@ -135,6 +140,7 @@ impl Seq {
             computed: 0,
             stashed: false,
             ahead: UnderWay::default(),
+            states: SequenceStates::default(),
             admitted: false,
             cached_tokens: 0,
             scores: Vec::new(),
@@ -232,24 +238,28 @@ impl Seq {
         rewound
     }
 
-    /// Forgets KV entries from position `computed` on, so that they can be written again. A registered block to be
-    /// written is unregistered if no other sequence reads it; otherwise its tokens move to a fresh block later.
+    /// Forgets KV entries from position `computed` on, so that they can be written again; with recurrent layers, from
+    /// the last position before it of which a state was kept. A registered block to be written is unregistered if no
+    /// other sequence reads it; otherwise its tokens move to a fresh block later.
     pub fn rewind(&mut self, computed: usize, blocks: &mut BlockPool) {
         let size = blocks.block_size();
         self.truncate_table(self.tokens.len().div_ceil(size), blocks);
         if computed >= self.computed {
-            return;
+            return self.states.forget_after(self.computed);
         }
-        self.computed = computed;
-        let full = computed / size;
-        self.truncate_table(computed.div_ceil(size), blocks);
-        if self.registered > full {
-            if !blocks.reclaim(self.table[full]) {
-                self.truncate_table(full, blocks);
-                self.computed = full * size;
+        let mut point = computed;
+        loop {
+            self.computed = self.restore_point(point, blocks);
+            let full = self.computed / size;
+            self.truncate_table(self.computed.div_ceil(size), blocks);
+            if self.registered <= full || blocks.reclaim(self.table[full]) {
+                self.registered = self.registered.min(full);
+                break;
             }
-            self.registered = full;
+            self.truncate_table(full, blocks);
+            point = full * size;
         }
+        self.states.forget_after(self.computed);
     }
 
     fn truncate_table(&mut self, len: usize, blocks: &mut BlockPool) {
@@ -285,6 +295,7 @@ impl Seq {
         self.stashed = false;
         self.truncate_table(0, blocks);
         self.computed = 0;
+        self.states = SequenceStates::default();
     }
 
     /// Records that `count` more tokens are computed, and registers the blocks that are now full.

@@ -158,6 +158,7 @@ impl Executor for Sim {
             ranks: 1,
             hidden_size: EMBEDDING_SIZE,
             runs_ahead: true,
+            states: None,
         }
     }
 

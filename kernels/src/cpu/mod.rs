@@ -5,6 +5,7 @@
 mod attention;
 mod buffer;
 mod combine;
+mod delta;
 mod devices;
 mod dispatch;
 mod draw;
@@ -108,6 +109,7 @@ enum Table {
     Bf16(Vec<bf16>),
 }
 
+pub use delta::States;
 pub use devices::CpuDevices;
 pub use kv_cache::KvCache;
 pub use moe::Experts;
@@ -200,6 +202,7 @@ impl Backend for Cpu {
     type Experts = Experts;
     type Routes = Routes;
     type Cache = KvCache;
+    type States = States;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         Ok(values)
@@ -261,6 +264,10 @@ impl Backend for Cpu {
         precision: Precision,
     ) -> Result<KvCache> {
         KvCache::new(&self.arena, blocks, block_size, (width_k, width_v), precision != Precision::F32)
+    }
+
+    fn states(&self, cells: usize, numbers: usize) -> Result<States> {
+        States::new(&self.arena, cells, numbers)
     }
 
     fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Tensor {
@@ -345,6 +352,16 @@ impl Backend for Cpu {
             unsafe { moe::silu_mul(isa, part, &up.data[from * cols..]) }
         });
         out
+    }
+
+    fn sigmoid_mul(&self, x: &mut Tensor, gate: &Tensor) {
+        assert!(gate.rows == x.rows && (gate.cols == x.cols || gate.cols == 1), "sigmoid_mul: the gate's shape");
+        let (cols, width) = (x.cols, gate.cols);
+        self.by_rows(&mut x.data, cols, &|from, part| {
+            for (x, gate) in part.chunks_exact_mut(cols.max(1)).zip(gate.data[from * width..].chunks_exact(width)) {
+                x.iter_mut().zip(gate.iter().cycle()).for_each(|(x, gate)| *x *= delta::sigmoid(*gate));
+            }
+        });
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
@@ -468,6 +485,18 @@ impl Backend for Cpu {
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Expansion> {
         self.absorb(kv_b, spec, precision)
+    }
+
+    fn delta_net(
+        &self,
+        batch: &Batch,
+        qkvz: &Tensor,
+        ba: &Tensor,
+        vectors: &DeltaVectors<Vec<f32>>,
+        states: &mut States,
+        spec: &DeltaSpec,
+    ) -> Tensor {
+        delta::delta_net(self, &batch.rows, [qkvz, ba], vectors, states, spec)
     }
 
     fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {

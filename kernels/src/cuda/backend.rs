@@ -248,6 +248,8 @@ impl Backend for Cuda {
     type Experts = DeviceExperts;
     type Routes = DeviceRoutes;
     type Cache = DeviceCache;
+    /// There are none.
+    type States = std::convert::Infallible;
 
     fn vector(&self, values: Vec<f32>) -> Result<DeviceVector> {
         self.check()?;
@@ -302,6 +304,10 @@ impl Backend for Cuda {
         self.limits.update(|limits| StepLimits { blocks, block_size, ..limits });
         self.graphs.borrow_mut().clear();
         Ok(cache)
+    }
+
+    fn states(&self, _: usize, _: usize) -> Result<Self::States> {
+        Err(KernelError::Device("recurrent layers are computed on CPUs only".into()))
     }
 
     /// As f32.
@@ -415,6 +421,11 @@ impl Backend for Cuda {
         self.silu_mul_rows(gate, up, 0)
     }
 
+    fn sigmoid_mul(&self, _: &mut DeviceTensor, _: &DeviceTensor) {
+        let what = "it is computed on CPUs only".to_owned();
+        self.keep::<()>(Err(CudaError::Kernel { kernel: "sigmoid_mul".into(), what }));
+    }
+
     fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {
         let n = weight.len;
         assert!(
@@ -509,6 +520,18 @@ impl Backend for Cuda {
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceExpansion> {
         self.check()?;
         DeviceExpansion::new(self.writer(), kv_b, spec, precision)
+    }
+
+    fn delta_net(
+        &self,
+        _: &DeviceBatch<'_>,
+        _: &DeviceTensor,
+        _: &DeviceTensor,
+        _: &DeltaVectors<'_, DeviceVector>,
+        states: &mut Self::States,
+        _: &DeltaSpec,
+    ) -> DeviceTensor {
+        match *states {}
     }
 
     fn moe_route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {

@@ -68,6 +68,7 @@ impl Devices for CudaDevices {
     type Backend = Cuda;
     const KIND: &'static str = "cuda";
     const KEEPS_CACHES: bool = true;
+    const RECURS: bool = false;
 
     fn open(&self, index: usize, _: usize, link: Box<dyn Collective>) -> Result<Cuda> {
         self.backend(index, link)

@@ -16,7 +16,7 @@ fn release(blocks: &mut BlockPool, table: &[BlockId]) {
 
 #[test]
 fn a_prefix_is_found_only_under_its_salt_and_its_whole_past() {
-    let mut blocks = BlockPool::new(8, 2, true);
+    let mut blocks = BlockPool::new(8, 2, true, None);
     let (salt, other): (Arc<str>, Arc<str>) = ("".into(), "tenant".into());
     let table = fill(&mut blocks, &salt, &[1, 2, 3, 4]);
     assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4, 5]), table);
@@ -27,7 +27,7 @@ fn a_prefix_is_found_only_under_its_salt_and_its_whole_past() {
 
 #[test]
 fn branches_of_a_prefix_are_found_in_any_order() {
-    let mut blocks = BlockPool::new(8, 2, true);
+    let mut blocks = BlockPool::new(8, 2, true, None);
     let salt: Arc<str> = "".into();
     let first = fill(&mut blocks, &salt, &[1, 2, 3, 4, 5, 6]);
     let second = fill(&mut blocks, &salt, &[1, 2, 7, 8]);
@@ -50,7 +50,7 @@ fn branches_of_a_prefix_are_found_in_any_order() {
 
 #[test]
 fn equal_contents_end_up_in_one_block() {
-    let mut blocks = BlockPool::new(4, 2, true);
+    let mut blocks = BlockPool::new(4, 2, true, None);
     let salt: Arc<str> = "".into();
     let first = fill(&mut blocks, &salt, &[1, 2]);
     assert_eq!(fill(&mut blocks, &salt, &[1, 2]), first);
@@ -63,7 +63,7 @@ fn equal_contents_end_up_in_one_block() {
 
 #[test]
 fn the_least_recently_used_block_is_evicted_first_and_children_before_parents() {
-    let mut blocks = BlockPool::new(4, 2, true);
+    let mut blocks = BlockPool::new(4, 2, true, None);
     let salt: Arc<str> = "".into();
     let old = fill(&mut blocks, &salt, &[1, 2, 3, 4]);
     release(&mut blocks, &old);
@@ -80,7 +80,7 @@ fn the_least_recently_used_block_is_evicted_first_and_children_before_parents() 
 
 #[test]
 fn registrations_and_evictions_are_recorded_under_the_hash_that_routers_compute() {
-    let mut blocks = BlockPool::new(3, 2, true);
+    let mut blocks = BlockPool::new(3, 2, true, None);
     let salt: Arc<str> = "tenant".into();
     let tokens = [1, 2, 3, 4, 5, 6];
     let table = fill(&mut blocks, &salt, &tokens[..2]);

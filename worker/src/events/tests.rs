@@ -15,6 +15,7 @@ fn feed(blocks: usize) -> (EventSource, Arc<EventFeed>) {
         ranks: 1,
         hidden_size: 4,
         runs_ahead: true,
+        states: None,
     })
 }
 

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use rein_kernels::{RopeSpec, RouteSpec};
+use rein_kernels::{RopeSpec, RouteSpec, WeightRole};
 
+use super::linear::{LinearSpec, Norm, Shard};
+use super::mixer::{Gqa, MixerSpec};
 use super::rope::{self, Frequencies};
-use super::spec::{Attention, Gated, Gqa, LayerSpec, LinearSpec, Mlp, Moe, Norm, Shard, Spec};
+use super::spec::{Gated, LayerSpec, Mlp, Moe, Spec};
 use crate::checkpoint::{ConfigFields, LoadError};
 
 const MAX_LAYERS: usize = 1 << 12;
@@ -106,13 +108,18 @@ impl<'a> Base<'a> {
         rope::read(self.config, dims, self.max_positions, self.theta)
     }
 
+    /// For the first `dims` of a head, whose share the caller has read.
+    pub fn partial_rope(&self, dims: usize) -> Result<Frequencies, LoadError> {
+        rope::read_partial(self.config, dims, self.max_positions, self.theta)
+    }
+
     /// "model.layers.{i}."
     pub fn layer(&self, i: usize) -> String {
         format!("{}model.layers.{i}.", self.prefix)
     }
 
     pub fn norm(&self, name: String, size: usize) -> Norm {
-        Norm { tensor: format!("{name}.weight"), size, eps: self.eps }
+        Norm { tensor: format!("{name}.weight"), size, eps: self.eps, from_one: false }
     }
 
     /// One window for the whole model, as in Mistral. `layer_types`, if given, must agree.
@@ -193,11 +200,11 @@ impl<'a> Base<'a> {
     }
 
     /// A pre-norm layer with the usual tensor names.
-    pub fn decoder_layer(&self, i: usize, attention: Attention, mlp: Mlp) -> LayerSpec {
+    pub fn decoder_layer(&self, i: usize, mixer: MixerSpec, mlp: Mlp) -> LayerSpec {
         let at = self.layer(i);
         LayerSpec {
             input_norm: self.norm(format!("{at}input_layernorm"), self.hidden),
-            attention,
+            mixer,
             mlp_norm: self.norm(format!("{at}post_attention_layernorm"), self.hidden),
             mlp,
         }
@@ -232,9 +239,9 @@ impl<'a> Base<'a> {
             return Err(self.config.error("num_experts_per_tok", what));
         }
         self.config.within("number of experts", experts, MAX_EXPERTS)?;
-        let expert = |e: usize| self.gated_named(&format!("{at}{e}."), names, inter, false);
+        let expert = |e: usize| self.gated_named(&format!("{at}{e}."), names, inter, false).into_expert();
         Ok(Moe {
-            router: LinearSpec::new(router, [experts, self.hidden], false, Shard::Whole),
+            router: LinearSpec::new(router, [experts, self.hidden], false, Shard::Whole).with_role(WeightRole::Router),
             choice_bias: None,
             experts: (0..experts).map(expert).collect(),
             route,
@@ -270,16 +277,17 @@ impl GqaStyle {
         Ok(Self { qkv_bias: bias, o_bias: bias, qk_norm: true, ..Self::plain(base)? })
     }
 
-    pub fn layer(&self, base: &Base, i: usize, window: Option<usize>) -> Attention {
+    pub fn layer(&self, base: &Base, i: usize, window: Option<usize>) -> MixerSpec {
         let at = format!("{}self_attn.", base.layer(i));
         let dim = self.head_dim;
         let (q, kv, h) = (base.heads * dim, base.kv_heads * dim, base.hidden);
         let norm = |name: &str| base.norm(format!("{at}{name}"), dim);
-        Attention::Gqa(Gqa {
+        MixerSpec::Gqa(Gqa {
             q: LinearSpec::new(format!("{at}q_proj"), [q, h], self.qkv_bias, Shard::OutHeads(dim)),
             k: LinearSpec::new(format!("{at}k_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
             v: LinearSpec::new(format!("{at}v_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
             o: LinearSpec::new(format!("{at}o_proj"), [h, q], self.o_bias, Shard::InHeads(dim)),
+            gate: None,
             qk_norm: self.qk_norm.then(|| (norm("q_norm"), norm("k_norm"))),
             head_dim: dim,
             scale: self.scale.unwrap_or((1.0 / (dim as f64).sqrt()) as f32),

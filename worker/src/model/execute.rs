@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 
 use rein_kernels::sample::{Logprob, SampleSpec};
 use rein_kernels::{
-    self as kernels, Backend, KernelError, LogitsOf, Result as KernelResult, Score, Span, Stash, StepInputs,
+    self as kernels, Backend, KernelError, LogitsOf, Result as KernelResult, Score, Span, Stash, StateCells, StateSave,
+    StepInputs,
 };
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
 
@@ -30,11 +31,11 @@ struct StepPlan<'a> {
 }
 
 impl<'a> StepPlan<'a> {
-    /// `biases`: [`logit_bias`] of each row. `tables`: with the changes of this step.
-    fn new(step: &'a Step, biases: &'a [Vec<(u32, f32)>], tables: &'a BlockTables) -> Self {
+    /// `inputs`: of each row. `tables`: with the changes of this step.
+    fn new(step: &'a Step, inputs: &'a [RowInputs], tables: &'a BlockTables) -> Self {
         let mut plan =
             StepPlan { rows: StepInputs::default(), draws: Vec::new(), scores: Vec::new(), states: Vec::new() };
-        for (i, (row, bias)) in step.rows.iter().zip(biases).enumerate() {
+        for (i, (row, inputs)) in step.rows.iter().zip(inputs).enumerate() {
             let first = plan.rows.ids.len();
             if !row.tokens.is_empty() {
                 plan.rows.ids.extend_from_slice(&row.tokens);
@@ -44,6 +45,9 @@ impl<'a> StepPlan<'a> {
                     start: row.start as usize,
                     blocks: tables.of(row.slot),
                 });
+                if !inputs.saves.is_empty() {
+                    plan.rows.cells.push(StateCells { from: row.state, saves: &inputs.saves });
+                }
             }
             if row.score >= 0 {
                 let follow = row.tokens.iter().skip(1).copied().chain(row.next.filter(|_| !row.tokens.is_empty()));
@@ -59,7 +63,7 @@ impl<'a> StepPlan<'a> {
                         Some(last) => LogitsOf::Row(last),
                         None => LogitsOf::Slot(row.slot),
                     };
-                    plan.rows.draws.push(draw_of(draw, bias, from));
+                    plan.rows.draws.push(draw_of(draw, &inputs.logit_bias, from));
                     plan.draws.push(i);
                 }
                 (After::Stash, _, Some(last)) => {
@@ -96,8 +100,8 @@ impl<B: Backend> Executing<B> {
     /// Executes a step that has been checked. Ranks other than the leader return nothing.
     pub fn step(&mut self, step: &Step) -> KernelResult<Option<StepResult>> {
         self.tables.apply(step).map_err(|what| KernelError::Shape { op: "step", what })?;
-        let biases: Vec<_> = step.rows.iter().map(logit_bias).collect();
-        let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &biases, &self.tables);
+        let inputs: Vec<_> = step.rows.iter().map(RowInputs::of).collect();
+        let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &inputs, &self.tables);
         let drawn = self.network.step(rows)?;
         if self.network.backend().rank() != 0 {
             return Ok(None);
@@ -130,10 +134,19 @@ fn message(id: u32, found: Logprob) -> TokenLogprob {
     TokenLogprob { id, logprob: Some(found.logprob), rank: found.rank, top }
 }
 
-/// The bias of a row that draws, in the form that the backend takes.
-fn logit_bias(row: &Row) -> Vec<(u32, f32)> {
-    let given = row.draw.as_ref().and_then(|draw| draw.sampling.as_ref());
-    given.into_iter().flat_map(|sampling| &sampling.logit_bias).map(|b| (b.token, b.bias)).collect()
+/// Parts of a row in the form that the backend takes.
+struct RowInputs {
+    logit_bias: Vec<(u32, f32)>,
+    saves: Vec<StateSave>,
+}
+
+impl RowInputs {
+    fn of(row: &Row) -> Self {
+        let sampling = row.draw.as_ref().and_then(|draw| draw.sampling.as_ref());
+        let logit_bias = sampling.into_iter().flat_map(|sampling| &sampling.logit_bias);
+        let saves = row.saves.iter().map(|save| StateSave { rows: save.tokens as usize, cell: save.cell });
+        Self { logit_bias: logit_bias.map(|b| (b.token, b.bias)).collect(), saves: saves.collect() }
+    }
 }
 
 fn draw_of<'a>(draw: &'a Draw, logit_bias: &'a [(u32, f32)], from: LogitsOf) -> kernels::Draw<'a> {
@@ -159,8 +172,8 @@ fn draw_of<'a>(draw: &'a Draw, logit_bias: &'a [(u32, f32)], from: LogitsOf) -> 
     kernels::Draw { from, sample, logprobs: usize::try_from(draw.logprobs).ok() }
 }
 
-/// Checks whether a row can be executed, when the ranks hold `held` blocks of its slot's table.
-pub fn check_row(row: &Row, held: usize, shape: &ExecutorShape) -> Result<(), String> {
+/// Checks whether a row can be executed, when the ranks hold `held` blocks of its slot's table and have `slots` slots.
+pub fn check_row(row: &Row, held: usize, slots: usize, shape: &ExecutorShape) -> Result<(), String> {
     let ExecutorShape { vocab_size: vocab, max_context, blocks, block_size, .. } = *shape;
     let (slot, kept) = (row.slot, row.kept_blocks as usize);
     if let Some(token) = row.tokens.iter().chain(&row.next).find(|&&t| t as usize >= vocab) {
@@ -179,6 +192,7 @@ pub fn check_row(row: &Row, held: usize, shape: &ExecutorShape) -> Result<(), St
     if kept > held {
         return Err(keeps_too_many(slot, kept, held));
     }
+    check_states(row, slots, shape)?;
     let covered = kept + row.blocks.len();
     if !row.tokens.is_empty() && covered * block_size < end {
         return Err(format!("slot {slot}: {covered} blocks do not cover {end} positions"));
@@ -186,6 +200,29 @@ pub fn check_row(row: &Row, held: usize, shape: &ExecutorShape) -> Result<(), St
     match row.blocks.iter().find(|&&block| block as usize >= blocks) {
         Some(block) => Err(format!("slot {slot}: no block {block}; the cache has {blocks} blocks")),
         None => Ok(()),
+    }
+}
+
+/// With recurrent layers, a row with tokens begins with a state, unless it is its sequence's first, and leaves one.
+fn check_states(row: &Row, slots: usize, shape: &ExecutorShape) -> Result<(), String> {
+    let bad = |what: String| Err(format!("slot {}: {what}", row.slot));
+    let (Some(states), false) = (shape.states, row.tokens.is_empty()) else {
+        return match row.saves.is_empty() && row.state.is_none() {
+            true => Ok(()),
+            false => bad("the row has recurrent states, but no layer that computes them".into()),
+        };
+    };
+    let cells = states.cells(slots);
+    if let Some(cell) = row.saves.iter().map(|save| save.cell).chain(row.state).find(|&cell| cell as usize >= cells) {
+        return bad(format!("no cell {cell}; there are {cells}"));
+    }
+    if row.state.is_none() != (row.start == 0) {
+        return bad(format!("position {} with state {:?}", row.start, row.state));
+    }
+    let ends = row.saves.iter().map(|save| save.tokens as usize);
+    match ends.is_sorted() && row.saves.last().is_some_and(|save| save.tokens as usize == row.tokens.len()) {
+        true => Ok(()),
+        false => bad(format!("states after {:?} of {} tokens", row.saves, row.tokens.len())),
     }
 }
 

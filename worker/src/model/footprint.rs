@@ -4,8 +4,9 @@ use rein_control_plane::RankPlacement;
 use rein_kernels::{DeviceStorage, StoredForm, WeightRole};
 use serde::Serialize;
 
-use super::network::Precisions;
-use super::spec::{Attention, Gated, LayerSpec, LinearSpec, Mlp, Spec};
+use super::linear::LinearSpec;
+use super::load::Precisions;
+use super::spec::{Gated, LayerSpec, Mlp, Spec};
 
 pub struct Footprint<'a, D> {
     pub spec: &'a Spec,
@@ -43,7 +44,7 @@ impl<D: DeviceStorage> Footprint<'_, D> {
     }
 
     fn expert(&self, expert: &Gated) -> usize {
-        expert.linears().map(|l| self.bytes(WeightRole::Expert, &l.module, l.out * l.inp)).iter().sum()
+        expert.linears().map(|l| self.bytes(l.role, &l.module, l.out * l.inp)).iter().sum()
     }
 
     /// Approximate memory of this many more experts per layer.
@@ -62,31 +63,27 @@ impl<D: DeviceStorage> Footprint<'_, D> {
 
     /// A rank's weights by what they are for. `measure` gets the role, the module and the numbers of each weight.
     pub fn parts(&self, rank: &RankPlacement, ranks: usize, measure: Measure) -> WeightParts {
-        let part = |role, l: &LinearSpec| {
+        let part = |l: &LinearSpec| {
             let (rows, cols) = l.cut(rank, ranks);
-            measure(role, &l.module, rows.len() * cols.len())
+            measure(l.role, &l.module, rows.len() * cols.len())
         };
-        let linears = |gated: &Gated| gated.linears().map(|l| part(WeightRole::Linear, l)).iter().sum::<usize>();
-        let expert = |expert: &Gated| {
-            expert.linears().map(|l| measure(WeightRole::Expert, &l.module, l.out * l.inp)).iter().sum::<usize>()
-        };
+        let gated = |gated: &Gated| gated.linears().map(part).iter().sum::<usize>();
         let mut parts = WeightParts {
-            embedding: part(WeightRole::Embedding, &self.spec.embedding()),
-            head: self.spec.head.as_ref().map_or(0, |head| part(WeightRole::Linear, head)),
+            embedding: part(&self.spec.embedding()),
+            head: self.spec.head.as_ref().map_or(0, part),
             ..WeightParts::default()
         };
         for (layer, held) in self.spec.layers.iter().zip(&rank.experts) {
-            let role = |l: &LinearSpec| match &layer.attention {
-                Attention::Mla(mla) if mla.kv_b.module == l.module => WeightRole::LatentExpansion,
-                _ => WeightRole::Linear,
-            };
-            parts.attention += layer.attention.linears().into_iter().map(|l| part(role(l), l)).sum::<usize>();
+            parts.attention += layer.mixer.parts().linears().into_iter().map(part).sum::<usize>();
             match &layer.mlp {
-                Mlp::Dense(dense) => parts.mlp += linears(dense),
+                Mlp::Dense(dense) => parts.mlp += gated(dense),
                 Mlp::Moe(moe) => {
-                    parts.router += part(WeightRole::Router, &moe.router);
-                    parts.mlp += moe.shared.as_ref().map_or(0, linears);
-                    parts.experts += held.iter().map(|&e| expert(&moe.experts[e as usize])).sum::<usize>();
+                    parts.router += part(&moe.router);
+                    if let Some(shared) = &moe.shared {
+                        parts.router += shared.gate.as_ref().map_or(0, part);
+                        parts.mlp += gated(&shared.mlp);
+                    }
+                    parts.experts += held.iter().map(|&e| gated(&moe.experts[e as usize])).sum::<usize>();
                 }
             }
         }

@@ -16,8 +16,22 @@ pub struct Frequencies {
     pub softmax_mscale: f64,
 }
 
-/// Reads the rope keys of `config` for `dims` rotated dimensions.
+/// Reads the rope keys of `config` for `dims` rotated dimensions, which are all of a head.
 pub fn read(
+    config: &ConfigFields,
+    dims: usize,
+    max_positions: usize,
+    default_theta: f64,
+) -> Result<Frequencies, LoadError> {
+    for rope in [config.object("rope_scaling")?, config.object("rope_parameters")?].iter().flatten() {
+        rope.require("partial_rotary_factor", 1.0)?;
+    }
+    config.require("partial_rotary_factor", 1.0)?;
+    read_partial(config, dims, max_positions, default_theta)
+}
+
+/// The same where `partial_rotary_factor` has given `dims`.
+pub fn read_partial(
     config: &ConfigFields,
     dims: usize,
     max_positions: usize,
@@ -28,11 +42,10 @@ pub fn read(
         return Err(config.error("rope_scaling", "differs from rope_parameters; give one of them"));
     }
     let top_theta = config.f64("rope_theta")?;
-    config.require("partial_rotary_factor", 1.0)?;
     let Some(rope) = new.or(old) else {
         return Ok(plain(dims, check_theta(config, top_theta.unwrap_or(default_theta))?));
     };
-    rope.require("partial_rotary_factor", 1.0)?;
+    rope.f64("partial_rotary_factor")?;
     let theta = check_theta(&rope, rope.f64("rope_theta")?.or(top_theta).unwrap_or(default_theta))?;
     let kind = match (rope.str("rope_type")?, rope.str("type")?) {
         (Some(a), Some(b)) if a != b => {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::memory::bytes_of_moves;
 use super::{DeviceChoice, DeviceDefaults, KvPlan, ModelOptions, open};
 use crate::checkpoint::{LoadError, StatedForms};
-use crate::model::{self, Attention, Footprint, Mlp, Precisions, WeightParts};
+use crate::model::{self, Footprint, Mlp, Precisions, StateSpec, WeightParts};
 
 /// Maximum number of ranks of a group.
 const MOST_GPUS: usize = 1024;
@@ -154,9 +154,9 @@ fn busiest(
         max_sequences: usize::MAX,
         ..ModelOptions::default()
     };
-    let plan = KvPlan::with_free(footprint, &[&rank], weights.total() + moves, &options, gpu.memory as usize);
+    let plan = KvPlan::with_free(footprint, &[&rank], gpus, weights.total() + moves, &options, gpu.memory as usize);
     let (kv_tokens, kv_bytes_per_token) = plan.map_or_else(
-        |_| (0, KvPlan::bytes_per_token(footprint, &[&rank])),
+        |_| (0, KvPlan::bytes_per_token(footprint, &[&rank], gpus)),
         |plan| (plan.tokens(), plan.bytes_per_token),
     );
     Ok((rank, GpuMemory { weights, moves, kv_bytes_per_token, kv_tokens }))
@@ -220,20 +220,25 @@ impl Floors<'_> {
         (1.0 - (1.0 - share).powf(sequences as f64), share)
     }
 
-    /// Reading the KV entries, and the products with them.
+    /// Reading the KV entries and the recurrent states, and the products with them.
     fn attention(&self, sequences: usize) -> OpFloor {
         let size = self.footprint.devices.cache_bytes(self.footprint.precisions.base);
-        let (heads, kv_heads) = (self.rank.heads.len(), self.rank.kv_heads.len());
+        let heads = self.rank.heads.len();
         let (mut bytes, mut flops) = (0.0, 0.0);
         for layer in &self.footprint.spec.layers {
-            let (k, v) = layer.attention.cache_widths(kv_heads);
-            // Numbers that a head multiplies at each position, for scores and for values.
-            let (window, width) = match &layer.attention {
-                Attention::Gqa(gqa) => (gqa.window, 2 * gqa.head_dim),
-                Attention::Mla(mla) => (None, 2 * mla.kv_rank + mla.rope_dim),
+            let mixer = layer.mixer.parts();
+            let (width_k, width_v) = match mixer.state(self.rank, self.options.gpus) {
+                StateSpec::Paged { width_k, width_v } => (width_k, width_v),
+                StateSpec::Recurrent { numbers } => {
+                    // Read and written, with a product each.
+                    bytes += (2 * sequences * numbers * size_of::<f32>()) as f64;
+                    flops += (4 * sequences * numbers) as f64;
+                    continue;
+                }
             };
+            let (width, window) = mixer.products();
             let positions = (sequences * window.unwrap_or(self.context).min(self.context)) as f64;
-            bytes += positions * ((k + v) * size) as f64;
+            bytes += positions * ((width_k + width_v) * size) as f64;
             flops += positions * (2 * heads * width) as f64;
         }
         self.op("attention", bytes, [flops, 0.0])

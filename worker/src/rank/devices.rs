@@ -18,7 +18,7 @@ use super::{ModelOptions, Quantize};
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
 use crate::limits::TOKEN_BUDGET;
-use crate::model::{CacheSize, Network};
+use crate::model::{Network, StateSize};
 
 /// The devices that the ranks of this process compute on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -272,10 +272,10 @@ impl<B: Backend> DeviceWeights<B> {
 pub fn kept_blocks<B: Backend>(found: &[Option<DeviceWeights<B>>], block_size: usize) -> Option<usize> {
     let kept = |found: &Option<DeviceWeights<B>>| {
         let found = found.as_ref()?;
-        Some((found.network.cache_size(), found.here))
+        Some((found.network.state_size(), found.here))
     };
     let first = kept(found.first()?)?;
-    let (CacheSize { blocks, block_size: of_block }, here) = first;
+    let (StateSize { blocks, block_size: of_block, .. }, here) = first;
     let same = found.iter().all(|other| kept(other) == Some(first));
     (same && blocks > 0 && of_block == block_size && here == found.len()).then_some(blocks)
 }

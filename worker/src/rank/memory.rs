@@ -1,6 +1,7 @@
 //! Sizes the KV cache from free memory, and reports the memory of the weights. It does not know sequences.
 
 use std::fmt;
+use std::mem;
 
 use rein_control_plane::limits::EXPERT_MOVES;
 use rein_control_plane::{RankPlacement, place};
@@ -9,7 +10,9 @@ use rein_kernels::{DeviceStorage, Devices, Precision};
 use super::{DeviceChoice, ModelOptions};
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
-use crate::model::{Footprint, LayerSpec, Precisions, Spec};
+use crate::executor::StateShape;
+use crate::limits::{MAX_SEQUENCES, RECENT_STATES};
+use crate::model::{Footprint, Precisions, Spec, StateSize, StateSpec};
 
 /// Caches that are larger by more than 1 / this replace those that were kept.
 const MUCH_LARGER: usize = 8;
@@ -56,19 +59,78 @@ pub struct KvPlan {
     pub max_context: usize,
     /// The limit with a larger KV cache.
     pub full_context: usize,
+    /// None: the model has no recurrent layers.
+    pub states: Option<StatePlan>,
+}
+
+/// The recurrent states of the ranks in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatePlan {
+    /// Bytes of one sequence's state, on all ranks of this process together.
+    pub bytes: usize,
+    /// Tokens between two checkpoints, so that they take about as much memory as the KV cache of those tokens.
+    pub every: usize,
+    /// Sequences computed at once.
+    pub sequences: usize,
+}
+
+/// Tokens between two checkpoints of a model without a KV cache.
+const CHECKPOINT_EVERY: usize = 1024;
+
+impl StatePlan {
+    fn new<D: DeviceStorage>(
+        footprint: &Footprint<D>,
+        mine: &[&RankPlacement],
+        ranks: usize,
+        options: &ModelOptions,
+    ) -> Option<Self> {
+        let of = |rank: &RankPlacement, ranks| {
+            let states = footprint.spec.layers.iter().map(|layer| layer.mixer.parts().state(rank, ranks));
+            let numbers = states.filter_map(|state| match state {
+                StateSpec::Recurrent { numbers } => Some(numbers),
+                StateSpec::Paged { .. } => None,
+            });
+            numbers.sum::<usize>() * mem::size_of::<f32>()
+        };
+        // Of the whole model, so that all ranks have the same.
+        let whole = place(&footprint.spec.shape(), 1, options.epoch).ok()?.ranks.pop()?;
+        let every = match KvPlan::bytes_per_token(footprint, &[&whole], 1) {
+            0 => CHECKPOINT_EVERY,
+            kv => of(&whole, 1).div_ceil(kv),
+        };
+        let bytes = mine.iter().map(|rank| of(rank, ranks)).sum();
+        let every = every.next_multiple_of(options.block_size);
+        // Without a limit only a capacity is asked for.
+        let sequences = if options.max_sequences == usize::MAX { MAX_SEQUENCES } else { options.max_sequences.max(1) };
+        (bytes > 0).then_some(Self { bytes, every, sequences })
+    }
+
+    /// Bytes whatever the size of the KV cache: recent states and a checkpoint of each sequence that runs.
+    fn fixed(&self) -> usize {
+        self.sequences.saturating_mul((RECENT_STATES + 1) * self.bytes)
+    }
+
+    fn shape(&self, tokens: usize) -> StateShape {
+        StateShape { checkpoints: tokens / self.every + self.sequences, every: self.every }
+    }
 }
 
 impl fmt::Display for KvPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "KV cache: {} blocks of {} tokens ({} tokens, {}, {} bytes per token), context ",
+            "KV cache: {} blocks of {} tokens ({} tokens, {}, {} bytes per token), ",
             self.blocks,
             self.block_size,
             self.tokens(),
-            ByteCount(self.bytes() as u64),
+            ByteCount((self.tokens() * self.bytes_per_token) as u64),
             self.bytes_per_token
         )?;
+        if let Some(states) = &self.states {
+            let count = states.shape(self.tokens()).cells(states.sequences);
+            write!(f, "{count} recurrent states of {}, ", ByteCount(states.bytes as u64))?;
+        }
+        write!(f, "context ")?;
         match self.max_context == self.full_context {
             true => write!(f, "{} tokens", self.max_context),
             false => {
@@ -84,7 +146,19 @@ impl KvPlan {
     }
 
     pub fn bytes(&self) -> usize {
-        self.tokens() * self.bytes_per_token
+        let cells =
+            self.states(self.blocks).zip(self.states).map(|(shape, plan)| shape.cells(plan.sequences) * plan.bytes);
+        self.tokens() * self.bytes_per_token + cells.unwrap_or(0)
+    }
+
+    /// With this many blocks.
+    pub fn states(&self, blocks: usize) -> Option<StateShape> {
+        self.states.map(|states| states.shape(blocks * self.block_size))
+    }
+
+    pub fn state_size(&self, blocks: usize) -> StateSize {
+        let cells = self.states(blocks).zip(self.states).map_or(0, |(shape, plan)| shape.cells(plan.sequences));
+        StateSize { blocks, block_size: self.block_size, cells }
     }
 
     /// For these ranks of a group of `ranks`; the weights of those in `to_load` are not in memory yet. The ranks have
@@ -97,7 +171,17 @@ impl KvPlan {
         options: &ModelOptions,
         kept: Option<usize>,
     ) -> Result<(Self, bool), LoadError> {
-        let held = kept.unwrap_or(0) * options.block_size * Self::bytes_per_token(footprint, mine);
+        let held = kept.map_or(0, |blocks| {
+            Self {
+                blocks,
+                block_size: options.block_size,
+                bytes_per_token: Self::bytes_per_token(footprint, mine, ranks),
+                max_context: 0,
+                full_context: 0,
+                states: StatePlan::new(footprint, mine, ranks, options),
+            }
+            .bytes()
+        });
         let free = footprint.devices.free_memory()? + held;
         let plan = Self::within(footprint, mine, to_load, ranks, options, free)?;
         Ok(match kept.and_then(|blocks| plan.keeping(blocks, options)) {
@@ -125,7 +209,7 @@ impl KvPlan {
         let copies = footprint.copies(options.redundant_experts);
         let weights: usize = to_load.map(|rank| footprint.held(rank, ranks) + copies).sum();
         let moves: usize = mine.iter().map(|rank| bytes_of_moves(footprint, rank, options.redundant_experts)).sum();
-        Self::with_free(footprint, mine, weights + moves, options, free)
+        Self::with_free(footprint, mine, ranks, weights + moves, options, free)
     }
 
     /// Uses the number of blocks that all ranks have room for, which may be lower.
@@ -137,12 +221,14 @@ impl KvPlan {
     pub(super) fn with_free<D: DeviceStorage>(
         footprint: &Footprint<D>,
         mine: &[&RankPlacement],
+        ranks: usize,
         weights: usize,
         options: &ModelOptions,
         free: usize,
     ) -> Result<Self, LoadError> {
         let (block_size, spec) = (options.block_size, footprint.spec);
-        let bytes_per_token = Self::bytes_per_token(footprint, mine);
+        let bytes_per_token = Self::bytes_per_token(footprint, mine, ranks);
+        let states = StatePlan::new(footprint, mine, ranks, options);
         let context = context(spec, options)?;
         let on_gpus = matches!(options.devices, DeviceChoice::Cuda(_));
         if on_gpus && weights >= free {
@@ -160,10 +246,21 @@ impl KvPlan {
                     (free.saturating_sub(weights) as f64 * options.devices.defaults().kv_share) as usize
                 });
                 let most = context.div_ceil(block_size).saturating_mul(options.max_sequences.max(1));
-                (budget / (block_size * bytes_per_token).max(1)).min(most)
+                let fixed = states.map_or(0, |states| states.fixed());
+                if fixed >= budget {
+                    let (of, free) = (bytes(fixed), bytes(budget));
+                    let what = format!(
+                        "the recurrent states of {} sequences take {of} of {free} for the KV cache: lower it",
+                        options.max_sequences
+                    );
+                    return Err(LoadError::Option { option: "max_sequences", what });
+                }
+                let per_block = states.map_or(0, |states| (block_size * states.bytes).div_ceil(states.every));
+                ((budget - fixed) / (block_size * bytes_per_token + per_block).max(1)).min(most)
             }
         };
-        let cache = blocks * block_size * bytes_per_token;
+        let plan = Self { blocks, block_size, bytes_per_token, max_context: context, full_context: context, states };
+        let cache = plan.bytes();
         let rest = free.saturating_sub(weights);
         if on_gpus && cache > rest {
             let [cache, rest] = [cache, rest].map(bytes);
@@ -178,20 +275,24 @@ impl KvPlan {
             let [cache, weights, free] = [cache, weights, free].map(bytes);
             tracing::warn!(%cache, %weights, %free, "the KV cache may not fit into memory beside the weights");
         }
-        Self { blocks, block_size, bytes_per_token, max_context: context, full_context: context }.limited(options)
+        plan.limited(options)
     }
 
     /// Bytes of a token on these ranks together.
-    pub(super) fn bytes_per_token<D: DeviceStorage>(footprint: &Footprint<D>, mine: &[&RankPlacement]) -> usize {
-        let of_rank = |kv_heads: usize| -> usize {
-            let width = |layer: &LayerSpec| {
-                let (k, v) = layer.attention.cache_widths(kv_heads);
-                k + v
-            };
-            footprint.spec.layers.iter().map(width).sum()
+    pub(super) fn bytes_per_token<D: DeviceStorage>(
+        footprint: &Footprint<D>,
+        mine: &[&RankPlacement],
+        ranks: usize,
+    ) -> usize {
+        let width = |rank: &RankPlacement| -> usize {
+            let states = footprint.spec.layers.iter().map(|layer| layer.mixer.parts().state(rank, ranks));
+            let widths = states.map(|state| match state {
+                StateSpec::Paged { width_k, width_v } => width_k + width_v,
+                StateSpec::Recurrent { .. } => 0,
+            });
+            widths.sum()
         };
-        let numbers: usize = mine.iter().map(|rank| of_rank(rank.kv_heads.len())).sum();
-        footprint.devices.cache_bytes(footprint.precisions.base) * numbers
+        footprint.devices.cache_bytes(footprint.precisions.base) * mine.iter().map(|rank| width(rank)).sum::<usize>()
     }
 
     /// Limits the context to what the blocks hold.

@@ -18,6 +18,7 @@ mod broken;
 mod cuda;
 mod embeddings;
 mod layouts;
+mod recurrent;
 mod replaced;
 mod steps;
 
@@ -125,12 +126,12 @@ fn greedy_draw(position: usize) -> Draw {
 /// The next step of a group.
 fn step_of(group: &RankGroup, rows: Vec<Row>) -> Step {
     let StepPlacement { epoch, layout } = group.placed();
+    let rows = rows.into_iter().map(|row| group.shape.forward_only(row)).collect();
     Step { epoch, layout, rows, ..Step::default() }
 }
 
 fn row(slot: u32, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> Row {
     Row {
-        awaits_token: false,
         slot,
         tokens: tokens.to_vec(),
         start: start as u32,
@@ -139,11 +140,12 @@ fn row(slot: u32, tokens: &[u32], start: usize, blocks: &[u32], after: After) ->
         after: after.into(),
         draw: (after == After::Draw).then(|| greedy_draw(0)),
         score: -1,
-        next: None,
+        ..Row::default()
     }
 }
 
 fn run(group: &mut RankGroup, rows: Vec<Row>) -> Vec<RowResult> {
+    let rows = rows.into_iter().map(|row| group.shape.forward_only(row)).collect();
     group.execute(Step { epoch: 1, id: 7, rows, ..Step::default() }).expect("step").rows
 }
 

@@ -102,7 +102,7 @@ impl<D: Devices> RankJob<D> {
             desk.counts.get_or_init(|| network.expert_counts());
         }
         let blocks = least(network.backend().control(), self.plan.blocks)?;
-        network.open_caches(blocks, self.plan.block_size, self.stashes)?;
+        network.open(self.plan.state_size(blocks), self.stashes)?;
         Ok((network, blocks))
     }
 
@@ -198,6 +198,8 @@ fn for_followers(step: &Step) -> Step {
         score: row.score,
         next: row.next,
         awaits_token: false,
+        state: row.state,
+        saves: row.saves.clone(),
     });
     Step { epoch: step.epoch, id: step.id, rows: rows.collect(), dropped: step.dropped.clone(), layout: step.layout }
 }

@@ -1,10 +1,10 @@
 //! A row of a step, from its plan to its commit.
 
-use rein_proto::internal::{After, Row};
+use rein_proto::internal::{After, Row, StateSave};
 
 use crate::seq::{Seq, SeqId};
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Planned {
     pub seq: SeqId,
     /// Known once the step is made.
@@ -18,6 +18,11 @@ pub struct Planned {
     pub count: usize,
     pub after: After,
     pub scored: bool,
+    /// Known once the step is made: the cell with its recurrent state, where that goes, and how many of the saves, the
+    /// first, are checkpoints.
+    pub state: Option<u32>,
+    pub saves: Vec<StateSave>,
+    pub checkpoints: usize,
 }
 
 impl Planned {
@@ -39,7 +44,15 @@ impl Planned {
             count,
             after,
             scored: seq.scoring() && count > 0 && start < seq.prompt_len,
+            state: None,
+            saves: Vec::new(),
+            checkpoints: 0,
         }
+    }
+
+    /// Positions and cells of its checkpoints.
+    pub fn checkpoints(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.saves[..self.checkpoints].iter().map(|save| (self.start + save.tokens as usize, save.cell))
     }
 
     /// Whether the executor returns a result for it.
@@ -68,6 +81,8 @@ impl Planned {
             draw: (self.after == After::Draw).then(|| seq.draw()),
             score: if self.scored { seq.prompt_logprobs } else { -1 },
             next: (self.scored && end < seq.prompt_len).then(|| seq.tokens[end]),
+            state: self.state,
+            saves: self.saves.clone(),
         }
     }
 }

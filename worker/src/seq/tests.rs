@@ -24,7 +24,7 @@ fn histories_are_sent_only_with_a_penalty_that_needs_them() {
 fn stop_tokens_are_banned_before_min_tokens_unless_the_mask_leaves_only_them() {
     let limits = Limits { max_tokens: 9, min_tokens: 3, stop_token_ids: vec![7], ignore_eos: false };
     let mut seq = seq(neutral(), limits);
-    let mut blocks = BlockPool::new(4, 4, true);
+    let mut blocks = BlockPool::new(4, 4, true, None);
     assert_eq!(seq.draw().banned, [7]);
     let steer = |epoch, keep, bits: u8| Steer { epoch, keep, mask: Some(vec![bits].into()), ..Steer::default() };
     seq.steer(steer(1, 2, 0b1000_0001), 100, &mut blocks);

@@ -307,6 +307,7 @@ fn play<B: Backend>(toy: &mut Toy<B>, b: &mut B) -> Vec<(Vec<f32>, StepOutputs)>
         stashes: Vec::new(),
         scores: vec![score(2), score(8)],
         states: vec![8, 0],
+        ..StepInputs::default()
     };
     steps.push(toy.step(b, first));
     let second = StepInputs {

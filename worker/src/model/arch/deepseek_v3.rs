@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
-use rein_kernels::{RopeSpec, RouteSpec, Scoring};
+use rein_kernels::{RopeSpec, RouteSpec, Scoring, WeightRole};
 
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, MAX_HEAD_DIM};
-use crate::model::spec::{Attention, LinearSpec, Mla, MlaQuery, Mlp, Moe, Norm, Shard, Spec};
+use crate::model::linear::{LinearSpec, Norm, Shard};
+use crate::model::mixer::{MixerSpec, Mla, MlaQuery};
+use crate::model::spec::{Mlp, Moe, SharedExpert, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-6, theta: 1e4 };
@@ -90,14 +92,15 @@ impl Latent {
         })
     }
 
-    fn layer(&self, base: &Base, i: usize) -> Attention {
+    fn layer(&self, base: &Base, i: usize) -> MixerSpec {
         let at = format!("{}self_attn.", base.layer(i));
         let (h, heads, q_dim) = (base.hidden, base.heads, self.nope + self.rope);
         let whole = |name: &str, shape, bias| LinearSpec::new(format!("{at}{name}"), shape, bias, Shard::Whole);
         let heads_out = |name: &str, width: usize, inp| {
             LinearSpec::new(format!("{at}{name}"), [heads * width, inp], false, Shard::OutHeads(width))
         };
-        let norm = |name: &str, size| Norm { tensor: format!("{at}{name}.weight"), size, eps: LATENT_EPS };
+        let norm =
+            |name: &str, size| Norm { tensor: format!("{at}{name}.weight"), size, eps: LATENT_EPS, from_one: false };
         let query = match self.q_rank {
             None => MlaQuery::Full(heads_out("q_proj", q_dim, h)),
             Some(rank) => MlaQuery::LowRank {
@@ -106,11 +109,11 @@ impl Latent {
                 b: heads_out("q_b_proj", q_dim, rank),
             },
         };
-        Attention::Mla(Mla {
+        MixerSpec::Mla(Mla {
             query,
             kv_a: whole("kv_a_proj_with_mqa", [self.kv_rank + self.rope, h], self.bias),
             kv_norm: norm("kv_a_layernorm", self.kv_rank),
-            kv_b: heads_out("kv_b_proj", self.nope + self.v, self.kv_rank),
+            kv_b: heads_out("kv_b_proj", self.nope + self.v, self.kv_rank).with_role(WeightRole::LatentExpansion),
             o: LinearSpec::new(format!("{at}o_proj"), [h, heads * self.v], self.bias, Shard::InHeads(self.v)),
             nope_dim: self.nope,
             rope_dim: self.rope,
@@ -181,8 +184,10 @@ impl Experts {
     fn layer(&self, base: &Base, at: &str) -> Result<Moe, LoadError> {
         let names = ["gate_proj", "up_proj", "down_proj"];
         let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), names, self.count, self.inter, self.route)?;
-        let shared =
-            (self.shared > 0).then(|| base.gated(&format!("{at}shared_experts."), self.shared * self.inter, false));
+        let shared = (self.shared > 0).then(|| {
+            let mlp = base.gated(&format!("{at}shared_experts."), self.shared * self.inter, false);
+            Box::new(SharedExpert { mlp, gate: None })
+        });
         Ok(Moe { choice_bias: Some(format!("{at}gate.e_score_correction_bias")), shared, ..moe })
     }
 }

@@ -8,6 +8,7 @@ mod mistral;
 mod mixtral;
 mod qwen;
 mod qwen3_moe;
+mod qwen3_next;
 
 use serde_json::{Map, Value};
 
@@ -24,6 +25,7 @@ struct Architecture {
 const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "DeepseekV3ForCausalLM", model_types: &["deepseek_v3", "kimi_k2"], build: deepseek_v3::build },
     Architecture { name: "Qwen3MoeForCausalLM", model_types: &["qwen3_moe"], build: qwen3_moe::build },
+    Architecture { name: "Qwen3NextForCausalLM", model_types: &["qwen3_next"], build: qwen3_next::build },
     Architecture { name: "MixtralForCausalLM", model_types: &["mixtral"], build: mixtral::build },
     Architecture { name: "LlamaForCausalLM", model_types: &["llama"], build: llama::build },
     Architecture { name: "MistralForCausalLM", model_types: &["mistral"], build: mistral::build },

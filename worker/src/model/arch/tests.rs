@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::checkpoint::Quantization;
-use crate::model::spec::{Attention, LayerSpec, Mlp};
+use crate::model::mixer::MixerSpec;
+use crate::model::spec::{LayerSpec, Mlp};
 
 fn spec(text: &str) -> Spec {
     let config: Value = serde_json::from_str(text).expect("JSON");
@@ -35,7 +36,7 @@ fn kimi_k2_is_read() {
     let spec = spec(KIMI_K2);
     assert_eq!((spec.layers.len(), spec.vocab, spec.max_positions), (61, 163_840, 131_072));
     assert!(!is_moe(&spec.layers[0]) && spec.layers[1..].iter().all(is_moe));
-    let Attention::Mla(mla) = &spec.layers[0].attention else { panic!("latent attention") };
+    let MixerSpec::Mla(mla) = &spec.layers[0].mixer else { panic!("latent attention") };
     let mscale = 0.1 * 32f64.ln() + 1.0;
     assert!((f64::from(mla.scale) - mscale * mscale / 192f64.sqrt()).abs() < 1e-8);
     assert_eq!(mla.q_rope.magnitude, 1.0);
@@ -153,10 +154,7 @@ fn mistral_windows_are_absent_null_or_stated() {
         "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 2, "num_key_value_heads": 8,
         "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
         "vocab_size": 32000, "use_cache": true}"#;
-    let window = |text: &str| match &spec(text).layers[1].attention {
-        Attention::Gqa(gqa) => gqa.window,
-        Attention::Mla(_) => panic!("grouped-query attention"),
-    };
+    let window = |text: &str| spec(text).layers[1].mixer.parts().products().1;
     assert_eq!(window(text), Some(4096), "the default of transformers");
     assert_eq!(window(&text.replacen('{', "{\"sliding_window\": null,", 1)), None);
     assert_eq!(window(&text.replacen('{', "{\"sliding_window\": 17,", 1)), Some(17));
@@ -177,7 +175,7 @@ fn qwen_2_5_and_3_are_read() {
     let yarn = r#"{"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},"#;
     spec(&text.replacen('{', yarn, 1));
     let qwen3 = spec(&text.replace("Qwen2For", "Qwen3For").replace("\"qwen2\"", "\"qwen3\""));
-    let Attention::Gqa(gqa) = &qwen3.layers[0].attention else { panic!("grouped-query attention") };
+    let MixerSpec::Gqa(gqa) = &qwen3.layers[0].mixer else { panic!("grouped-query attention") };
     assert_eq!((gqa.head_dim, gqa.qk_norm.is_some(), gqa.q.bias), (128, true, false));
 }
 

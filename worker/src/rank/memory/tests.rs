@@ -27,7 +27,7 @@ fn plan(options: &ModelOptions, free: usize) -> Result<KvPlan, LoadError> {
         assert_eq!(weights, 2 * (2 * 8 * 16 + 2 * (2 * 16 * 16 + 2 * 8 * 16 + 3 * 8 * 16)));
     }
     let mine: Vec<&RankPlacement> = placement.ranks.iter().collect();
-    KvPlan::with_free(&footprint(&spec), &mine, weights, options, weights + free)
+    KvPlan::with_free(&footprint(&spec), &mine, options.tp, weights, options, weights + free)
 }
 
 #[test]
@@ -113,4 +113,35 @@ fn errors_say_what_does_not_fit() {
     assert!(of(ModelOptions { max_context: Some(64), ..Default::default() }, 4 * 64 * 16 * 3).contains("64 tokens"));
     assert!(of(ModelOptions::default(), 0).contains("kv_memory"));
     assert!(of(ModelOptions::default(), 64).contains("one block"));
+}
+
+#[test]
+fn recurrent_states_have_room_beside_the_kv_cache() {
+    let config = json!({"architectures": ["Qwen3NextForCausalLM"], "vocab_size": 8, "hidden_size": 16,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "num_experts": 0, "intermediate_size": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "max_position_embeddings": 100000});
+    let spec = crate::model::build(config.as_object().expect("object")).expect("spec");
+    let plan = |options: &ModelOptions, ranks: usize, free: usize| {
+        let placement = place(&spec.shape(), ranks, 1).expect("placement");
+        let mine: Vec<&RankPlacement> = placement.ranks.iter().collect();
+        KvPlan::with_free(&footprint(&spec), &mine, ranks, 0, options, free)
+    };
+    let options = ModelOptions { max_sequences: 4, ..ModelOptions::default() };
+    let budget = 2 << 20;
+    let all = plan(&options, 1, SHARE * budget).expect("plan");
+    let states = all.states.expect("it has recurrent layers");
+    // Three layers of 3 inputs for 2 * (2 * 8 + 2 * 8) channels and 4 states of 8 * 8, in f32; one layer of keys and
+    // values of 2 heads, in bf16.
+    assert_eq!((states.bytes, all.bytes_per_token), (3 * 4 * (3 * 64 + 4 * 64), 2 * 2 * 2 * 16));
+    assert_eq!(states.every, (states.bytes / all.bytes_per_token).next_multiple_of(16));
+    assert!((budget - budget / 20..=budget).contains(&all.bytes()), "{all:?}: {} of {budget}", all.bytes());
+    let cells = all.state_size(all.blocks).cells;
+    assert_eq!(cells, all.tokens() / states.every + 4 + 4 * RECENT_STATES);
+    assert!(all.to_string().contains(&format!("{cells} recurrent states of 5.2 KiB, context")), "{all}");
+    // Two ranks together hold the same states.
+    let two = plan(&options, 2, SHARE * budget).expect("plan").states.expect("states");
+    assert_eq!((two.bytes, two.every), (states.bytes, states.every));
+    let many = plan(&ModelOptions { max_sequences: 100, ..options }, 1, SHARE * budget).expect_err("no room");
+    assert!(many.to_string().contains("max_sequences") && many.to_string().contains("100 sequences"), "{many}");
 }

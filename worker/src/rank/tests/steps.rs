@@ -14,7 +14,7 @@ fn scoring(slot: u32, tokens: &[u32], range: std::ops::Range<usize>, blocks: &[u
 
 #[test]
 fn results_do_not_depend_on_chunks_batch_or_block_order() {
-    for name in ["deepseek_v3", "mistral", "qwen3_moe", "granite"] {
+    for name in ["deepseek_v3", "mistral", "qwen3_moe", "granite", "qwen3_next"] {
         let fixture = fixture(name);
         let tokens = &fixture.reference.tokens[..20];
         let other: Vec<u32> = tokens.iter().rev().copied().collect();

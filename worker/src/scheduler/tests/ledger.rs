@@ -10,6 +10,8 @@ use super::*;
 use crate::tables::BlockTables;
 
 pub const VOCAB: u32 = 29;
+/// More than any scheduler of these tests takes.
+const CELL_SLOTS: usize = 16;
 
 fn hash_all(tokens: &[u32]) -> u64 {
     tokens.iter().fold(7, |state, &token| mix_both(state, token.into()))
@@ -35,6 +37,9 @@ pub struct Ledger {
     /// Per slot: position, token, hash of all tokens up to it.
     slots: Vec<Option<(usize, u32, u64)>>,
     stashed: HashMap<u32, Vec<u32>>,
+    /// Per cell of a recurrent state, the tokens that it stands for.
+    cells: Vec<Option<Vec<u32>>>,
+    states: bool,
     /// Per row of the last step, the history it attended to.
     pub histories: Vec<Vec<u32>>,
 }
@@ -46,6 +51,8 @@ impl Ledger {
             tables: BlockTables::default(),
             slots: vec![None; shape.blocks * shape.block_size],
             stashed: HashMap::new(),
+            cells: vec![None; shape.states.map_or(0, |states| states.cells(CELL_SLOTS))],
+            states: shape.states.is_some(),
             histories: Vec::new(),
         }
     }
@@ -66,6 +73,30 @@ impl Ledger {
                 token
             })
             .collect()
+    }
+
+    /// The recurrent state of each row is that of its own past, and no row takes a cell from another.
+    fn recur(&mut self, step: &Step) {
+        let mut written = std::collections::BTreeSet::new();
+        let before = self.cells.clone();
+        for (row, history) in step.rows.iter().zip(&self.histories).filter(|(row, _)| !row.tokens.is_empty()) {
+            let start = row.start as usize;
+            match row.state {
+                None => assert_eq!(start, 0, "row {row:?} begins without a state"),
+                Some(cell) => {
+                    let held = before[cell as usize].as_deref();
+                    assert_eq!(held, Some(&history[..start]), "row {row:?} begins with the state of others");
+                    let taken =
+                        |other: &&Row| other.slot != row.slot && other.saves.iter().any(|save| save.cell == cell);
+                    assert_eq!(step.rows.iter().find(taken), None, "its state is overwritten");
+                }
+            }
+            for save in &row.saves {
+                assert!(written.insert(save.cell), "cell {} is written twice", save.cell);
+                self.cells[save.cell as usize] = Some(history[..start + save.tokens as usize].to_vec());
+            }
+            assert_eq!(row.saves.last().map(|save| save.tokens as usize), Some(row.tokens.len()));
+        }
     }
 
     pub fn execute(&mut self, step: &Step) -> StepResult {
@@ -108,6 +139,9 @@ impl Ledger {
                 rows.push(result);
             }
             self.histories.push(history);
+        }
+        if self.states {
+            self.recur(step);
         }
         StepResult { id: step.id, rows }
     }

@@ -173,6 +173,8 @@ struct World {
     results: VecDeque<StepResult>,
     drawn: DrawnTokens,
     planned_ahead: u64,
+    /// Rows that began with a recurrent state of a checkpoint.
+    from_checkpoints: u64,
 }
 
 impl World {
@@ -189,6 +191,10 @@ impl World {
             ranks: 1,
             hidden_size: 4,
             runs_ahead: true,
+            states: rng.random_bool(0.4).then(|| StateShape {
+                checkpoints: rng.random_range(0..12),
+                every: block_size * rng.random_range(1..5),
+            }),
         };
         let options = EngineOptions {
             max_sequences: rng.random_range(1..9),
@@ -214,6 +220,7 @@ impl World {
             results: VecDeque::new(),
             drawn: DrawnTokens::default(),
             planned_ahead: 0,
+            from_checkpoints: 0,
             shape,
             rng,
         }
@@ -390,6 +397,9 @@ impl World {
         assert!(budget <= self.scheduler.options.token_budget, "{budget} tokens in a step");
         assert!(!step.rows.is_empty() && step.rows.len() <= self.scheduler.options.max_sequences);
         self.drawn.fill_in(&mut step);
+        let checkpoints = self.shape.states.map_or(0, |states| states.checkpoints as u32);
+        let from = step.rows.iter().filter_map(|row| row.state);
+        self.from_checkpoints += from.filter(|&cell| cell < checkpoints).count() as u64;
         let result = self.ledger.execute(&step);
         self.check_tables(&step, &rows);
         for ((row, seq), history) in step.rows.iter().zip(&rows).zip(&self.ledger.histories) {
@@ -447,6 +457,9 @@ impl World {
         }
         assert!(self.scheduler.is_empty());
         assert_eq!(self.scheduler.stats().used_blocks, 0);
+        let (held, cells) = self.scheduler.blocks.cells();
+        let under_way = self.scheduler.running_steps.iter().flatten().flat_map(|row| row.checkpoints());
+        assert_eq!(held + under_way.count(), cells, "a cell was lost");
         assert_eq!(self.ledger.tables.taken(), self.scheduler.slots.left());
     }
 }
@@ -462,7 +475,7 @@ impl Drop for Report {
     }
 }
 
-fn play(seed: u64) -> (Vec<Step>, EngineStats, u64) {
+fn play(seed: u64) -> (Vec<Step>, EngineStats, [u64; 2]) {
     let _report = Report(seed);
     let mut world = World::new(seed);
     for _ in 0..80 {
@@ -470,7 +483,7 @@ fn play(seed: u64) -> (Vec<Step>, EngineStats, u64) {
         world.round();
     }
     world.wind_down();
-    (world.steps, world.scheduler.stats(), world.planned_ahead)
+    (world.steps, world.scheduler.stats(), [world.planned_ahead, world.from_checkpoints])
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -481,10 +494,11 @@ fn number(name: &str) -> Option<u64> {
 fn every_sequence_gets_the_tokens_it_would_get_alone() {
     let one = number("REIN_SEED");
     let seeds = one.map_or(0..number("REIN_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1);
-    let (mut total, mut ahead) = (EngineStats::default(), 0);
+    let (mut total, mut ahead, mut restored) = (EngineStats::default(), 0, 0);
     for seed in seeds {
-        let (_, stats, planned_ahead) = play(seed);
+        let (_, stats, [planned_ahead, from_checkpoints]) = play(seed);
         ahead += planned_ahead;
+        restored += from_checkpoints;
         total.steps += stats.steps;
         total.generated_tokens += stats.generated_tokens;
         total.cached_tokens += stats.cached_tokens;
@@ -492,8 +506,8 @@ fn every_sequence_gets_the_tokens_it_would_get_alone() {
         total.rewound_tokens += stats.rewound_tokens;
         total.held_steps += stats.held_steps;
     }
-    println!("{total:?}, {ahead} steps ahead");
-    let reached = [ahead, total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
+    println!("{total:?}, {ahead} steps ahead, {restored} rows from checkpoints");
+    let reached = [ahead, restored, total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
     assert!(one.is_some() || reached.iter().all(|&count| count > 1000), "the seeds do not reach every case: {total:?}");
 }
 
@@ -509,6 +523,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
         ranks: 1,
         hidden_size: 4,
         runs_ahead: true,
+        states: None,
     };
     let options = EngineOptions { max_sequences: 2, token_budget: 5, ..EngineOptions::default() };
     let mut scheduler = Scheduler::new(&shape, options);

@@ -1,0 +1,204 @@
+//! Qwen3-Next: gated delta nets, every few layers attention with gates; mixtures of experts with a gated shared one.
+
+use std::sync::Arc;
+
+use rein_kernels::{DeltaSpec, RopeSpec, RouteSpec, Scoring, WeightRole};
+
+use crate::checkpoint::{ConfigFields, LoadError};
+use crate::model::blocks::{Base, ConfigDefaults, MAX_HEAD_DIM};
+use crate::model::linear::{HeadPart, LinearSpec, Norm, Shard};
+use crate::model::mixer::{DeltaNet, Gqa, MixerSpec};
+use crate::model::spec::{LayerSpec, Mlp, SharedExpert, Spec};
+
+const DEFAULTS: ConfigDefaults =
+    ConfigDefaults { kv_heads: Some(2), head_dim: Some(256), max_positions: 32_768, eps: 1e-6, theta: 1e4 };
+/// Rows that the convolution sees.
+const MAX_TAPS: usize = 64;
+
+pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &DEFAULTS)?;
+    let delta = delta_spec(&base)?;
+    let head_dim = base.head_dim()?;
+    let rotated = partial_rotation(&base, head_dim)?;
+    let frequencies = base.partial_rope(rotated)?;
+    let rope = Arc::new(RopeSpec {
+        head_dim,
+        offset: 0,
+        dims: rotated,
+        interleaved: false,
+        inv_freq: frequencies.inv_freq,
+        magnitude: frequencies.magnitude,
+    });
+    let bias = base.flag("attention_bias", false)?;
+    let attends = attention_layers(&base)?;
+    let experts = Experts::read(&base)?;
+    let mut spec = base.spec("Qwen3NextForCausalLM", |i| {
+        let mixer = match attends[i] {
+            true => attention(&base, i, &rope, bias),
+            false => delta_net(&base, i, delta),
+        };
+        Ok(around_one(base.decoder_layer(i, mixer, experts.layer(&base, i)?)))
+    })?;
+    spec.norm.from_one = true;
+    // Layers that only predict further tokens.
+    spec.ignored.push(format!("{prefix}mtp."));
+    Ok(spec)
+}
+
+fn around_one(mut layer: LayerSpec) -> LayerSpec {
+    layer.input_norm.from_one = true;
+    layer.mlp_norm.from_one = true;
+    layer
+}
+
+/// Dimensions of a head that are rotated.
+fn partial_rotation(base: &Base, head_dim: usize) -> Result<usize, LoadError> {
+    const KEY: &str = "partial_rotary_factor";
+    let nested = base.config.object("rope_parameters")?.map(|rope| rope.f64(KEY)).transpose()?.flatten();
+    let factor = base.config.f64(KEY)?.or(nested).unwrap_or(0.25);
+    let dims = (head_dim as f64 * factor) as usize;
+    if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
+        let what = format!("must leave an even number of {head_dim} dimensions to rotate, got {factor}");
+        return Err(base.config.error(KEY, what));
+    }
+    Ok(dims)
+}
+
+/// For each layer, whether it is attention.
+fn attention_layers(base: &Base) -> Result<Vec<bool>, LoadError> {
+    let config = base.config;
+    let every = config.usize("full_attention_interval")?.unwrap_or(4);
+    let Some(types) = config.strs("layer_types")? else {
+        if every == 0 {
+            return Err(config.error("full_attention_interval", "must be at least 1"));
+        }
+        return Ok((1..=base.layers).map(|layer| layer.is_multiple_of(every)).collect());
+    };
+    if types.len() != base.layers {
+        let what = format!("has {} entries for {} layers", types.len(), base.layers);
+        return Err(config.error("layer_types", what));
+    }
+    let attends = |kind: &&str| match *kind {
+        "full_attention" => Ok(true),
+        "linear_attention" => Ok(false),
+        other => {
+            let what = format!("must be full_attention or linear_attention, got {other:?}");
+            Err(config.error("layer_types", what))
+        }
+    };
+    types.iter().map(attends).collect()
+}
+
+fn delta_spec(base: &Base) -> Result<DeltaSpec, LoadError> {
+    let config = base.config;
+    let size = |key: &str, default: usize, most: usize| {
+        let found = config.usize(key)?.unwrap_or(default);
+        config.within(key, found, most)
+    };
+    let (key_heads, value_heads) =
+        (size("linear_num_key_heads", 16, MAX_HEAD_DIM)?, size("linear_num_value_heads", 32, MAX_HEAD_DIM)?);
+    if !value_heads.is_multiple_of(key_heads) {
+        let what = format!("must be a multiple of {key_heads}, the number of key heads, got {value_heads}");
+        return Err(config.error("linear_num_value_heads", what));
+    }
+    Ok(DeltaSpec {
+        key_heads,
+        value_heads,
+        key_dim: size("linear_key_head_dim", 128, MAX_HEAD_DIM)?,
+        value_dim: size("linear_value_head_dim", 128, MAX_HEAD_DIM)?,
+        taps: size("linear_conv_kernel_dim", 4, MAX_TAPS)?,
+        eps: base.eps,
+    })
+}
+
+fn attention(base: &Base, i: usize, rope: &Arc<RopeSpec>, bias: bool) -> MixerSpec {
+    let at = format!("{}self_attn.", base.layer(i));
+    let (dim, h) = (rope.head_dim, base.hidden);
+    let (q, kv) = (base.heads * dim, base.kv_heads * dim);
+    let norm = |name: &str| Norm { from_one: true, ..base.norm(format!("{at}{name}"), dim) };
+    // The query of each head is followed by its gate.
+    let of_query = |index| LinearSpec {
+        part: Some(HeadPart { width: dim, index, of: 2 }),
+        ..LinearSpec::new(format!("{at}q_proj"), [q, h], bias, Shard::OutHeads(dim))
+    };
+    MixerSpec::Gqa(Gqa {
+        q: of_query(0),
+        gate: Some(of_query(1)),
+        k: LinearSpec::new(format!("{at}k_proj"), [kv, h], bias, Shard::OutKvHeads(dim)),
+        v: LinearSpec::new(format!("{at}v_proj"), [kv, h], bias, Shard::OutKvHeads(dim)),
+        o: LinearSpec::new(format!("{at}o_proj"), [h, q], bias, Shard::InHeads(dim)),
+        qk_norm: Some((norm("q_norm"), norm("k_norm"))),
+        head_dim: dim,
+        scale: (1.0 / (dim as f64).sqrt()) as f32,
+        window: None,
+        rope: rope.clone(),
+    })
+}
+
+fn delta_net(base: &Base, i: usize, spec: DeltaSpec) -> MixerSpec {
+    let at = format!("{}linear_attn.", base.layer(i));
+    let (h, values) = (base.hidden, spec.value_heads * spec.value_dim);
+    let linear = |name: &str, shape, shard| LinearSpec::new(format!("{at}{name}"), shape, false, shard);
+    MixerSpec::DeltaNet(DeltaNet {
+        qkvz: linear("in_proj_qkvz", [spec.key_heads * spec.inputs(), h], Shard::Out),
+        ba: linear("in_proj_ba", [2 * spec.value_heads, h], Shard::Out),
+        o: linear("out_proj", [h, values], Shard::In),
+        conv: format!("{at}conv1d.weight"),
+        log_decay: format!("{at}A_log"),
+        step_bias: format!("{at}dt_bias"),
+        norm: base.norm(format!("{at}norm"), spec.value_dim),
+        spec,
+    })
+}
+
+struct Experts {
+    count: usize,
+    inter: usize,
+    shared_inter: usize,
+    dense_inter: usize,
+    step: usize,
+    dense_layers: Vec<usize>,
+    route: RouteSpec,
+}
+
+impl Experts {
+    fn read(base: &Base) -> Result<Self, LoadError> {
+        let config = base.config;
+        let step = config.usize("decoder_sparse_step")?.unwrap_or(1);
+        if step == 0 {
+            return Err(config.error("decoder_sparse_step", "must be at least 1"));
+        }
+        Ok(Self {
+            count: config.usize("num_experts")?.unwrap_or(512),
+            inter: config.usize("moe_intermediate_size")?.unwrap_or(512),
+            shared_inter: config.usize("shared_expert_intermediate_size")?.unwrap_or(512),
+            dense_inter: config.usize("intermediate_size")?.unwrap_or(5632),
+            step,
+            dense_layers: config.usizes("mlp_only_layers")?.unwrap_or_default(),
+            route: RouteSpec {
+                top_k: config.usize("num_experts_per_tok")?.unwrap_or(10),
+                scoring: Scoring::Softmax,
+                n_group: 1,
+                topk_group: 1,
+                normalize: base.flag("norm_topk_prob", true)?,
+                scaling: 1.0,
+            },
+        })
+    }
+
+    fn layer(&self, base: &Base, i: usize) -> Result<Mlp, LoadError> {
+        let at = format!("{}mlp.", base.layer(i));
+        if self.count == 0 || self.dense_layers.contains(&i) || !(i + 1).is_multiple_of(self.step) {
+            return Ok(Mlp::Dense(base.gated(&at, self.dense_inter, false)));
+        }
+        let names = ["gate_proj", "up_proj", "down_proj"];
+        let mut moe =
+            base.moe(format!("{at}gate"), &format!("{at}experts."), names, self.count, self.inter, self.route)?;
+        let gate = LinearSpec::new(format!("{at}shared_expert_gate"), [1, base.hidden], false, Shard::Whole);
+        moe.shared = Some(Box::new(SharedExpert {
+            mlp: base.gated(&format!("{at}shared_expert."), self.shared_inter, false),
+            gate: Some(gate.with_role(WeightRole::Router)),
+        }));
+        Ok(Mlp::Moe(moe))
+    }
+}

@@ -1,0 +1,102 @@
+//! The weights of linear modules and norms as data: their names, shapes, and how ranks share them.
+
+use std::ops::Range;
+
+use rein_control_plane::placement::{RankPlacement, share};
+use rein_kernels::WeightRole;
+
+/// The part of a weight [out, in] that a rank holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shard {
+    Whole,
+    /// The outputs of its attention heads, this many per head.
+    OutHeads(usize),
+    OutKvHeads(usize),
+    /// The inputs of its attention heads; the ranks' results are summed.
+    InHeads(usize),
+    /// An even share of the outputs or inputs.
+    Out,
+    In,
+}
+
+/// A linear module: `{module}.weight` [out, inp] in any weight format and, with `bias`, `{module}.bias` [out].
+#[derive(Debug, Clone)]
+pub struct LinearSpec {
+    pub module: String,
+    pub out: usize,
+    pub inp: usize,
+    pub bias: bool,
+    pub shard: Shard,
+    pub role: WeightRole,
+    /// Of a stored weight that holds several, head by head.
+    pub part: Option<HeadPart>,
+}
+
+/// Of each head the stored weight has `of` parts of `width` outputs, and this is the one at `index`.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadPart {
+    pub width: usize,
+    pub index: usize,
+    pub of: usize,
+}
+
+impl LinearSpec {
+    pub fn new(module: impl Into<String>, [out, inp]: [usize; 2], bias: bool, shard: Shard) -> Self {
+        Self { module: module.into(), out, inp, bias, shard, role: WeightRole::Linear, part: None }
+    }
+
+    pub fn with_role(self, role: WeightRole) -> Self {
+        Self { role, ..self }
+    }
+
+    /// [out, inp] of the stored weight.
+    pub fn stored_shape(&self) -> [usize; 2] {
+        [self.out * self.part.map_or(1, |part| part.of), self.inp]
+    }
+
+    /// The rows of the stored weight that are these outputs.
+    pub fn stored_rows(&self, outputs: Range<usize>) -> Vec<Range<usize>> {
+        match self.part {
+            None => vec![outputs],
+            Some(HeadPart { width, index, of }) => {
+                let first = |head: usize| (head * of + index) * width;
+                (outputs.start / width..outputs.end / width).map(|head| first(head)..first(head) + width).collect()
+            }
+        }
+    }
+
+    /// Outputs and inputs of this rank.
+    pub fn cut(&self, rank: &RankPlacement, ranks: usize) -> (Range<usize>, Range<usize>) {
+        let of = |heads: &Range<usize>, width: usize| heads.start * width..heads.end * width;
+        match self.shard {
+            Shard::Whole => (0..self.out, 0..self.inp),
+            Shard::OutHeads(width) => (of(&rank.heads, width), 0..self.inp),
+            Shard::OutKvHeads(width) => (of(&rank.kv_heads, width), 0..self.inp),
+            Shard::InHeads(width) => (0..self.out, of(&rank.heads, width)),
+            Shard::Out => (share(self.out, ranks, rank.rank), 0..self.inp),
+            Shard::In => (0..self.out, share(self.inp, ranks, rank.rank)),
+        }
+    }
+
+    /// Whether the ranks' outputs are partial sums.
+    pub fn is_partial(&self) -> bool {
+        matches!(self.shard, Shard::InHeads(_) | Shard::In)
+    }
+}
+
+/// An RMS norm's weight, by full tensor name.
+#[derive(Debug, Clone)]
+pub struct Norm {
+    pub tensor: String,
+    pub size: usize,
+    pub eps: f32,
+    /// Its factors are one more than what is stored.
+    pub from_one: bool,
+}
+
+impl Norm {
+    /// The tensor's name and shape.
+    pub fn stored(&self) -> (String, Vec<usize>) {
+        (self.tensor.clone(), vec![self.size])
+    }
+}

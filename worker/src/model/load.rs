@@ -1,0 +1,136 @@
+//! Reads a rank's parts of weights and puts them on its device. It does not know which weights a model has.
+
+use std::ops::Range;
+
+use rein_control_plane::RankPlacement;
+use rein_kernels::{Backend, Devices, HostMatrix, Precision, Result as KernelResult, WeightRole};
+
+use super::linear::{LinearSpec, Norm};
+use crate::checkpoint::{CheckpointWeights, LoadError};
+
+/// Types of stored weights. Routers are always f32; embeddings and latent expansions are never int8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Precisions {
+    /// f32 or bf16; also the type of the KV cache.
+    pub base: Precision,
+    /// The type of the large products: `base` or int8.
+    pub linear: Precision,
+}
+
+impl Precisions {
+    pub fn of(self, role: WeightRole) -> Precision {
+        match role {
+            WeightRole::Embedding | WeightRole::LatentExpansion => self.base,
+            WeightRole::Linear | WeightRole::Expert => self.linear,
+            WeightRole::Router => Precision::F32,
+        }
+    }
+}
+
+/// Reads one rank's parts of weights, on any thread.
+pub struct WeightReader<'a, D> {
+    pub weights: &'a CheckpointWeights,
+    pub precisions: Precisions,
+    pub devices: &'a D,
+    pub rank: &'a RankPlacement,
+    pub ranks: usize,
+    /// Receives the bytes of each part that was read.
+    pub progress: &'a (dyn Fn(u64) + Sync),
+}
+
+impl<D: Devices> WeightReader<'_, D> {
+    pub fn read(&self, l: &LinearSpec) -> Result<HostMatrix, LoadError> {
+        let (rows, cols) = l.cut(self.rank, self.ranks);
+        let form = |stored| self.devices.host_form(l.role, stored, self.precisions.of(l.role));
+        let cost = self.weights.cost(&l.module, rows.len() * cols.len());
+        let parts = l
+            .stored_rows(rows)
+            .into_iter()
+            .map(|rows| self.weights.matrix(&l.module, l.stored_shape(), rows, cols.clone(), form));
+        let matrix = HostMatrix::stack(parts.collect::<Result<_, _>>()?)?;
+        (self.progress)(cost);
+        Ok(matrix)
+    }
+}
+
+/// Puts them on a device.
+pub struct Loader<'a, D: Devices> {
+    pub backend: &'a D::Backend,
+    pub reader: WeightReader<'a, D>,
+}
+
+impl<D: Devices> Loader<'_, D> {
+    pub fn rank(&self) -> &RankPlacement {
+        self.reader.rank
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.reader.ranks
+    }
+
+    pub fn precision(&self, role: WeightRole) -> Precision {
+        self.reader.precisions.of(role)
+    }
+
+    pub fn linear(&self, l: &LinearSpec) -> Result<LoadedLinear<D::Backend>, LoadError> {
+        let weight = self.backend.linear_weight(self.reader.read(l)?, self.precision(l.role))?;
+        // The ranks' partial sums are added, so only one rank adds the bias.
+        let bias = if l.bias && (!l.is_partial() || self.rank().rank == 0) {
+            let (rows, _) = l.cut(self.rank(), self.ranks());
+            let parts = l.stored_rows(rows).into_iter().map(|rows| self.numbers(&format!("{}.bias", l.module), rows));
+            Some(self.backend.vector(parts.collect::<Result<Vec<_>, _>>()?.concat())?)
+        } else {
+            None
+        };
+        Ok(LoadedLinear { weight, bias })
+    }
+
+    /// Of a plain tensor.
+    pub fn numbers(&self, tensor: &str, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
+        self.reader.weights.vector(tensor, range)
+    }
+
+    pub fn vector(&self, tensor: &str, range: Range<usize>) -> Result<<D::Backend as Backend>::Vector, LoadError> {
+        Ok(self.backend.vector(self.numbers(tensor, range)?)?)
+    }
+
+    pub fn norm(&self, norm: &Norm) -> Result<LoadedNorm<D::Backend>, LoadError> {
+        let mut factors = self.numbers(&norm.tensor, 0..norm.size)?;
+        if norm.from_one {
+            factors.iter_mut().for_each(|factor| *factor += 1.0);
+        }
+        Ok(LoadedNorm { weight: self.backend.vector(factors)?, eps: norm.eps })
+    }
+}
+
+pub struct LoadedNorm<B: Backend> {
+    pub weight: B::Vector,
+    pub eps: f32,
+}
+
+impl<B: Backend> LoadedNorm<B> {
+    pub fn apply(&self, b: &B, x: &B::Tensor) -> B::Tensor {
+        b.rms_norm(x, &self.weight, self.eps)
+    }
+
+    /// Adds factor * y to x first.
+    pub fn add(&self, b: &B, x: &mut B::Tensor, y: &B::Tensor, factor: f32) -> B::Tensor {
+        b.add_norm(x, y, factor, &self.weight, self.eps)
+    }
+
+    /// Adds factor * the sum over ranks of y to x first.
+    pub fn add_sum(&self, b: &B, x: &mut B::Tensor, y: B::Tensor, factor: f32) -> KernelResult<B::Tensor> {
+        b.sum_norm(x, y, factor, &self.weight, self.eps)
+    }
+}
+
+pub struct LoadedLinear<B: Backend> {
+    pub weight: B::Linear,
+    bias: Option<B::Vector>,
+}
+
+impl<B: Backend> LoadedLinear<B> {
+    pub fn apply(&self, b: &B, x: &B::Tensor) -> B::Tensor {
+        b.linear(x, &self.weight, self.bias.as_ref())
+    }
+}

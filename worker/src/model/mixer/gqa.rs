@@ -1,0 +1,109 @@
+//! Grouped-query attention (arXiv:2305.13245).
+
+use std::sync::Arc;
+
+use rein_control_plane::RankPlacement;
+use rein_kernels::{Backend, Devices, GqaSpec, Precision, Result as KernelResult, RopeSpec};
+
+use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
+use crate::checkpoint::LoadError;
+use crate::model::linear::{LinearSpec, Norm};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader};
+
+#[derive(Debug, Clone)]
+pub struct Gqa {
+    pub q: LinearSpec,
+    pub k: LinearSpec,
+    pub v: LinearSpec,
+    pub o: LinearSpec,
+    /// The result of each head is multiplied with its sigmoid before `o` (Qwen3-Next).
+    pub gate: Option<LinearSpec>,
+    /// Norms of each query and key head, before the rotation.
+    pub qk_norm: Option<(Norm, Norm)>,
+    pub head_dim: usize,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub rope: Arc<RopeSpec>,
+}
+
+impl MixerParts for Gqa {
+    fn linears(&self) -> Vec<&LinearSpec> {
+        [&self.q, &self.k, &self.v, &self.o].into_iter().chain(&self.gate).collect()
+    }
+
+    fn norms(&self) -> Vec<&Norm> {
+        self.qk_norm.iter().flat_map(|(q, k)| [q, k]).collect()
+    }
+
+    fn state(&self, rank: &RankPlacement, _: usize) -> StateSpec {
+        let width = rank.kv_heads.len() * self.head_dim;
+        StateSpec::Paged { width_k: width, width_v: width }
+    }
+
+    fn products(&self) -> (usize, Option<usize>) {
+        (2 * self.head_dim, self.window)
+    }
+}
+
+impl Gqa {
+    pub fn load<D: Devices>(&self, loader: &Loader<D>) -> Result<GqaMixer<D::Backend>, LoadError> {
+        Ok(GqaMixer {
+            q: loader.linear(&self.q)?,
+            k: loader.linear(&self.k)?,
+            v: loader.linear(&self.v)?,
+            o: loader.linear(&self.o)?,
+            gate: self.gate.as_ref().map(|gate| loader.linear(gate)).transpose()?,
+            qk_norm: match &self.qk_norm {
+                Some((q, k)) => Some((loader.norm(q)?, loader.norm(k)?)),
+                None => None,
+            },
+            spec: GqaSpec {
+                heads: loader.rank().heads.len(),
+                kv_heads: loader.rank().kv_heads.len(),
+                head_dim: self.head_dim,
+                scale: self.scale,
+                window: self.window,
+            },
+            rope: self.rope.clone(),
+            cache: None,
+        })
+    }
+}
+
+pub struct GqaMixer<B: Backend> {
+    q: LoadedLinear<B>,
+    k: LoadedLinear<B>,
+    v: LoadedLinear<B>,
+    o: LoadedLinear<B>,
+    gate: Option<LoadedLinear<B>>,
+    qk_norm: Option<(LoadedNorm<B>, LoadedNorm<B>)>,
+    spec: GqaSpec,
+    rope: Arc<RopeSpec>,
+    cache: Option<B::Cache>,
+}
+
+impl<B: Backend> Mixer<B> for GqaMixer<B> {
+    fn open(&mut self, b: &B, size: &StateSize, precision: Precision) -> KernelResult<()> {
+        let width = self.spec.kv_heads * self.spec.head_dim;
+        self.cache = Some(b.cache(size.blocks, size.block_size, width, width, precision)?);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        self.cache = None;
+    }
+
+    fn forward(&mut self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor) -> KernelResult<B::Tensor> {
+        let (mut q, mut k, v) = (self.q.apply(b, x), self.k.apply(b, x), self.v.apply(b, x));
+        if let Some((q_norm, k_norm)) = &self.qk_norm {
+            (q, k) = (q_norm.apply(b, &q), k_norm.apply(b, &k));
+        }
+        b.rope(batch, &mut q, &self.rope);
+        b.rope(batch, &mut k, &self.rope);
+        let mut out = b.gqa_attention(batch, &q, &k, &v, opened(&mut self.cache)?, &self.spec);
+        if let Some(gate) = &self.gate {
+            b.sigmoid_mul(&mut out, &gate.apply(b, x));
+        }
+        Ok(self.o.apply(b, &out))
+    }
+}

@@ -1,0 +1,132 @@
+//! Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+
+use std::sync::Arc;
+
+use rein_control_plane::RankPlacement;
+use rein_kernels::{Backend, Devices, MlaSpec, Precision, Result as KernelResult, RopeSpec};
+
+use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
+use crate::checkpoint::LoadError;
+use crate::model::linear::{LinearSpec, Norm};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader};
+
+#[derive(Debug, Clone)]
+pub enum MlaQuery {
+    Full(LinearSpec),
+    LowRank { a: LinearSpec, norm: Norm, b: LinearSpec },
+}
+
+#[derive(Debug, Clone)]
+pub struct Mla {
+    pub query: MlaQuery,
+    /// Its output is the latent, followed by the rotary part of the shared key.
+    pub kv_a: LinearSpec,
+    pub kv_norm: Norm,
+    /// With the role of a latent expansion.
+    pub kv_b: LinearSpec,
+    pub o: LinearSpec,
+    pub nope_dim: usize,
+    pub rope_dim: usize,
+    pub v_dim: usize,
+    pub kv_rank: usize,
+    pub scale: f32,
+    pub q_rope: Arc<RopeSpec>,
+    pub k_rope: Arc<RopeSpec>,
+}
+
+impl MixerParts for Mla {
+    fn linears(&self) -> Vec<&LinearSpec> {
+        match &self.query {
+            MlaQuery::Full(q) => vec![q, &self.kv_a, &self.kv_b, &self.o],
+            MlaQuery::LowRank { a, b, .. } => vec![a, b, &self.kv_a, &self.kv_b, &self.o],
+        }
+    }
+
+    fn norms(&self) -> Vec<&Norm> {
+        match &self.query {
+            MlaQuery::Full(_) => vec![&self.kv_norm],
+            MlaQuery::LowRank { norm, .. } => vec![&self.kv_norm, norm],
+        }
+    }
+
+    fn state(&self, _: &RankPlacement, _: usize) -> StateSpec {
+        StateSpec::Paged { width_k: self.kv_rank, width_v: self.rope_dim }
+    }
+
+    fn products(&self) -> (usize, Option<usize>) {
+        (2 * self.kv_rank + self.rope_dim, None)
+    }
+}
+
+impl Mla {
+    pub fn load<D: Devices>(&self, loader: &Loader<D>) -> Result<MlaMixer<D::Backend>, LoadError> {
+        let spec = MlaSpec {
+            heads: loader.rank().heads.len(),
+            nope_dim: self.nope_dim,
+            rope_dim: self.rope_dim,
+            v_dim: self.v_dim,
+            kv_rank: self.kv_rank,
+            scale: self.scale,
+        };
+        let precision = loader.precision(self.kv_b.role);
+        Ok(MlaMixer {
+            query: match &self.query {
+                MlaQuery::Full(q) => Query::Full(loader.linear(q)?),
+                MlaQuery::LowRank { a, norm, b } => {
+                    Query::LowRank { a: loader.linear(a)?, norm: loader.norm(norm)?, b: loader.linear(b)? }
+                }
+            },
+            kv_a: loader.linear(&self.kv_a)?,
+            kv_norm: loader.norm(&self.kv_norm)?,
+            kv_b: loader.backend.mla_weight(loader.reader.read(&self.kv_b)?, &spec, precision)?,
+            o: loader.linear(&self.o)?,
+            spec,
+            q_rope: self.q_rope.clone(),
+            k_rope: self.k_rope.clone(),
+            cache: None,
+        })
+    }
+}
+
+enum Query<B: Backend> {
+    Full(LoadedLinear<B>),
+    LowRank { a: LoadedLinear<B>, norm: LoadedNorm<B>, b: LoadedLinear<B> },
+}
+
+pub struct MlaMixer<B: Backend> {
+    query: Query<B>,
+    kv_a: LoadedLinear<B>,
+    kv_norm: LoadedNorm<B>,
+    kv_b: B::Expansion,
+    o: LoadedLinear<B>,
+    spec: MlaSpec,
+    q_rope: Arc<RopeSpec>,
+    k_rope: Arc<RopeSpec>,
+    cache: Option<B::Cache>,
+}
+
+impl<B: Backend> Mixer<B> for MlaMixer<B> {
+    fn open(&mut self, b: &B, size: &StateSize, precision: Precision) -> KernelResult<()> {
+        let MlaSpec { kv_rank, rope_dim, .. } = self.spec;
+        self.cache = Some(b.cache(size.blocks, size.block_size, kv_rank, rope_dim, precision)?);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        self.cache = None;
+    }
+
+    fn forward(&mut self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor) -> KernelResult<B::Tensor> {
+        let mut q = match &self.query {
+            Query::Full(q) => q.apply(b, x),
+            Query::LowRank { a, norm, b: up } => up.apply(b, &norm.apply(b, &a.apply(b, x))),
+        };
+        b.rope(batch, &mut q, &self.q_rope);
+        let kv = self.kv_a.apply(b, x);
+        let latent = self.kv_norm.apply(b, &b.slice_cols(&kv, 0, self.spec.kv_rank));
+        let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
+        b.rope(batch, &mut k_rope, &self.k_rope);
+        let cache = opened(&mut self.cache)?;
+        Ok(self.o.apply(b, &b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, cache, &self.spec)))
+    }
+}
