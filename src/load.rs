@@ -95,10 +95,15 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceCho
         block_size: block_size(engine, &devices),
         max_context: engine.max_context.map(|n| n as usize),
         max_sequences: engine.max_sequences as usize,
+        token_budget: Some(token_budget(engine, &devices)),
         embeds: engine.task == EngineTask::Embed,
         step_deadline: Some(Duration::from_secs_f64(engine.step_deadline)),
         ..weights(args, devices)
     }
+}
+
+pub fn token_budget(engine: &EngineArgs, devices: &DeviceChoice) -> usize {
+    engine.token_budget.map_or(devices.defaults().token_budget, |n| n as usize)
 }
 
 pub fn block_size(engine: &EngineArgs, devices: &DeviceChoice) -> usize {

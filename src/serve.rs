@@ -182,7 +182,7 @@ pub fn engine_options(args: &EngineArgs, devices: &DeviceChoice) -> EngineOption
     EngineOptions {
         max_sequences: args.max_sequences as usize,
         max_queue: args.max_queue as usize,
-        token_budget: args.token_budget.map_or(devices.defaults().token_budget, |n| n as usize),
+        token_budget: load::token_budget(args, devices),
         prefix_cache: !args.no_prefix_cache,
         embeds: args.task == EngineTask::Embed,
         ..EngineOptions::default()

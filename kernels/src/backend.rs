@@ -123,6 +123,78 @@ pub struct StepInputs<'a> {
     pub states: Vec<usize>,
 }
 
+/// The largest steps that a server gives to a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepBounds {
+    pub rows: usize,
+    /// Also the number of slots.
+    pub sequences: usize,
+    /// Of a sequence.
+    pub positions: usize,
+}
+
+/// What dry steps are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DryRun {
+    /// The memory of activations, before the KV cache is sized; the cache has one block.
+    Memory,
+    /// What can be recorded, with the KV cache.
+    Recording,
+}
+
+/// A step that is computed before any sequence comes. Its tokens and blocks are all 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DryStep {
+    /// Rows of the first sequence; each other one has one row.
+    pub first: usize,
+    pub others: usize,
+    /// Position of the first rows.
+    pub start: usize,
+    /// Of each block table.
+    pub blocks: usize,
+    pub wants: DryWants,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DryWants {
+    /// A draw of each sequence.
+    Draws,
+    /// A score of each row, with this many alternatives.
+    Scores(usize),
+    /// The logits of each sequence, in the slot with its number.
+    Stashes,
+    /// Draws from these slots; no rows.
+    DrawsOfStashes,
+}
+
+impl DryStep {
+    /// `zeros`: at least as many as `blocks`.
+    pub fn inputs<'a>(&self, zeros: &'a [u32]) -> StepInputs<'a> {
+        let DryStep { first, others, start, blocks, wants } = *self;
+        let sequences = 1 + others;
+        let mut inputs = StepInputs::default();
+        if wants != DryWants::DrawsOfStashes {
+            let blocks = &zeros[..blocks];
+            inputs.ids = vec![0; first + others];
+            inputs.spans.push(Span { row: 0, len: first, start, blocks });
+            inputs.spans.extend((0..others).map(|i| Span { row: first + i, len: 1, start, blocks }));
+        }
+        let last = |sequence: usize| first - 1 + sequence;
+        let draw = |from| Draw { from, sample: SampleSpec::default(), logprobs: None };
+        match wants {
+            DryWants::Draws => inputs.draws = (0..sequences).map(|i| draw(LogitsOf::Row(last(i)))).collect(),
+            DryWants::DrawsOfStashes => inputs.draws = (0..sequences as u32).map(|i| draw(LogitsOf::Slot(i))).collect(),
+            DryWants::Stashes => {
+                inputs.stashes = (0..sequences).map(|i| Stash { row: last(i), slot: i as u32 }).collect();
+            }
+            DryWants::Scores(top) => {
+                inputs.scores = (0..inputs.ids.len()).map(|row| Score { row, token: 0, top }).collect();
+            }
+        }
+        inputs
+    }
+}
+
 /// Samples a token.
 #[derive(Debug, Clone)]
 pub struct Draw<'a> {
@@ -349,6 +421,8 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     const KEEPS_CACHES: bool = false;
     /// Whether its backends compute recurrent layers.
     const RECURS: bool = true;
+    /// Whether its backends ask for dry steps.
+    const PREPARES: bool = false;
 
     /// The backend on device `index`; `ranks` ranks of this process compute at the same time.
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend>;
@@ -360,6 +434,10 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     }
     /// Bytes that are free for the ranks of this process together.
     fn free_memory(&self) -> Result<usize>;
+    /// Bytes that are free for KV caches on device `index`, once activations have their memory there.
+    fn free_after_dry_run(&self, _index: usize) -> Result<usize> {
+        self.free_memory()
+    }
 }
 
 /// One device of one rank. `Tensor` is an activation matrix in f32. Only `draw`, `to_host` and the collective ops may
@@ -417,6 +495,11 @@ pub trait Backend: Sized + Send + 'static {
     fn to_host(&self, x: &Self::Tensor) -> Vec<f32>;
 
     // Steps.
+    /// Makes room for steps within these bounds, and says which ones to compute before the first sequence comes, so
+    /// that later steps within the bounds neither allocate nor record anything. All ranks compute the same.
+    fn dry_steps(&mut self, _bounds: &StepBounds, _run: DryRun) -> Result<Vec<DryStep>> {
+        Ok(Vec::new())
+    }
     /// Uploads the inputs of a step, once for all its ops.
     fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<Self::Batch<'a>>;
     /// Runs `f`, the layers of a model. A device may record the ops of `f` and repeat them for later batches of the

@@ -208,6 +208,10 @@ impl<B: Backend> Backend for Lockstep<B> {
         self.device.to_host(x)
     }
 
+    fn dry_steps(&mut self, bounds: &StepBounds, run: DryRun) -> Result<Vec<DryStep>> {
+        self.device.dry_steps(bounds, run)
+    }
+
     fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<Self::Batch<'a>> {
         self.rows.set(rows.ids.len());
         Ok(Both { device: self.device.begin(rows.clone())?, oracle: self.oracle.begin(rows)? })
@@ -432,6 +436,7 @@ impl<D: Devices> Devices for LockstepDevices<D> {
     type Backend = Lockstep<D::Backend>;
     const KIND: &'static str = D::KIND;
     const RECURS: bool = D::RECURS;
+    const PREPARES: bool = D::PREPARES;
 
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend> {
         if link.size() > 1 {
@@ -447,6 +452,10 @@ impl<D: Devices> Devices for LockstepDevices<D> {
 
     fn free_memory(&self) -> Result<usize> {
         self.devices.free_memory()
+    }
+
+    fn free_after_dry_run(&self, index: usize) -> Result<usize> {
+        self.devices.free_after_dry_run(index)
     }
 }
 

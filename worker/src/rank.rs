@@ -41,7 +41,7 @@ use layout::{Inboxes, LayoutInbox, RankInbox};
 use loading::await_loaded;
 pub use memory::{KvPlan, WeightMemory};
 use open::Checkpoint;
-use thread::{LeaderQueues, RankJob};
+use thread::{LeaderQueues, Preparation, RankJob};
 
 /// The types for computing and for the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,6 +82,9 @@ pub struct ModelOptions {
     pub max_context: Option<usize>,
     /// Sequences computed at once, as in `EngineOptions`. The KV cache holds at most this many full contexts.
     pub max_sequences: usize,
+    /// Tokens computed in one step, as in `EngineOptions`: what such steps need on a GPU is made while loading. None:
+    /// nothing is.
+    pub token_budget: Option<usize>,
     /// Experts per layer and rank that fit beyond those of the placement.
     pub redundant_experts: usize,
     /// The epoch of the placement. Steps of another epoch are rejected.
@@ -107,12 +110,20 @@ impl Default for ModelOptions {
             block_size: DeviceChoice::Cpu.defaults().block_size,
             max_context: None,
             max_sequences: MAX_SEQUENCES,
+            token_budget: None,
             redundant_experts: 0,
             epoch: 1,
             embeds: false,
             read_timeout: READ_TIMEOUT,
             step_deadline: None,
         }
+    }
+}
+
+impl ModelOptions {
+    /// Whether the size of the KV cache was given.
+    fn kv_is_fixed(&self) -> bool {
+        self.kv_blocks.is_some() || self.kv_memory.is_some()
     }
 }
 
@@ -329,7 +340,14 @@ impl ModelLoader {
             counts: Arc::new(OnceLock::new()),
         };
         let mut inboxes = Vec::new();
-        for (((link, rank), resident), device) in links.into_iter().zip(&mine).zip(&mut found).zip(assigned) {
+        let rows = self.options.token_budget.map(|tokens| tokens.max(self.options.max_sequences));
+        let kv_of = |device: usize| {
+            let there = mine.iter().zip(&assigned).filter(|(_, other)| **other == device).map(|(rank, _)| *rank);
+            let there: Vec<&RankPlacement> = there.collect();
+            self.checkpoint.footprint(devices, |footprint| KvPlan::bytes_per_token(footprint, &there, size))
+        };
+        let ranks_here = links.into_iter().zip(&mine).zip(&mut found).zip(assigned.iter().copied());
+        for (((link, rank), resident), device) in ranks_here {
             leads |= rank.rank == 0;
             let inbox = Arc::new(LayoutInbox::default());
             inboxes.push(RankInbox { rank: rank.rank, device, inbox: inbox.clone() });
@@ -342,6 +360,11 @@ impl ModelLoader {
                 rank: rank.rank,
                 plan: plan.clone(),
                 stashes: self.options.max_sequences,
+                prepares: rows.map(|rows| Preparation {
+                    rows,
+                    kv_of_device: kv_of(device),
+                    fixed: self.options.kv_is_fixed(),
+                }),
                 inbox,
                 report: report.clone(),
                 leads: (rank.rank == 0).then(|| desk.clone()),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepInputs, StepOutputs,
+    Backend, DryRun, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds, StepInputs,
+    StepOutputs,
 };
 
 use super::load::{LoadedLinear, LoadedNorm};
@@ -152,6 +153,13 @@ impl<B: Backend> Network<B> {
 
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// Computes the steps for which the backend asks before sequences come.
+    pub fn prepare(&mut self, bounds: &StepBounds, run: DryRun) -> KernelResult<()> {
+        let steps = self.backend.dry_steps(bounds, run)?;
+        let zeros = vec![0; steps.iter().map(|step| step.blocks).max().unwrap_or(0)];
+        steps.iter().try_for_each(|step| self.step(step.inputs(&zeros)).map(drop))
     }
 
     /// Runs new tokens through all layers, writes their KV entries, and draws.

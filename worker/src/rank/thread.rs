@@ -9,15 +9,16 @@ use prost::Message;
 use rein_control_plane::Placement;
 use rein_control_plane::epoch::number;
 use rein_kernels::collective::{Collective, ControlLink, threads};
-use rein_kernels::{Backend, Devices, ExpertCounts, KernelError, Result as KernelResult};
+use rein_kernels::{Backend, Devices, DryRun, ExpertCounts, KernelError, Result as KernelResult, StepBounds};
 use rein_proto::internal::{Draw, Row, Step, StepResult};
 
 use super::devices::{DeviceWeights, ReturnWeights};
 use super::layout::LayoutInbox;
 use super::{Checkpoint, KvPlan};
+use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
 use crate::executor::DrawnTokens;
-use crate::model::{Executing, Network};
+use crate::model::{Executing, Network, StateSize};
 
 pub enum RankReport {
     Read(u64),
@@ -36,6 +37,17 @@ pub struct LeaderQueues {
     pub counts: Arc<OnceLock<ExpertCounts>>,
 }
 
+/// What is made before the first sequence comes.
+#[derive(Debug, Clone, Copy)]
+pub struct Preparation {
+    /// Tokens of the largest step.
+    pub rows: usize,
+    /// KV bytes of a token on the rank's device, for all ranks there.
+    pub kv_of_device: usize,
+    /// The KV cache has a size that was asked for.
+    pub fixed: bool,
+}
+
 /// The parameters of a rank thread.
 pub struct RankJob<D: Devices> {
     pub devices: D,
@@ -49,6 +61,8 @@ pub struct RankJob<D: Devices> {
     pub plan: KvPlan,
     /// Sequences whose logits are stashed at the same time.
     pub stashes: usize,
+    /// None: steps are not prepared.
+    pub prepares: Option<Preparation>,
     pub inbox: Arc<LayoutInbox<D::Backend>>,
     pub report: Sender<RankReport>,
     /// None: this rank follows.
@@ -101,9 +115,65 @@ impl<D: Devices> RankJob<D> {
         if let Some(desk) = &self.leads {
             desk.counts.get_or_init(|| network.expert_counts());
         }
-        let blocks = least(network.backend().control(), self.plan.blocks)?;
+        let fresh = network.state_size() == StateSize::default();
+        let prepares = match self.prepares.filter(|_| D::PREPARES) {
+            Some(prepares) => {
+                let bounds =
+                    StepBounds { rows: prepares.rows, sequences: self.stashes, positions: self.plan.full_context };
+                agreed(network.backend().control(), fresh, bounds)?.map(|bounds| (prepares, bounds))
+            }
+            None => None,
+        };
+        let fits = match &prepares {
+            Some((prepares, bounds)) => self.measure(&mut network, prepares, bounds)?,
+            None => self.plan.blocks,
+        };
+        let blocks = least(network.backend().control(), fits)?;
         network.open(self.plan.state_size(blocks), self.stashes)?;
+        if let Some((_, bounds)) = &prepares {
+            network.prepare(bounds, DryRun::Recording)?;
+        }
         Ok((network, blocks))
+    }
+
+    /// How many KV blocks fit beside the activations of the largest steps.
+    fn measure(
+        &self,
+        network: &mut Network<D::Backend>,
+        prepares: &Preparation,
+        bounds: &StepBounds,
+    ) -> Result<usize, LoadError> {
+        let block_size = self.plan.block_size;
+        network.open(StateSize { blocks: 1, block_size, cells: 0 }, self.stashes)?;
+        network.prepare(bounds, DryRun::Memory).map_err(|error| match error {
+            KernelError::OutOfMemory(what) => {
+                let (rows, sequences) = (bounds.rows, bounds.sequences);
+                LoadError::Device(format!(
+                    "a step of {rows} tokens for {sequences} sequences does not fit beside the weights ({what}): lower \
+                     --token-budget or --max-sequences"
+                ))
+            }
+            error => error.into(),
+        })?;
+        network.close();
+        // Other ranks may have the same device.
+        network.backend().control().gather_bytes(&[])?;
+        let free = self.devices.free_after_dry_run(self.device)?;
+        let fits = free / (block_size * prepares.kv_of_device).max(1);
+        if prepares.fixed && fits < self.plan.blocks {
+            let [asked, free] = [self.plan.bytes(), free].map(|bytes| ByteCount(bytes as u64));
+            let what = format!(
+                "a KV cache of {asked} does not fit beside the activations of a step of {} tokens, which leave {free}: \
+                 make it smaller, or lower --token-budget or --max-sequences",
+                bounds.rows
+            );
+            return Err(LoadError::Option { option: "kv_memory", what });
+        }
+        if fits < self.plan.blocks {
+            let planned = self.plan.blocks;
+            tracing::info!(rank = self.rank, fits, planned, "activations leave room for fewer KV blocks");
+        }
+        Ok(fits.min(self.plan.blocks))
     }
 
     fn read(
@@ -130,6 +200,29 @@ impl<D: Devices> RankJob<D> {
             }
         }
     }
+}
+
+/// The leader's bounds, for all ranks compute the same dry steps. None: some rank goes on from another group, whose
+/// streams must not wait.
+fn agreed(control: &dyn ControlLink, fresh: bool, bounds: StepBounds) -> KernelResult<Option<StepBounds>> {
+    let StepBounds { rows, sequences, positions } = bounds;
+    let mine = [usize::from(fresh), rows, sequences, positions];
+    let mine: Vec<u8> = mine.iter().flat_map(|n| (*n as u64).to_le_bytes()).collect();
+    let mut of_leader = None;
+    for bytes in control.gather_bytes(&mine)? {
+        let words: Vec<usize> = bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes) as usize).collect();
+        match words[..] {
+            [0, ..] => return Ok(None),
+            [_, rows, sequences, positions] => {
+                of_leader.get_or_insert(StepBounds { rows, sequences, positions });
+            }
+            _ => {
+                let what = format!("32 bytes expected, got {}", bytes.len());
+                return Err(KernelError::Shape { op: "bounds", what });
+            }
+        }
+    }
+    Ok(of_leader)
 }
 
 /// The least of the ranks' numbers.
