@@ -1,20 +1,20 @@
 //! The paged cache, and attention over it. It does not know models.
 
 use super::args::{AttentionArgs, RopeWriteArgs};
-use super::backend::{Cuda, int, shape};
-use super::batch::DeviceBatch;
-use super::fast::{LatentWork, WorkOf};
+use super::batch::PlacedBatch;
+use super::error::shape;
 use super::flash::{CachedHeads, FlashPlan};
-use super::linear::Batched;
-use super::plan::LaunchPlan;
-use super::tensor::{DeviceTensor, Element};
+use super::form::Element;
+use super::latent::{LatentWork, WorkOf};
+use super::op_stream::OpStream;
+use super::operand::Batched;
+use super::plan::{LaunchPlan, int};
+use super::tensor::DeviceTensor;
 use super::weights::DeviceExpansion;
 use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{GqaSpec, MlaSpec, Precision};
 use crate::error::{KernelError, Result};
 
-/// Attention in parts keeps parts of this many bytes at once; longer steps compute some rows after others.
-pub(super) const PARTIAL_BYTES: usize = 256 << 20;
 /// The widest value that `attention` adds up.
 const WIDEST_VALUE: usize = 1024;
 
@@ -69,18 +69,18 @@ impl DeviceCache {
     }
 }
 
-impl Cuda {
+impl OpStream {
     /// Stores latents and rotated keys of the batch, without attention.
-    pub(super) fn store_latent(&self, batch: &DeviceBatch, rows: [&DeviceTensor; 2], cache: &DeviceCache) {
+    pub(super) fn store_latent(&self, batch: &PlacedBatch, rows: [&DeviceTensor; 2], cache: &DeviceCache) {
         self.write_cache(batch, rows, cache);
     }
 
     /// Stores the rows of the batch.
-    fn write_cache(&self, batch: &DeviceBatch, [k, v]: [&DeviceTensor; 2], cache: &DeviceCache) {
+    fn write_cache(&self, batch: &PlacedBatch, [k, v]: [&DeviceTensor; 2], cache: &DeviceCache) {
         assert_eq!([k.cols, v.cols], cache.widths, "cache widths");
         assert_eq!((k.element, v.element), (cache.element, cache.element), "cache type");
-        assert_eq!(cache.block_size, self.limits.get().block_size, "caches have blocks of one size");
-        let parts = self.steps.parts(batch);
+        assert_eq!(cache.block_size, batch.block_size, "caches have blocks of one size");
+        let parts = &batch.parts;
         let args = RopeWriteArgs {
             key: k.address,
             plain: v.address,
@@ -101,7 +101,7 @@ impl Cuda {
 
     fn attend(
         &self,
-        batch: &DeviceBatch,
+        batch: &PlacedBatch,
         [a, b]: [Part; 2],
         value: Part,
         of: Heads,
@@ -109,7 +109,7 @@ impl Cuda {
     ) -> DeviceTensor {
         let Heads { heads, group, window, scale } = of;
         assert!(value.width <= WIDEST_VALUE, "values of {} numbers, at most {WIDEST_VALUE}", value.width);
-        let parts = self.steps.parts(batch);
+        let parts = &batch.parts;
         let out = self.tensor(batch.shape.rows, heads * value.width, cache.element);
         let args = AttentionArgs {
             qa: a.address,
@@ -147,9 +147,9 @@ impl Cuda {
         out
     }
 
-    pub(super) fn attend_gqa(
+    pub fn attend_gqa(
         &self,
-        batch: &DeviceBatch,
+        batch: &PlacedBatch,
         q: &DeviceTensor,
         kv: [&DeviceTensor; 2],
         cache: &DeviceCache,
@@ -180,9 +180,9 @@ impl Cuda {
         self.attend(batch, [key, none], value, of, cache)
     }
 
-    pub(super) fn attend_latent(
+    pub fn attend_latent(
         &self,
-        batch: &DeviceBatch,
+        batch: &PlacedBatch,
         q: &DeviceTensor,
         [latent, k_rope]: [&DeviceTensor; 2],
         DeviceExpansion { heads: held, to_latent, to_value }: &DeviceExpansion,

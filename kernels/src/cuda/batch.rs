@@ -1,7 +1,7 @@
 //! Brings the inputs of a step to the device, and its results back: packed in pinned memory, and copied at once. It
 //! does not know ops.
 
-use super::draw::DrawPlan;
+use super::draw_plan::DrawPlan;
 use super::step::{StepLimits, StepParts, StepShape, pack};
 use super::{CudaDevice, DeviceBuffer, PinnedBuffer};
 use crate::backend::StepInputs;
@@ -17,6 +17,17 @@ pub struct DeviceBatch<'a> {
     pub(super) shape: StepShape,
     pub(super) draws: DrawPlan<'a>,
     serial: u64,
+}
+
+/// What ops need of a batch.
+pub(super) struct PlacedBatch<'a> {
+    pub rows: &'a StepInputs<'a>,
+    pub shape: StepShape,
+    pub draws: &'a DrawPlan<'a>,
+    /// Addresses.
+    pub parts: StepParts<u64>,
+    /// Of caches.
+    pub block_size: usize,
 }
 
 #[derive(Debug, Default)]
@@ -104,9 +115,11 @@ impl StepBuffers {
         self.in_flight = false;
     }
 
-    /// Where the parts of the batch are on the device.
-    pub fn parts(&self, batch: &DeviceBatch) -> StepParts<u64> {
+    /// The current batch, where it is on the device.
+    pub fn placed<'a>(&self, batch: &'a DeviceBatch, limits: StepLimits) -> PlacedBatch<'a> {
         assert_eq!(batch.serial, self.serial, "a batch lasts until the next `begin`");
-        batch.shape.parts().at(self.device.as_ref().map_or(0, DeviceBuffer::address))
+        let parts = batch.shape.parts().at(self.device.as_ref().map_or(0, DeviceBuffer::address));
+        let DeviceBatch { rows, shape, draws, .. } = batch;
+        PlacedBatch { rows, shape: *shape, draws, parts, block_size: limits.block_size }
     }
 }

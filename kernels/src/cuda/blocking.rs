@@ -26,7 +26,11 @@ impl BlockingLaunches {
             return Ok(None);
         }
         let create = |path: std::ffi::OsString| {
-            File::create(&path).map_err(|error| CudaError::LastKernel { path: path.into(), error: error.to_string() })
+            File::create(&path).map_err(|error| CudaError::LastKernel {
+                variable: LAST_KERNEL,
+                path: path.into(),
+                error: error.to_string(),
+            })
         };
         Ok(Some(BlockingLaunches { last: env::var_os(LAST_KERNEL).map(create).transpose()? }))
     }

@@ -7,31 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
-use super::backend::int;
 use super::blocking::BlockingLaunches;
-use super::driver::Version;
 use super::error::check;
-use super::fast;
-use super::plan::LaunchPlan;
-use super::{CudaError, DeviceBuffer, Result};
-
-pub const MINIMUM_CAPABILITY: Version = Version { major: 8, minor: 0 };
+use super::image::{fast_images, has_fast_kernels, kernel_image, machine_code};
+use super::plan::{LaunchPlan, int};
+use super::version::{MINIMUM_CAPABILITY, Version};
+use super::{CudaError, Result};
 
 /// A block gets more shared memory than this only after the kernel's limit was raised.
 const STATIC_SHARED_LIMIT: usize = 48 << 10;
 
 /// Bytes that the driver may write about PTX that it cannot compile.
 const JIT_LOG: usize = 2 << 10;
-
-/// The fat binary that `make cuda` makes; empty if the crate was built without it.
-#[repr(align(16))]
-struct Aligned<T: ?Sized>(T);
-static IMAGE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/rein.fatbin")));
-
-/// Empty without `make cuda`.
-pub(super) fn kernel_image() -> &'static [u8] {
-    &IMAGE.0
-}
 
 #[derive(Debug, Clone)]
 pub struct Properties {
@@ -40,17 +27,6 @@ pub struct Properties {
     pub multiprocessors: u32,
     /// In bytes.
     pub memory: usize,
-}
-
-/// Which machine code a device of this capability runs; None: the driver compiles the PTX.
-pub fn machine_code(capability: Version) -> Option<&'static str> {
-    match (capability.major, capability.minor) {
-        (8, _) => Some("sm_80"),
-        // Code for an architecture with `a` runs on that one alone.
-        (9, 0) => Some("sm_90a"),
-        (10, 0) => Some("sm_100a"),
-        _ => None,
-    }
 }
 
 /// Where the parameters of a kernel begin in the struct that is passed, and its bytes. A struct of several has numbers,
@@ -226,7 +202,7 @@ impl CudaDevice {
 
     /// Whether this binary has fast kernels for the device.
     pub fn takes_fast(&self) -> bool {
-        fast::has_fast_kernels() && machine_code(self.properties.capability) == Some("sm_90a")
+        has_fast_kernels() && machine_code(self.properties.capability) == Some("sm_90a")
     }
 
     /// Whether they are loaded.
@@ -240,7 +216,7 @@ impl CudaDevice {
             return Ok(false);
         }
         self.enter()?;
-        for image in fast::images() {
+        for image in fast_images() {
             self.modules.push(load_module(self.index, &self.properties, image)?);
         }
         Ok(true)
@@ -266,10 +242,6 @@ impl CudaDevice {
         // SAFETY: writes two numbers.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok((free, total))
-    }
-
-    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer> {
-        DeviceBuffer::new(self, bytes)
     }
 
     /// Waits for all work of the stream.

@@ -1,21 +1,19 @@
 //! Logits, the draws, stashes and scores from them, and hidden states. It does not know sequences.
 
-mod plan;
-
 use std::ops::Range;
 
 use super::args::DrawArgs;
-use super::backend::{Cuda, int, shape};
-use super::batch::DeviceBatch;
-use super::graphs::{Kept, Mode, Results};
-use super::plan::LaunchPlan;
-use super::tensor::{DeviceTensor, Element};
-use super::weights::Matrix;
+use super::batch::PlacedBatch;
+use super::draw_plan::DrawPass;
+use super::error::shape;
+use super::form::Element;
+use super::plan::{LaunchPlan, int};
+use super::ranks::RankOps;
+use super::tensor::DeviceTensor;
+use super::weights::{DeviceLinear, DeviceVector, Matrix};
 use super::{CudaDevice, DeviceBuffer};
-use crate::backend::{Backend, Draw, LogitsOf, OutputHead, Stash, StepOutputs};
+use crate::backend::{Backend, Draw, LogitsOf, OutputHead, Stash};
 use crate::error::Result;
-use plan::DrawPass;
-pub(super) use plan::{DrawPlan, result_words};
 
 /// Logits of rows that later steps draw from.
 #[derive(Debug, Default)]
@@ -33,7 +31,7 @@ impl StashedLogits {
         slots <= self.filled.len()
     }
 
-    fn fit(&mut self, device: &CudaDevice, slots: usize, vocab: usize) -> Result<()> {
+    pub fn fit(&mut self, device: &CudaDevice, slots: usize, vocab: usize) -> Result<()> {
         if vocab != self.vocab {
             // Of another model.
             *self = StashedLogits { vocab, ..StashedLogits::default() };
@@ -52,7 +50,7 @@ impl StashedLogits {
     }
 
     /// Empties the slots of these draws, which must be filled.
-    fn take(&mut self, draws: &[Draw]) -> Result<()> {
+    pub fn take(&mut self, draws: &[Draw]) -> Result<()> {
         let slots = || draws.iter().filter(|draw| matches!(draw.from, LogitsOf::Slot(_)));
         let of = |draw: &Draw| if let LogitsOf::Slot(slot) = draw.from { slot as usize } else { usize::MAX };
         if let Some(draw) = slots().find(|draw| !self.filled.get(of(draw)).copied().unwrap_or(false)) {
@@ -62,7 +60,7 @@ impl StashedLogits {
         Ok(())
     }
 
-    fn fill(&mut self, stashes: &[Stash]) {
+    pub fn fill(&mut self, stashes: &[Stash]) {
         stashes.iter().for_each(|stash| self.filled[stash.slot as usize] = true);
     }
 
@@ -71,102 +69,51 @@ impl StashedLogits {
     }
 }
 
-pub(super) fn draw(
-    cuda: &mut Cuda,
-    batch: &DeviceBatch,
-    hidden: Option<&DeviceTensor>,
-    head: &OutputHead<'_, Cuda>,
-) -> Result<StepOutputs> {
-    let plan = &batch.draws;
-    let leads = cuda.rank() == 0;
-    if let Some(weight) = head.weight {
-        let vocab = cuda.vocabulary(weight.0.outs)?;
-        if leads {
-            cuda.stash.fit(&cuda.device, plan.slots, vocab)?;
-        }
-    }
-    if leads {
-        cuda.stash.take(&batch.rows.draws)?;
-    }
-    let out = if cuda.graphs.get_mut().mode() == Mode::Repeating {
-        let results = cuda.graphs.get_mut().repeat(&cuda.device, &batch.shape)?;
-        results.and_then(|results| results.drawn).and_then(|drawn| cuda.kept(drawn))
-    } else {
-        let out = cuda.launch_draws(batch, hidden, head)?;
-        let results = hidden.map(|hidden| Results { hidden: kept(hidden), drawn: out.as_ref().map(kept) });
-        let ended = cuda.check().and_then(|()| match results {
-            Some(results) => Ok(cuda.graphs.get_mut().end(&cuda.device, &batch.shape, results)?),
-            None => Ok(()),
-        });
-        ended.inspect_err(|_| cuda.graphs.get_mut().abandon(&cuda.device))?;
-        out
-    };
-    if !leads {
-        return cuda.check_group().map(|()| StepOutputs::default());
-    }
-    cuda.stash.fill(&batch.rows.stashes);
-    let states = cuda.states(batch, hidden, head)?;
-    if plan.out_words == 0 {
-        return Ok(StepOutputs { states, ..StepOutputs::default() });
-    }
-    let out = out.ok_or_else(|| shape("draw", "the memory of a recorded step is in use".into()))?;
-    // SAFETY: the results have at least that many words.
-    let drawn = plan.read(unsafe { cuda.steps.receive(&cuda.device, batch, out.address) }?);
-    // After the results: they may be of a group that has ended.
-    cuda.check_group()?;
-    Ok(StepOutputs { states, ..drawn })
+/// The draws of one step.
+pub(super) struct StepDraws<'a, B: Backend> {
+    pub ranks: RankOps<'a>,
+    pub batch: PlacedBatch<'a>,
+    pub hidden: Option<&'a DeviceTensor>,
+    pub head: &'a OutputHead<'a, B>,
+    pub stash: &'a StashedLogits,
 }
 
-fn kept(x: &DeviceTensor) -> Kept {
-    Kept { start: x.block.start, rows: x.rows, cols: x.cols }
-}
-
-impl Cuda {
+impl<B: Backend<Vector = DeviceVector, Linear = DeviceLinear>> StepDraws<'_, B> {
     /// Puts all that the batch draws, stashes and scores into the stream. The results, as words; None: nothing.
-    fn launch_draws(
-        &self,
-        batch: &DeviceBatch,
-        hidden: Option<&DeviceTensor>,
-        head: &OutputHead<'_, Cuda>,
-    ) -> Result<Option<DeviceTensor>> {
+    pub fn launch(&self) -> Result<Option<DeviceTensor>> {
+        let (batch, ops) = (&self.batch, self.ranks.ops);
         if batch.draws.passes.is_empty() {
             return Ok(None);
         }
-        let weight = head.weight.ok_or_else(|| shape("draw", "the model has no head for logits".into()))?;
+        let weight = self.head.weight.ok_or_else(|| shape("draw", "the model has no head for logits".into()))?;
         let weight = &weight.0;
-        let (leads, vocab) = (self.rank() == 0, self.known_vocabulary(weight.outs));
-        let out = self.tensor(1, batch.shape.results, Element::F32);
+        let (leads, vocab) = (self.ranks.group.rank() == 0, self.ranks.group.known_vocabulary(weight.outs));
+        let out = ops.tensor(1, batch.shape.results, Element::F32);
         let mut from = 0;
         for pass in &batch.draws.passes {
             // A decode step has logits for all rows of its bucket.
             let rows = if batch.shape.decode { batch.shape.wanted } else { pass.rows };
             let logits = match rows {
                 0 => None,
-                rows => self.logits(batch, hidden, from..from + rows, head, weight)?,
+                rows => self.logits(from..from + rows, weight)?,
             };
             if leads {
-                self.launch_pass(batch, pass, logits.as_ref(), vocab, &out);
+                self.launch_pass(pass, logits.as_ref(), vocab, &out);
             }
             from += rows;
         }
         Ok(Some(out))
     }
 
-    fn launch_pass(
-        &self,
-        batch: &DeviceBatch,
-        pass: &DrawPass,
-        logits: Option<&DeviceTensor>,
-        vocab: usize,
-        out: &DeviceTensor,
-    ) {
+    fn launch_pass(&self, pass: &DrawPass, logits: Option<&DeviceTensor>, vocab: usize, out: &DeviceTensor) {
+        let (batch, ops) = (&self.batch, self.ranks.ops);
         // What is recorded must do for any step of its shape.
         let decode = batch.shape.decode.then_some(batch.shape.rows);
         let draw = LaunchPlan::draw(decode.unwrap_or(pass.tasks));
         let stash = LaunchPlan::stash(decode.unwrap_or(pass.stashes), vocab);
-        let work = self.take(draw.grid[0] * 2 * vocab * 4);
+        let work = ops.take(draw.grid[0] * 2 * vocab * 4);
         let args = DrawArgs {
-            block: self.steps.parts(batch).end + 4 * pass.block as u64,
+            block: batch.parts.end + 4 * pass.block as u64,
             logits: logits.map_or(0, |logits| logits.address),
             slots: self.stash.data.as_ref().map_or(0, DeviceBuffer::address),
             work: work.address,
@@ -176,57 +123,35 @@ impl Cuda {
         // SAFETY: the block follows the step's other inputs; its rows are below those of the logits, its slots below
         // those of the stash, and the results have the words that it was given.
         unsafe {
-            self.launch(&draw, &args);
-            self.launch(&stash, &args);
+            ops.launch(&draw, &args);
+            ops.launch(&stash, &args);
         }
     }
 
     /// The hidden states of these wanted rows of the batch, after the final norm.
-    fn normed(
-        &self,
-        batch: &DeviceBatch,
-        hidden: Option<&DeviceTensor>,
-        wanted: Range<usize>,
-        head: &OutputHead<'_, Cuda>,
-    ) -> Result<DeviceTensor> {
+    fn normed(&self, wanted: Range<usize>) -> Result<DeviceTensor> {
         let hidden =
-            hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
-        let index = self.steps.parts(batch).wanted + 4 * wanted.start as u64;
-        Ok(self.rms_norm(&self.gather_rows(hidden, index, wanted.len(), 1), head.norm, head.eps))
+            self.hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
+        let (ops, index) = (self.ranks.ops, self.batch.parts.wanted + 4 * wanted.start as u64);
+        Ok(ops.rms_norm(&ops.gather_rows(hidden, index, wanted.len(), 1), self.head.norm, self.head.eps))
     }
 
-    /// The hidden states that the batch wants. Steps with them are never recorded, and all ranks have them.
-    fn states(
-        &mut self,
-        batch: &DeviceBatch,
-        hidden: Option<&DeviceTensor>,
-        head: &OutputHead<'_, Cuda>,
-    ) -> Result<Vec<Vec<f32>>> {
-        let count = batch.rows.states.len();
-        if count == 0 {
-            return Ok(Vec::new());
-        }
-        let normed = self.normed(batch, hidden, batch.shape.wanted - count..batch.shape.wanted, head)?;
-        let states = self.to_host(&normed).chunks(normed.cols.max(1)).map(<[f32]>::to_vec).collect();
-        self.check()?;
-        self.steps.arrived();
-        self.check_group()?;
-        Ok(states)
+    /// The hidden states that the batch wants, at least one. Steps with them are never recorded, and all ranks have
+    /// them.
+    pub fn states(&self) -> Result<Vec<Vec<f32>>> {
+        let (wanted, count) = (self.batch.shape.wanted, self.batch.rows.states.len());
+        let normed = self.normed(wanted - count..wanted)?;
+        let states = self.ranks.ops.to_host(&normed).chunks(normed.cols.max(1)).map(<[f32]>::to_vec).collect();
+        self.ranks.ops.check().map(|()| states)
     }
 
     /// The logits of these wanted rows of the batch, on rank 0.
-    fn logits(
-        &self,
-        batch: &DeviceBatch,
-        hidden: Option<&DeviceTensor>,
-        wanted: Range<usize>,
-        head: &OutputHead<'_, Cuda>,
-        weight: &Matrix,
-    ) -> Result<Option<DeviceTensor>> {
-        let normed = self.normed(batch, hidden, wanted, head)?;
-        let mut logits = self.gather_logits(self.product(&normed, weight, None, Element::F32));
-        if head.scale != 1.0 {
-            logits.iter_mut().for_each(|logits| self.scale(logits, head.scale));
+    fn logits(&self, wanted: Range<usize>, weight: &Matrix) -> Result<Option<DeviceTensor>> {
+        let ops = self.ranks.ops;
+        let normed = self.normed(wanted)?;
+        let logits = self.ranks.gather_logits(ops.product(&normed, weight, None, Element::F32));
+        if let Some(logits) = logits.as_ref().filter(|_| self.head.scale != 1.0) {
+            ops.add_to(logits, self.head.scale, None, 0.0);
         }
         Ok(logits)
     }

@@ -1,17 +1,10 @@
 //! The driver library: whether it is there, which version it has, and how many devices it sees.
 
-use std::fmt;
-
 use cudarc::driver::sys;
 
 use super::error::check;
+use super::version::{MINIMUM_CUDA, Version};
 use super::{CudaDevice, CudaError, Properties, Result};
-
-/// The version of CUDA that compiles the kernels. A driver runs kernels that were compiled with its own version of CUDA
-/// or an older one.
-pub const MINIMUM_CUDA: Version = Version { major: 13, minor: 0 };
-/// The first driver that supports [`MINIMUM_CUDA`].
-pub const MINIMUM_DRIVER: u32 = 580;
 
 /// How many queues the driver makes for a device, of which each stream gets one: from 1 to 32, and 8 if it is not set
 /// (CUDA programming guide, "Environment Variables").
@@ -26,19 +19,6 @@ pub fn separate_streams() {
     if alone && std::env::var_os(QUEUES).is_none() {
         // SAFETY: there is no other thread that could read the environment meanwhile.
         unsafe { std::env::set_var(QUEUES, MOST_QUEUES) };
-    }
-}
-
-/// A version of CUDA, or a compute capability.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    pub major: u32,
-    pub minor: u32,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
     }
 }
 

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use cudarc::driver::sys;
 use thiserror::Error;
 
-use super::driver::{MINIMUM_CUDA, MINIMUM_DRIVER, Version};
 use super::plan::LaunchPlan;
+use super::version::{MINIMUM_CAPABILITY, MINIMUM_CUDA, MINIMUM_DRIVER, Version};
 use crate::error::KernelError;
 
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -24,10 +24,7 @@ pub enum CudaError {
     OldDriver { found: Version },
     #[error("{}", no_device(*index, *count, visible.as_deref()))]
     NoDevice { index: usize, count: usize, visible: Option<String> },
-    #[error(
-        "device {index} ({name}) has compute capability {found}, expected {} or later",
-        super::device::MINIMUM_CAPABILITY
-    )]
+    #[error("device {index} ({name}) has compute capability {found}, expected {MINIMUM_CAPABILITY} or later")]
     OldDevice { index: usize, name: String, found: Version },
     #[error("this binary has no CUDA kernels: run `make cuda`, then build it again")]
     NoKernels,
@@ -52,8 +49,8 @@ pub enum CudaError {
     Kernel { kernel: String, what: String },
     #[error("{plan}: {cause}")]
     Launch { plan: LaunchPlan, cause: Box<CudaError> },
-    #[error("{}: cannot write {}: {error}", super::blocking::LAST_KERNEL, path.display())]
-    LastKernel { path: PathBuf, error: String },
+    #[error("{variable}: cannot write {}: {error}", path.display())]
+    LastKernel { variable: &'static str, path: PathBuf, error: String },
     /// Any other failed call of the driver.
     #[error("{call} failed: {text} ({name})")]
     Call { call: &'static str, name: String, text: String },
@@ -82,6 +79,10 @@ impl From<CudaError> for KernelError {
             _ => KernelError::Device(error.to_string()),
         }
     }
+}
+
+pub fn shape(op: &'static str, what: String) -> KernelError {
+    KernelError::Shape { op, what }
 }
 
 /// The result of a call of the driver.

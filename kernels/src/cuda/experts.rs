@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::fast::Int4Plans;
+use super::form::ExpertShape;
 use super::ranks::HolderTable;
 use super::upload::WeightWriter;
-use super::weights::{Prepared, WeightForm, aligned};
+use super::weights::{Prepared, aligned};
 use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{ExpertTable, ExpertWeights, HostMatrix, Precision};
 use crate::error::{KernelError, Result};
@@ -19,14 +20,6 @@ fn wrong(op: &'static str, what: String) -> KernelError {
     KernelError::Shape { op, what }
 }
 
-/// The shapes and forms of an expert's matrices: gate, up and down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ExpertShape {
-    pub inter: usize,
-    pub hidden: usize,
-    pub forms: [WeightForm; 3],
-}
-
 impl ExpertShape {
     fn of([gate, up, down]: &[Prepared; 3], id: u32) -> Result<ExpertShape> {
         let (inter, hidden) = (gate.outs, gate.ins);
@@ -36,17 +29,6 @@ impl ExpertShape {
             return Err(wrong("experts", what));
         }
         Ok(ExpertShape { inter, hidden, forms: [gate.form, up.form, down.form] })
-    }
-
-    pub fn matrix(&self, which: usize) -> (usize, usize, WeightForm) {
-        let (outs, ins) = if which == 2 { (self.hidden, self.inter) } else { (self.inter, self.hidden) };
-        (outs, ins, self.forms[which])
-    }
-
-    /// Bytes of a matrix of one expert, and of its scales.
-    pub fn bytes(&self, which: usize) -> [usize; 2] {
-        let (outs, ins, form) = self.matrix(which);
-        [form.bytes(outs, ins), form.scale_bytes(outs, ins)]
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::attention::PARTIAL_BYTES;
-use super::backend::{Cuda, int};
-use super::batch::DeviceBatch;
-use super::plan::LaunchPlan;
-use super::tensor::{DeviceTensor, Element};
+use super::batch::PlacedBatch;
+use super::form::Element;
+use super::op_stream::OpStream;
+use super::plan::{LaunchPlan, PARTIAL_BYTES, int};
+use super::tensor::DeviceTensor;
 use crate::backend::GqaSpec;
 
 /// Queries of a block that joins all chunks, and of one that has a chunk of a row.
@@ -106,11 +106,11 @@ impl FlashPlan {
     }
 }
 
-impl Cuda {
+impl OpStream {
     /// [rows, heads * head_dim].
-    pub(super) fn flash(
+    pub fn flash(
         &self,
-        batch: &DeviceBatch,
+        batch: &PlacedBatch,
         q: &DeviceTensor,
         cache: CachedHeads,
         spec: &GqaSpec,
@@ -120,7 +120,7 @@ impl Cuda {
         let out = self.tensor(batch.shape.rows, heads * head_dim, Element::Bf16);
         let chunks = (batch.shape.table_stride * cache.block_size).div_ceil(CHUNK).max(1);
         let of_row = heads * chunks * plan.partial_stride() * size_of::<f32>();
-        let parts = self.steps.parts(batch);
+        let parts = &batch.parts;
         let lengths = batch.rows.spans.iter().map(|span| span.len);
         let runs = if batch.shape.decode { vec![(0..batch.shape.rows, true)] } else { runs(lengths) };
         for (rows, split) in runs {

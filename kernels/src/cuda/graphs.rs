@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys;
 
+use super::arena::DeviceArena;
 use super::device::Context;
 use super::error::check;
+use super::form::Element;
 use super::step::StepShape;
+use super::tensor::DeviceTensor;
 use super::{CudaDevice, Result};
 
 /// Where a recorded step leaves a matrix in the arena.
@@ -18,6 +21,19 @@ pub(super) struct Kept {
     pub start: usize,
     pub rows: usize,
     pub cols: usize,
+}
+
+impl Kept {
+    pub fn of(x: &DeviceTensor) -> Kept {
+        Kept { start: x.block.start, rows: x.rows, cols: x.cols }
+    }
+
+    /// The matrix; None if its memory is in use.
+    pub fn take(self, arena: &DeviceArena) -> Option<DeviceTensor> {
+        let Kept { start, rows, cols } = self;
+        let block = arena.take_at(start, rows * cols * Element::F32.bytes())?;
+        Some(DeviceTensor::new(block, rows, cols, Element::F32))
+    }
 }
 
 /// What a recorded step leaves: the result of the layers, and that of its draws.

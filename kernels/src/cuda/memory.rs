@@ -32,8 +32,14 @@ pub struct DeviceBuffer {
     bytes: usize,
 }
 
+impl CudaDevice {
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer> {
+        DeviceBuffer::new(self, bytes)
+    }
+}
+
 impl DeviceBuffer {
-    pub(super) fn new(device: &CudaDevice, bytes: usize) -> Result<DeviceBuffer> {
+    fn new(device: &CudaDevice, bytes: usize) -> Result<DeviceBuffer> {
         device.enter()?;
         let mut address = 0;
         // SAFETY: writes one address. The driver refuses to allocate nothing.

@@ -1,5 +1,8 @@
 //! CUDA through the driver API. The driver is loaded at run time, so a binary with this module starts without a GPU.
 //! This module does not know models.
+//!
+//! From the bottom: `device` and `memory`; `op_stream`, on which ops put their kernels; `step_state`, what is kept
+//! between steps; `ranks`, the link to other ranks; the ops, a file for each kind; `backend`, which holds these parts.
 
 mod angles;
 mod arena;
@@ -11,43 +14,55 @@ mod blocking;
 mod device;
 mod devices;
 mod draw;
+mod draw_plan;
 mod driver;
+mod elementwise;
 mod error;
 mod experts;
 mod fast;
 mod flash;
+mod form;
+mod gemm;
 mod graphs;
+mod grouped;
+mod image;
+mod latent;
 mod linear;
 mod memory;
 mod moe;
+mod op_stream;
+mod operand;
 mod plan;
 mod ranks;
 pub mod selftest;
 mod step;
+mod step_state;
 mod tensor;
 #[cfg(test)]
 mod tests;
 mod topology;
 mod upload;
+mod version;
 mod weights;
 
 pub use attention::DeviceCache;
 pub use backend::Cuda;
 pub use batch::DeviceBatch;
 pub use blocking::LAST_KERNEL;
-pub use device::{CudaDevice, Properties, machine_code};
+pub use device::{CudaDevice, Properties};
 pub use devices::CudaDevices;
-pub use driver::{Driver, Version, separate_streams};
+pub use driver::{Driver, separate_streams};
 pub use error::CudaError;
 pub use experts::DeviceExperts;
-pub use fast::{KernelTier, has_fast_kernels};
+pub use fast::KernelTier;
+pub use image::{has_fast_kernels, machine_code};
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use moe::DeviceRoutes;
 pub use plan::LaunchPlan;
 pub use ranks::nccl_shares_gpus;
 pub use tensor::DeviceTensor;
-use tensor::Element;
 pub use topology::GpuPlaces;
+pub use version::Version;
 pub use weights::{DeviceEmbedding, DeviceExpansion, DeviceLinear, DeviceVector};
 
 type Result<T> = std::result::Result<T, CudaError>;

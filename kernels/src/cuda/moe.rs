@@ -2,16 +2,19 @@
 
 use super::arena::ArenaBlock;
 use super::args::{LinearArgs, MoeAlignArgs, MoeCombineArgs, RouteArgs};
-use super::backend::{Cuda, int, shape};
-use super::batch::DeviceBatch;
+use super::batch::PlacedBatch;
+use super::error::shape;
 use super::experts::{DeviceExperts, ExpertSlots};
-use super::fast::ExpertPlans;
-use super::linear::{CodeRows, Operand, result_of};
-use super::plan::LaunchPlan;
-use super::ranks::LayerRoutes;
-use super::tensor::{DeviceTensor, Element};
-use super::weights::{DeviceVector, WeightForm};
-use crate::backend::{Backend, RouteSpec, Scoring};
+use super::form::{Element, WeightForm};
+use super::grouped::ExpertPlans;
+use super::linear::result_of;
+use super::op_stream::OpStream;
+use super::operand::{CodeRows, Operand};
+use super::plan::{LaunchPlan, int};
+use super::ranks::{LayerRoutes, RankOps};
+use super::tensor::DeviceTensor;
+use super::weights::DeviceVector;
+use crate::backend::{RouteSpec, Scoring};
 use crate::error::Result;
 
 /// The most experts of a row that `moe_combine` adds.
@@ -34,8 +37,8 @@ struct Aligned {
     order: ArenaBlock,
 }
 
-impl Cuda {
-    pub(super) fn route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {
+impl OpStream {
+    pub fn route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {
         let RouteSpec { top_k, scoring, n_group, topk_group, normalize, scaling } = *spec;
         let (rows, experts) = (scores.rows, scores.cols);
         assert!(top_k <= experts.min(MOST_ROUTES), "top_k {top_k} of {experts} experts, at most {MOST_ROUTES}");
@@ -114,60 +117,18 @@ impl Cuda {
         out
     }
 
-    pub(super) fn through_experts(
-        &self,
-        batch: &DeviceBatch,
-        x: &DeviceTensor,
-        routes: &DeviceRoutes,
-        experts: &DeviceExperts,
-        shared: Option<&DeviceTensor>,
-    ) -> Result<DeviceTensor> {
-        let rows = (batch.shape.rows, routes.rows);
-        assert_eq!(rows, (x.rows, x.rows), "moe: the step and the routes must have as many rows as x");
-        assert!(
-            shared.is_none_or(|s| (s.rows, s.cols, s.element) == (x.rows, x.cols, x.element) && s.is_contiguous()),
-            "moe: the shared experts' output must have the shape and the numbers of x, and be no view"
-        );
-        if self.ranks() > 1 {
-            return self.through_experts_of_all(batch, x, routes, experts, shared);
-        }
-        let held = experts.ids().len();
-        let Some(slots) = experts.slots().filter(|_| held == routes.experts) else {
-            return Err(shape("moe", format!("the only rank holds {held} of {} experts", routes.experts)));
-        };
-        let top_k = routes.top_k;
-        let tokens = self.steps.parts(batch).ids;
-        let parts = self.parts_of(batch, x, routes, routes.ids.address, &slots);
-        let out = self.tensor(x.rows, x.cols, Element::F32);
-        let args = MoeCombineArgs {
-            parts: parts.address,
-            shared: shared.map_or(0, |shared| shared.address),
-            ids: routes.ids.address,
-            held: 0,
-            tokens,
-            weights: routes.weights.address,
-            out: out.address,
-            n: int(x.cols),
-            top_k: int(top_k),
-        };
-        let kernel = parts.element.of("moe_combine_f32", "moe_combine_bf16");
-        // SAFETY: parts has a row for each route, out and shared one for each row of x.
-        unsafe { self.launch(&LaunchPlan::by_column(kernel, x.rows, x.cols), &args) };
-        Ok(out)
-    }
-
     /// What the held experts make of their routes: a row for each route, of which only these are written. `ids`: the
     /// expert of each route.
     fn parts_of(
         &self,
-        batch: &DeviceBatch,
+        batch: &PlacedBatch,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
         ids: u64,
         slots: &ExpertSlots,
     ) -> DeviceTensor {
         assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
-        let aligned = self.align(self.steps.parts(batch).ids, ids, routes, slots);
+        let aligned = self.align(batch.parts.ids, ids, routes, slots);
         if let Some(plans) = self.expert_plans(&slots.shape, slots.capacity, x.element) {
             return self.fast_parts(plans, x, routes, &aligned, slots);
         }
@@ -206,11 +167,54 @@ impl Cuda {
         let parts = self.placed_product(&placed, &middle, slots, 2);
         self.by_route(&placed, &parts, count)
     }
+}
+
+impl RankOps<'_> {
+    pub fn through_experts(
+        &self,
+        batch: &PlacedBatch,
+        x: &DeviceTensor,
+        routes: &DeviceRoutes,
+        experts: &DeviceExperts,
+        shared: Option<&DeviceTensor>,
+    ) -> Result<DeviceTensor> {
+        let rows = (batch.shape.rows, routes.rows);
+        assert_eq!(rows, (x.rows, x.rows), "moe: the step and the routes must have as many rows as x");
+        assert!(
+            shared.is_none_or(|s| (s.rows, s.cols, s.element) == (x.rows, x.cols, x.element) && s.is_contiguous()),
+            "moe: the shared experts' output must have the shape and the numbers of x, and be no view"
+        );
+        if self.group.ranks() > 1 {
+            return self.through_experts_of_all(batch, x, routes, experts, shared);
+        }
+        let held = experts.ids().len();
+        let Some(slots) = experts.slots().filter(|_| held == routes.experts) else {
+            return Err(shape("moe", format!("the only rank holds {held} of {} experts", routes.experts)));
+        };
+        let top_k = routes.top_k;
+        let parts = self.ops.parts_of(batch, x, routes, routes.ids.address, &slots);
+        let out = self.ops.tensor(x.rows, x.cols, Element::F32);
+        let args = MoeCombineArgs {
+            parts: parts.address,
+            shared: shared.map_or(0, |shared| shared.address),
+            ids: routes.ids.address,
+            held: 0,
+            tokens: batch.parts.ids,
+            weights: routes.weights.address,
+            out: out.address,
+            n: int(x.cols),
+            top_k: int(top_k),
+        };
+        let kernel = parts.element.of("moe_combine_f32", "moe_combine_bf16");
+        // SAFETY: parts has a row for each route, out and shared one for each row of x.
+        unsafe { self.ops.launch(&LaunchPlan::by_column(kernel, x.rows, x.cols), &args) };
+        Ok(out)
+    }
 
     /// This rank's experts compute their routes; then the parts of all ranks are added.
     fn through_experts_of_all(
         &self,
-        batch: &DeviceBatch,
+        batch: &PlacedBatch,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
         experts: &DeviceExperts,
@@ -229,9 +233,9 @@ impl Cuda {
         };
         let dispatched = self.dispatch(batch, of_layer, holders);
         let parts = match experts.slots() {
-            Some(slots) => self.parts_of(batch, x, routes, dispatched.mine.address, &slots),
+            Some(slots) => self.ops.parts_of(batch, x, routes, dispatched.mine.address, &slots),
             // Nobody reads what a rank without experts offers.
-            None => self.tensor(routes.rows * routes.top_k, x.cols, x.element),
+            None => self.ops.tensor(routes.rows * routes.top_k, x.cols, x.element),
         };
         assert_eq!(parts.element, x.element, "moe: experts must give the numbers that they get");
         Ok(self.combine_over_ranks(batch, of_layer, &dispatched, &parts, shared))

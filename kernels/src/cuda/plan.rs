@@ -3,8 +3,7 @@
 
 use std::fmt;
 
-use super::tensor::Element;
-use super::weights::WeightForm;
+use super::form::{Element, WeightForm};
 use crate::backend::ScaleForm;
 
 /// Threads of kernels that work row by row, or number by number.
@@ -23,6 +22,13 @@ const DRAW_THREADS: u32 = 512;
 const DRAW_BLOCKS: usize = 64;
 /// Blocks that copy a row, and rows that are copied at the same time.
 const STASH_GRID: [usize; 2] = [32, 8];
+/// Attention in parts keeps parts of this many bytes at once; longer steps compute some rows after others.
+pub(super) const PARTIAL_BYTES: usize = 256 << 20;
+
+/// Arguments of kernels are ints; sizes come from config.json.
+pub(super) fn int(size: usize) -> i32 {
+    i32::try_from(size).unwrap_or_else(|_| panic!("{size} is too large for a kernel"))
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchPlan {

@@ -13,11 +13,10 @@ pub use ops::{fast, ops};
 pub use ranks::ranks;
 
 use super::args::{LinearArgs, LinearSm90Args, PtxArgs, TensorMap};
-use super::device::machine_code;
 use super::error::check;
+use super::form::{Element, WeightForm};
+use super::image::machine_code;
 use super::plan::LaunchPlan;
-use super::tensor::Element;
-use super::weights::WeightForm;
 use super::{CudaDevice, CudaError, DeviceBuffer, Driver, PinnedBuffer, Result, Version};
 use crate::error::Result as KernelResult;
 

@@ -1,6 +1,6 @@
 //! The inputs of a step as the device gets them: one block of 32-bit words. It does not know models or devices.
 
-use super::draw::result_words;
+use super::draw_plan::result_words;
 use crate::backend::{Draw, LogitsOf, StepInputs};
 use crate::error::{KernelError, Result};
 

@@ -3,30 +3,7 @@
 use std::sync::Arc;
 
 use super::arena::ArenaBlock;
-
-/// The type of the numbers of an activation, an embedding or a cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Element {
-    F32,
-    Bf16,
-}
-
-impl Element {
-    pub fn bytes(self) -> usize {
-        match self {
-            Element::F32 => 4,
-            Element::Bf16 => 2,
-        }
-    }
-
-    /// The kernel for this type.
-    pub fn of(self, f32: &'static str, bf16: &'static str) -> &'static str {
-        match self {
-            Element::F32 => f32,
-            Element::Bf16 => bf16,
-        }
-    }
-}
+use super::form::Element;
 
 /// A matrix, or some columns of one, whose memory is given back with its last view.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-use super::device::{kernel_image, machine_code};
+use super::image::{kernel_image, machine_code};
 use super::selftest::ptx_cases;
 use super::{CudaError, Version};
 

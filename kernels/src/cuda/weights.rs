@@ -3,46 +3,13 @@
 
 use half::bf16;
 
+use super::DeviceBuffer;
 use super::fast::{repack, tiled_scales};
+use super::form::{Element, WeightForm};
 use super::upload::WeightWriter;
-use super::{DeviceBuffer, Element};
-use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, MlaSpec, Precision, ScaleForm, WeightRole};
+use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, MlaSpec, Precision, WeightRole};
 use crate::error::{KernelError, Result};
-use crate::storage::{CudaStorage, DeviceStorage, FP8_BLOCK};
-
-/// How the numbers of a weight lie on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WeightForm {
-    F32,
-    Bf16,
-    /// One scale per 128 x 128 block.
-    Fp8,
-    Int4 {
-        group: usize,
-        scales: ScaleForm,
-    },
-}
-
-impl WeightForm {
-    /// Bytes of [outs, ins] without scales.
-    pub fn bytes(self, outs: usize, ins: usize) -> usize {
-        match self {
-            WeightForm::F32 => outs * ins * 4,
-            WeightForm::Bf16 => outs * ins * 2,
-            WeightForm::Fp8 => outs * ins,
-            WeightForm::Int4 { .. } => outs * ins.div_ceil(8) * 4,
-        }
-    }
-
-    /// Bytes of the scales of [outs, ins].
-    pub fn scale_bytes(self, outs: usize, ins: usize) -> usize {
-        match self {
-            WeightForm::F32 | WeightForm::Bf16 => 0,
-            WeightForm::Fp8 => outs.div_ceil(FP8_BLOCK) * ins.div_ceil(FP8_BLOCK) * size_of::<f32>(),
-            WeightForm::Int4 { group, scales } => outs * ins.div_ceil(group) * scales.bytes(),
-        }
-    }
-}
+use crate::storage::{CudaStorage, DeviceStorage};
 
 fn wrong(what: String) -> KernelError {
     KernelError::Shape { op: "weight", what }

@@ -1,28 +1,22 @@
 //! Experts with int4 weights, by humming's kernels: their layout, which a weight gets when it is loaded, and their
-//! products. There are kernels for the widths of Kimi K2; what they take and give is in kernels/cuda/fast/int4.h.
+//! tiles. There are kernels for the widths of Kimi K2; what they take and give is in kernels/cuda/fast/int4.h.
 
 use half::bf16;
 
-use super::super::args::{MapElement, TensorBoxes, TensorMap};
-use super::super::backend::{Cuda, int};
-use super::super::experts::{ExpertShape, ExpertSlots};
-use super::super::linear::Operand;
-use super::super::plan::LaunchPlan;
-use super::super::tensor::{DeviceTensor, Element};
-use super::super::weights::WeightForm;
+use super::super::args::{MapElement, TensorBoxes};
+use super::super::form::{ExpertShape, WeightForm};
+use super::super::plan::{LaunchPlan, int};
 use super::super::{CudaDevice, DeviceBuffer, Result};
-use super::args::{FastMap, Int4Args, Int4RepackArgs};
-use super::grouped::Placed;
+use super::args::Int4RepackArgs;
 use crate::backend::ScaleForm;
 
 /// Numbers that share a scale.
 const GROUP: usize = 32;
-/// Experts of one launch.
-const EXPERTS: usize = 64;
 /// Columns and numbers along k of a tile.
 const COLS: usize = 256;
 const DEPTH: usize = 64;
-pub(super) const THREADS: u32 = 384;
+/// Of a block of a product.
+pub(in super::super) const INT4_THREADS: u32 = 384;
 /// The blocks of `int4_repack` have this many columns and numbers along k.
 const REPACKED: usize = 64;
 const REPACK_THREADS: u32 = 32;
@@ -33,7 +27,7 @@ const INTERLEAVED: u32 = 3;
 
 /// A kernel of int4.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Int4Tile {
+pub(in super::super) struct Int4Tile {
     pub kernel: &'static str,
     pub rows: usize,
     pub stages: usize,
@@ -79,7 +73,7 @@ impl Int4Plans {
     }
 
     /// The kernel for matrix `which` if an expert has so many rows.
-    pub(super) fn tile(&self, which: usize, rows: usize) -> &'static Int4Tile {
+    pub fn tile(&self, which: usize, rows: usize) -> &'static Int4Tile {
         self.0[usize::from(which == 2)][usize::from(rows > FEW_ROWS)]
     }
 }
@@ -103,77 +97,32 @@ pub(in super::super) fn repack(device: &CudaDevice, from: &DeviceBuffer, to: u64
     unsafe { device.launch(&LaunchPlan::new("int4_repack", grid, REPACK_THREADS), &args) }
 }
 
-/// The maps of x, of the weights of `experts` experts, and of their scales.
-pub(super) fn maps(tile: &Int4Tile, rows: usize, experts: usize) -> [TensorBoxes; 3] {
-    let (n, k) = (tile.n, tile.k);
-    let x = TensorBoxes {
-        element: MapElement::Bf16,
-        dims: [k, rows, 1],
-        strides: [k, 0],
-        boxes: [DEPTH, tile.rows, 1],
-        swizzled: true,
-    };
-    let weights = TensorBoxes {
-        element: MapElement::Word,
-        dims: [16, n / 8, experts * k / 16],
-        strides: [16, 2 * n],
-        boxes: [16, COLS / 8, DEPTH / 16],
-        swizzled: false,
-    };
-    let scales = TensorBoxes {
-        element: MapElement::Bf16,
-        dims: [16, n / 16, experts * k / GROUP],
-        strides: [16, n],
-        boxes: [16, COLS / 16, DEPTH / GROUP],
-        swizzled: false,
-    };
-    [x, weights, scales]
-}
-
-impl Cuda {
-    /// The product of each place's row with matrix `which` of its expert.
-    pub(super) fn int4_product(
-        &self,
-        tile: &Int4Tile,
-        placed: &Placed,
-        x: &Operand,
-        experts: &ExpertSlots,
-        which: usize,
-    ) -> DeviceTensor {
-        let room = placed.room;
-        let out = self.tensor(room, tile.n, Element::Bf16);
-        if room == 0 || self.check().is_err() {
-            return out;
-        }
-        let [weights, scales] = experts.matrices[which];
-        let [weight_bytes, scale_bytes] = experts.shape.bytes(which).map(|bytes| bytes as u64);
-        let blocks = self.device.properties.multiprocessors as usize;
-        let plan = LaunchPlan { shared: tile.shared, ..LaunchPlan::new(tile.kernel, [blocks, 1, 1], THREADS) };
-        for first in (0..experts.capacity).step_by(EXPERTS) {
-            let held = EXPERTS.min(experts.capacity - first);
-            let boxes = maps(tile, room, held);
-            let at = |base: u64, bytes: u64| base + first as u64 * bytes;
-            let addresses = [x.address, at(weights, weight_bytes), at(scales, scale_bytes)];
-            let map = |i: usize| self.keep(TensorMap::new(addresses[i], &boxes[i])).map(FastMap);
-            let (Some(x), Some(w), Some(scales)) = (map(0), map(1), map(2)) else { return out };
-            let args = Int4Args {
-                x,
-                w,
-                out: out.address,
-                unused: [0; 2],
-                scales,
-                none: [0; 6],
-                starts: placed.starts.address + 4 * first as u64,
-                buffers: [0; 2],
-                rows: int(room) as u32,
-                top_k: 1,
-                long_starts: false,
-            };
-            // SAFETY: x and out have a row for each place; the slots from `first` on have weights of this shape, and
-            // starts an entry for each expert of a launch and for the end.
-            unsafe { self.launch(&plan, &args) };
-        }
-        out
+impl Int4Tile {
+    /// The maps of x, of the weights of `experts` experts, and of their scales.
+    pub fn maps(&self, rows: usize, experts: usize) -> [TensorBoxes; 3] {
+        let (n, k) = (self.n, self.k);
+        let x = TensorBoxes {
+            element: MapElement::Bf16,
+            dims: [k, rows, 1],
+            strides: [k, 0],
+            boxes: [DEPTH, self.rows, 1],
+            swizzled: true,
+        };
+        let weights = TensorBoxes {
+            element: MapElement::Word,
+            dims: [16, n / 8, experts * k / 16],
+            strides: [16, 2 * n],
+            boxes: [16, COLS / 8, DEPTH / 16],
+            swizzled: false,
+        };
+        let scales = TensorBoxes {
+            element: MapElement::Bf16,
+            dims: [16, n / 16, experts * k / GROUP],
+            strides: [16, n],
+            boxes: [16, COLS / 16, DEPTH / GROUP],
+            swizzled: false,
+        };
+        [x, weights, scales]
     }
 }
 

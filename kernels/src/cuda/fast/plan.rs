@@ -4,8 +4,8 @@
 //! whose sums have the same order: so a row's bits do not depend on the number of rows.
 
 use super::super::args::{MapElement, TensorBoxes};
+use super::super::form::{Element, WeightForm};
 use super::super::plan::{FP8_GROUP, LaunchPlan};
-use super::super::tensor::Element;
 
 /// Blocks of every product: the multiprocessors of an H100 or H200.
 const BLOCKS: usize = 132;
@@ -20,6 +20,16 @@ const STAGE_BYTES: usize = 128;
 pub(in super::super) enum OperandType {
     Fp8,
     Bf16,
+}
+
+impl OperandType {
+    pub fn of(form: WeightForm) -> Option<OperandType> {
+        match form {
+            WeightForm::Fp8 => Some(OperandType::Fp8),
+            WeightForm::Bf16 => Some(OperandType::Bf16),
+            WeightForm::F32 | WeightForm::Int4 { .. } => None,
+        }
+    }
 }
 
 /// One product, one for each head, or one for each expert.

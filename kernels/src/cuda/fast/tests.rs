@@ -1,9 +1,9 @@
 use std::mem::offset_of;
 
+use super::super::grouped::room_for;
+use super::super::latent::{LatentWork, SHARED};
 use super::args::{FastDivisor, FastMap, GemmBf16Args, GemmFp8Args, Int4Args, Int4RepackArgs, LatentArgs};
-use super::grouped::room_for;
 use super::int4;
-use super::latent::{LatentWork, SHARED};
 use super::plan::TILES;
 
 /// Registers, spills, shared memory and parameters of the compiled kernels.
@@ -83,7 +83,7 @@ fn structs_have_the_layout_of_the_compiled_kernels_parameters() {
 fn no_compiled_kernel_spills_and_all_threads_have_their_registers() {
     let number = |text: &str| text.parse::<usize>().expect("a number");
     let of_gemm = TILES.iter().map(|tile| (tile.kernel, tile.launch(7168).threads));
-    let of_int4 = int4::TILES.iter().map(|tile| (tile.kernel, int4::THREADS));
+    let of_int4 = int4::TILES.iter().map(|tile| (tile.kernel, int4::INT4_THREADS));
     for (name, threads) in of_gemm.chain(of_int4).chain([("latent_attention", 256)]) {
         let words = reported(name);
         let [registers, spills, stack, most] = [0, 1, 2, 4].map(|i| number(words[i]));

@@ -8,18 +8,18 @@ use cudarc::driver::sys;
 
 use super::super::arena::ArenaBlock;
 use super::super::args::{MoeCombineRanksArgs, MoeDispatchArgs, MoePackArgs, MoeSlotsArgs};
-use super::super::backend::{Cuda, int};
-use super::super::batch::DeviceBatch;
+use super::super::batch::PlacedBatch;
 use super::super::device::Context;
 use super::super::error::check;
+use super::super::form::Element;
 use super::super::graphs::Mode;
 use super::super::memory::read;
-use super::super::plan::LaunchPlan;
-use super::super::tensor::{DeviceTensor, Element};
+use super::super::plan::{LaunchPlan, int};
+use super::super::tensor::DeviceTensor;
 use super::super::{CudaDevice, CudaError, DeviceBuffer};
-use super::Offer;
 use super::sums::rows_of;
-use crate::backend::{Backend, ExpertCounts, ExpertTable};
+use super::{Offer, RankOps};
+use crate::backend::{ExpertCounts, ExpertTable};
 use crate::error::{KernelError, Result};
 
 const SLOTS_THREADS: u32 = 256;
@@ -132,46 +132,40 @@ pub(in super::super) struct LayerRoutes {
     pub weights: u64,
 }
 
-impl Cuda {
-    pub(in super::super) fn dispatch(
-        &self,
-        batch: &DeviceBatch,
-        routes: LayerRoutes,
-        holders: &HolderTable,
-    ) -> Dispatched {
+impl RankOps<'_> {
+    pub fn dispatch(&self, batch: &PlacedBatch, routes: LayerRoutes, holders: &HolderTable) -> Dispatched {
         let count = routes.rows * routes.top_k;
-        let dispatched = Dispatched { ranks_of: self.take(4 * count), mine: self.take(4 * count) };
-        let parts = self.steps.parts(batch);
+        let dispatched = Dispatched { ranks_of: self.ops.take(4 * count), mine: self.ops.take(4 * count) };
         let args = MoeDispatchArgs {
             ids: routes.ids,
-            tokens: parts.ids,
-            positions: parts.positions,
+            tokens: batch.parts.ids,
+            positions: batch.parts.positions,
             holders: holders.data.address(),
             ranks_of: dispatched.ranks_of.address,
             mine: dispatched.mine.address,
-            counts: self.counters.as_ref().map_or(0, |counters| counters.of(routes.layer)),
+            counts: self.group.counters.as_ref().map_or(0, |counters| counters.of(routes.layer)),
             routes: int(count),
             top_k: int(routes.top_k),
-            rank: int(self.rank()),
-            ranks: int(self.ranks()),
+            rank: int(self.group.rank()),
+            ranks: int(self.group.ranks()),
         };
         let plan = LaunchPlan::by_number("moe_dispatch", count);
         // SAFETY: routes go to experts of the layer, for which holders and counts have entries.
-        unsafe { self.launch(&plan, &args) };
+        unsafe { self.ops.launch(&plan, &args) };
         dispatched
     }
 
     /// Adds the ranks' parts [routes, n] of each row, and the partial sums `shared` [rows, n].
-    pub(in super::super) fn combine_over_ranks(
+    pub fn combine_over_ranks(
         &self,
-        batch: &DeviceBatch,
+        batch: &PlacedBatch,
         routes: LayerRoutes,
         dispatched: &Dispatched,
         parts: &DeviceTensor,
         shared: Option<&DeviceTensor>,
     ) -> DeviceTensor {
         let LayerRoutes { rows, top_k, .. } = routes;
-        let (n, ranks, element) = (parts.cols, self.ranks(), parts.element);
+        let (n, ranks, element) = (parts.cols, self.group.ranks(), parts.element);
         let split = self.splits(rows * top_k * n * element.bytes());
         let share = |rank: usize| if split { rows_of(rows, ranks, rank) } else { 0..rows };
         let bytes_of = |reader, numbers: usize| {
@@ -179,8 +173,8 @@ impl Cuda {
             rows.start * numbers * element.bytes()..rows.end * numbers * element.bytes()
         };
         let packed = (split && self.sends_parts()).then(|| self.pack_parts(routes, dispatched, parts));
-        if self.check().is_err() {
-            return self.tensor(rows, n, Element::F32);
+        if self.ops.check().is_err() {
+            return self.ops.tensor(rows, n, Element::F32);
         }
         let packed = packed.flatten();
         let (of_whole, of_shared) = (|reader, _| bytes_of(reader, top_k * n), |reader, _| bytes_of(reader, n));
@@ -191,14 +185,14 @@ impl Cuda {
         }];
         offers.extend(shared.map(|shared| Offer::of(shared, &of_shared)));
         let table = self.exchange(&offers);
-        let own = share(self.rank());
-        let out = self.tensor(own.len(), n, Element::F32);
+        let own = share(self.group.rank());
+        let out = self.ops.tensor(own.len(), n, Element::F32);
         let args = MoeCombineRanksArgs {
             parts: table.of(0),
             shared: if shared.is_some() { table.of(1) } else { 0 },
             ids: routes.ids,
             ranks_of: dispatched.ranks_of.address,
-            tokens: self.steps.parts(batch).ids,
+            tokens: batch.parts.ids,
             slots: packed.as_ref().map_or(0, |packed| packed.slots.address),
             starts: packed.as_ref().map_or(0, |packed| packed.starts.address),
             weights: routes.weights,
@@ -206,13 +200,13 @@ impl Cuda {
             first: int(own.start),
             n: int(n),
             top_k: int(top_k),
-            rank: int(self.rank()),
+            rank: int(self.group.rank()),
             ranks: int(ranks),
         };
         let kernel = element.of("moe_combine_ranks_f32", "moe_combine_ranks_bf16");
         // SAFETY: the rank of a route has its part; all ranks have parts of `shared`. out has a row for each row of
         // `own`.
-        unsafe { self.launch(&LaunchPlan::by_column(kernel, own.len(), n), &args) };
+        unsafe { self.ops.launch(&LaunchPlan::by_column(kernel, own.len(), n), &args) };
         if split { self.join_rows(&out, rows) } else { out }
     }
 
@@ -220,14 +214,14 @@ impl Cuda {
     /// needed. The same on all ranks.
     fn sends_parts(&self) -> bool {
         let recorded = self.graphs.borrow().mode() != Mode::Plain;
-        !recorded && self.data.as_ref().is_some_and(|data| data.peers().is_none())
+        !recorded && self.group.data.as_ref().is_some_and(|data| data.peers().is_none())
     }
 
     /// Packs the parts of this rank's routes, and waits for their number.
     fn pack_parts(&self, routes: LayerRoutes, dispatched: &Dispatched, parts: &DeviceTensor) -> Option<PackedParts> {
         let LayerRoutes { rows, top_k, .. } = routes;
-        let (ranks, count) = (self.ranks(), rows * top_k);
-        let (slots, starts) = (self.take(4 * count), self.take(4 * ranks * (ranks + 1)));
+        let (ranks, count) = (self.group.ranks(), rows * top_k);
+        let (slots, starts) = (self.ops.take(4 * count), self.ops.take(4 * ranks * (ranks + 1)));
         let ranks_of = dispatched.ranks_of.address;
         let args = MoeSlotsArgs {
             ranks_of,
@@ -238,19 +232,19 @@ impl Cuda {
             ranks: int(ranks),
         };
         // SAFETY: ranks_of and slots have an entry for each route, starts one for each rank and share, and for the end.
-        unsafe { self.launch(&LaunchPlan::new("moe_slots", [ranks, 1, 1], SLOTS_THREADS), &args) };
-        self.check().ok()?;
+        unsafe { self.ops.launch(&LaunchPlan::new("moe_slots", [ranks, 1, 1], SLOTS_THREADS), &args) };
+        self.ops.check().ok()?;
         // SAFETY: starts has that many words.
-        let bounds = self.keep(unsafe { read::<u32>(&self.device, starts.address, ranks * (ranks + 1)) })?;
-        let own = bounds[self.rank() * (ranks + 1) + ranks] as usize;
+        let bounds = self.ops.keep(unsafe { read::<u32>(&self.ops.device, starts.address, ranks * (ranks + 1)) })?;
+        let own = bounds[self.group.rank() * (ranks + 1) + ranks] as usize;
         let row_bytes = parts.cols * parts.element.bytes();
-        let packed = self.tensor(own, parts.cols, parts.element);
-        let (n, rank) = (int(parts.cols), int(self.rank()));
+        let packed = self.ops.tensor(own, parts.cols, parts.element);
+        let (n, rank) = (int(parts.cols), int(self.group.rank()));
         let args =
             MoePackArgs { parts: parts.address, ranks_of, slots: slots.address, packed: packed.address, n, rank };
         let kernel = parts.element.of("moe_pack_f32", "moe_pack_bf16");
         // SAFETY: parts has a row for each route, packed one for each route of this rank.
-        unsafe { self.launch(&LaunchPlan::by_column(kernel, count, parts.cols), &args) };
+        unsafe { self.ops.launch(&LaunchPlan::by_column(kernel, count, parts.cols), &args) };
         Some(PackedParts { parts: packed, slots, starts, bounds, ranks, row_bytes })
     }
 }

@@ -2,20 +2,21 @@
 //! process read each other's memory, and use NCCL for much data if it is there; others use NCCL. This module does not
 //! know what is computed.
 
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
 
+use super::CudaDevice;
 use super::arena::ArenaBlock;
 use super::args::{MAX_RANKS, WriteTableArgs};
-use super::backend::{Cuda, shape};
-use super::draw::DrawPlan;
-use super::error::CudaError;
-use super::graphs::Mode;
+use super::error::{CudaError, shape};
+use super::graphs::{Graphs, Mode};
+use super::op_stream::OpStream;
 use super::plan::LaunchPlan;
-use super::step::StepShape;
 use super::tensor::DeviceTensor;
-use crate::backend::Backend;
+use crate::collective::Collective;
 use crate::error::{KernelError, Result};
 
 mod experts;
@@ -35,7 +36,8 @@ use peer::PeerLink;
 pub(super) use peer::PeerRegistry;
 pub(super) use progress::hang_time;
 use progress::{ExchangeCount, HangWatch};
-pub(super) use sums::{VocabularyParts, WHOLE_SUM};
+use sums::VocabularyParts;
+pub(super) use sums::WHOLE_SUM;
 use watchdog::Watchdog;
 
 /// Threads of the kernels that work rank by rank.
@@ -142,10 +144,10 @@ impl PartTable {
 
 /// What a rank says before a step. Ranks that disagree run the step without graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct StepIntent {
+pub(super) struct StepIntent {
     /// It has to move or free memory that its kernels use.
-    moves: bool,
-    mode: Mode,
+    pub moves: bool,
+    pub mode: Mode,
 }
 
 impl StepIntent {
@@ -159,18 +161,59 @@ impl StepIntent {
     }
 }
 
-impl Cuda {
-    /// Opens the ways to the devices of the other ranks. `here`: the ranks of this process.
-    pub(super) fn connect_ranks(&mut self, here: usize) -> Result<()> {
+/// This rank's part in its group.
+pub(super) struct RankGroup {
+    pub link: Box<dyn Collective>,
+    /// None: it is alone, or not connected yet.
+    pub data: Option<DataLinks>,
+    peers: Arc<PeerRegistry>,
+    /// [`WHOLE_SUM`].
+    pub whole_sum: Cell<usize>,
+    /// [`MOST_BY_PEERS`].
+    pub most_by_peers: Cell<usize>,
+    /// [`JOIN_TIME`].
+    pub join_time: Duration,
+    /// [`hang_time`].
+    pub hang_time: Duration,
+    /// Of the logits, once they were drawn from.
+    vocabulary: Option<VocabularyParts>,
+    pub counters: Option<ExpertCounters>,
+}
+
+impl RankGroup {
+    pub fn new(link: Box<dyn Collective>, peers: Arc<PeerRegistry>, hang_time: Duration) -> RankGroup {
+        RankGroup {
+            link,
+            data: None,
+            peers,
+            whole_sum: Cell::new(WHOLE_SUM),
+            most_by_peers: Cell::new(MOST_BY_PEERS),
+            join_time: JOIN_TIME,
+            hang_time,
+            vocabulary: None,
+            counters: None,
+        }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.link.rank()
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.link.size()
+    }
+
+    /// Opens the ways to the devices of the other ranks. `here`: the ranks of this process. `exchanges`: those that
+    /// this rank puts into its stream.
+    pub fn connect(&mut self, device: &CudaDevice, exchanges: Arc<AtomicU32>, here: usize) -> Result<()> {
         let ranks = self.ranks();
-        self.leave_group();
         if ranks == 1 {
             return Ok(());
         }
         if ranks > MAX_RANKS {
             return Err(shape("connect", format!("a group has at most {MAX_RANKS} ranks on GPUs, got {ranks}")));
         }
-        let (device, link) = (&self.device, &*self.link);
+        let link = &*self.link;
         let ways = if here < ranks {
             Ways::Nccl(NcclLink::open(device, link, self.join_time)?)
         } else {
@@ -180,7 +223,7 @@ impl Cuda {
                 None => Ways::Peers(peers),
             }
         };
-        let count = Arc::new(ExchangeCount::new(device, Arc::clone(self.graphs.get_mut().exchanges()))?);
+        let count = Arc::new(ExchangeCount::new(device, exchanges)?);
         let (limit, watched) = (self.hang_time, Arc::clone(&count));
         let (rank, abort) = (self.link.rank(), self.link.give_up_handle());
         let mut watch = HangWatch::new(limit, Instant::now());
@@ -196,59 +239,27 @@ impl Cuda {
 
     /// Ends this rank's part of the group. Its weights and caches stay; what others may still read is freed when all
     /// have left.
-    pub(super) fn leave_group(&mut self) {
+    pub fn leave(&mut self, device: &CudaDevice, graphs: &mut Graphs) {
         let Some(data) = self.data.take() else { return };
         // What is recorded uses the links.
-        self.graphs.get_mut().clear();
+        graphs.clear();
         self.link.abort(&format!("rank {} left the group", self.rank()));
         data.peers().into_iter().for_each(PeerLink::leave);
         data.nccl().into_iter().for_each(NcclLink::leave);
         // A device that has failed says so when it is used the next time.
-        let _ = self.device.enter().and_then(|()| self.device.wait());
+        let _ = device.enter().and_then(|()| device.wait());
     }
 
-    /// Offers arrays to all ranks, at most two, and finds theirs. Kernels that are launched before the next exchange
-    /// may read them. All ranks call it, in the same order.
-    pub(super) fn exchange(&self, offers: &[Offer]) -> PartTable {
-        let ranks = self.ranks();
-        assert!(offers.len() <= 2, "at most two offers");
-        let mut table = PartTable { memory: self.take(2 * 8 * ranks), ranks, _received: Vec::new() };
-        let Some(data) = &self.data else {
-            self.keep::<()>(Err(CudaError::NotConnected));
-            return table;
-        };
-        self.graphs.borrow_mut().count_exchange();
-        let by_nccl = |link: &NcclLink, table: &mut PartTable| table._received = link.exchange(self, offers, table);
-        match &data.ways {
-            Ways::Peers(link) => link.meet(self, offers, &table),
-            Ways::Nccl(link) => by_nccl(link, &mut table),
-            Ways::Both(peers, nccl) => match ExchangeWay::of(most_read(offers, ranks), self.most_by_peers.get()) {
-                ExchangeWay::Peers => peers.meet(self, offers, &table),
-                ExchangeWay::Nccl => by_nccl(nccl, &mut table),
-            },
-        }
-        table
+    /// The link of another group.
+    pub fn relink(&mut self, link: Box<dyn Collective>) {
+        self.link = link;
+        self.vocabulary = None;
+        self.counters = None;
     }
 
-    /// Where kernels count this rank's exchanges.
-    fn count_arguments(&self) -> Option<[u64; 2]> {
-        let count = self.data.as_ref().map_or(Err(CudaError::NotConnected), |data| data.count.arguments());
-        self.keep(count)
-    }
-
-    fn write_table(&self, table: &PartTable, addresses: [[u64; MAX_RANKS]; 2]) {
-        let Some(count) = self.count_arguments() else { return };
-        let args = WriteTableArgs { table: table.memory.address, addresses, count, ranks: table.ranks as i32 };
-        // SAFETY: the table has room for two arrays of all ranks; the counts live as long as the links.
-        unsafe { self.launch(&LaunchPlan::new("write_table", [1, 1, 1], RANK_THREADS), &args) };
-    }
-
-    /// Before a step of several ranks: all work of the last one has ended, on this rank. Nothing that a rank left
-    /// behind is read any more when `agree` returns.
-    fn quiesce(&mut self) -> Result<()> {
-        self.device.wait()?;
-        self.steps.arrived();
-        self.check_group()?;
+    /// All work of this rank has ended. Nothing that it offered is read any more when all ranks have said so.
+    pub fn forget_offers(&self) -> Result<()> {
+        self.check()?;
         let Some(data) = &self.data else {
             return Err(shape("begin", "the ranks of a group must be connected before their first step".into()));
         };
@@ -257,7 +268,7 @@ impl Cuda {
     }
 
     /// What all ranks intend. None: they do not intend the same.
-    fn agree(&self, intent: StepIntent) -> Result<Option<StepIntent>> {
+    pub fn agree(&self, intent: StepIntent) -> Result<Option<StepIntent>> {
         let all = self.link.gather_bytes(&[intent.byte()])?;
         let moves = all.iter().any(|byte| byte.first().is_some_and(|byte| byte >> 7 == 1));
         let same = all.iter().all(|byte| byte[..] == [intent.byte()]);
@@ -269,39 +280,61 @@ impl Cuda {
     }
 
     /// Waits until all ranks are here.
-    pub(super) fn meet_on_hosts(&self) -> Result<()> {
+    pub fn meet_on_hosts(&self) -> Result<()> {
         self.link.gather_bytes(&[]).map(drop)
     }
 
     /// An error if the group has ended: then kernels had no parts of other ranks.
-    pub(super) fn check_group(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let reason = self.data.as_ref().and_then(|_| self.link.abort_watch().reason());
         reason.map_or(Ok(()), |reason| Err(KernelError::Aborted(reason)))
     }
+}
 
-    /// All ranks begin a step of one shape: they make room at the same time, while no device works, and record or
-    /// repeat the step together or not at all.
-    pub(super) fn begin_together(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<()> {
-        self.quiesce()?;
-        let moves = self.experts_moved.get()
-            || !self.ring.get_mut().is_empty()
-            || self.arena.wants_room()
-            || self.angles.get_mut().wants_room(last)
-            || self.steps.wants_room(shape, draws)
-            || (self.rank() == 0 && !self.stash.has(draws.slots))
-            || self.device.context().has_retired();
-        let mode = self.graphs.get_mut().mode_of(&self.device, shape, self.arena.is_empty());
-        let agreed = self.agree(StepIntent { moves, mode })?;
-        if agreed != Some(StepIntent { moves: false, mode }) {
-            self.graphs.get_mut().clear();
+/// What ops of several ranks need.
+#[derive(Clone, Copy)]
+pub(super) struct RankOps<'a> {
+    pub ops: &'a OpStream,
+    pub group: &'a RankGroup,
+    pub graphs: &'a RefCell<Graphs>,
+}
+
+impl RankOps<'_> {
+    /// Offers arrays to all ranks, at most two, and finds theirs. Kernels that are launched before the next exchange
+    /// may read them. All ranks call it, in the same order.
+    pub fn exchange(self, offers: &[Offer]) -> PartTable {
+        let ranks = self.group.ranks();
+        assert!(offers.len() <= 2, "at most two offers");
+        let mut table = PartTable { memory: self.ops.take(2 * 8 * ranks), ranks, _received: Vec::new() };
+        let Some(data) = &self.group.data else {
+            self.ops.keep::<()>(Err(CudaError::NotConnected));
+            return table;
+        };
+        self.graphs.borrow_mut().count_exchange();
+        let by_nccl = |link: &NcclLink, table: &mut PartTable| table._received = link.exchange(self, offers, table);
+        match &data.ways {
+            Ways::Peers(link) => link.meet(self, offers, &table),
+            Ways::Nccl(link) => by_nccl(link, &mut table),
+            Ways::Both(peers, nccl) => {
+                match ExchangeWay::of(most_read(offers, ranks), self.group.most_by_peers.get()) {
+                    ExchangeWay::Peers => peers.meet(self, offers, &table),
+                    ExchangeWay::Nccl => by_nccl(nccl, &mut table),
+                }
+            }
         }
-        if agreed.is_some_and(|agreed| agreed.moves) {
-            self.make_room(shape, draws, last)?;
-            let context = self.device.context();
-            context.free_retired(context.take_retired());
-            // The driver may wait for the device when it frees memory, and ranks may share it.
-            self.meet_on_hosts()?;
-        }
-        Ok(())
+        table
+    }
+
+    /// Where kernels count this rank's exchanges.
+    fn count_arguments(self) -> Option<[u64; 2]> {
+        let count = self.group.data.as_ref().map_or(Err(CudaError::NotConnected), |data| data.count.arguments());
+        self.ops.keep(count)
+    }
+
+    fn write_table(self, table: &PartTable, addresses: [[u64; MAX_RANKS]; 2]) {
+        let Some(count) = self.count_arguments() else { return };
+        let args = WriteTableArgs { table: table.memory.address, addresses, count, ranks: table.ranks as i32 };
+        // SAFETY: the table has room for two arrays of all ranks; the counts live as long as the links.
+        unsafe { self.ops.launch(&LaunchPlan::new("write_table", [1, 1, 1], RANK_THREADS), &args) };
     }
 }

@@ -10,12 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::super::arena::ArenaBlock;
 use super::super::args::MAX_RANKS;
-use super::super::backend::Cuda;
 use super::super::{CudaDevice, CudaError, DeviceBuffer};
 use super::library::{CommunicatorId, NcclLibrary, NcclProgress, NcclVersion, SHARES_GPUS, Transfer};
 use super::watchdog::Watchdog;
-use super::{Offer, PartTable};
-use crate::backend::Backend;
+use super::{Offer, PartTable, RankOps};
 use crate::collective::Collective;
 use crate::error::{KernelError, Result};
 
@@ -184,15 +182,15 @@ impl NcclLink {
     }
 
     /// Sends what others read of the offers, and receives what this rank reads of theirs.
-    pub fn exchange(&self, cuda: &Cuda, offers: &[Offer], table: &PartTable) -> Vec<ArenaBlock> {
-        let (rank, ranks) = (cuda.rank(), cuda.ranks());
+    pub fn exchange(&self, on: RankOps, offers: &[Offer], table: &PartTable) -> Vec<ArenaBlock> {
+        let (rank, ranks) = (on.group.rank(), on.group.ranks());
         let (mut transfers, mut received) = (Vec::new(), Vec::new());
         let mut addresses = [[0; MAX_RANKS]; 2];
         for (offer, addresses) in offers.iter().zip(&mut addresses) {
             let takes = |owner: usize| if owner == rank { 0 } else { (offer.reads)(rank, owner).len() };
             // Each part begins where kernels may read it in wide pieces.
             let room = |owner: usize| takes(owner).next_multiple_of(256);
-            let block = cuda.take((0..ranks).map(room).sum());
+            let block = on.ops.take((0..ranks).map(room).sum());
             let mut at = block.address;
             for other in 0..ranks {
                 let own = (offer.reads)(other, rank);
@@ -212,17 +210,17 @@ impl NcclLink {
             }
             received.push(block);
         }
-        if cuda.check().is_ok() && !transfers.is_empty() {
+        if on.ops.check().is_ok() && !transfers.is_empty() {
             // SAFETY: the blocks stay until the stream has done it: those that were received live as long as the table,
             // those that are sent until the next exchange.
-            let done = self.call(|library, raw| unsafe { library.exchange(raw, &transfers, cuda.device.stream()) });
+            let done = self.call(|library, raw| unsafe { library.exchange(raw, &transfers, on.ops.device.stream()) });
             // Why a group has ended is known to its control link.
-            cuda.keep(done.map_err(|error| match cuda.link.abort_watch().reason() {
+            on.ops.keep(done.map_err(|error| match on.group.link.abort_watch().reason() {
                 Some(reason) => CudaError::GroupEnded(reason),
                 None => CudaError::Nccl(error.to_string()),
             }));
         }
-        cuda.write_table(table, addresses);
+        on.write_table(table, addresses);
         *self.offered.borrow_mut() = offers.iter().map(|offer| Arc::clone(offer.block)).collect();
         received
     }

@@ -11,13 +11,12 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::super::arena::ArenaBlock;
 use super::super::args::{MeetArgs, RankLetter};
-use super::super::backend::{Cuda, shape};
 use super::super::device::Context;
+use super::super::error::shape;
 use super::super::plan::LaunchPlan;
 use super::super::{CudaDevice, DeviceBuffer, PinnedBuffer};
 use super::watchdog::Watchdog;
-use super::{Offer, PartTable, RANK_THREADS};
-use crate::backend::Backend;
+use super::{Offer, PartTable, RANK_THREADS, RankOps};
 use crate::collective::Collective;
 use crate::error::{KernelError, Result};
 
@@ -140,9 +139,9 @@ impl PeerLink {
     }
 
     /// Tells the others where the offers are, and fills the table.
-    pub fn meet(&self, cuda: &Cuda, offers: &[Offer], table: &PartTable) {
-        let (rank, ranks) = (cuda.rank(), cuda.ranks());
-        let (Some(aborted), Some(count)) = (cuda.keep(self.ended.address()), cuda.count_arguments()) else { return };
+    pub fn meet(&self, on: RankOps, offers: &[Offer], table: &PartTable) {
+        let (rank, ranks) = (on.group.rank(), on.group.ranks());
+        let (Some(aborted), Some(count)) = (on.ops.keep(self.ended.address()), on.count_arguments()) else { return };
         let mut args = MeetArgs {
             boxes: self.boxes.address(),
             round: self.round.address(),
@@ -162,7 +161,7 @@ impl PeerLink {
         }
         // SAFETY: the letter boxes live as long as the group, and have a letter of each rank for even and odd rounds;
         // the table has two addresses for each rank. What is offered stays until all have read it.
-        unsafe { cuda.launch(&LaunchPlan::new("meet_ranks", [1, 1, 1], RANK_THREADS), &args) };
+        unsafe { on.ops.launch(&LaunchPlan::new("meet_ranks", [1, 1, 1], RANK_THREADS), &args) };
         // All work that the others launched before this meeting has read what was offered in the last one.
         *self.offered.borrow_mut() = offers.iter().map(|offer| Arc::clone(offer.block)).collect();
     }

@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use super::super::backend::Cuda;
+use super::super::form::Element;
 use super::super::ranks::{JOIN_TIME, NcclLink, WHOLE_SUM, links_on_one_gpu};
-use super::super::tensor::Element;
 use super::super::{CudaDevices, Driver};
 use super::{DeviceCheck, Row, RowSink};
 use crate::backend::{Backend, Devices};
@@ -99,12 +99,12 @@ fn one_rank(device: usize) -> Result<Row> {
     }
     let devices = CudaDevices::open(&[device])?;
     let cuda = devices.open(0, 1, Box::new(threads::alone()))?;
-    let nccl = NcclLink::open(&cuda.device, &threads::alone(), JOIN_TIME)?;
+    let nccl = NcclLink::open(&cuda.ops.device, &threads::alone(), JOIN_TIME)?;
     let sent: Vec<u32> = (0..ECHO as u32 / 4).collect();
-    let (from, mut to) = (cuda.upload(&sent)?, cuda.device.allocate(ECHO)?);
-    to.fill(&cuda.device, 0)?;
-    nccl.echo(&cuda.device, 0, &from, &to)?;
-    let came = to.read::<u32>(&cuda.device, sent.len())? == sent;
+    let (from, mut to) = (cuda.ops.upload(&sent)?, cuda.ops.device.allocate(ECHO)?);
+    to.fill(&cuda.ops.device, 0)?;
+    nccl.echo(&cuda.ops.device, 0, &from, &to)?;
+    let came = to.read::<u32>(&cuda.ops.device, sent.len())? == sent;
     nccl.leave();
     // A second abort does nothing.
     nccl.leave();
@@ -117,15 +117,15 @@ fn sums(group: &Group, name: String) -> Result<Row> {
     let found = on_ranks(group, |cuda| {
         let mut bits = Vec::new();
         for whole in [usize::MAX, 0] {
-            cuda.whole_sum.set(whole);
+            cuda.group.whole_sum.set(whole);
             for [rows, cols] in SHAPES {
                 let mut x = cuda.to_device(rows, cols, part(cuda.rank(), rows, cols));
                 cuda.all_reduce(&mut x)?;
                 bits.extend(cuda.to_host(&x).iter().map(|x| x.to_bits()));
             }
         }
-        cuda.check()?;
-        cuda.check_group()?;
+        cuda.ops.check()?;
+        cuda.group.check()?;
         Ok(bits)
     })?;
     let sums = SHAPES.iter().chain(&SHAPES).flat_map(|&[rows, cols]| sum(ranks, rows, cols));
@@ -166,25 +166,25 @@ enum SumBy {
 fn times(group: &Group, rows: &mut RowSink<'_>) -> Result<()> {
     let (ranks, by) = (group.ranks(), if group.over_nccl { "NCCL" } else { "peers" });
     let timed = on_ranks(group, |cuda| {
-        let most = if cuda.device.properties.memory < LITTLE_MEMORY { 1 } else { usize::MAX };
+        let most = if cuda.ops.device.properties.memory < LITTLE_MEMORY { 1 } else { usize::MAX };
         let mut times = Vec::new();
         for &rows in TIMED_ROWS.iter().filter(|&&rows| rows <= most) {
             for (how, whole) in [(SumBy::Whole, usize::MAX), (SumBy::Split, 0)] {
-                cuda.whole_sum.set(whole);
-                let x = cuda.tensor(rows, TIMED_COLS, Element::Bf16);
+                cuda.group.whole_sum.set(whole);
+                let x = cuda.ops.tensor(rows, TIMED_COLS, Element::Bf16);
                 let micros = time(cuda, || {
-                    drop(cuda.sum_over_ranks(&x));
+                    drop(cuda.over_ranks().sum_over_ranks(&x));
                     Ok(())
                 })?;
                 times.push(SumTime { rows, how, micros });
             }
-            if let Some(nccl) = cuda.data.as_ref().and_then(|data| data.nccl()) {
+            if let Some(nccl) = cuda.group.data.as_ref().and_then(|data| data.nccl()) {
                 let count = rows * TIMED_COLS;
-                let (from, to) = (cuda.device.allocate(2 * count)?, cuda.device.allocate(2 * count)?);
-                let micros = time(cuda, || nccl.all_reduce(&cuda.device, &from, &to, count))?;
+                let (from, to) = (cuda.ops.device.allocate(2 * count)?, cuda.ops.device.allocate(2 * count)?);
+                let micros = time(cuda, || nccl.all_reduce(&cuda.ops.device, &from, &to, count))?;
                 times.push(SumTime { rows, how: SumBy::AllReduce, micros });
                 // The driver may wait for the device when it frees memory, and ranks may share it.
-                cuda.meet_on_hosts()?;
+                cuda.group.meet_on_hosts()?;
             }
         }
         Ok(times)
@@ -208,14 +208,14 @@ fn times(group: &Group, rows: &mut RowSink<'_>) -> Result<()> {
 fn time(cuda: &Cuda, sum: impl Fn() -> Result<()>) -> Result<f64> {
     let mut micros = 0.0;
     for _ in 0..2 {
-        cuda.device.wait()?;
-        cuda.meet_on_hosts()?;
+        cuda.ops.device.wait()?;
+        cuda.group.meet_on_hosts()?;
         let begin = Instant::now();
         (0..SUMS).try_for_each(|_| sum())?;
-        cuda.device.wait()?;
+        cuda.ops.device.wait()?;
         micros = begin.elapsed().as_secs_f64() * 1e6 / SUMS as f64;
     }
-    cuda.check()?;
+    cuda.ops.check()?;
     Ok(micros)
 }
 
@@ -228,7 +228,7 @@ fn on_ranks<R: Send>(group: &Group, f: impl Fn(&mut Cuda) -> Result<R> + Sync) -
         let mut cuda = devices.open(rank, ranks, Box::new(link))?;
         cuda.connect(here)?;
         let result = f(&mut cuda)?;
-        cuda.meet_on_hosts()?;
+        cuda.group.meet_on_hosts()?;
         Ok(result)
     };
     std::thread::scope(|scope| {

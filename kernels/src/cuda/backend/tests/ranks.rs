@@ -37,11 +37,11 @@ fn connected_within(
     hang_time: std::time::Duration,
 ) -> Cuda {
     let mut cuda = devices.open(rank, ranks, Box::new(link)).expect("a backend");
-    cuda.hang_time = hang_time;
+    cuda.group.hang_time = hang_time;
     // Fewer ranks in this process than in the group: they need NCCL.
     cuda.connect(if by == By::Nccl { 1 } else { ranks }).expect("connected");
     if let By::Both(most) = by {
-        cuda.most_by_peers.set(most);
+        cuda.group.most_by_peers.set(most);
     }
     cuda
 }
@@ -53,7 +53,7 @@ pub(super) fn on_ranks<R: Send>(by: By, ranks: usize, f: impl Fn(&mut Cuda) -> R
         let mut cuda = connected(&devices, by, rank, ranks, link);
         let result = f(&mut cuda);
         // No rank leaves before all are done.
-        cuda.meet_on_hosts().expect("all are alive");
+        cuda.group.meet_on_hosts().expect("all are alive");
         result
     };
     std::thread::scope(|scope| {
@@ -100,14 +100,14 @@ fn sums_have_the_bits_of_the_threads_collectives() {
         let found = on_ranks(by, ranks, |cuda| {
             let mut all = Vec::new();
             for whole in [usize::MAX, 0] {
-                cuda.whole_sum.set(whole);
+                cuda.group.whole_sum.set(whole);
                 for &(rows, cols) in &shapes {
                     let mut x = cuda.to_device(rows, cols, part(cuda.rank(), rows, cols));
                     cuda.all_reduce(&mut x).expect("a sum");
                     all.push(bits(&cuda.to_host(&x)));
                 }
             }
-            cuda.check().expect("no error");
+            cuda.ops.check().expect("no error");
             all
         });
         for (rank, found) in found.iter().enumerate() {
@@ -125,7 +125,7 @@ fn the_norm_of_a_sum_does_not_depend_on_how_it_travels() {
         let found = on_ranks(by, ranks, |cuda| {
             let weight = cuda.vector(vec![1.25; 300]).expect("weight");
             let of = |cuda: &Cuda, whole| {
-                cuda.whole_sum.set(whole);
+                cuda.group.whole_sum.set(whole);
                 let mut x = cuda.to_device(5, 300, part(9, 5, 300));
                 let y = cuda.to_device(5, 300, part(cuda.rank(), 5, 300));
                 let norm = cuda.sum_norm(&mut x, y, 0.5, &weight, 1e-5).expect("a norm");
@@ -163,14 +163,14 @@ fn the_end_of_a_group_ends_what_its_devices_wait_for() {
                         let mut x = cuda.to_device(2, 8, vec![1.0; 16]);
                         cuda.all_reduce(&mut x).expect("launched");
                         cuda.to_host(&x);
-                        let why = cuda.check_group().expect_err("the group has ended").to_string();
+                        let why = cuda.group.check().expect_err("the group has ended").to_string();
                         drop(x);
                         cuda.relink(Box::new(next));
                         cuda.connect(if by == By::Nccl { 1 } else { 2 }).expect("connected again");
                         let mut x = cuda.to_device(2, 8, vec![1.5; 16]);
                         cuda.all_reduce(&mut x).expect("launched");
                         assert_eq!(cuda.to_host(&x), [3.0; 16], "{by:?}");
-                        cuda.meet_on_hosts().expect("both are alive");
+                        cuda.group.meet_on_hosts().expect("both are alive");
                         why
                     })
                 })
@@ -210,7 +210,7 @@ fn a_device_that_waits_in_vain_ends_its_group() {
                 let cuda = connected_within(devices, by, 1, 2, second, limit);
                 // It does not come to the exchange, and does not leave either.
                 is_over.recv().expect("told");
-                cuda.check_group().expect_err("it has ended").to_string()
+                cuda.group.check().expect_err("it has ended").to_string()
             });
             let cuda = connected_within(devices, by, 0, 2, first, limit);
             let mut x = cuda.to_device(2, 8, vec![1.0; 16]);
@@ -218,7 +218,7 @@ fn a_device_that_waits_in_vain_ends_its_group() {
             cuda.to_host(&x);
             over.send(()).expect("it waits");
             let why = "collective aborted: rank 0: its device has passed no exchange between ranks for 300ms";
-            assert_eq!(cuda.check_group().expect_err("it has ended").to_string(), why, "{by:?}");
+            assert_eq!(cuda.group.check().expect_err("it has ended").to_string(), why, "{by:?}");
             assert_eq!(absent.join().expect("no panic"), why, "{by:?}");
         });
     }
@@ -232,7 +232,7 @@ fn two_ranks_on_one_gpu_are_an_error_that_names_both() {
         let mut cuda = devices.open(rank, 2, Box::new(link)).expect("a backend");
         let error = cuda.connect(1).expect_err("one GPU").to_string();
         // No rank leaves before both know.
-        cuda.meet_on_hosts().expect("both are alive");
+        cuda.group.meet_on_hosts().expect("both are alive");
         error
     };
     let errors: Vec<String> = std::thread::scope(|scope| {
@@ -284,7 +284,7 @@ fn a_rank_that_never_joins_is_named() {
             done.recv().expect("told");
         });
         let mut cuda = devices.open(0, 1, Box::new(links.pop().expect("one"))).expect("a backend");
-        cuda.join_time = std::time::Duration::from_millis(300);
+        cuda.group.join_time = std::time::Duration::from_millis(300);
         let error = cuda.connect(1).expect_err("rank 1 is missing").to_string();
         assert_eq!(error, "collective aborted: NCCL has made no communicator within 300ms: rank 1 does not answer");
         told.send(()).expect("it waits");
@@ -324,7 +324,7 @@ fn a_group_must_be_connected_and_reach_its_devices() {
     assert_eq!(error, "begin: the ranks of a group must be connected before their first step");
     let mut x = cuda.to_device(1, 8, vec![1.0; 8]);
     cuda.all_reduce(&mut x).expect("ops keep their errors");
-    let error = cuda.check().expect_err("not connected").to_string();
+    let error = cuda.ops.check().expect_err("not connected").to_string();
     assert_eq!(error, "exchange: the ranks of a group must be connected before they exchange numbers");
     let error = devices.open_beside(1).err().expect("one device").to_string();
     assert_eq!(error, "rank 1 needs a device of its own, got 1 devices");

@@ -179,7 +179,7 @@ fn experts_move_between_repeated_steps() {
             let launched: Vec<u32> = step(&mut toy, &mut cuda);
             assert_eq!(launched, want, "{stored:?}: without {gone:?} for a while");
             assert!(
-                cuda.graphs.get_mut().repeats(&cuda_shape(&tables)),
+                cuda.steps.graphs.get_mut().repeats(&cuda_shape(&tables)),
                 "{stored:?}: the recorded step is still valid"
             );
         }
@@ -197,7 +197,7 @@ fn the_shapes_that_were_used_last_are_kept() {
     let devices = devices();
     let mut cuda = devices.open_beside(0).expect("cuda");
     let mut toy = Toy::new(&devices, &cuda, KIND);
-    cuda.graphs.get_mut().limit(2);
+    cuda.steps.graphs.get_mut().limit(2);
     let tables = [tables(1), tables(2), tables(4)];
     let mut step = |cuda: &mut Cuda, of: usize| {
         let (hidden, _) = toy.step(cuda, decode(&tables[of], |row| row as u32 + 3, 0));
@@ -207,7 +207,7 @@ fn the_shapes_that_were_used_last_are_kept() {
     for of in [0, 1, 1, 0, 2, 2, 2, 0, 0, 1] {
         assert_eq!(step(&mut cuda, of), want, "shape {of}");
     }
-    let repeats = [0, 1, 2].map(|of| cuda.graphs.get_mut().repeats(&cuda_shape(&tables[of])));
+    let repeats = [0, 1, 2].map(|of| cuda.steps.graphs.get_mut().repeats(&cuda_shape(&tables[of])));
     assert_eq!(repeats, [true, false, false], "the second has run once since, the third was dropped");
 }
 
@@ -220,7 +220,7 @@ fn weights_of_many_slots_arrive_in_order() {
     let weight = HostMatrix { rows: 6, cols: 1 << 20, data: HostData::F32(numbers.clone()) };
     let weight = cuda.linear_weight(weight, Precision::F32).expect("weight");
     cuda.writer().wait().expect("copied");
-    assert!(weight.0.data.read::<f32>(&cuda.device, numbers.len()).expect("read") == numbers);
+    assert!(weight.0.data.read::<f32>(&cuda.ops.device, numbers.len()).expect("read") == numbers);
 }
 
 #[test]

@@ -22,17 +22,18 @@ fn sent_of() -> unsafe extern "C" fn(*mut std::ffi::c_void) -> u64 {
 fn sent(by: By, f: impl Fn(&mut Cuda) + Sync) -> Vec<u64> {
     let sent = sent_of();
     // SAFETY: our own NCCL knows all handles.
-    let of = |cuda: &Cuda| unsafe { sent(cuda.data.as_ref().and_then(|data| data.nccl()).expect("linked").handle()) };
+    let of =
+        |cuda: &Cuda| unsafe { sent(cuda.group.data.as_ref().and_then(|data| data.nccl()).expect("linked").handle()) };
     on_ranks(by, RANKS, |cuda| {
         let before = of(cuda);
         f(cuda);
-        cuda.check().expect("no error");
+        cuda.ops.check().expect("no error");
         of(cuda) - before
     })
 }
 
 fn sum(cuda: &Cuda, rows: usize, cols: usize, whole: usize) {
-    cuda.whole_sum.set(whole);
+    cuda.group.whole_sum.set(whole);
     let mut x = cuda.to_device(rows, cols, vec![cuda.rank() as f32; rows * cols]);
     cuda.all_reduce(&mut x).expect("a sum");
     assert_eq!(cuda.to_host(&x), vec![6.0; rows * cols]);
@@ -58,7 +59,7 @@ fn sums_up_to_the_limit_are_read_by_peers_and_larger_ones_go_over_nccl() {
     let read = 3 * 1600;
     let f = |most| {
         move |cuda: &mut Cuda| {
-            cuda.most_by_peers.set(most);
+            cuda.group.most_by_peers.set(most);
             sum(cuda, 8, 50, usize::MAX);
         }
     };
@@ -68,7 +69,7 @@ fn sums_up_to_the_limit_are_read_by_peers_and_larger_ones_go_over_nccl() {
     // Split, the parts are small, and so is what is joined: each exchange chooses.
     let split = |most| {
         move |cuda: &mut Cuda| {
-            cuda.most_by_peers.set(most);
+            cuda.group.most_by_peers.set(most);
             sum(cuda, 8, 50, 0);
         }
     };
@@ -78,18 +79,20 @@ fn sums_up_to_the_limit_are_read_by_peers_and_larger_ones_go_over_nccl() {
 
 /// The parts of one layer's experts, added over ranks.
 fn combine(cuda: &mut Cuda, rows: usize, n: usize, whole: usize) {
-    cuda.whole_sum.set(whole);
+    cuda.group.whole_sum.set(whole);
     let tables = tables(rows);
     let batch = cuda.begin(decode(&tables, |row| row as u32, 0)).expect("begins");
     let holders = (0..EXPERTS).map(|expert| vec![(expert % RANKS) as u32]).collect();
-    let holders = HolderTable::new(&cuda.device, &ExpertTable { layer: 0, holders }, RANKS).expect("holders");
+    let holders = HolderTable::new(&cuda.ops.device, &ExpertTable { layer: 0, holders }, RANKS).expect("holders");
     let ids: Vec<u32> = (0..rows * TOP_K).map(|route| (route % EXPERTS) as u32).collect();
-    let (ids, weights) = (cuda.upload(&ids).expect("ids"), cuda.upload(&vec![1f32; rows * TOP_K]).expect("weights"));
+    let (ids, weights) =
+        (cuda.ops.upload(&ids).expect("ids"), cuda.ops.upload(&vec![1f32; rows * TOP_K]).expect("weights"));
     let (ids, weights) = (ids.address(), weights.address());
     let routes = LayerRoutes { layer: 0, rows, top_k: TOP_K, ids, weights };
-    let dispatched = cuda.dispatch(&batch, routes, &holders);
+    let (over, batch) = (cuda.over_ranks(), cuda.steps.placed(&batch));
+    let dispatched = over.dispatch(&batch, routes, &holders);
     let parts = cuda.to_device(rows * TOP_K, n, vec![1.5; rows * TOP_K * n]);
-    let sums = cuda.combine_over_ranks(&batch, routes, &dispatched, &parts, None);
+    let sums = over.combine_over_ranks(&batch, routes, &dispatched, &parts, None);
     assert_eq!(cuda.to_host(&sums), vec![1.5 * TOP_K as f32; rows * n]);
 }
 

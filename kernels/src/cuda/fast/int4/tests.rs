@@ -58,7 +58,7 @@ fn scales_change_their_places_within_64_columns() {
 
 #[test]
 fn maps_describe_weights_of_several_experts() {
-    let [x, weights, scales] = maps(&TILES[0], 300, 48);
+    let [x, weights, scales] = TILES[0].maps(300, 48);
     assert_eq!((x.dims, x.strides, x.boxes, x.swizzled), ([7168, 300, 1], [7168, 0], [64, 16, 1], true));
     assert_eq!((weights.dims, weights.strides), ([16, 256, 48 * 448], [16, 4096]));
     assert_eq!((weights.element, weights.boxes), (MapElement::Word, [16, 32, 4]));

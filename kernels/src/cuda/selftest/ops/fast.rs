@@ -1,7 +1,7 @@
 //! The fast kernels against the plain ones on the same device, at the widths of a rank of Kimi K2 (eight ranks):
 //! numbers, and bits over the number of rows. On an emulated device the widths are small.
 
-use super::super::super::fast::has_fast_kernels;
+use super::super::super::image::has_fast_kernels;
 use super::super::super::{Cuda, CudaDevice, CudaDevices, KernelTier};
 use super::super::{DeviceCheck, Row};
 use super::{BF16, Differences, FEW_MULTIPROCESSORS, Stored};

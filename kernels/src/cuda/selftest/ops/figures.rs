@@ -80,19 +80,19 @@ impl Work {
 /// Seconds of an op.
 fn seconds(backend: &Cuda, mut op: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut result = Ok(());
-    let time = milliseconds(&backend.device, || {
+    let time = milliseconds(&backend.ops.device, || {
         if result.is_ok() {
             result = op();
         }
         Ok(())
     })?;
-    result.and_then(|()| backend.check())?;
+    result.and_then(|()| backend.ops.check())?;
     Ok(time / 1e3)
 }
 
 impl Tiers {
     pub(super) fn figures(&mut self, small: bool, rows: &mut RowSink) -> Result<()> {
-        let (sizes, copied) = (if small { SMALL } else { K2 }, copy_rate(&self.fast.device)?);
+        let (sizes, copied) = (if small { SMALL } else { K2 }, copy_rate(&self.fast.ops.device)?);
         let mut row = |name: String, work: Work, [fast, plain]: [f64; 2]| {
             let numbers = vec![("fast_us", fast * 1e6), ("plain_us", plain * 1e6), work.number()];
             let [fast, plain] = [fast, plain].map(|seconds| work.figure(seconds, copied));
@@ -188,7 +188,7 @@ impl Tiers {
                 let batch = backend.begin(one_row_each(&tables, start))?;
                 let backend = &*backend;
                 if start + 1 < context {
-                    backend.store_latent(&batch, [&latent, &rope], &cache);
+                    backend.ops.store_latent(&backend.steps.placed(&batch), [&latent, &rope], &cache);
                     continue;
                 }
                 return seconds(backend, || {

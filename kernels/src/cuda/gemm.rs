@@ -1,12 +1,12 @@
 //! Products by the kernels of gemm.h.
 
-use super::super::args::{TensorBoxes, TensorMap};
-use super::super::backend::Cuda;
-use super::super::linear::{Batched, Operand};
-use super::super::tensor::{DeviceTensor, Element};
-use super::super::weights::{Matrix, WeightForm};
-use super::args::{FastMap, GemmBf16Args, GemmFp8Args};
-use super::plan::{Form, GemmPlan, OperandType, Product, TileKernel};
+use super::args::{TensorBoxes, TensorMap};
+use super::fast::{FastMap, Form, GemmBf16Args, GemmFp8Args, GemmPlan, OperandType, Product, TileKernel};
+use super::form::{Element, WeightForm};
+use super::op_stream::OpStream;
+use super::operand::{Batched, Operand};
+use super::tensor::DeviceTensor;
+use super::weights::Matrix;
 
 /// Matrices of a product, as its tile's maps describe them.
 pub(super) struct Maps {
@@ -17,24 +17,14 @@ pub(super) struct Maps {
     pub scales: Option<((u64, TensorBoxes), u64)>,
 }
 
-impl OperandType {
-    pub fn of(form: WeightForm) -> Option<OperandType> {
-        match form {
-            WeightForm::Fp8 => Some(OperandType::Fp8),
-            WeightForm::Bf16 => Some(OperandType::Bf16),
-            WeightForm::F32 | WeightForm::Int4 { .. } => None,
-        }
-    }
-}
-
-impl Cuda {
+impl OpStream {
     /// The plan of a product, if a fast kernel takes it.
-    pub(in super::super) fn fast_plan(&self, product: Product) -> Option<GemmPlan> {
+    pub fn fast_plan(&self, product: Product) -> Option<GemmPlan> {
         self.fast.as_ref().and_then(|_| product.plan())
     }
 
     /// Of x [any, ins] with a weight.
-    pub(in super::super) fn dense_plan(&self, x: &DeviceTensor, weight: &Matrix, out: Element) -> Option<GemmPlan> {
+    pub fn dense_plan(&self, x: &DeviceTensor, weight: &Matrix, out: Element) -> Option<GemmPlan> {
         let Matrix { outs: n, ins: k, form, .. } = *weight;
         let numbers = OperandType::of(form)?;
         let product = Product { numbers, out, form: Form::Dense, n, k, groups: 1 };
@@ -44,7 +34,7 @@ impl Cuda {
     }
 
     /// Of each head's columns with its own weight.
-    pub(in super::super) fn batched_plan(&self, x: &DeviceTensor, form: WeightForm, spec: Batched) -> Option<GemmPlan> {
+    pub fn batched_plan(&self, x: &DeviceTensor, form: WeightForm, spec: Batched) -> Option<GemmPlan> {
         let Batched { heads, outs: n, ins: k, x_head } = spec;
         if OperandType::of(form)? != OperandType::Bf16 || !reads_bf16(x) || x_head % 8 != 0 {
             return None;
@@ -60,7 +50,7 @@ impl Cuda {
     }
 
     /// x times the weight transposed. x has scales by group if the weight is FP8.
-    pub(in super::super) fn fast_dense(&self, plan: GemmPlan, x: &Operand, weight: &Matrix, out: &DeviceTensor) {
+    pub fn fast_dense(&self, plan: GemmPlan, x: &Operand, weight: &Matrix, out: &DeviceTensor) {
         let Matrix { outs: n, ins: k, .. } = *weight;
         let (rows, tile) = (out.rows, plan.tile(out.rows));
         let scales = (tile.numbers == OperandType::Fp8).then(|| ((x.scales, tile.x_scales(rows, k)), weight.scales()));
@@ -74,14 +64,7 @@ impl Cuda {
         unsafe { self.fast_gemm(tile, &maps, 0, [rows, n, k]) };
     }
 
-    pub(in super::super) fn fast_batched(
-        &self,
-        plan: GemmPlan,
-        x: &DeviceTensor,
-        weight: &Matrix,
-        out: &DeviceTensor,
-        spec: Batched,
-    ) {
+    pub fn fast_batched(&self, plan: GemmPlan, x: &DeviceTensor, weight: &Matrix, out: &DeviceTensor, spec: Batched) {
         let Batched { heads, outs: n, ins: k, x_head } = spec;
         let (rows, tile) = (x.rows, plan.tile(x.rows));
         let maps = Maps {
@@ -98,7 +81,7 @@ impl Cuda {
     ///
     /// # Safety
     /// The maps describe memory that outlives the kernel, in which all that `ends` says is there.
-    pub(super) unsafe fn fast_gemm(&self, tile: &TileKernel, maps: &Maps, ends: u64, [rows, n, k]: [usize; 3]) {
+    pub unsafe fn fast_gemm(&self, tile: &TileKernel, maps: &Maps, ends: u64, [rows, n, k]: [usize; 3]) {
         if rows == 0 || self.check().is_err() {
             return;
         }

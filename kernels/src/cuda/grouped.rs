@@ -1,23 +1,28 @@
 //! The products of experts by grouped kernels: those of gemm.h for bf16 and FP8 weights, those of int4.h. Routes get
 //! places in which each expert's rows follow each other.
 
-use super::super::arena::ArenaBlock;
-use super::super::args::{MoePlaceArgs, ScatterArgs};
-use super::super::backend::{Cuda, int};
-use super::super::experts::{ExpertShape, ExpertSlots};
-use super::super::linear::Operand;
-use super::super::plan::LaunchPlan;
-use super::super::tensor::{DeviceTensor, Element};
+use super::arena::ArenaBlock;
+use super::args::{MoePlaceArgs, ScatterArgs, TensorMap};
+use super::experts::ExpertSlots;
+use super::fast::{
+    FastMap, Form, GemmPlan, INT4_THREADS, Int4Args, Int4Plans, Int4Tile, OperandType, Product, TileKernel,
+};
+use super::form::{Element, ExpertShape};
 use super::gemm::Maps;
-use super::int4::{Int4Plans, Int4Tile};
-use super::plan::{Form, GemmPlan, OperandType, Product, TileKernel};
+use super::op_stream::OpStream;
+use super::operand::Operand;
+use super::plan::{LaunchPlan, int};
+use super::tensor::DeviceTensor;
 
 /// Ends and starts of experts are there for a multiple of so many experts.
 const EXPERTS: usize = 64;
 
+/// Experts of one launch with int4 weights.
+const INT4_EXPERTS: usize = 64;
+
 /// The kernels of an expert's matrices: gate and up, and down.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) enum ExpertPlans {
+pub(super) enum ExpertPlans {
     Gemm([GemmPlan; 2]),
     Int4(Int4Plans),
 }
@@ -29,10 +34,10 @@ enum Tiles {
 }
 
 /// A place for each route of an expert that is held.
-pub(in super::super) struct Placed {
+pub(super) struct Placed {
     /// The route at each place, or none.
     pub routes: ArenaBlock,
-    pub(super) starts: ArenaBlock,
+    starts: ArenaBlock,
     ends: ArenaBlock,
     /// Places.
     pub room: usize,
@@ -45,14 +50,9 @@ pub(super) fn room_for(routes: usize, held: usize, tile: usize) -> usize {
     (routes + routes.min(held) * (tile - 1)) / tile * tile
 }
 
-impl Cuda {
+impl OpStream {
     /// The kernels of an expert's products on activations of an element, if fast kernels take all of them.
-    pub(in super::super) fn expert_plans(
-        &self,
-        shape: &ExpertShape,
-        capacity: usize,
-        x: Element,
-    ) -> Option<ExpertPlans> {
+    pub fn expert_plans(&self, shape: &ExpertShape, capacity: usize, x: Element) -> Option<ExpertPlans> {
         if let Some(plans) = self.fast.as_ref().and_then(|_| Int4Plans::of(shape)) {
             assert!(x == Element::Bf16, "int4 experts of fast kernels have activations in bf16");
             return Some(ExpertPlans::Int4(plans));
@@ -68,7 +68,7 @@ impl Cuda {
 
     /// Finds the places of so many routes, which go to `known` experts of all ranks. `counts`, `starts` and `order` are
     /// those of `moe_align`.
-    pub(in super::super) fn place(
+    pub fn place(
         &self,
         plans: ExpertPlans,
         [routes, known]: [usize; 2],
@@ -106,13 +106,7 @@ impl Cuda {
     }
 
     /// The product of each place's row with matrix `which` of its expert.
-    pub(in super::super) fn placed_product(
-        &self,
-        placed: &Placed,
-        x: &Operand,
-        experts: &ExpertSlots,
-        which: usize,
-    ) -> DeviceTensor {
+    pub fn placed_product(&self, placed: &Placed, x: &Operand, experts: &ExpertSlots, which: usize) -> DeviceTensor {
         let (n, k, _) = experts.shape.matrix(which);
         let of = usize::from(which == 2);
         let tile = match placed.tiles {
@@ -133,8 +127,53 @@ impl Cuda {
         out
     }
 
+    /// The product of each place's row with matrix `which` of its expert.
+    fn int4_product(
+        &self,
+        tile: &Int4Tile,
+        placed: &Placed,
+        x: &Operand,
+        experts: &ExpertSlots,
+        which: usize,
+    ) -> DeviceTensor {
+        let room = placed.room;
+        let out = self.tensor(room, tile.n, Element::Bf16);
+        if room == 0 || self.check().is_err() {
+            return out;
+        }
+        let [weights, scales] = experts.matrices[which];
+        let [weight_bytes, scale_bytes] = experts.shape.bytes(which).map(|bytes| bytes as u64);
+        let blocks = self.device.properties.multiprocessors as usize;
+        let plan = LaunchPlan { shared: tile.shared, ..LaunchPlan::new(tile.kernel, [blocks, 1, 1], INT4_THREADS) };
+        for first in (0..experts.capacity).step_by(INT4_EXPERTS) {
+            let held = INT4_EXPERTS.min(experts.capacity - first);
+            let boxes = tile.maps(room, held);
+            let at = |base: u64, bytes: u64| base + first as u64 * bytes;
+            let addresses = [x.address, at(weights, weight_bytes), at(scales, scale_bytes)];
+            let map = |i: usize| self.keep(TensorMap::new(addresses[i], &boxes[i])).map(FastMap);
+            let (Some(x), Some(w), Some(scales)) = (map(0), map(1), map(2)) else { return out };
+            let args = Int4Args {
+                x,
+                w,
+                out: out.address,
+                unused: [0; 2],
+                scales,
+                none: [0; 6],
+                starts: placed.starts.address + 4 * first as u64,
+                buffers: [0; 2],
+                rows: int(room) as u32,
+                top_k: 1,
+                long_starts: false,
+            };
+            // SAFETY: x and out have a row for each place; the slots from `first` on have weights of this shape, and
+            // starts an entry for each expert of a launch and for the end.
+            unsafe { self.launch(&plan, &args) };
+        }
+        out
+    }
+
     /// Rows by route, from rows by place.
-    pub(in super::super) fn by_route(&self, placed: &Placed, x: &DeviceTensor, routes: usize) -> DeviceTensor {
+    pub fn by_route(&self, placed: &Placed, x: &DeviceTensor, routes: usize) -> DeviceTensor {
         let out = self.tensor(routes, x.cols, x.element);
         let args = ScatterArgs { x: x.address, index: placed.routes.address, out: out.address, n: int(x.cols) };
         // SAFETY: x has a row for each place; the places' routes are rows of out.

@@ -1,14 +1,14 @@
 //! Attention over the latent cache by FlashInfer's kernel. Which positions a piece of work covers depends on the row
 //! alone, so that its bits do not depend on other rows.
 
-use super::super::DeviceBuffer;
-use super::super::arena::ArenaBlock;
-use super::super::attention::PARTIAL_BYTES;
-use super::super::backend::{Cuda, int};
-use super::super::batch::DeviceBatch;
-use super::super::plan::LaunchPlan;
-use super::super::tensor::{DeviceTensor, Element};
-use super::args::{FastDivisor, LatentArgs};
+use super::DeviceBuffer;
+use super::arena::ArenaBlock;
+use super::batch::PlacedBatch;
+use super::fast::{FastDivisor, LatentArgs};
+use super::form::Element;
+use super::op_stream::OpStream;
+use super::plan::{LaunchPlan, PARTIAL_BYTES, int};
+use super::tensor::DeviceTensor;
 
 const LATENT: usize = 512;
 const ROPE: usize = 64;
@@ -59,7 +59,7 @@ struct LatentMergeArgs {
 
 /// Queries and the cache, as addresses and distances in numbers.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct WorkOf {
+pub(super) struct WorkOf {
     pub heads: usize,
     pub block_size: usize,
     pub scale: f32,
@@ -74,7 +74,7 @@ pub(in super::super) struct WorkOf {
 
 /// Rows that are computed at once, and how many pieces each can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct LatentWork {
+pub(super) struct LatentWork {
     pub rows: usize,
     pub chunks: usize,
     /// Rows of a tile.
@@ -94,9 +94,9 @@ impl LatentWork {
     }
 }
 
-impl Cuda {
+impl OpStream {
     /// [rows, heads * 512]: the mean of the latents that each query sees.
-    pub(in super::super) fn fast_latent(&self, batch: &DeviceBatch, work: LatentWork, of: WorkOf) -> DeviceTensor {
+    pub fn fast_latent(&self, batch: &PlacedBatch, work: LatentWork, of: WorkOf) -> DeviceTensor {
         let rows = batch.shape.rows;
         let out = self.tensor(rows, of.heads * LATENT, Element::Bf16);
         for first in (0..rows).step_by(work.rows) {
@@ -107,7 +107,7 @@ impl Cuda {
 
     fn latent_rows(
         &self,
-        batch: &DeviceBatch,
+        batch: &PlacedBatch,
         work: LatentWork,
         of: WorkOf,
         [first, rows]: [usize; 2],
@@ -115,7 +115,7 @@ impl Cuda {
     ) {
         let LatentWork { chunks, tile, .. } = work;
         let (heads, blocks) = (of.heads, self.device.properties.multiprocessors as usize);
-        let parts = self.steps.parts(batch);
+        let parts = &batch.parts;
         // Each row may be a tile of its own.
         let words = |count: usize| self.take(4 * count);
         let arrays: [ArenaBlock; 11] = std::array::from_fn(|i| match i {

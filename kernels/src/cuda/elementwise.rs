@@ -1,0 +1,140 @@
+//! Ops on rows alone: norms, rotations and lookups among them. They do not know models.
+
+use super::angles::DeviceAngles;
+use super::args::{AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, RopeWriteArgs, SiluMulArgs};
+use super::batch::PlacedBatch;
+use super::form::Element;
+use super::op_stream::OpStream;
+use super::plan::{LaunchPlan, int};
+use super::tensor::DeviceTensor;
+use super::weights::{DeviceEmbedding, DeviceVector};
+use crate::backend::RopeSpec;
+
+impl OpStream {
+    /// `factor` times y is added to `keep` times x.
+    pub fn add_to(&self, x: &DeviceTensor, keep: f32, y: Option<&DeviceTensor>, factor: f32) {
+        assert!(x.element == Element::F32 && x.is_contiguous(), "add_scaled: x must be f32 and no view");
+        let n = x.rows * x.cols;
+        let args = AddScaledArgs { x: x.address, y: y.map_or(0, |y| y.address), n, keep, factor };
+        let name = y.map_or(Element::F32, |y| y.element).of("add_scaled_f32", "add_scaled_bf16");
+        // SAFETY: x and y have n numbers each.
+        unsafe { self.launch(&LaunchPlan::by_number(name, n), &args) };
+    }
+
+    /// The norm of the rows of the residual stream, to which factor * y is added first.
+    pub fn norm_of_sum(
+        &self,
+        x: &DeviceTensor,
+        y: Option<&DeviceTensor>,
+        factor: f32,
+        weight: &DeviceVector,
+        eps: f32,
+    ) -> DeviceTensor {
+        assert!(x.element == Element::F32 && x.is_contiguous(), "add_norm: x must be f32 and no view");
+        let out = self.tensor(x.rows, x.cols, self.activations.get());
+        let (y, of_y) = y.map_or((0, out.element), |y| (y.address, y.element));
+        let name = match (of_y, out.element) {
+            (Element::F32, Element::F32) => "add_norm_f32",
+            (Element::Bf16, Element::Bf16) => "add_norm_bf16",
+            (Element::F32, Element::Bf16) => "add_norm_f32_bf16",
+            (Element::Bf16, Element::F32) => panic!("add_norm: y must not be bf16 in a model of f32"),
+        };
+        let n = int(x.cols);
+        let args = AddNormArgs { x: x.address, y, weight: weight.data.address(), out: out.address, n, factor, eps };
+        // SAFETY: x, y and out have rows * n numbers, weight n.
+        unsafe { self.launch(&LaunchPlan::by_row(name, x.rows), &args) };
+        out
+    }
+
+    /// The rows of x with these indices on the device, divided by `per_row`; rows without an index are not written.
+    pub fn gather_rows(&self, x: &DeviceTensor, index: u64, rows: usize, per_row: usize) -> DeviceTensor {
+        let out = self.tensor(rows, x.cols, x.element);
+        let (n, stride) = (int(x.cols), int(x.stride));
+        let args = GatherArgs { x: x.address, index, out: out.address, n, stride, per_row: int(per_row) };
+        let plan = LaunchPlan::by_columns(x.element.of("gather_f32", "gather_bf16"), rows, x.cols);
+        // SAFETY: the caller's indices, divided by per_row, are rows of x; out has a row for each.
+        unsafe { self.launch(&plan, &args) };
+        out
+    }
+
+    /// silu(gate) * up; where `routes` is none (address 0: nowhere) rows are not written.
+    pub fn silu_mul_rows(&self, gate: &DeviceTensor, up: &DeviceTensor, routes: u64) -> DeviceTensor {
+        assert_eq!(
+            (gate.rows, gate.cols, gate.stride),
+            (up.rows, up.cols, up.stride),
+            "silu_mul: gate and up must have the same shape and stride"
+        );
+        assert_eq!(gate.element, up.element, "silu_mul: gate and up must hold the same kind of numbers");
+        let out = self.tensor(gate.rows, gate.cols, gate.element);
+        let (n, stride) = (int(gate.cols), int(gate.stride));
+        let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, routes, n, stride };
+        let plan = LaunchPlan::by_columns(gate.element.of("silu_mul_f32", "silu_mul_bf16"), gate.rows, gate.cols);
+        // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
+        unsafe { self.launch(&plan, &args) };
+        out
+    }
+
+    pub fn embed(&self, table: &DeviceEmbedding, batch: &PlacedBatch) -> DeviceTensor {
+        let (rows, hidden) = (batch.shape.rows, table.cols);
+        let out = self.tensor(rows, hidden, Element::F32);
+        let args = EmbedArgs {
+            table: table.table.address(),
+            ids: batch.parts.ids,
+            out: out.address,
+            hidden: int(hidden),
+            first: int(table.first) as u32,
+            count: int(table.rows) as u32,
+        };
+        // SAFETY: the table has `count` rows; out has `hidden` numbers for each row of the batch.
+        unsafe { self.launch(&LaunchPlan::by_row(table.element.of("embed_f32", "embed_bf16"), rows), &args) };
+        out
+    }
+
+    pub fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {
+        let n = weight.len;
+        assert!(
+            n > 0 && x.cols.is_multiple_of(n),
+            "rms_norm: {} columns must be a multiple of the weight's {n}",
+            x.cols
+        );
+        if x.element != self.activations.get() {
+            assert_eq!(x.cols, n, "rms_norm: a residual stream must have as many columns as the weight");
+            return self.norm_of_sum(x, None, 0.0, weight, eps);
+        }
+        let out = self.tensor(x.rows, x.cols, x.element);
+        let args = GroupNormArgs {
+            x: x.address,
+            weight: weight.data.address(),
+            out: out.address,
+            n: int(n),
+            stride: int(x.stride),
+            eps,
+        };
+        let name = x.element.of("group_norm_f32", "group_norm_bf16");
+        // SAFETY: x and out have cols numbers in each row, weight n.
+        unsafe { self.launch(&LaunchPlan::by_group(name, x.rows, x.cols / n), &args) };
+        out
+    }
+
+    /// Rotates x in place.
+    pub fn rope(&self, batch: &PlacedBatch, x: &DeviceTensor, spec: &RopeSpec, angles: &mut DeviceAngles) {
+        assert_eq!(batch.shape.rows, x.rows, "rope: one position for each row");
+        assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
+        let Some(angles) = self.keep(angles.get(&self.device, spec)) else { return };
+        let args = RopeWriteArgs {
+            q: x.address,
+            angles,
+            positions: batch.parts.positions,
+            places: batch.parts.places,
+            dims: int(spec.dims),
+            interleaved: spec.interleaved.into(),
+            q_heads: int(x.cols / spec.head_dim),
+            q_dim: int(spec.head_dim),
+            q_offset: int(spec.offset),
+            q_stride: int(x.stride),
+            ..RopeWriteArgs::default()
+        };
+        // SAFETY: the tables cover all positions; with one block per row, only q is rotated.
+        unsafe { self.launch(&LaunchPlan::rope(x.element, x.rows, false), &args) };
+    }
+}

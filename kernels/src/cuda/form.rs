@@ -1,0 +1,83 @@
+//! The types and forms of numbers on the device.
+
+use crate::backend::ScaleForm;
+use crate::storage::FP8_BLOCK;
+
+/// The type of the numbers of an activation, an embedding or a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Element {
+    F32,
+    Bf16,
+}
+
+impl Element {
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F32 => 4,
+            Element::Bf16 => 2,
+        }
+    }
+
+    /// The kernel for this type.
+    pub fn of(self, f32: &'static str, bf16: &'static str) -> &'static str {
+        match self {
+            Element::F32 => f32,
+            Element::Bf16 => bf16,
+        }
+    }
+}
+
+/// How the numbers of a weight lie on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WeightForm {
+    F32,
+    Bf16,
+    /// One scale per 128 x 128 block.
+    Fp8,
+    Int4 {
+        group: usize,
+        scales: ScaleForm,
+    },
+}
+
+impl WeightForm {
+    /// Bytes of [outs, ins] without scales.
+    pub fn bytes(self, outs: usize, ins: usize) -> usize {
+        match self {
+            WeightForm::F32 => outs * ins * 4,
+            WeightForm::Bf16 => outs * ins * 2,
+            WeightForm::Fp8 => outs * ins,
+            WeightForm::Int4 { .. } => outs * ins.div_ceil(8) * 4,
+        }
+    }
+
+    /// Bytes of the scales of [outs, ins].
+    pub fn scale_bytes(self, outs: usize, ins: usize) -> usize {
+        match self {
+            WeightForm::F32 | WeightForm::Bf16 => 0,
+            WeightForm::Fp8 => outs.div_ceil(FP8_BLOCK) * ins.div_ceil(FP8_BLOCK) * size_of::<f32>(),
+            WeightForm::Int4 { group, scales } => outs * ins.div_ceil(group) * scales.bytes(),
+        }
+    }
+}
+
+/// The shapes and forms of an expert's matrices: gate, up and down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ExpertShape {
+    pub inter: usize,
+    pub hidden: usize,
+    pub forms: [WeightForm; 3],
+}
+
+impl ExpertShape {
+    pub fn matrix(&self, which: usize) -> (usize, usize, WeightForm) {
+        let (outs, ins) = if which == 2 { (self.hidden, self.inter) } else { (self.inter, self.hidden) };
+        (outs, ins, self.forms[which])
+    }
+
+    /// Bytes of a matrix of one expert, and of its scales.
+    pub fn bytes(&self, which: usize) -> [usize; 2] {
+        let (outs, ins, form) = self.matrix(which);
+        [form.bytes(outs, ins), form.scale_bytes(outs, ins)]
+    }
+}
