@@ -95,7 +95,7 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceCho
         block_size: block_size(engine, &devices),
         max_context: engine.max_context.map(|n| n as usize),
         max_sequences: engine.max_sequences as usize,
-        token_budget: Some(token_budget(engine, &devices)),
+        token_budget: (!engine.no_prepare).then(|| token_budget(engine, &devices)),
         embeds: engine.task == EngineTask::Embed,
         step_deadline: Some(Duration::from_secs_f64(engine.step_deadline)),
         ..weights(args, devices)

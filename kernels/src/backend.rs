@@ -145,11 +145,11 @@ pub enum DryRun {
 /// A step that is computed before any sequence comes. Its tokens and blocks are all 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DryStep {
-    /// Rows of the first sequence; each other one has one row.
-    pub first: usize,
-    pub others: usize,
-    /// Position of the first rows.
-    pub start: usize,
+    /// So many sequences of `len` rows, from position 0 on,
+    pub prompts: usize,
+    pub len: usize,
+    /// and so many of one row.
+    pub singles: usize,
     /// Of each block table.
     pub blocks: usize,
     pub wants: DryWants,
@@ -165,21 +165,26 @@ pub enum DryWants {
     Stashes,
     /// Draws from these slots; no rows.
     DrawsOfStashes,
+    /// The hidden state of each sequence's last row.
+    States,
 }
 
 impl DryStep {
     /// `zeros`: at least as many as `blocks`.
     pub fn inputs<'a>(&self, zeros: &'a [u32]) -> StepInputs<'a> {
-        let DryStep { first, others, start, blocks, wants } = *self;
-        let sequences = 1 + others;
+        let DryStep { prompts, len, singles, blocks, wants } = *self;
+        let sequences = prompts + singles;
         let mut inputs = StepInputs::default();
         if wants != DryWants::DrawsOfStashes {
             let blocks = &zeros[..blocks];
-            inputs.ids = vec![0; first + others];
-            inputs.spans.push(Span { row: 0, len: first, start, blocks });
-            inputs.spans.extend((0..others).map(|i| Span { row: first + i, len: 1, start, blocks }));
+            let lengths = std::iter::repeat_n(len, prompts).chain(std::iter::repeat_n(1, singles));
+            for len in lengths {
+                inputs.spans.push(Span { row: inputs.ids.len(), len, start: 0, blocks });
+                inputs.ids.resize(inputs.ids.len() + len, 0);
+            }
         }
-        let last = |sequence: usize| first - 1 + sequence;
+        let ends: Vec<usize> = inputs.spans.iter().map(|span| span.row + span.len - 1).collect();
+        let last = |sequence: usize| ends[sequence];
         let draw = |from| Draw { from, sample: SampleSpec::default(), logprobs: None };
         match wants {
             DryWants::Draws => inputs.draws = (0..sequences).map(|i| draw(LogitsOf::Row(last(i)))).collect(),
@@ -187,6 +192,7 @@ impl DryStep {
             DryWants::Stashes => {
                 inputs.stashes = (0..sequences).map(|i| Stash { row: last(i), slot: i as u32 }).collect();
             }
+            DryWants::States => inputs.states = (0..sequences).map(last).collect(),
             DryWants::Scores(top) => {
                 inputs.scores = (0..inputs.ids.len()).map(|row| Score { row, token: 0, top }).collect();
             }

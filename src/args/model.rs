@@ -177,6 +177,10 @@ pub struct EngineArgs {
     /// Disable the prefix cache, which shares the KV blocks of equal prompt prefixes
     #[arg(long, env = "REIN_NO_PREFIX_CACHE")]
     pub no_prefix_cache: bool,
+    /// On GPUs, do not compute steps of all sizes while loading: it is ready sooner, but the first steps of each size
+    /// are slow, and a large step may find no memory for its activations
+    #[arg(long, env = "REIN_NO_PREPARE")]
+    pub no_prepare: bool,
     #[command(flatten)]
     pub sim: SimArgs,
 }

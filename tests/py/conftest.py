@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 
+# Steps of all sizes take minutes on the emulated GPU; test_cuda.py tests them with small limits.
+os.environ.setdefault("REIN_NO_PREPARE", "true")
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BIN = os.path.abspath(os.environ.get("REIN_BIN", REPOSITORY / "target/debug/rein"))
 # Packages of the debug build can be made.

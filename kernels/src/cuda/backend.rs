@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::CudaDevice;
 use super::attention::DeviceCache;
 use super::batch::DeviceBatch;
 use super::draw::{StashedLogits, StepDraws};
 use super::draw_plan::DrawPlan;
+use super::dry::{draw_words, largest_shapes, largest_steps, recorded_steps};
 use super::error::shape;
 use super::experts::DeviceExperts;
 use super::fast::KernelTier;
@@ -22,9 +22,10 @@ use super::step_state::StepState;
 use super::tensor::DeviceTensor;
 use super::upload::{UploadRing, WeightWriter};
 use super::weights::{DeviceEmbedding, DeviceExpansion, DeviceLinear, DeviceVector, Matrix, Prepared};
+use super::{CudaDevice, CudaError};
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
-use crate::error::Result;
+use crate::error::{KernelError, Result};
 
 /// One rank on a CUDA device.
 pub struct Cuda {
@@ -147,6 +148,7 @@ impl Backend for Cuda {
         // Of several ranks, each knows its own part.
         let vocab = if self.ranks() > 1 { usize::MAX } else { embedding.rows };
         self.steps.limits.update(|limits| StepLimits { vocab, ..limits });
+        self.steps.tokens.set(embedding.rows * self.ranks());
         Ok(embedding)
     }
 
@@ -196,6 +198,19 @@ impl Backend for Cuda {
 
     fn to_host(&self, x: &DeviceTensor) -> Vec<f32> {
         self.ops.to_host(x)
+    }
+
+    fn dry_steps(&mut self, bounds: &StepBounds, run: DryRun) -> Result<Vec<DryStep>> {
+        self.ops.device.enter()?;
+        let blocks = bounds.positions.div_ceil(self.steps.limits.get().block_size);
+        if run == DryRun::Recording {
+            return Ok(recorded_steps(bounds.sequences, blocks));
+        }
+        self.steps.angles.get_mut().cover(&self.ops.device, bounds.positions.saturating_sub(1))?;
+        let [shape, decode] = largest_shapes(bounds, blocks);
+        let words = shape.parts().end.max(decode.parts().end) + draw_words(bounds, self.steps.tokens.get());
+        self.steps.buffers.reserve(&self.ops.device, words, shape.results.max(decode.results))?;
+        Ok(largest_steps(bounds, blocks))
     }
 
     fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<DeviceBatch<'a>> {
@@ -313,7 +328,7 @@ impl Backend for Cuda {
 
     fn sigmoid_mul(&self, _: &mut DeviceTensor, _: &DeviceTensor) {
         let what = "it is computed on CPUs only".to_owned();
-        self.keep::<()>(Err(CudaError::Kernel { kernel: "sigmoid_mul".into(), what }));
+        self.ops.keep::<()>(Err(CudaError::Kernel { kernel: "sigmoid_mul".into(), what }));
     }
 
     fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {

@@ -56,6 +56,14 @@ impl StepBuffers {
         self.device.as_ref().is_none_or(|buffer| buffer.bytes() < 4 * words)
     }
 
+    /// Makes room for steps of this many words of inputs and results.
+    pub fn reserve(&mut self, device: &CudaDevice, words: usize, results: usize) -> Result<()> {
+        self.results = Some(PinnedBuffer::new(device, 4 * results.max(FIRST_RESULTS))?);
+        self.device = Some(device.allocate(4 * words.max(FIRST))?);
+        self.host = Some(PinnedBuffer::new(device, 4 * words.max(FIRST))?);
+        Ok(())
+    }
+
     /// Whether the buffers that kernels use had to move for a step.
     pub fn fit(&mut self, device: &CudaDevice, shape: &StepShape, draws: &DrawPlan) -> Result<bool> {
         if self.lacks_results(draws) {

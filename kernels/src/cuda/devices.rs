@@ -14,6 +14,8 @@ use crate::storage::{CudaStorage, DeviceStorage};
 
 /// 1 / this of a device's memory is left for activations and recorded steps.
 const ACTIVATIONS: usize = 16;
+/// 1 / this, for recorded steps and what the driver takes for itself.
+const RECORDED: usize = 64;
 
 /// A rank computes on each. A device that is there several times has several ranks.
 #[derive(Clone)]
@@ -69,6 +71,7 @@ impl Devices for CudaDevices {
     const KIND: &'static str = "cuda";
     const KEEPS_CACHES: bool = true;
     const RECURS: bool = false;
+    const PREPARES: bool = true;
 
     fn open(&self, index: usize, _: usize, link: Box<dyn Collective>) -> Result<Cuda> {
         self.backend(index, link)
@@ -90,6 +93,11 @@ impl Devices for CudaDevices {
         };
         let first = |(i, device): &(usize, &CudaDevice)| self.devices[..*i].iter().all(|d| d.index != device.index);
         self.devices.iter().enumerate().filter(first).map(free).sum()
+    }
+
+    fn free_after_dry_run(&self, index: usize) -> Result<usize> {
+        let (free, total) = self.devices[index].memory()?;
+        Ok(free.saturating_sub(total / RECORDED))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::sample::{Logprob, SampleSpec};
 /// No slot, no token, no logprobs.
 const NONE: u32 = u32::MAX;
 /// Of a `DrawTask`.
-const TASK_WORDS: usize = 25;
+pub const TASK_WORDS: usize = 25;
 /// The word of a task that says where its mask begins.
 const MASK_AT: usize = TASK_WORDS - 2;
 /// Rows whose logits are in memory at once for scoring: a long prompt must not need prompt * vocabulary floats.

@@ -16,6 +16,7 @@ mod devices;
 mod draw;
 mod draw_plan;
 mod driver;
+mod dry;
 mod elementwise;
 mod error;
 mod experts;

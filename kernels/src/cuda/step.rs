@@ -8,8 +8,10 @@ use crate::error::{KernelError, Result};
 pub(super) const NONE: u32 = u32::MAX;
 /// Larger decode steps are not recorded.
 const LARGEST_BUCKET: usize = 512;
-/// Results that decode steps have room for, in words for each row: a token and its logprob with two alternatives.
-const FEW_RESULTS: usize = 8;
+/// Results that decode steps have room for, for each row: its logprob with as many alternatives as clients may ask for.
+pub(super) const MOST_ALTERNATIVES: usize = 20;
+/// The least stride of block tables.
+pub(super) const FIRST_STRIDE: usize = 8;
 
 /// The number of rows that a decode step is filled up to; None: it is not.
 pub(super) fn bucket(rows: usize) -> Option<usize> {
@@ -52,7 +54,9 @@ impl StepShape {
             && rows.spans.iter().all(|span| span.len == 1)
             && rows.scores.is_empty()
             && rows.states.is_empty()
-            && wanted <= rows.ids.len();
+            && (1..=rows.ids.len()).contains(&wanted)
+            && rows.draws.len() <= rows.ids.len()
+            && rows.draws.iter().all(|draw| draw.logprobs.is_none_or(|top| top <= MOST_ALTERNATIVES));
         let drawn = rows.draws.iter().map(|draw| result_words(draw.logprobs)).sum::<usize>();
         let scored = rows.scores.iter().map(|score| result_words(Some(score.top))).sum::<usize>();
         match bucket(rows.ids.len()).filter(|_| decode) {
@@ -60,13 +64,9 @@ impl StepShape {
             Some(bucket) => StepShape {
                 rows: bucket,
                 sequences: bucket,
-                table_stride: longest.next_power_of_two().max(8),
-                wanted: if wanted > 0 { bucket } else { 0 },
-                results: if rows.draws.is_empty() && rows.stashes.is_empty() {
-                    0
-                } else {
-                    drawn.next_power_of_two().max(FEW_RESULTS * bucket)
-                },
+                table_stride: longest.next_power_of_two().max(FIRST_STRIDE),
+                wanted: bucket,
+                results: result_words(Some(MOST_ALTERNATIVES)) * bucket,
                 decode: true,
             },
             None => StepShape {

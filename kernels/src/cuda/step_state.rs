@@ -13,6 +13,8 @@ pub(super) struct StepState {
     pub graphs: RefCell<Graphs>,
     pub buffers: StepBuffers,
     pub limits: Cell<StepLimits>,
+    /// About how many tokens the vocabulary has.
+    pub tokens: Cell<usize>,
     /// Experts have moved to other memory since the last step.
     pub experts_moved: Cell<bool>,
 }
@@ -21,7 +23,7 @@ impl Default for StepState {
     fn default() -> Self {
         let limits = Cell::new(StepLimits { vocab: usize::MAX, blocks: usize::MAX, block_size: 1 });
         let (angles, graphs, buffers) = (RefCell::default(), RefCell::default(), StepBuffers::default());
-        StepState { angles, graphs, buffers, limits, experts_moved: Cell::new(false) }
+        StepState { angles, graphs, buffers, limits, tokens: Cell::new(0), experts_moved: Cell::new(false) }
     }
 }
 

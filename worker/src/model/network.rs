@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, DryRun, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds, StepInputs,
-    StepOutputs,
+    Backend, DryRun, DryWants, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds,
+    StepInputs, StepOutputs,
 };
 
 use super::load::{LoadedLinear, LoadedNorm};
@@ -157,7 +157,11 @@ impl<B: Backend> Network<B> {
 
     /// Computes the steps for which the backend asks before sequences come.
     pub fn prepare(&mut self, bounds: &StepBounds, run: DryRun) -> KernelResult<()> {
-        let steps = self.backend.dry_steps(bounds, run)?;
+        let mut steps = self.backend.dry_steps(bounds, run)?;
+        if self.head.is_none() {
+            steps.retain(|step| step.wants != DryWants::DrawsOfStashes);
+            steps.iter_mut().for_each(|step| step.wants = DryWants::States);
+        }
         let zeros = vec![0; steps.iter().map(|step| step.blocks).max().unwrap_or(0)];
         steps.iter().try_for_each(|step| self.step(step.inputs(&zeros)).map(drop))
     }

@@ -46,7 +46,7 @@ fn a_decode_step_is_filled_up_to_its_bucket() {
     let spans = (0..3).map(|row| Span { row, len: 1, start: 2 * row, blocks: &[1, 3] }).collect();
     let (shape, words) =
         packed(&StepInputs { ids: vec![1, 2, 3], spans, draws: vec![draw(2)], ..StepInputs::default() }).expect("fits");
-    assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, results: 32, decode: true });
+    assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, results: 4 * 44, decode: true });
     let rows = [[1, 2, 3, NONE], [0, 2, 4, 0], [0, 1, 2, NONE], [4, 6, 12, NONE]];
     assert_eq!(words[..16], rows.concat());
     let table = [1, 3, 0, 0, 0, 0, 0, 0];
@@ -60,7 +60,7 @@ fn growing_sequences_keep_their_shape() {
     let of = |blocks: usize| {
         let blocks = vec![0; blocks];
         let spans = vec![Span { row: 0, len: 1, start: 0, blocks: &blocks }];
-        StepShape::of(&StepInputs { ids: vec![0], spans, ..StepInputs::default() })
+        StepShape::of(&StepInputs { ids: vec![0], spans, draws: vec![draw(0)], ..StepInputs::default() })
     };
     assert_eq!(of(1), of(8));
     assert_eq!(of(9), of(16));
