@@ -66,7 +66,7 @@ pub use crate::{
 #[doc(hidden)]
 pub fn convert_messages(body: &[u8], seal: &seal::Seal) -> Result<usize, Error> {
     let seal = api::anthropic::ThinkingSeal::new(seal, None);
-    Ok(api::anthropic::messages(body, &seal, &api::known_tools::KnownTools::new(limits::KNOWN_TOOLS_BYTES))?
+    Ok(api::anthropic::messages(body, &seal, &api::known_tools::KnownTools::new(limits::KNOWN_TOOLS_BYTES).messages)?
         .value
         .job
         .tools

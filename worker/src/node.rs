@@ -10,6 +10,7 @@ mod load_report;
 mod probe;
 mod readiness;
 mod seat;
+mod standing;
 mod switch;
 mod teardown;
 #[cfg(test)]

@@ -25,8 +25,6 @@ mod simd;
 #[cfg(test)]
 mod tests;
 mod weights;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 use std::sync::Arc;
 

@@ -274,7 +274,9 @@ unsafe impl Simd for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub use super::x86::{Avx2, Avx512};
+mod x86;
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2, Avx512};
 
 /// Defines `unsafe fn name(isa, args)`, which calls the generic kernel compiled for that instruction set.
 macro_rules! simd_fn {

@@ -4,6 +4,7 @@
 pub mod anthropic;
 pub mod authenticate;
 mod body;
+pub mod frames;
 pub mod grpc;
 mod headers;
 pub mod http;

@@ -11,13 +11,14 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use crate::{
-    api::anthropic::NO_THREADS,
     error::{Error, ErrorKind},
     limits,
 };
 
 /// Anthropic's status for an overloaded server, which has no name in HTTP.
 const OVERLOADED: u16 = 529;
+/// The code of Anthropic's API for a conversation that the server would have to keep.
+pub const NO_THREADS: &str = "thread_unsupported_request";
 
 /// The HTTP response to a failed request, with OpenAI's body. The error itself is an extension of the response, so that
 /// the layer of another API can replace status and body.

@@ -226,10 +226,11 @@ fn random_conversations_are_the_same_job_through_all_three_apis() {
     let known = KnownTools::default();
     for round in 0..ROUNDS {
         let Triplet { chat, responses, messages } = triplet(&mut rng, &thinking);
-        let chat_job = openai::chat(chat.to_string().as_bytes(), &known).unwrap().value.job;
-        let read = responses::request(responses.to_string().as_bytes(), &known).unwrap();
+        let chat_job = openai::chat(chat.to_string().as_bytes(), &known.chat).unwrap().value.job;
+        let read = responses::request(responses.to_string().as_bytes(), &known.responses).unwrap();
         let response_job = { read.value }.prepare(Vec::new(), 0, &open).unwrap().job;
-        let messages_job = anthropic::messages(messages.to_string().as_bytes(), &thinking, &known).unwrap().value.job;
+        let messages_job =
+            anthropic::messages(messages.to_string().as_bytes(), &thinking, &known.messages).unwrap().value.job;
         for job in [&chat_job, &response_job, &messages_job] {
             job.check().unwrap_or_else(|error| panic!("round {round}: {error} in {chat:#}"));
         }

@@ -1,5 +1,6 @@
 //! Generates one request: opens its choices on engines and merges their events into one stream.
 
+mod choice;
 mod plan;
 mod unfinished;
 
@@ -35,7 +36,6 @@ use crate::{
     limits,
     memory::{MatcherMemory, MemoryCharge},
     request::{
-        choice::Choice,
         delivery::ChatEvents,
         demand::CountedRequest,
         metrics::RequestMetrics,
@@ -46,6 +46,7 @@ use crate::{
     request_trace::Trace,
 };
 
+use choice::Choice;
 pub use plan::{Defaults, Plan, restrictions, truncate};
 pub use unfinished::UnfinishedChoices;
 

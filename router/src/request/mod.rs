@@ -2,7 +2,6 @@
 //! It must not know HTTP, gRPC or status codes.
 
 pub mod chat;
-mod choice;
 mod compile_queue;
 pub mod completion;
 pub mod delivery;

@@ -216,7 +216,7 @@ fn every_chat_field_means_the_same_on_both_surfaces() {
         set(&mut asked);
         let over_grpc = format!("{:?}", grpc::request::chat(0, asked).unwrap());
         let body = chat_request(&[], more).to_string();
-        let over_http = format!("{:?}", openai::chat(body.as_bytes(), &KnownTools::default()).unwrap().value.job);
+        let over_http = format!("{:?}", openai::chat(body.as_bytes(), &KnownTools::default().chat).unwrap().value.job);
         assert_eq!(over_grpc, over_http, "{name}");
         assert_ne!(over_grpc, default, "{name}");
     }

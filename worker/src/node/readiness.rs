@@ -8,16 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use rein_control_plane::records::{GroupRecord, Keys, Ready, RouterRecord, decode};
+use rein_control_plane::records::{Keys, Ready, RouterRecord, decode};
 use rein_control_plane::{Mirror, Snapshot, Store};
 use rein_proto::internal::engine_server;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
+use super::standing::{CurrentStanding, WorkerStanding};
 use super::{EngineSwitch, Membership, Node};
 
 /// How often the listeners of the engine are checked: no event announces them.
@@ -25,69 +26,6 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// A worker without a seat counts as a ready spare after this time: a new controller assigns seats after `LEASE` and
 /// `MEMBER_SETTLE_TIME`, and a worker that is about to load must not look ready.
 const SPARE_WAIT: Duration = Duration::from_secs(10);
-
-/// The state of a worker, as it knows it.
-#[derive(Debug, Clone, Default)]
-pub enum WorkerStanding {
-    /// The store does not have its registration.
-    #[default]
-    Unknown,
-    /// Another worker is registered under its id.
-    Displaced,
-    Spare,
-    /// It could not load and does not offer itself for a while.
-    Away,
-    /// It is taking a seat, or waits for the controller after its group ended.
-    Seating,
-    Leads,
-    Follows {
-        group: String,
-        record: Arc<GroupRecord>,
-    },
-    Leaving,
-}
-
-impl WorkerStanding {
-    pub fn name(&self) -> &'static str {
-        match self {
-            WorkerStanding::Unknown => "unknown",
-            WorkerStanding::Displaced => "displaced",
-            WorkerStanding::Spare => "spare",
-            WorkerStanding::Away => "away",
-            WorkerStanding::Seating => "seating",
-            WorkerStanding::Leads => "leads",
-            WorkerStanding::Follows { .. } => "follows",
-            WorkerStanding::Leaving => "leaving",
-        }
-    }
-
-    fn is_like(&self, other: &WorkerStanding) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
-    }
-}
-
-/// The current state, since when, and the epoch of the last seat.
-#[derive(Debug, Clone)]
-pub struct CurrentStanding {
-    pub standing: WorkerStanding,
-    pub since: Instant,
-    pub epoch: u64,
-}
-
-impl Default for CurrentStanding {
-    fn default() -> Self {
-        CurrentStanding { standing: WorkerStanding::Unknown, since: Instant::now(), epoch: 0 }
-    }
-}
-
-impl CurrentStanding {
-    pub fn becomes(&mut self, standing: WorkerStanding, epoch: u64) {
-        if !self.standing.is_like(&standing) {
-            self.since = Instant::now();
-        }
-        (self.standing, self.epoch) = (standing, epoch);
-    }
-}
 
 impl Node {
     /// Publishes the worker's state.

@@ -9,7 +9,7 @@ use rein_proto::internal::{EngineInfo, EngineStats, EventsRequest, InfoRequest, 
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::readiness::{CurrentStanding, WorkerStanding};
+use super::standing::{CurrentStanding, WorkerStanding};
 use crate::limits;
 use crate::service::{EngineService, Outputs};
 

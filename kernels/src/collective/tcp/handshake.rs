@@ -2,16 +2,20 @@
 //! ranks do.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, HashSet, VecDeque},
     io::{self, Read},
     net::{Shutdown, TcpListener, TcpStream},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use super::join::{Inner, LinkId, RETRY};
-use super::{ConnectionSide, Wire};
+use super::{ConnectionSide, SecureConnection, Wire};
 
+/// Pause between attempts to connect and to accept.
+pub(super) const RETRY: Duration = Duration::from_millis(20);
 const MAGIC: &[u8; 5] = b"REIN3";
 /// Time limit from the connection to the end of its hello, including the TLS handshake, however slowly bytes arrive.
 pub const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
@@ -29,6 +33,54 @@ pub const FOREIGN: u8 = 4;
 pub const HERE: u8 = 5;
 /// Other workers are in this process.
 pub const ELSEWHERE: u8 = 6;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct LinkId {
+    pub group: String,
+    pub epoch: u64,
+    pub from: usize,
+    pub to: usize,
+    pub size: usize,
+    pub heartbeat: bool,
+    pub protocol: u32,
+}
+
+#[derive(Default)]
+pub(super) struct JoinState {
+    /// Peers for which a join waits. Connections of other peers are closed.
+    pub expected: HashSet<LinkId>,
+    pub waiting: HashMap<LinkId, Wire>,
+    /// Per group, the lowest epoch that may still be joined.
+    pub fences: HashMap<String, u64>,
+    /// Names of workers in this process.
+    pub names: HashSet<String>,
+}
+
+/// What the threads of a listener share.
+pub(super) struct Inner {
+    pub joins: Mutex<JoinState>,
+    pub news: Condvar,
+    pub secure: SecureConnection,
+    pub handshakes: Handshakes,
+    pub closed: AtomicBool,
+}
+
+impl JoinState {
+    pub fn is_stale(&self, group: &str, epoch: u64) -> bool {
+        self.fences.get(group).is_some_and(|&fence| epoch < fence)
+    }
+}
+
+impl Inner {
+    pub fn joins(&self) -> MutexGuard<'_, JoinState> {
+        self.joins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change, at most this long.
+    pub fn pause(&self, time: Duration) {
+        drop(self.news.wait_timeout(self.joins(), time));
+    }
+}
 
 /// The purpose of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,21 +2,20 @@
 //! epoch. This module does not know collective operations.
 
 use std::{
-    collections::{HashMap, HashSet},
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use super::handshake::{self, ACCEPTED, ELSEWHERE, EXPECTED, FOREIGN, HERE, Handshakes, Hello, STALE};
+use super::handshake::{
+    self, ACCEPTED, ELSEWHERE, EXPECTED, FOREIGN, HERE, Handshakes, Hello, Inner, LinkId, RETRY, STALE,
+};
 use super::{ConnectionSide, SecureConnection, Tcp, Wire};
 
-/// Pause between attempts to connect and to accept.
-pub(super) const RETRY: Duration = Duration::from_millis(20);
 /// Time limit of one attempt.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
@@ -63,51 +62,10 @@ pub enum ProbeError {
     Foreign { address: String },
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct LinkId {
-    pub group: String,
-    pub epoch: u64,
-    pub from: usize,
-    pub to: usize,
-    pub size: usize,
-    pub heartbeat: bool,
-    pub protocol: u32,
-}
-
-#[derive(Default)]
-pub(super) struct JoinState {
-    /// Peers for which a join waits. Connections of other peers are closed.
-    pub expected: HashSet<LinkId>,
-    pub waiting: HashMap<LinkId, Wire>,
-    /// Per group, the lowest epoch that may still be joined.
-    fences: HashMap<String, u64>,
-    /// Names of workers in this process.
-    pub names: HashSet<String>,
-}
-
-pub(super) struct Inner {
-    joins: Mutex<JoinState>,
-    pub news: Condvar,
-    pub secure: SecureConnection,
-    pub handshakes: Handshakes,
-    pub closed: AtomicBool,
-}
-
 /// Accepts connections from ranks of other processes.
 pub struct RankListener {
     address: SocketAddr,
     inner: Arc<Inner>,
-}
-
-impl Inner {
-    pub fn joins(&self) -> MutexGuard<'_, JoinState> {
-        self.joins.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for a change, at most this long.
-    pub fn pause(&self, time: Duration) {
-        drop(self.news.wait_timeout(self.joins(), time));
-    }
 }
 
 /// Peers that a join waits for.
@@ -123,12 +81,6 @@ impl Drop for Expecting<'_> {
             joins.expected.remove(place);
             joins.waiting.remove(place);
         }
-    }
-}
-
-impl JoinState {
-    pub fn is_stale(&self, group: &str, epoch: u64) -> bool {
-        self.fences.get(group).is_some_and(|&fence| epoch < fence)
     }
 }
 

@@ -13,7 +13,10 @@ use super::{
     wire::{MessageEnd, MessageHead, MessageUsage, call_id},
 };
 use crate::{
-    api::{http::EncodeFrames, http::write_event, status},
+    api::{
+        frames::{EncodeFrames, write_event},
+        status,
+    },
     error::Error,
 };
 

@@ -17,7 +17,7 @@ pub use frames::MessageFrames;
 pub(crate) use refused::IN_MESSAGES;
 #[cfg(test)]
 pub use request::asked as asked_by_messages;
-pub use request::{MessagesRequest, NO_THREADS, count_tokens, messages};
+pub use request::{MessagesRequest, count_tokens, messages};
 pub use thinking::ThinkingSeal;
 #[cfg(test)]
 pub use thinking::signed_thinking;

@@ -1,8 +1,10 @@
 //! Decodes the bodies of `/v1/messages` and `/v1/messages/count_tokens`.
 
+use std::sync::Arc;
+
 use rein_grammar::Response;
 use rein_proto::v1;
-use rein_text::fields::{AcceptedRange, Fields, ParsedBody, constraints};
+use rein_text::fields::{AcceptedRange, Fields, ParsedBody, constraints, shared::SharedField};
 use serde_json::Value;
 
 use super::{
@@ -10,10 +12,10 @@ use super::{
     origins::FieldOrigins,
     refused::IN_MESSAGES,
     thinking::ThinkingSeal,
-    tools,
+    tools::{self, DecodedTools},
 };
 use crate::{
-    api::{known_tools::KnownTools, openai},
+    api::{openai, status::NO_THREADS},
     error::Error,
     request::job::{ChatJob, ExactValues, Generation, check_effort},
 };
@@ -49,11 +51,12 @@ const WITHOUT_EFFECT: [&str; 10] = [
     "anthropic_version",
 ];
 
-/// The code of Anthropic's API for a conversation that the server would have to keep.
-pub const NO_THREADS: &str = "thread_unsupported_request";
-
 /// Decodes the body of `/v1/messages`.
-pub fn messages(body: &[u8], seal: &ThinkingSeal, known: &KnownTools) -> Result<ParsedBody<MessagesRequest>, Error> {
+pub fn messages(
+    body: &[u8],
+    seal: &ThinkingSeal,
+    known: &SharedField<Arc<DecodedTools>>,
+) -> Result<ParsedBody<MessagesRequest>, Error> {
     decode(body, seal, known, true)
 }
 
@@ -61,7 +64,7 @@ pub fn messages(body: &[u8], seal: &ThinkingSeal, known: &KnownTools) -> Result<
 pub fn count_tokens(
     body: &[u8],
     seal: &ThinkingSeal,
-    known: &KnownTools,
+    known: &SharedField<Arc<DecodedTools>>,
 ) -> Result<ParsedBody<MessagesRequest>, Error> {
     decode(body, seal, known, false)
 }
@@ -69,7 +72,7 @@ pub fn count_tokens(
 fn decode(
     body: &[u8],
     seal: &ThinkingSeal,
-    known: &KnownTools,
+    known: &SharedField<Arc<DecodedTools>>,
     generates: bool,
 ) -> Result<ParsedBody<MessagesRequest>, Error> {
     let read = openai::body(body)?.read(|fields| read(fields, seal, known, generates))?;
@@ -83,7 +86,7 @@ fn decode(
 fn read(
     fields: &mut Fields,
     seal: &ThinkingSeal,
-    known: &KnownTools,
+    known: &SharedField<Arc<DecodedTools>>,
     generates: bool,
 ) -> Result<(MessagesRequest, Vec<String>), Error> {
     for name in WITHOUT_EFFECT {
@@ -110,7 +113,7 @@ fn read(
         conversation(system, list, seal, name)?;
     let decode = |fields: &mut Fields| tools::tools(fields, &tool_changes);
     let decoded = match tool_changes.is_empty() {
-        true => known.messages.read(fields, "tools", decode)?,
+        true => known.read(fields, "tools", decode)?,
         false => decode(fields)?,
     };
     let (tool_choice, parallel_tool_calls) = tools::choice(fields, &decoded)?;
@@ -255,5 +258,5 @@ fn output_format(fields: &mut Fields, name: &'static str) -> Result<Option<Respo
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
     let seal = ThinkingSeal::new(&crate::seal::Seal::random(), None);
-    openai::names_read(&body, |fields| read(fields, &seal, &KnownTools::default(), true))
+    openai::names_read(&body, |fields| read(fields, &seal, &SharedField::new(crate::limits::KNOWN_TOOLS_BYTES), true))
 }

@@ -19,7 +19,7 @@ fn read(more: Value) -> Result<ParsedBody<MessagesRequest>, Error> {
     for (name, value) in more.as_object().expect("an object") {
         body[name] = value.clone();
     }
-    messages(body.to_string().as_bytes(), &seal(), &KnownTools::default())
+    messages(body.to_string().as_bytes(), &seal(), &KnownTools::default().messages)
 }
 
 fn job(more: Value) -> crate::request::job::ChatJob {

@@ -42,7 +42,7 @@ pub async fn create(
         let mut incoming = incoming(&state, &request).await?;
         let seal = ThinkingSeal::new(&state.config.seal, incoming.requester().caller);
         let opener = seal.clone();
-        let parse = move |body: &[u8]| anthropic::messages(body, &opener, &known);
+        let parse = move |body: &[u8]| anthropic::messages(body, &opener, &known.messages);
         let (ParsedBody { value, bytes, mut ignored }, charge) = read(&state, request, &mut incoming, parse).await?;
         let MessagesRequest { mut job, stream, answer, origins } = value;
         job.bytes = bytes;
@@ -72,7 +72,7 @@ pub async fn count_tokens(State(state): Shared, Extension(known): Tools, request
         let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let seal = ThinkingSeal::new(&state.config.seal, requester.caller.clone());
-        let parse = move |body: &[u8]| anthropic::count_tokens(body, &seal, &known);
+        let parse = move |body: &[u8]| anthropic::count_tokens(body, &seal, &known.messages);
         let (ParsedBody { value, bytes, mut ignored }, _charge) = read(&state, request, &mut incoming, parse).await?;
         let MessagesRequest { mut job, origins, .. } = value;
         job.bytes = bytes;

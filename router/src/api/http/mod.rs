@@ -48,7 +48,6 @@ use crate::{
     request_trace::{REQUEST_ID, Trace, is_request_id},
     state::RouterState,
 };
-pub use sse::{EncodeFrames, write_event};
 
 /// Header with the request's timeout in seconds.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
@@ -146,7 +145,7 @@ async fn chat_completions(
     let answer = async {
         let mut incoming = incoming(&state, &request).await?;
         let (ParsedBody { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, charge) =
-            read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known)).await?;
+            read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known.chat)).await?;
         job.bytes = bytes;
         let choices = job.generation.choices() as usize;
         let (context, model) =
@@ -200,7 +199,7 @@ async fn render(State(state): Shared, Extension(known): Tools, request: Request)
         let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let (ParsedBody { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
-            read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known)).await?;
+            read(&state, request, &mut incoming, move |body: &[u8]| openai::chat(body, &known.chat)).await?;
         let (permit, model) = incoming.admit(job.model.as_deref()).await?;
         job.bytes = bytes;
         ignored.extend(job.settle(model.text.template.as_ref()));
@@ -218,7 +217,7 @@ async fn tokenize(State(state): Shared, Extension(known): Tools, request: Reques
         let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
         let (ParsedBody { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
-            read(&state, request, &mut incoming, move |body: &[u8]| openai::tokenize(body, &known)).await?;
+            read(&state, request, &mut incoming, move |body: &[u8]| openai::tokenize(body, &known.chat)).await?;
         let (permit, model) = incoming.admit(model.as_deref()).await?;
         let charge = state.memory.charge_answer(limits::IDS_PER_BYTE * bytes, &requester).await?;
         let ids = match input {

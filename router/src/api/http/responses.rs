@@ -18,6 +18,7 @@ use super::{Shared, Tools, collect, finish, held, incoming, json_bytes, read, se
 use crate::{
     admission::keys::{self, ApiCaller},
     api::{
+        frames::{EncodeFrames, write_event},
         headers::{RELAXED, listed},
         responses::{
             self, Origins, Page, ReasoningSealer, ResponseBuilder, ResponseFrame, ResponseParameters, ResponseRequest,
@@ -55,7 +56,7 @@ pub(super) async fn create(
     let answer = async {
         let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
-        let parse = move |body: &[u8]| responses::request(body, &known);
+        let parse = move |body: &[u8]| responses::request(body, &known.responses);
         let (parsed, mut charge) = read(&state, request, &mut incoming, parse).await?;
         let received = receive(&state, parsed, &requester, &mut charge).await?;
         let stream = received.request.stream;
@@ -97,7 +98,7 @@ pub(super) async fn input_tokens(State(state): Shared, Extension(known): Tools, 
     let answer = async {
         let mut incoming = incoming(&state, &request).await?;
         let requester = incoming.requester();
-        let parse = move |body: &[u8]| responses::request(body, &known);
+        let parse = move |body: &[u8]| responses::request(body, &known.responses);
         let (parsed, mut charge) = read(&state, request, &mut incoming, parse).await?;
         let received = receive(&state, parsed, &requester, &mut charge).await?;
         let (permit, model) = incoming.admit(received.request.model()).await?;
@@ -315,10 +316,10 @@ impl ResponseFrames {
 
 fn write_frame(frame: &ResponseFrame<'_>, out: &mut Vec<u8>) {
     let payload = crate::api::to_json(frame);
-    sse::write_event(frame.kind, &payload, out);
+    write_event(frame.kind, &payload, out);
 }
 
-impl sse::EncodeFrames for ResponseFrames {
+impl EncodeFrames for ResponseFrames {
     fn event(&mut self, event: v1::ChatEvent, out: &mut Vec<u8>) {
         self.builder.event(event, &mut |frame| write_frame(frame, out));
         self.keep_final();

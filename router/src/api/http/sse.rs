@@ -13,29 +13,20 @@ use rein_proto::v1;
 use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
-use crate::{api::status::body, error::Error, limits, request::delivery::ChatEvents};
+use crate::{
+    api::{
+        frames::{EncodeFrames, write_data, write_event},
+        status::body,
+    },
+    error::Error,
+    limits,
+    request::delivery::ChatEvents,
+};
 
 /// Sent first, when the request is admitted, so that clients and proxies see that the stream has begun.
 const ADMITTED: &[u8] = b": admitted\n\n";
 /// Bytes after which a chunk is sent even if more events are ready.
 const WRITE_BYTES: usize = 16 << 10;
-
-/// Encodes the events of an answer as the frames of one API's stream.
-pub trait EncodeFrames: Send + 'static {
-    /// Appends the frames of an event.
-    fn event(&mut self, event: v1::ChatEvent, out: &mut Vec<u8>);
-
-    /// Appends the frames with which a failed answer ends.
-    fn error(&mut self, error: &Error, out: &mut Vec<u8>);
-
-    /// Appends the frames with which a whole answer ends.
-    fn end(&mut self, out: &mut Vec<u8>);
-
-    /// Appends what is sent if nothing else was sent for [`limits::SSE_SILENCE`].
-    fn silence(&mut self, out: &mut Vec<u8>) {
-        out.extend_from_slice(b": waiting\n\n");
-    }
-}
 
 /// OpenAI's chunks: one unnamed frame for each event that `encode` has a payload for, then `[DONE]`.
 struct ChunkFrames<E>(E);
@@ -131,18 +122,4 @@ impl<F: EncodeFrames> Writer<F> {
             }
         }
     }
-}
-
-/// Appends a frame with a name.
-pub fn write_event(name: &str, payload: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(b"event: ");
-    out.extend_from_slice(name.as_bytes());
-    out.push(b'\n');
-    write_data(payload, out);
-}
-
-fn write_data(payload: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(b"data: ");
-    out.extend_from_slice(payload);
-    out.extend_from_slice(b"\n\n");
 }

@@ -3,7 +3,7 @@
 use rein_grammar::ToolChoice;
 use rein_proto::v1::{self, chat_event::Event};
 use rein_text::fields::constraints::{self, TextConstraint};
-use rein_text::fields::{Fields, ParsedBody};
+use rein_text::fields::{Fields, ParsedBody, shared::SharedField};
 use rein_text::tools::ToolSet;
 use serde_json::Value;
 
@@ -19,7 +19,6 @@ use super::{
     },
 };
 use crate::{
-    api::known_tools::KnownTools,
     error::Error,
     limits,
     request::job::{ChatJob, Generation},
@@ -30,7 +29,7 @@ pub struct ChatRequest {
     pub delivery: DeliveryOptions,
 }
 
-pub fn chat(body: &[u8], known: &KnownTools) -> Result<ParsedBody<ChatRequest>, Error> {
+pub fn chat(body: &[u8], known: &SharedField<ToolSet>) -> Result<ParsedBody<ChatRequest>, Error> {
     super::body(body)?.read(|fields| {
         let (mut job, delivery) = read(fields, known)?;
         job.exact = super::exact(fields);
@@ -38,7 +37,7 @@ pub fn chat(body: &[u8], known: &KnownTools) -> Result<ParsedBody<ChatRequest>, 
     })
 }
 
-fn read(fields: &mut Fields, known: &KnownTools) -> Result<(ChatJob, DeliveryOptions), Error> {
+fn read(fields: &mut Fields, known: &SharedField<ToolSet>) -> Result<(ChatJob, DeliveryOptions), Error> {
     let (mut generation, mut delivery) = common(fields)?;
     if generation.limits.max_tokens == Some(0) {
         return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0"));
@@ -69,13 +68,13 @@ fn read(fields: &mut Fields, known: &KnownTools) -> Result<(ChatJob, DeliveryOpt
 }
 
 /// Decodes the fields from which a template is rendered. Also returns whether reasoning is hidden from the client.
-pub(super) fn conversation(fields: &mut Fields, known: &KnownTools) -> Result<(ChatJob, bool), Error> {
+pub(super) fn conversation(fields: &mut Fields, known: &SharedField<ToolSet>) -> Result<(ChatJob, bool), Error> {
     let messages = fields.array("messages")?;
     let ReasoningFields { on, effort, budget, hide } = reasoning::read(fields)?;
     let job = ChatJob {
         model: fields.string("model")?,
         messages: messages.ok_or_else(|| Error::missing("messages", "an array of messages"))?,
-        tools: known.chat.read(fields, "tools", tools)?,
+        tools: known.read(fields, "tools", tools)?,
         documents: fields.array("documents")?,
         add_generation_prompt: fields.bool("add_generation_prompt")?,
         continue_final_message: fields.bool("continue_final_message")?.unwrap_or(false),
@@ -175,5 +174,5 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
 /// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    super::names_read(&body, |fields| read(fields, &KnownTools::default()))
+    super::names_read(&body, |fields| read(fields, &SharedField::new(limits::KNOWN_TOOLS_BYTES)))
 }

@@ -1,13 +1,13 @@
 //! `/tokenize`, `/detokenize` and render: decodes the requests and encodes the answers, in vLLM's format.
 
-use rein_text::fields::ParsedBody;
+use rein_text::fields::{ParsedBody, shared::SharedField};
 use rein_text::model_text::RenderedPrompt;
+use rein_text::tools::ToolSet;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::chat;
 use crate::{
-    api::known_tools::KnownTools,
     error::Error,
     request::{job::ChatJob, model::ServedModel},
 };
@@ -30,7 +30,7 @@ pub struct Detokenize {
 }
 
 /// Decodes a `prompt`, or `messages` with the other fields from which a chat is rendered.
-pub fn tokenize(body: &[u8], known: &KnownTools) -> Result<ParsedBody<Tokenize>, Error> {
+pub fn tokenize(body: &[u8], known: &SharedField<ToolSet>) -> Result<ParsedBody<Tokenize>, Error> {
     super::body(body)?.read(|fields| {
         let return_token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
         let (model, input) = match fields.string("prompt")? {

@@ -1,14 +1,18 @@
 //! Builds the output of a response from a chat's events, and writes the frames of a stream on the way. Both are made
 //! from the same items, so a stream and an answer in one piece have the same ids, status and content.
 
+mod object;
+
 use std::{collections::HashMap, sync::Arc};
 
 use rein_proto::v1::{self, chat_event::Event};
 use serde_json::{Map, Value, json};
 
+pub use object::{ResponseFrame, deleted, input_tokens};
+use object::{ResponseObject, ResponseStatus};
+
 use super::{
     custom_input::CustomInput,
-    object::{ResponseFrame, ResponseObject, ResponseStatus},
     output::{self, ItemKind, ItemStatus, OutputItem, Part},
     tools::{CallKind, ToolTable},
 };

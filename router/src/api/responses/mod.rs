@@ -9,15 +9,13 @@ mod builder;
 mod choice;
 mod custom_input;
 mod items;
-mod object;
 mod origins;
 mod output;
 mod request;
 mod stored;
 mod tools;
 
-pub use builder::{ReasoningSealer, ResponseBuilder, ResponseParameters};
-pub use object::{ResponseFrame, deleted, input_tokens};
+pub use builder::{ReasoningSealer, ResponseBuilder, ResponseFrame, ResponseParameters, deleted, input_tokens};
 pub use origins::Origins;
 #[cfg(test)]
 pub(crate) use request::REFUSED;

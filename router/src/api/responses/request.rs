@@ -9,6 +9,7 @@ use rein_text::{
         Fields, NeutralValues, ParsedBody, Refused,
         constraints::{self, TextConstraint},
         refused,
+        shared::SharedField,
     },
 };
 use serde_json::{Map, Value, json};
@@ -18,13 +19,10 @@ use super::{
     choice,
     items::{ConvertedInput, InputConverter, ReasoningOpener},
     origins::Origins,
-    tools::{self, ToolTable},
+    tools::{self, ConvertedTools, ToolTable},
 };
 use crate::{
-    api::{
-        known_tools::KnownTools,
-        openai::{self, ReasoningFields},
-    },
+    api::openai::{self, ReasoningFields},
     error::Error,
     limits,
     request::job::{ChatJob, ExactValues, Generation},
@@ -91,11 +89,11 @@ enum Input {
     Items(Vec<Value>),
 }
 
-pub fn request(body: &[u8], known: &KnownTools) -> Result<ParsedBody<ResponseRequest>, Error> {
+pub fn request(body: &[u8], known: &SharedField<Arc<ConvertedTools>>) -> Result<ParsedBody<ResponseRequest>, Error> {
     openai::body(body)?.read(|fields| read(fields, known))
 }
 
-fn read(fields: &mut Fields, known: &KnownTools) -> Result<ResponseRequest, Error> {
+fn read(fields: &mut Fields, known: &SharedField<Arc<ConvertedTools>>) -> Result<ResponseRequest, Error> {
     let echo = Map::from_iter(REPEATED.into_iter().filter_map(|name| Some((name.to_owned(), fields.take(name)?))));
     if let Some((name, value)) = echo.iter().find(|(_, value)| memory(value) > limits::REPEATED_FIELD_BYTES) {
         let (found, limit) = (memory(value), limits::REPEATED_FIELD_BYTES);
@@ -126,7 +124,7 @@ fn read(fields: &mut Fields, known: &KnownTools) -> Result<ResponseRequest, Erro
     generation.thinking_token_budget = budget;
     let given_text = fields.take("text");
     let TextConstraint { response, blanks } = response(fields)?;
-    let converted = known.responses.read(fields, "tools", tools::convert)?;
+    let converted = known.read(fields, "tools", tools::convert)?;
     fields.extend_ignored(&converted.ignored);
     let given_choice = fields.take("tool_choice");
     let tool_choice = choice::read(fields, &converted.table)?;
@@ -400,5 +398,5 @@ impl ResponseRequest {
 /// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    openai::names_read(&body, |fields| read(fields, &KnownTools::default()))
+    openai::names_read(&body, |fields| read(fields, &SharedField::new(crate::limits::KNOWN_TOOLS_BYTES)))
 }

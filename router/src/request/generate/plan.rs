@@ -14,11 +14,11 @@ use rein_text::{
 use tokio::time::Instant;
 
 use super::Grammar;
+use super::choice::{SteeredOutput, ThinkingBudget};
 use crate::{
     error::Error,
     limits,
     request::{
-        choice::{SteeredOutput, ThinkingBudget},
         grammar_session::{self, GrammarSession, Restrictions},
         job::{Generation, Truncation},
         model::{Bounds, ServedModel},

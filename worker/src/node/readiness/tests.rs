@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use rein_control_plane::records::{GroupMember, Release, encode};
+use rein_control_plane::records::{GroupMember, GroupRecord, Release, encode};
 use rein_control_plane::{MemoryStore, Placement, RankPlacement, Transaction};
 use rein_proto::internal::EventsRequest;
 use rein_proto::internal::engine_client::EngineClient;

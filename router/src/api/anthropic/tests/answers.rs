@@ -5,7 +5,7 @@ use rein_proto::v1::{self, chat_event::Event};
 
 use super::*;
 use crate::{
-    api::{anthropic::request::AnswerOptions, http::EncodeFrames},
+    api::{anthropic::request::AnswerOptions, frames::EncodeFrames},
     error::ErrorKind,
 };
 

@@ -296,7 +296,7 @@ fn large_numbers_keep_their_digits() {
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"n": 123456789012345678901234567890, "x": 1.10}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "r"}]}],
         "tools": [{"name": "f", "input_schema": {"type": "object", "maximum": 123456789012345678901234567890}}]}"#;
-    let read = messages(body.as_bytes(), &seal(), &KnownTools::default()).unwrap();
+    let read = messages(body.as_bytes(), &seal(), &KnownTools::default().messages).unwrap();
     let arguments = &read.value.job.messages[1]["tool_calls"][0]["function"]["arguments"];
     assert_eq!(arguments["n"], "\u{F0002}123456789012345678901234567890");
     assert_eq!(arguments["x"], "\u{F0002}1.10");
@@ -378,7 +378,7 @@ fn random_conversations_are_the_same_job_as_in_a_chat() {
     for _ in 0..10_000 {
         let Twin { chat, own } = twin(&mut rng);
         let body = json!({"model": "m", "messages": chat}).to_string();
-        let mut expected = openai::chat(body.as_bytes(), &KnownTools::default()).unwrap().value.job.messages;
+        let mut expected = openai::chat(body.as_bytes(), &KnownTools::default().chat).unwrap().value.job.messages;
         let mut found = job(json!({"messages": own})).messages;
         check_messages(&found).unwrap();
         // Inside, both have the model's own ids.

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::simd::{Simd, round_bits};
+use super::{Simd, round_bits};
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 // ln 2 in two parts, so that n * LN2_HIGH is exact for the n that occur.

@@ -10,6 +10,7 @@ use rein_proto::{
 };
 use tokio::time::Instant;
 
+use super::RequestContext;
 use crate::{
     admission::keys::{self, ApiCaller},
     error::Error,
@@ -17,7 +18,6 @@ use crate::{
     memory::MemoryCharge,
     request::{
         demand::CountedRequest,
-        generate::RequestContext,
         grammar_session::{DrawOutcome, GrammarSession, GrammarSessionError, Refusal, TokenDecision, TokenOrigin},
         metrics::RequestMetrics,
         transcript::{Flow, Transcript},

@@ -4,10 +4,8 @@ use rein_proto::v1;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::{Value, json};
 
-use super::{
-    builder::ResponseBuilder,
-    output::{OutputItem, Part},
-};
+use super::super::output::{OutputItem, Part};
+use super::ResponseBuilder;
 
 /// The payload of one event. Absent fields are left out.
 #[derive(Serialize, Default)]
