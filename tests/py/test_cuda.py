@@ -329,6 +329,30 @@ def test_a_server_that_is_ready_allocates_and_records_nothing(server, tmp_path, 
     cuda.stop()
 
 
+TIGHT = ["--token-budget", 1024, "--max-sequences", 32]
+
+
+def test_the_kv_cache_gets_what_the_largest_steps_leave(server, monkeypatch):
+    """Without preparation, an activation that finds no memory ends the process in service."""
+    monkeypatch.delenv("REIN_NO_PREPARE")
+    cuda = server(*TIGHT, model=FIXTURES / "qwen3", memory=6 << 20)
+    body = {"model": "qwen3", "max_tokens": 4, "ignore_eos": True, "logprobs": 2, "echo": True}
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda i: ask(cuda, "completions", prompt=[5 + i] * 100, **body)[0], range(32)))
+    assert answers == [200] * 32
+    cuda.stop()
+
+
+@pytest.mark.parametrize("options, memory, message", [
+    ([], 3 << 20, "a step of 1024 tokens for 32 sequences does not fit beside the weights (device memory is exhausted: "),
+    (["--kv-memory", 2], 6 << 20, "--kv-memory: a KV cache of 2.0 MiB does not fit beside the activations of a step of 1024 tokens"),
+])
+def test_steps_that_would_not_fit_are_refused_at_the_start(driver, monkeypatch, options, memory, message):
+    monkeypatch.delenv("REIN_NO_PREPARE")
+    code, out, err = rein("serve", "--model", FIXTURES / "qwen3", *TIGHT, *options, library_path=driver, memory=memory)
+    assert (code, out) == (1, "") and message in err and "lower --token-budget or --max-sequences" in err, err
+
+
 LAYERS = json.loads((FIXTURES / "qwen3/config.json").read_text())["num_hidden_layers"]
 
 

@@ -17,7 +17,7 @@ use checkpoints::Checkpoints;
 use rein_proto::block_hash;
 use unused::{Links, UnusedBlocks};
 
-use crate::executor::StateShape;
+use crate::cells::StateShape;
 
 pub type BlockId = u32;
 

@@ -4,7 +4,7 @@
 use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::{Draw, Row, StateSave, Step, StepResult};
 
-use crate::limits::RECENT_STATES;
+use crate::cells::StateShape;
 use crate::seq::penalizes;
 
 /// Properties of an executor that the scheduler needs. Constant.
@@ -31,26 +31,6 @@ pub struct ExecutorShape {
     pub runs_ahead: bool,
     /// None: the model has no recurrent layers.
     pub states: Option<StateShape>,
-}
-
-/// Cells for recurrent states. Those below `checkpoints` may hold the state at the end of any KV block; each slot has
-/// [`RECENT_STATES`](crate::limits::RECENT_STATES) of the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StateShape {
-    pub checkpoints: usize,
-    /// Tokens between two checkpoints of a sequence, a multiple of the block size.
-    pub every: usize,
-}
-
-impl StateShape {
-    /// A slot's recent states begin here.
-    pub fn recent(&self, slot: u32) -> u32 {
-        self.checkpoints as u32 + slot * RECENT_STATES as u32
-    }
-
-    pub fn cells(&self, slots: usize) -> usize {
-        self.checkpoints + slots * RECENT_STATES
-    }
 }
 
 impl ExecutorShape {

@@ -5,6 +5,7 @@
 
 pub mod blocks;
 pub mod bytes;
+pub mod cells;
 pub mod checkpoint;
 mod engine;
 pub mod error;

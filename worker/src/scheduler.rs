@@ -28,8 +28,9 @@ use rein_proto::internal::{
 };
 
 use crate::blocks::BlockPool;
+use crate::cells::StateShape;
 use crate::error::Rejected;
-use crate::executor::{ExecutorShape, StateShape, StepPlacement};
+use crate::executor::{ExecutorShape, StepPlacement};
 use crate::limits;
 use crate::seq::{NextWork, Seq, SeqId};
 use planned::Planned;

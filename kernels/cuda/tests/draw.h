@@ -117,7 +117,7 @@ inline Result expected(const std::vector<float> &logits, const Spec &spec) {
 
 // ---- The kernels ----
 
-// A block as kernels/src/cuda/draw.rs makes it.
+// A block as kernels/src/cuda/draw_plan.rs makes it.
 struct Block {
   std::vector<uint32_t> words;
   std::vector<DrawTask> tasks;

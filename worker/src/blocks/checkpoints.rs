@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{BlockId, BlockPool};
-use crate::executor::StateShape;
+use crate::cells::StateShape;
 
 #[derive(Debug)]
 pub(super) struct Checkpoints {

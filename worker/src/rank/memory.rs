@@ -9,8 +9,8 @@ use rein_kernels::{DeviceStorage, Devices, Precision};
 
 use super::{DeviceChoice, ModelOptions};
 use crate::bytes::ByteCount;
+use crate::cells::StateShape;
 use crate::checkpoint::LoadError;
-use crate::executor::StateShape;
 use crate::limits::{MAX_SEQUENCES, RECENT_STATES};
 use crate::model::{Footprint, Precisions, Spec, StateSize, StateSpec};
 
