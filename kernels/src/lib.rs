@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod diff;
 pub mod error;
+pub mod inputs;
 pub mod lockstep;
 pub mod probe;
 pub mod quant;

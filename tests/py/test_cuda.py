@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -290,67 +288,6 @@ def test_a_served_step_in_the_steady_state_is_one_launch_two_copies_and_one_wait
     # All steps but a few at the start, and at the end when some sequences have ended.
     assert "\n".join(STEADY * 50) in "\n".join(calls)
     cuda.stop()
-
-
-# Calls that make every stream wait: memory that moves, steps that are recorded, code that is loaded.
-STALLS = re.compile("cuMemAlloc|cuMemFree|cuMemHostAlloc|cuStreamBeginCapture|cuGraphInstantiate|cuModuleLoad")
-
-
-@pytest.mark.parametrize("model, kernels, count", [(FIXTURES / "qwen3", "fast", 30), (DEMO, "plain", 5)], ids=["qwen3", "demo"])
-def test_a_server_that_is_ready_allocates_and_records_nothing(server, tmp_path, monkeypatch, model, kernels, count):
-    monkeypatch.delenv("REIN_NO_PREPARE")
-    trace = tmp_path / "trace"
-    limits = ["--token-budget", 48, "--max-sequences", 4, "--max-context", 128]
-    cuda = server(*limits, "--gpu-kernels", kernels, model=model, trace=trace)
-    before = trace.read_text().splitlines()
-    assert any("cuStreamBeginCapture" in line for line in before)
-    random_prompt = random.Random(5)
-
-    def body(i):
-        prompt = [random_prompt.randrange(3, 250) for _ in range(random_prompt.choice([1, 7, 30, 47, 90]))]
-        kinds = [{"logprobs": 5}, {"frequency_penalty": 0.5, "repetition_penalty": 1.2},
-                 {"echo": True, "logprobs": 3}, {"logit_bias": {"9": -5}, "temperature": 1.0, "top_k": 3, "min_p": 0.1},
-                 {"n": 2, "temperature": 1.0}]
-        return {"model": model.name, "prompt": prompt, "max_tokens": 12, "ignore_eos": True, "seed": i, **kinds[i % len(kinds)]}
-
-    with ThreadPoolExecutor(9) as pool:
-        answers = list(pool.map(lambda i: ask(cuda, "completions", **body(i)), range(count)))
-    # With masks, held rows, and as many alternatives as there may be.
-    schema = {"type": "object", "properties": {"a": {"enum": ["red", "green"]}}, "required": ["a"], "additionalProperties": False}
-    form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
-    chat = {"model": model.name, "messages": [{"role": "user", "content": "a"}], "max_tokens": 12, "response_format": form,
-            "logprobs": True, "top_logprobs": 20}
-    with ThreadPoolExecutor(4) as pool:
-        answers += pool.map(lambda seed: ask(cuda, "chat/completions", **chat, seed=seed), range(3))
-    assert [answer for status, answer in answers if status != 200] == []
-    calls = trace.read_text().splitlines()[len(before):]
-    assert [line for line in calls if STALLS.search(line)] == []
-    assert sum("cuGraphLaunch" in line for line in calls) > 10
-    cuda.stop()
-
-
-TIGHT = ["--token-budget", 1024, "--max-sequences", 32]
-
-
-def test_the_kv_cache_gets_what_the_largest_steps_leave(server, monkeypatch):
-    """Without preparation, an activation that finds no memory ends the process in service."""
-    monkeypatch.delenv("REIN_NO_PREPARE")
-    cuda = server(*TIGHT, model=FIXTURES / "qwen3", memory=6 << 20)
-    body = {"model": "qwen3", "max_tokens": 4, "ignore_eos": True, "logprobs": 2, "echo": True}
-    with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(lambda i: ask(cuda, "completions", prompt=[5 + i] * 100, **body)[0], range(32)))
-    assert answers == [200] * 32
-    cuda.stop()
-
-
-@pytest.mark.parametrize("options, memory, message", [
-    ([], 3 << 20, "a step of 1024 tokens for 32 sequences does not fit beside the weights (device memory is exhausted: "),
-    (["--kv-memory", 2], 6 << 20, "--kv-memory: a KV cache of 2.0 MiB does not fit beside the activations of a step of 1024 tokens"),
-])
-def test_steps_that_would_not_fit_are_refused_at_the_start(driver, monkeypatch, options, memory, message):
-    monkeypatch.delenv("REIN_NO_PREPARE")
-    code, out, err = rein("serve", "--model", FIXTURES / "qwen3", *TIGHT, *options, library_path=driver, memory=memory)
-    assert (code, out) == (1, "") and message in err and "lower --token-budget or --max-sequences" in err, err
 
 
 LAYERS = json.loads((FIXTURES / "qwen3/config.json").read_text())["num_hidden_layers"]

@@ -23,7 +23,7 @@ use rein_proto::internal::{After, Step, StepResult};
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape, StepPlacement};
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
-use crate::model::{self, Spec, check_row};
+use crate::model::{self, check_row};
 use crate::tables::BlockTables;
 
 pub mod capacity;
@@ -299,7 +299,7 @@ impl ModelLoader {
         });
         let Checkpoint { spec, weights, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
-        check_recurrent::<D>(spec, size)?;
+        open::check_recurrent::<D>(spec, size)?;
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
         let mut found: Vec<Option<DeviceWeights<D::Backend>>> =
             mine.iter().map(|rank| DeviceWeights::take(&mut resident_weights, rank, size)).collect();
@@ -587,23 +587,6 @@ impl Executor for RankGroup {
     fn wait(&mut self) -> Result<StepResult, ExecutorError> {
         let result = self.leader.results.recv().unwrap_or_else(|_| Err(LEADER_ENDED.into()));
         result.map_err(|why| self.lose(why))
-    }
-}
-
-fn check_recurrent<D: Devices>(spec: &Spec, ranks: usize) -> Result<(), LoadError> {
-    let mut heads = spec.layers.iter().filter_map(|layer| layer.mixer.parts().own_heads()).peekable();
-    if !D::RECURS && heads.peek().is_some() {
-        let what = format!("recurrent layers are computed on CPUs only, not by {}: choose --engine cpu", D::KIND);
-        return Err(LoadError::Device(what));
-    }
-    match heads.find(|heads| !heads.is_multiple_of(ranks)) {
-        None => Ok(()),
-        Some(heads) => {
-            let what = format!(
-                "cannot split {heads} heads of recurrent layers evenly over {ranks} ranks; choose a size that divides {heads}"
-            );
-            Err(LoadError::Option { option: "tp", what })
-        }
     }
 }
 

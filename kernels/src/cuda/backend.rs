@@ -16,7 +16,7 @@ use super::fast::KernelTier;
 use super::graphs::{Kept, Mode, Results};
 use super::moe::DeviceRoutes;
 use super::op_stream::OpStream;
-use super::ranks::{ExpertCounters, PeerRegistry, RankGroup, RankOps, StepIntent};
+use super::ranks::{ExpertCounters, GroupLinks, PeerRegistry, RankOps, StepIntent};
 use super::step::{StepLimits, StepShape};
 use super::step_state::StepState;
 use super::tensor::DeviceTensor;
@@ -29,7 +29,7 @@ use crate::error::{KernelError, Result};
 
 /// One rank on a CUDA device.
 pub struct Cuda {
-    pub(super) group: RankGroup,
+    pub(super) group: GroupLinks,
     pub(super) ops: OpStream,
     pub(super) steps: StepState,
     /// Of weights that are being loaded.
@@ -47,7 +47,7 @@ impl Cuda {
     ) -> Result<Cuda> {
         Ok(Cuda {
             ops: OpStream::new(device, kernels == KernelTier::Fast)?,
-            group: RankGroup::new(link, peers, hang_time),
+            group: GroupLinks::new(link, peers, hang_time),
             steps: StepState::default(),
             ring: RefCell::default(),
             stash: StashedLogits::default(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rein_kernels::Precision;
+use rein_kernels::{Devices, Precision};
 use serde_json::{Map, Value};
 
 use super::{Dtype, ModelOptions, Quantize};
@@ -94,6 +94,24 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     };
     let precisions = Precisions { base, linear };
     Ok(Checkpoint { spec: Arc::new(spec), weights, precisions, reads: reads.clone(), config: hash })
+}
+
+/// Whether ranks on these devices can share the recurrent layers.
+pub fn check_recurrent<D: Devices>(spec: &Spec, ranks: usize) -> Result<(), LoadError> {
+    let mut heads = spec.layers.iter().filter_map(|layer| layer.mixer.parts().own_heads()).peekable();
+    if !D::RECURS && heads.peek().is_some() {
+        let what = format!("recurrent layers are computed on CPUs only, not by {}: choose --engine cpu", D::KIND);
+        return Err(LoadError::Device(what));
+    }
+    match heads.find(|heads| !heads.is_multiple_of(ranks)) {
+        None => Ok(()),
+        Some(heads) => {
+            let what = format!(
+                "cannot split {heads} heads of recurrent layers evenly over {ranks} ranks; choose a size that divides {heads}"
+            );
+            Err(LoadError::Option { option: "tp", what })
+        }
+    }
 }
 
 /// The type in config.json under either spelling. None: that of the stored weights.

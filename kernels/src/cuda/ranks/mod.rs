@@ -162,7 +162,7 @@ impl StepIntent {
 }
 
 /// This rank's part in its group.
-pub(super) struct RankGroup {
+pub(super) struct GroupLinks {
     pub link: Box<dyn Collective>,
     /// None: it is alone, or not connected yet.
     pub data: Option<DataLinks>,
@@ -180,9 +180,9 @@ pub(super) struct RankGroup {
     pub counters: Option<ExpertCounters>,
 }
 
-impl RankGroup {
-    pub fn new(link: Box<dyn Collective>, peers: Arc<PeerRegistry>, hang_time: Duration) -> RankGroup {
-        RankGroup {
+impl GroupLinks {
+    pub fn new(link: Box<dyn Collective>, peers: Arc<PeerRegistry>, hang_time: Duration) -> GroupLinks {
+        GroupLinks {
             link,
             data: None,
             peers,
@@ -295,7 +295,7 @@ impl RankGroup {
 #[derive(Clone, Copy)]
 pub(super) struct RankOps<'a> {
     pub ops: &'a OpStream,
-    pub group: &'a RankGroup,
+    pub group: &'a GroupLinks,
     pub graphs: &'a RefCell<Graphs>,
 }
 
