@@ -16,7 +16,7 @@ use super::fast::KernelTier;
 use super::graphs::{Kept, Mode, Results};
 use super::moe::DeviceRoutes;
 use super::op_stream::OpStream;
-use super::ranks::{ExpertCounters, GroupLinks, PeerRegistry, RankOps, StepIntent};
+use super::ranks::{DeviceGroup, ExpertCounters, PeerRegistry, RankOps, StepIntent};
 use super::step::{StepLimits, StepShape};
 use super::step_state::StepState;
 use super::tensor::DeviceTensor;
@@ -29,7 +29,7 @@ use crate::error::{KernelError, Result};
 
 /// One rank on a CUDA device.
 pub struct Cuda {
-    pub(super) group: GroupLinks,
+    pub(super) group: DeviceGroup,
     pub(super) ops: OpStream,
     pub(super) steps: StepState,
     /// Of weights that are being loaded.
@@ -47,7 +47,7 @@ impl Cuda {
     ) -> Result<Cuda> {
         Ok(Cuda {
             ops: OpStream::new(device, kernels == KernelTier::Fast)?,
-            group: GroupLinks::new(link, peers, hang_time),
+            group: DeviceGroup::new(link, peers, hang_time),
             steps: StepState::default(),
             ring: RefCell::default(),
             stash: StashedLogits::default(),

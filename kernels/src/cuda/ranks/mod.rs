@@ -162,7 +162,7 @@ impl StepIntent {
 }
 
 /// This rank's part in its group.
-pub(super) struct GroupLinks {
+pub(super) struct DeviceGroup {
     pub link: Box<dyn Collective>,
     /// None: it is alone, or not connected yet.
     pub data: Option<DataLinks>,
@@ -180,9 +180,9 @@ pub(super) struct GroupLinks {
     pub counters: Option<ExpertCounters>,
 }
 
-impl GroupLinks {
-    pub fn new(link: Box<dyn Collective>, peers: Arc<PeerRegistry>, hang_time: Duration) -> GroupLinks {
-        GroupLinks {
+impl DeviceGroup {
+    pub fn new(link: Box<dyn Collective>, peers: Arc<PeerRegistry>, hang_time: Duration) -> DeviceGroup {
+        DeviceGroup {
             link,
             data: None,
             peers,
@@ -295,7 +295,7 @@ impl GroupLinks {
 #[derive(Clone, Copy)]
 pub(super) struct RankOps<'a> {
     pub ops: &'a OpStream,
-    pub group: &'a GroupLinks,
+    pub group: &'a DeviceGroup,
     pub graphs: &'a RefCell<Graphs>,
 }
 

@@ -7,7 +7,7 @@ use super::super::op_stream::OpStream;
 use super::super::plan::{LaunchPlan, int};
 use super::super::tensor::DeviceTensor;
 use super::super::weights::DeviceVector;
-use super::{GroupLinks, Offer, PartTable, RankOps};
+use super::{DeviceGroup, Offer, PartTable, RankOps};
 use crate::error::{KernelError, Result};
 
 /// Up to this many bytes of a rank's part, every rank reads the parts of all: one meeting costs less than reading
@@ -137,7 +137,7 @@ impl RankOps<'_> {
     }
 }
 
-impl GroupLinks {
+impl DeviceGroup {
     /// The size of the vocabulary, of which this rank computes `columns`. All ranks call it before they draw.
     pub fn vocabulary(&mut self, ops: &OpStream, columns: usize) -> Result<usize> {
         if self.ranks() > 1 && self.vocabulary.is_none() {
