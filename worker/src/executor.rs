@@ -102,7 +102,7 @@ impl DrawnTokens {
             row.tokens.fill(token);
             let penalized = |draw: &&mut Draw| draw.sampling.as_ref().is_some_and(penalizes);
             if let Some(draw) = row.draw.as_mut().filter(penalized) {
-                draw.generated.push(token);
+                draw.history.push(token);
             }
         }
     }

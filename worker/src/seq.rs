@@ -92,6 +92,8 @@ pub struct Seq {
     pub slot: Option<u32>,
     /// How many leading blocks the executor's table shares with `table`.
     pub told: usize,
+    /// How many leading tokens the executor's history shares with `tokens`, once what is under way is done.
+    pub told_history: usize,
     /// Number of leading blocks that are registered and therefore never written.
     pub registered: usize,
     /// The table's blocks hold the KV entries of tokens[..computed].
@@ -136,6 +138,7 @@ impl Seq {
             table: Vec::new(),
             slot: None,
             told: 0,
+            told_history: 0,
             registered: 0,
             computed: 0,
             stashed: false,
@@ -230,6 +233,7 @@ impl Seq {
             self.tokens.truncate(self.prompt_len + steer.keep as usize);
             self.rewind(self.computed.min(self.tokens.len()), blocks);
         }
+        self.told_history = self.told_history.min(self.tokens.len());
         let longest = room.min(self.prompt_len + self.max_tokens());
         let fits = longest.saturating_sub(self.tokens.len()).min(steer.append.len());
         self.tokens.extend_from_slice(&steer.append[..fits]);
@@ -316,8 +320,15 @@ impl Seq {
         }
     }
 
+    /// The change that makes the executor's history the tokens at the next draw. One that is under way is added there.
+    fn tell_history(&mut self) -> (usize, Vec<u32>) {
+        let kept = self.told_history.min(self.tokens.len());
+        self.told_history = self.tokens.len() + self.ahead.draws;
+        (kept, self.tokens[kept..].to_vec())
+    }
+
     /// The parameters of the next draw.
-    pub fn draw(&self) -> Draw {
+    pub fn draw(&mut self) -> Draw {
         let position = self.generated() + self.ahead.draws;
         let mask = self.mask.as_ref().filter(|(at, _)| *at == position).map(|(_, mask)| mask.clone());
         let mut banned: &[u32] = &[];
@@ -328,20 +339,20 @@ impl Seq {
                 banned = &[];
             }
         }
-        let sampling = &self.sampling;
-        let repetition = sampling.repetition_penalty != 1.0;
-        let penalties = penalizes(sampling);
+        let banned = banned.to_vec();
+        let (kept, history) = if penalizes(&self.sampling) { self.tell_history() } else { (0, Vec::new()) };
         let scripted = match self.script.is_empty() {
             true => None,
             false => self.script.get(position).or(self.limits.stop_token_ids.first()).copied(),
         };
         Draw {
-            sampling: Some(sampling.clone()),
+            sampling: Some(self.sampling.clone()),
             position: position as u32,
             mask,
-            banned: banned.to_vec(),
-            prompt: if repetition { self.tokens[..self.prompt_len].to_vec() } else { Vec::new() },
-            generated: if penalties { self.tokens[self.prompt_len..].to_vec() } else { Vec::new() },
+            banned,
+            kept_history: kept as u32,
+            history,
+            prompt_length: if penalizes(&self.sampling) { self.prompt_len as u32 } else { 0 },
             logprobs: self.logprobs,
             scripted,
         }

@@ -1,7 +1,9 @@
-//! The block table of each slot. A step carries only changes of tables, so what executes steps keeps the tables. It
-//! does not know which blocks are free.
+//! The block table of each slot, and the history that its penalties read. A step carries only changes, so what executes
+//! steps keeps them. It does not know which blocks are free.
 
-use rein_proto::internal::Step;
+use rein_proto::internal::{Draw, Step};
+
+use crate::seq::penalizes;
 
 #[derive(Debug, Default)]
 pub struct BlockTables(Vec<Vec<u32>>);
@@ -37,6 +39,42 @@ impl BlockTables {
     #[cfg(test)]
     pub fn taken(&self) -> std::collections::BTreeSet<u32> {
         (0..self.0.len() as u32).filter(|slot| !self.of(*slot).is_empty()).collect()
+    }
+}
+
+/// The tokens of each slot that draws with penalties.
+#[derive(Debug, Default)]
+pub struct Histories(Vec<Vec<u32>>);
+
+impl Histories {
+    /// Forgets the histories of the slots that the step drops, then applies the changes of its draws.
+    pub fn apply(&mut self, step: &Step) -> Result<(), String> {
+        for &slot in &step.dropped {
+            if let Some(history) = self.0.get_mut(slot as usize) {
+                history.clear();
+            }
+        }
+        let penalized = |draw: &&Draw| draw.sampling.as_ref().is_some_and(penalizes);
+        for (row, draw) in step.rows.iter().filter_map(|row| Some((row, row.draw.as_ref().filter(penalized)?))) {
+            let (slot, kept) = (row.slot as usize, draw.kept_history as usize);
+            if slot >= self.0.len() {
+                self.0.resize_with(slot + 1, Vec::new);
+            }
+            let history = &mut self.0[slot];
+            if kept > history.len() {
+                let held = history.len();
+                return Err(format!("slot {slot}: the draw keeps {kept} tokens of a history of {held}"));
+            }
+            history.truncate(kept);
+            history.extend_from_slice(&draw.history);
+        }
+        Ok(())
+    }
+
+    /// Prompt and generated tokens, of which `prompt` are the prompt's.
+    pub fn of(&self, slot: u32, prompt: usize) -> (&[u32], &[u32]) {
+        let history = self.0.get(slot as usize).map_or(&[][..], Vec::as_slice);
+        history.split_at(prompt.min(history.len()))
     }
 }
 

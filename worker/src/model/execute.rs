@@ -12,11 +12,13 @@ use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResu
 
 use super::network::Network;
 use crate::executor::ExecutorShape;
-use crate::tables::{BlockTables, keeps_too_many};
+use crate::tables::{BlockTables, Histories, keeps_too_many};
 
 pub struct Executing<B: Backend> {
     network: Network<B>,
     tables: BlockTables,
+    /// Only on the leader, which samples.
+    histories: Histories,
 }
 
 /// A step for the backend.
@@ -31,8 +33,8 @@ struct StepPlan<'a> {
 }
 
 impl<'a> StepPlan<'a> {
-    /// `inputs`: of each row. `tables`: with the changes of this step.
-    fn new(step: &'a Step, inputs: &'a [RowInputs], tables: &'a BlockTables) -> Self {
+    /// `inputs`: of each row. `tables`, `histories`: with the changes of this step.
+    fn new(step: &'a Step, inputs: &'a [RowInputs], tables: &'a BlockTables, histories: &'a Histories) -> Self {
         let mut plan =
             StepPlan { rows: StepInputs::default(), draws: Vec::new(), scores: Vec::new(), states: Vec::new() };
         for (i, (row, inputs)) in step.rows.iter().zip(inputs).enumerate() {
@@ -63,7 +65,8 @@ impl<'a> StepPlan<'a> {
                         Some(last) => LogitsOf::Row(last),
                         None => LogitsOf::Slot(row.slot),
                     };
-                    plan.rows.draws.push(draw_of(draw, &inputs.logit_bias, from));
+                    let history = histories.of(row.slot, draw.prompt_length as usize);
+                    plan.rows.draws.push(draw_of(draw, &inputs.logit_bias, history, from));
                     plan.draws.push(i);
                 }
                 (After::Stash, _, Some(last)) => {
@@ -82,7 +85,7 @@ impl<'a> StepPlan<'a> {
 
 impl<B: Backend> Executing<B> {
     pub fn new(network: Network<B>) -> Self {
-        Self { network, tables: BlockTables::default() }
+        Self { network, tables: BlockTables::default(), histories: Histories::default() }
     }
 
     pub fn backend(&self) -> &B {
@@ -99,9 +102,10 @@ impl<B: Backend> Executing<B> {
 
     /// Executes a step that has been checked. Ranks other than the leader return nothing.
     pub fn step(&mut self, step: &Step) -> KernelResult<Option<StepResult>> {
-        self.tables.apply(step).map_err(|what| KernelError::Shape { op: "step", what })?;
+        let applied = self.tables.apply(step).and_then(|()| self.histories.apply(step));
+        applied.map_err(|what| KernelError::Shape { op: "step", what })?;
         let inputs: Vec<_> = step.rows.iter().map(RowInputs::of).collect();
-        let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &inputs, &self.tables);
+        let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &inputs, &self.tables, &self.histories);
         let drawn = self.network.step(rows)?;
         if self.network.backend().rank() != 0 {
             return Ok(None);
@@ -149,7 +153,12 @@ impl RowInputs {
     }
 }
 
-fn draw_of<'a>(draw: &'a Draw, logit_bias: &'a [(u32, f32)], from: LogitsOf) -> kernels::Draw<'a> {
+fn draw_of<'a>(
+    draw: &'a Draw,
+    logit_bias: &'a [(u32, f32)],
+    (prompt, generated): (&'a [u32], &'a [u32]),
+    from: LogitsOf,
+) -> kernels::Draw<'a> {
     static GREEDY: LazyLock<Sampling> =
         LazyLock::new(|| Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() });
     let sampling = draw.sampling.as_ref().unwrap_or(&GREEDY);
@@ -166,8 +175,8 @@ fn draw_of<'a>(draw: &'a Draw, logit_bias: &'a [(u32, f32)], from: LogitsOf) -> 
         position: draw.position,
         mask: draw.mask.as_deref(),
         banned: &draw.banned,
-        prompt: &draw.prompt,
-        generated: &draw.generated,
+        prompt,
+        generated,
     };
     kernels::Draw { from, sample, logprobs: usize::try_from(draw.logprobs).ok() }
 }

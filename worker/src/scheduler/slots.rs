@@ -21,6 +21,7 @@ impl SequenceSlots {
     pub fn of(&mut self, seq: &mut Seq) -> u32 {
         *seq.slot.get_or_insert_with(|| {
             seq.told = 0;
+            seq.told_history = 0;
             self.free.pop_first().unwrap_or_else(|| {
                 self.count += 1;
                 self.count - 1

@@ -10,14 +10,26 @@ fn neutral() -> Sampling {
 }
 
 #[test]
-fn histories_are_sent_only_with_a_penalty_that_needs_them() {
+fn histories_are_sent_only_with_a_penalty_and_only_what_is_new() {
     let plain = seq(neutral(), Limits::default()).draw();
     assert_eq!((plain.position, plain.logprobs), (2, 3));
-    assert!(plain.prompt.is_empty() && plain.generated.is_empty());
-    let presence = seq(Sampling { presence_penalty: 0.5, ..neutral() }, Limits::default()).draw();
-    assert_eq!((&presence.prompt[..], &presence.generated[..]), (&[][..], &[4, 5][..]));
-    let repetition = seq(Sampling { repetition_penalty: 1.1, ..neutral() }, Limits::default()).draw();
-    assert_eq!((&repetition.prompt[..], &repetition.generated[..]), (&[1, 2, 3][..], &[4, 5][..]));
+    assert!(plain.history.is_empty());
+    let mut seq = seq(Sampling { presence_penalty: 0.5, ..neutral() }, Limits { max_tokens: 9, ..Limits::default() });
+    let mut blocks = BlockPool::new(4, 4, true, None);
+    let told = |seq: &mut Seq| {
+        let draw = seq.draw();
+        assert_eq!(draw.prompt_length, 3);
+        (draw.kept_history, draw.history)
+    };
+    assert_eq!(told(&mut seq), (0, vec![1, 2, 3, 4, 5]));
+    seq.push(6);
+    assert_eq!(told(&mut seq), (5, vec![6]));
+    // A token that is under way is added where it is drawn.
+    seq.ahead.draws = 1;
+    assert_eq!(told(&mut seq), (6, vec![]));
+    let back = Steer { epoch: 1, keep: 2, append: vec![8], ..Steer::default() };
+    seq.steer(back, 100, &mut blocks);
+    assert_eq!(told(&mut seq), (5, vec![8]));
 }
 
 #[test]

@@ -22,7 +22,8 @@ fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
     };
     let (inputs, mut tables): (Vec<_>, _) = (step.rows.iter().map(RowInputs::of).collect(), BlockTables::default());
     tables.apply(&step).expect("new tables");
-    let plan = StepPlan::new(&step, &inputs, &tables);
+    let histories = Histories::default();
+    let plan = StepPlan::new(&step, &inputs, &tables, &histories);
     assert_eq!(plan.rows.ids, [5, 6, 7, 8, 3, 1]);
     let spans: Vec<_> = plan.rows.spans.iter().map(|span| (span.row, span.len, span.start)).collect();
     assert_eq!(spans, [(0, 3, 10), (3, 2, 10), (5, 1, 10)]);

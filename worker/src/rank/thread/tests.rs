@@ -9,8 +9,8 @@ fn followers_get_what_they_compute_and_no_more() {
         sampling: Some(Sampling { repetition_penalty: 1.1, ..Sampling::default() }),
         mask: Some(vec![255; vocab / 8].into()),
         banned: vec![1],
-        prompt: vec![100_000; prompt],
-        generated: vec![100_000; 1_000],
+        history: vec![100_000; prompt + 1_000],
+        prompt_length: prompt as u32,
         logprobs: 5,
         ..Draw::default()
     };

@@ -7,7 +7,8 @@ use rein_proto::internal::{Draw, Row};
 use rein_proto::splitmix::mix_both;
 
 use super::*;
-use crate::tables::BlockTables;
+use crate::seq::penalizes;
+use crate::tables::{BlockTables, Histories};
 
 pub const VOCAB: u32 = 29;
 /// More than any scheduler of these tests takes.
@@ -34,6 +35,7 @@ pub fn score(history: &[u32], next: u32) -> f32 {
 pub struct Ledger {
     block_size: usize,
     pub tables: BlockTables,
+    kept: Histories,
     /// Per slot: position, token, hash of all tokens up to it.
     slots: Vec<Option<(usize, u32, u64)>>,
     stashed: HashMap<u32, Vec<u32>>,
@@ -49,6 +51,7 @@ impl Ledger {
         Self {
             block_size: shape.block_size,
             tables: BlockTables::default(),
+            kept: Histories::default(),
             slots: vec![None; shape.blocks * shape.block_size],
             stashed: HashMap::new(),
             cells: vec![None; shape.states.map_or(0, |states| states.cells(CELL_SLOTS))],
@@ -106,6 +109,7 @@ impl Ledger {
             self.stashed.remove(slot);
         }
         self.tables.apply(step).expect("tables that are there");
+        self.kept.apply(step).expect("histories that are there");
         let mut rows = Vec::new();
         for row in &step.rows {
             let (start, mut scores) = (row.start as usize, Vec::new());
@@ -130,7 +134,12 @@ impl Ledger {
                 self.stashed.insert(row.slot, history.clone());
             }
             let mut result = RowResult { slot: row.slot, scores, ..RowResult::default() };
-            if let Some(Draw { position, mask, banned, sampling, .. }) = &row.draw {
+            if let Some(Draw { position, mask, banned, sampling, prompt_length, .. }) = &row.draw {
+                if sampling.as_ref().is_some_and(penalizes) {
+                    let (prompt, generated) = self.kept.of(row.slot, *prompt_length as usize);
+                    assert_eq!(generated.len(), *position as usize, "generated tokens that penalties read");
+                    assert_eq!([prompt, generated].concat(), history, "the history that penalties read");
+                }
                 let seed = sampling.as_ref().map_or(0, |sampling| sampling.seed);
                 result.token = draw(&history, *position, seed, mask.as_deref(), banned);
                 result.empty_mask = result.token.is_none();

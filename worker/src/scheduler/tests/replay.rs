@@ -248,7 +248,11 @@ impl World {
             request_id: String::new(),
             prompt,
             resume,
-            sampling: Some(Sampling { seed: self.rng.random_range(0..4), ..Sampling::default() }),
+            sampling: Some(Sampling {
+                seed: self.rng.random_range(0..4),
+                repetition_penalty: if self.rng.random_bool(0.5) { 1.1 } else { 1.0 },
+                ..Sampling::default()
+            }),
             limits: Some(Limits {
                 max_tokens,
                 min_tokens: self.rng.random_range(0..=max_tokens.min(4)),
