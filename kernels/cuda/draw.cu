@@ -33,6 +33,10 @@ struct DrawTask {
   uint32_t position, top_k;
   float temperature, top_p, min_p, repetition, presence, frequency;
   DrawList prompt, generated, bias, banned;  // bias: pairs of id and f32.
+  // NONE: prompt and generated are lists of the block. Otherwise of this slot's history, of which `kept` tokens are
+  // there and `fresh` are written after them.
+  uint32_t history, kept;
+  DrawList fresh;
   DrawList mask;                             // `length` bytes; at 0: all tokens are allowed.
 };
 
@@ -46,7 +50,8 @@ struct DrawArgs {
   float *slots;
   void *work;
   uint32_t *out;
-  int vocab;
+  uint32_t *histories;  // [slots, history_stride]
+  int vocab, history_stride;
 };
 
 namespace draw {
@@ -245,10 +250,21 @@ DEVICE double uniform(uint64_t seed, uint32_t position, bool masked) {
   return double(mix(mix(seed) + (number - 1) * STRIDE) >> 11) / 9007199254740992.0;
 }
 
+// Where the lists of tokens that penalties read begin.
+DEVICE const uint32_t *history_of(const DrawTask &task, const DrawArgs &a) {
+  if (task.history == NONE) return a.block;
+  uint32_t *history = a.histories + size_t(task.history) * a.history_stride;
+  for (uint32_t i = threadIdx.x; i < task.fresh.length; i += THREADS)
+    history[task.kept + i] = a.block[task.fresh.at + i];
+  __syncthreads();
+  return history;
+}
+
 // Writes the row to `to` with penalties, bias, mask and bans. `counts` [n] is overwritten where a penalty is.
-DEVICE void process(const DrawTask &task, const uint32_t *block, const float *from, float *to, uint32_t *counts,
-                    int n) {
-  const uint32_t *prompt = block + task.prompt.at, *generated = block + task.generated.at;
+DEVICE void process(const DrawTask &task, const DrawArgs &a, const float *from, float *to, uint32_t *counts) {
+  const uint32_t *block = a.block, *history = history_of(task, a);
+  const uint32_t *prompt = history + task.prompt.at, *generated = history + task.generated.at;
+  const int n = a.vocab;
   // Calls visit(id, index) for the ids of a list that are in the vocabulary.
   auto each = [&](const uint32_t *ids, uint32_t length, auto visit) {
     for (uint32_t i = threadIdx.x; i < length; i += THREADS)
@@ -367,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) draw_tokens(const DrawArgs 
     const float *logits = (fresh ? a.logits : a.slots) + size_t(fresh ? task.row : task.slot) * a.vocab;
     uint32_t token = task.token;
     if (token == NONE) {
-      draw::process(task, a.block, logits, processed, counts, a.vocab);
+      draw::process(task, a, logits, processed, counts);
       token = draw::sample(task, processed, a.vocab, scratch);
     }
     if (threadIdx.x == 0) a.out[task.out] = token;

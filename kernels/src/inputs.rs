@@ -110,7 +110,7 @@ impl DryStep {
         }
         let ends: Vec<usize> = inputs.spans.iter().map(|span| span.row + span.len - 1).collect();
         let last = |sequence: usize| ends[sequence];
-        let draw = |from| Draw { from, sample: SampleSpec::default(), logprobs: None };
+        let draw = |from| Draw { from, sample: SampleSpec::default(), history: None, logprobs: None };
         match wants {
             DryWants::Draws => inputs.draws = (0..sequences).map(|i| draw(LogitsOf::Row(last(i)))).collect(),
             DryWants::DrawsOfStashes => inputs.draws = (0..sequences as u32).map(|i| draw(LogitsOf::Slot(i))).collect(),
@@ -131,8 +131,18 @@ impl DryStep {
 pub struct Draw<'a> {
     pub from: LogitsOf,
     pub sample: SampleSpec<'a>,
+    /// Where the tokens that penalties read may be kept. None: none reads them, or not more than once.
+    pub history: Option<KeptHistory>,
     /// Also the token's logprob, with this many alternatives.
     pub logprobs: Option<usize>,
+}
+
+/// The prompt and the generated tokens of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptHistory {
+    pub slot: u32,
+    /// So many of them, the first, are those of the slot's draw before.
+    pub kept: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -67,3 +67,29 @@ def test_steps_that_would_not_fit_are_refused_at_the_start(driver, monkeypatch, 
     monkeypatch.delenv("REIN_NO_PREPARE")
     code, out, err = rein("serve", "--model", FIXTURES / "qwen3", *TIGHT, *options, library_path=driver, memory=memory)
     assert (code, out) == (1, "") and message in err and "lower --token-budget or --max-sequences" in err, err
+
+
+def test_penalties_read_the_history_that_the_device_keeps(server, monkeypatch):
+    """Without preparation, histories travel with each step. Refused tokens take histories back."""
+    limits = ["--token-budget", 48, "--max-sequences", 4, "--max-context", 128]
+    schema = {"type": "object", "properties": {"a": {"enum": ["red", "green"]}, "b": {"enum": [1, 2]}}, "required": ["a", "b"],
+              "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+
+    def answers(cuda):
+        def one(i):
+            body = {"model": "qwen3", "messages": [{"role": "user", "content": "ab" * (i % 5)}], "max_tokens": 40, "seed": i,
+                    "repetition_penalty": [1.3, 1.0, 0.8][i % 3], "presence_penalty": 0.7, "frequency_penalty": 0.2,
+                    "temperature": 1.0, "logprobs": True}
+            return ask(cuda, "chat/completions", **body, **({"response_format": form} if i % 2 else {"ignore_eos": True}))
+        with ThreadPoolExecutor(6) as pool:
+            return [(status, answer.get("choices", answer)) for status, answer in pool.map(one, range(18))]
+
+    plain = server(*limits, model=FIXTURES / "qwen3")
+    wanted = answers(plain)
+    plain.stop()
+    assert {status for status, _ in wanted} == {200}
+    monkeypatch.delenv("REIN_NO_PREPARE")
+    prepared = server(*limits, model=FIXTURES / "qwen3")
+    assert answers(prepared) == wanted
+    prepared.stop()

@@ -117,6 +117,12 @@ inline Result expected(const std::vector<float> &logits, const Spec &spec) {
 
 // ---- The kernels ----
 
+inline std::vector<uint32_t> history(const Spec &spec) {
+  std::vector<uint32_t> all = spec.prompt;
+  all.insert(all.end(), spec.generated.begin(), spec.generated.end());
+  return all;
+}
+
 // A block as kernels/src/cuda/draw_plan.rs makes it.
 struct Block {
   std::vector<uint32_t> words;
@@ -130,7 +136,8 @@ struct Block {
     return list;
   }
 
-  Block(const std::vector<Spec> &specs, const std::vector<DrawStash> &stashes) {
+  // `keeps`: half of each history is on the device already, in the slot with the number of its task.
+  Block(const std::vector<Spec> &specs, const std::vector<DrawStash> &stashes, bool keeps = false) {
     words = {uint32_t(specs.size()), uint32_t(stashes.size())};
     words.resize(2 + specs.size() * sizeof(DrawTask) / 4);
     list(stashes.data(), stashes.size() * sizeof(DrawStash));
@@ -140,8 +147,17 @@ struct Block {
       task.seed[0] = uint32_t(spec.seed), task.seed[1] = spec.seed >> 32;
       task.top_k = spec.top_k, task.temperature = spec.temperature, task.top_p = spec.top_p, task.min_p = spec.min_p;
       task.repetition = spec.repetition, task.presence = spec.presence, task.frequency = spec.frequency;
-      task.prompt = list(spec.prompt.data(), spec.prompt.size() * 4);
-      task.generated = list(spec.generated.data(), spec.generated.size() * 4);
+      task.history = NONE;
+      if (keeps) {
+        std::vector<uint32_t> all = history(spec);
+        task.history = uint32_t(tasks.size()), task.kept = uint32_t(all.size() / 2);
+        task.fresh = list(all.data() + task.kept, (all.size() - task.kept) * 4);
+        task.prompt = {0, uint32_t(spec.prompt.size())};
+        task.generated = {uint32_t(spec.prompt.size()), uint32_t(spec.generated.size())};
+      } else {
+        task.prompt = list(spec.prompt.data(), spec.prompt.size() * 4);
+        task.generated = list(spec.generated.data(), spec.generated.size() * 4);
+      }
       task.bias = list(spec.bias.data(), spec.bias.size() * 8);
       task.banned = list(spec.banned.data(), spec.banned.size() * 4);
       if (spec.masked) task.mask = list(spec.mask.data(), spec.mask.size());
@@ -176,16 +192,25 @@ inline void compare(const std::string &name, const std::vector<std::vector<float
   int vocab = rows[0].size();
   std::vector<float> all;
   for (auto &row : rows) all.insert(all.end(), row.begin(), row.end());
-  auto run = [&](int grid) {
+  size_t longest = 1;
+  for (const Spec &spec : specs) longest = std::max(longest, history(spec).size());
+  auto run = [&](int grid, bool keeps = false) {
     Buffer<float> logits(all), slots(all.size());
     std::vector<DrawStash> stashes;
     for (uint32_t i = 0; i < rows.size(); i++) stashes.push_back({uint32_t(rows.size() - 1 - i), i});
-    Block stash_block({}, stashes), block(specs, {});
+    Block stash_block({}, stashes), block(specs, {}, keeps);
+    // What is not kept yet is of another sequence.
+    Buffer<uint32_t> histories(std::vector<uint32_t>(specs.size() * longest, 1));
+    for (size_t i = 0; i < specs.size() && keeps; i++) {
+      std::vector<uint32_t> all = history(specs[i]);
+      std::copy(all.begin(), all.begin() + all.size() / 2, histories.data + i * longest);
+    }
     Buffer<uint32_t> stash_words(stash_block.words), words(block.words), out(block.out);
     Buffer<uint32_t> work(size_t(grid) * 2 * vocab);
-    DrawArgs stash_args = {stash_words.data, logits.data, slots.data, work.data, out.data, vocab};
+    DrawArgs stash_args = {stash_words.data, logits.data, slots.data, work.data, out.data, nullptr, vocab, 0};
     LAUNCH(stash_logits, dim3(grid, 2), 256, 0, stash_args);
-    DrawArgs args = {words.data, logits.data, slots.data, work.data, out.data, vocab};
+    DrawArgs args = {words.data, logits.data,    slots.data, work.data,
+                     out.data,   histories.data, vocab,      int(longest)};
     LAUNCH(draw_tokens, grid, draw::THREADS, 0, args);
     if (memcmp(logits.data, all.data(), all.size() * 4)) check::fail("the logits have changed");
     for (size_t i = 0; i < specs.size(); i++) {
@@ -211,6 +236,7 @@ inline void compare(const std::string &name, const std::vector<std::vector<float
   std::string bytes;
   check::every_order("draw " + name, [&] { return bytes = run(3); });
   if (run(1) != bytes) check::fail("the result depends on the grid");
+  if (run(3, true) != bytes) check::fail("the result depends on where the history is");
 }
 
 // ---- Cases ----

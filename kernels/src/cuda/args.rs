@@ -395,7 +395,9 @@ pub struct DrawArgs {
     pub slots: u64,
     pub work: u64,
     pub out: u64,
+    pub histories: u64,
     pub vocab: i32,
+    pub history_stride: i32,
 }
 
 /// linear_sm90.cu

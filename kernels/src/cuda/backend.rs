@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::attention::DeviceCache;
 use super::batch::DeviceBatch;
-use super::draw::{StashedLogits, StepDraws};
+use super::draw::{DeviceHistories, StashedLogits, StepDraws};
 use super::draw_plan::DrawPlan;
 use super::dry::{draw_words, largest_shapes, largest_steps, recorded_steps};
 use super::error::shape;
@@ -64,7 +64,14 @@ impl Cuda {
         hidden: Option<&'a DeviceTensor>,
         head: &'a OutputHead<'a, Cuda>,
     ) -> StepDraws<'a, Cuda> {
-        StepDraws { ranks: self.over_ranks(), batch: self.steps.placed(batch), hidden, head, stash: &self.stash }
+        StepDraws {
+            ranks: self.over_ranks(),
+            batch: self.steps.placed(batch),
+            hidden,
+            head,
+            stash: &self.stash,
+            histories: self.steps.histories.as_ref(),
+        }
     }
 
     fn leave_group(&mut self) {
@@ -209,6 +216,10 @@ impl Backend for Cuda {
         self.steps.angles.get_mut().cover(&self.ops.device, bounds.positions.saturating_sub(1))?;
         let [shape, decode] = largest_shapes(bounds, blocks);
         let words = shape.parts().end.max(decode.parts().end) + draw_words(bounds, self.steps.tokens.get());
+        if self.rank() == 0 {
+            let StepBounds { sequences, positions, .. } = *bounds;
+            self.steps.histories = Some(DeviceHistories::new(&self.ops.device, sequences, positions)?);
+        }
         self.steps.buffers.reserve(&self.ops.device, words, shape.results.max(decode.results))?;
         Ok(largest_steps(bounds, blocks))
     }
@@ -218,7 +229,9 @@ impl Backend for Cuda {
         self.ops.check()?;
         // The last step may have failed midway.
         self.steps.graphs.get_mut().abandon(&self.ops.device);
-        let (shape, draws) = (StepShape::of(&rows), DrawPlan::new(&rows));
+        let keeps = self.steps.histories.as_ref();
+        keeps.map_or(Ok(()), |histories| histories.check(&rows.draws))?;
+        let (shape, draws) = (StepShape::of(&rows), DrawPlan::new(&rows, keeps.is_some()));
         let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1).saturating_sub(1);
         if self.ranks() > 1 {
             self.begin_together(&shape, &draws, last)?;

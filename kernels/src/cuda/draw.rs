@@ -12,7 +12,7 @@ use super::ranks::RankOps;
 use super::tensor::DeviceTensor;
 use super::weights::{DeviceLinear, DeviceVector, Matrix};
 use super::{CudaDevice, DeviceBuffer};
-use crate::backend::{Backend, Draw, LogitsOf, OutputHead, Stash};
+use crate::backend::{Backend, Draw, KeptHistory, LogitsOf, OutputHead, Stash};
 use crate::error::Result;
 
 /// Logits of rows that later steps draw from.
@@ -69,6 +69,36 @@ impl StashedLogits {
     }
 }
 
+/// The tokens of each slot that draws with penalties. The draws themselves write what is new.
+pub(super) struct DeviceHistories {
+    /// [slots, positions]
+    data: DeviceBuffer,
+    slots: usize,
+    positions: usize,
+}
+
+impl DeviceHistories {
+    pub fn new(device: &CudaDevice, slots: usize, positions: usize) -> Result<DeviceHistories> {
+        Ok(DeviceHistories { data: device.allocate(4 * slots * positions)?, slots, positions })
+    }
+
+    /// That the histories of these draws are within it.
+    pub fn check(&self, draws: &[Draw]) -> Result<()> {
+        let beyond = |draw: &&Draw| {
+            let length = draw.sample.prompt.len() + draw.sample.generated.len();
+            let of = |history: KeptHistory| history.slot as usize >= self.slots || length > self.positions;
+            draw.history.is_some_and(of)
+        };
+        match draws.iter().find(beyond) {
+            None => Ok(()),
+            Some(draw) => {
+                let what = format!("{:?}: there are {} slots of {} tokens", draw.history, self.slots, self.positions);
+                Err(shape("draw", what))
+            }
+        }
+    }
+}
+
 /// The draws of one step.
 pub(super) struct StepDraws<'a, B: Backend> {
     pub ranks: RankOps<'a>,
@@ -76,6 +106,7 @@ pub(super) struct StepDraws<'a, B: Backend> {
     pub hidden: Option<&'a DeviceTensor>,
     pub head: &'a OutputHead<'a, B>,
     pub stash: &'a StashedLogits,
+    pub histories: Option<&'a DeviceHistories>,
 }
 
 impl<B: Backend<Vector = DeviceVector, Linear = DeviceLinear>> StepDraws<'_, B> {
@@ -118,7 +149,9 @@ impl<B: Backend<Vector = DeviceVector, Linear = DeviceLinear>> StepDraws<'_, B> 
             slots: self.stash.data.as_ref().map_or(0, DeviceBuffer::address),
             work: work.address,
             out: out.address,
+            histories: self.histories.map_or(0, |histories| histories.data.address()),
             vocab: int(vocab),
+            history_stride: self.histories.map_or(0, |histories| int(histories.positions)),
         };
         // SAFETY: the block follows the step's other inputs; its rows are below those of the logits, its slots below
         // those of the stash, and the results have the words that it was given.

@@ -1,13 +1,13 @@
 //! What a step draws, as draw.cu takes it: tasks and lists as 32-bit words, and where their results are. It does not
 //! know devices.
 
-use crate::backend::{LogitsOf, SampledToken, Stash, StepInputs, StepOutputs};
+use crate::backend::{KeptHistory, LogitsOf, SampledToken, Stash, StepInputs, StepOutputs};
 use crate::sample::{Logprob, SampleSpec};
 
 /// No slot, no token, no logprobs.
 const NONE: u32 = u32::MAX;
 /// Of a `DrawTask`.
-pub const TASK_WORDS: usize = 25;
+pub const TASK_WORDS: usize = 29;
 /// The word of a task that says where its mask begins.
 const MASK_AT: usize = TASK_WORDS - 2;
 /// Rows whose logits are in memory at once for scoring: a long prompt must not need prompt * vocabulary floats.
@@ -45,6 +45,8 @@ pub struct DrawPlan<'a> {
 
 /// A draw, or the score of a given token.
 struct Task<'a> {
+    /// None: its lists travel whole.
+    history: Option<KeptHistory>,
     from: LogitsOf,
     token: u32,
     top: Option<usize>,
@@ -57,7 +59,8 @@ pub fn result_words(top: Option<usize>) -> usize {
 }
 
 impl<'a> DrawPlan<'a> {
-    pub fn new(rows: &StepInputs<'a>) -> DrawPlan<'a> {
+    /// `keeps`: the device has room for the histories of slots.
+    pub fn new(rows: &StepInputs<'a>, keeps: bool) -> DrawPlan<'a> {
         let mut plan = DrawPlan {
             scores: rows.scores.iter().map(|score| score.top).collect(),
             draws: rows.draws.iter().map(|draw| draw.logprobs).collect(),
@@ -66,6 +69,7 @@ impl<'a> DrawPlan<'a> {
         };
         for scores in rows.scores.chunks(SCORE_ROWS) {
             let tasks = scores.iter().map(|score| Task {
+                history: None,
                 from: LogitsOf::Row(score.row),
                 token: score.token,
                 top: Some(score.top),
@@ -74,6 +78,7 @@ impl<'a> DrawPlan<'a> {
             plan.pass(&tasks.collect::<Vec<_>>(), &[]);
         }
         let tasks = rows.draws.iter().map(|draw| Task {
+            history: draw.history.filter(|_| keeps),
             from: draw.from,
             token: NONE,
             top: draw.logprobs,
@@ -148,8 +153,16 @@ impl<'a> DrawPlan<'a> {
         // Lists that no penalty reads do not travel.
         let prompt = if s.repetition_penalty != 1.0 { s.prompt } else { &[] };
         let generated = if penalized { s.generated } else { &[] };
-        let [prompt_at, prompt_length] = self.list(block, prompt.iter().copied());
-        let [generated_at, generated_length] = self.list(block, generated.iter().copied());
+        let (mut history, mut fresh) = ([NONE, 0], [0, 0]);
+        let ([prompt_at, prompt_length], [generated_at, generated_length]) = match task.history {
+            Some(KeptHistory { slot, kept }) => {
+                let all = s.prompt.iter().chain(s.generated).copied();
+                (history, fresh) = ([slot, kept as u32], self.list(block, all.skip(kept)));
+                // Places within the history.
+                ([0, prompt.len() as u32], [s.prompt.len() as u32, generated.len() as u32])
+            }
+            None => (self.list(block, prompt.iter().copied()), self.list(block, generated.iter().copied())),
+        };
         let bias = s.logit_bias.iter().flat_map(|&(id, bias)| [id, bias.to_bits()]);
         let [bias_at, bias_length] = self.list(block, bias);
         let [banned_at, banned_length] = self.list(block, s.banned.iter().copied());
@@ -180,6 +193,10 @@ impl<'a> DrawPlan<'a> {
             bias_length,
             banned_at,
             banned_length,
+            history[0],
+            history[1],
+            fresh[0],
+            fresh[1],
             // Where the mask begins: see `new`.
             0,
             mask_length,

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use super::angles::DeviceAngles;
 use super::batch::{DeviceBatch, PlacedBatch, StepBuffers};
+use super::draw::DeviceHistories;
 use super::graphs::Graphs;
 use super::step::StepLimits;
 
@@ -13,6 +14,8 @@ pub(super) struct StepState {
     pub graphs: RefCell<Graphs>,
     pub buffers: StepBuffers,
     pub limits: Cell<StepLimits>,
+    /// None: the histories that penalties read travel with each step.
+    pub histories: Option<DeviceHistories>,
     /// About how many tokens the vocabulary has.
     pub tokens: Cell<usize>,
     /// Experts have moved to other memory since the last step.
@@ -23,7 +26,15 @@ impl Default for StepState {
     fn default() -> Self {
         let limits = Cell::new(StepLimits { vocab: usize::MAX, blocks: usize::MAX, block_size: 1 });
         let (angles, graphs, buffers) = (RefCell::default(), RefCell::default(), StepBuffers::default());
-        StepState { angles, graphs, buffers, limits, tokens: Cell::new(0), experts_moved: Cell::new(false) }
+        StepState {
+            angles,
+            graphs,
+            buffers,
+            limits,
+            histories: None,
+            tokens: Cell::new(0),
+            experts_moved: Cell::new(false),
+        }
     }
 }
 

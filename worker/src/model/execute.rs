@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 
 use rein_kernels::sample::{Logprob, SampleSpec};
 use rein_kernels::{
-    self as kernels, Backend, KernelError, LogitsOf, Result as KernelResult, Score, Span, Stash, StateCells, StateSave,
-    StepInputs,
+    self as kernels, Backend, KeptHistory, KernelError, LogitsOf, Result as KernelResult, Score, Span, Stash,
+    StateCells, StateSave, StepInputs,
 };
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
 
 use super::network::Network;
 use crate::executor::ExecutorShape;
+use crate::seq::penalizes;
 use crate::tables::{BlockTables, Histories, keeps_too_many};
 
 pub struct Executing<B: Backend> {
@@ -65,8 +66,7 @@ impl<'a> StepPlan<'a> {
                         Some(last) => LogitsOf::Row(last),
                         None => LogitsOf::Slot(row.slot),
                     };
-                    let history = histories.of(row.slot, draw.prompt_length as usize);
-                    plan.rows.draws.push(draw_of(draw, &inputs.logit_bias, history, from));
+                    plan.rows.draws.push(draw_of(draw, &inputs.logit_bias, row.slot, histories, from));
                     plan.draws.push(i);
                 }
                 (After::Stash, _, Some(last)) => {
@@ -156,12 +156,14 @@ impl RowInputs {
 fn draw_of<'a>(
     draw: &'a Draw,
     logit_bias: &'a [(u32, f32)],
-    (prompt, generated): (&'a [u32], &'a [u32]),
+    slot: u32,
+    histories: &'a Histories,
     from: LogitsOf,
 ) -> kernels::Draw<'a> {
     static GREEDY: LazyLock<Sampling> =
         LazyLock::new(|| Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() });
     let sampling = draw.sampling.as_ref().unwrap_or(&GREEDY);
+    let (prompt, generated) = histories.of(slot, draw.prompt_length as usize);
     let sample = SampleSpec {
         temperature: sampling.temperature,
         top_p: sampling.top_p,
@@ -178,7 +180,8 @@ fn draw_of<'a>(
         prompt,
         generated,
     };
-    kernels::Draw { from, sample, logprobs: usize::try_from(draw.logprobs).ok() }
+    let history = penalizes(sampling).then_some(KeptHistory { slot, kept: draw.kept_history as usize });
+    kernels::Draw { from, sample, history, logprobs: usize::try_from(draw.logprobs).ok() }
 }
 
 /// Checks whether a row can be executed, when the ranks hold `held` blocks of its slot's table and have `slots` slots.

@@ -2,7 +2,7 @@ use super::*;
 use crate::backend::{Draw, Score};
 
 fn row(row: usize) -> Draw<'static> {
-    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), logprobs: None }
+    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), history: None, logprobs: None }
 }
 
 fn step(rows: usize) -> StepInputs<'static> {
@@ -26,7 +26,7 @@ fn list<'a>(words: &'a [u32], pass: &DrawPass, task: usize, at: usize) -> &'a [u
 fn a_pass_names_rows_in_the_order_of_its_logits() {
     let draws = vec![row(4), Draw { from: LogitsOf::Slot(7), ..row(0) }, Draw { logprobs: Some(2), ..row(1) }];
     let stashes = vec![Stash { row: 3, slot: 9 }];
-    let plan = DrawPlan::new(&StepInputs { draws, stashes, ..step(5) });
+    let plan = DrawPlan::new(&StepInputs { draws, stashes, ..step(5) }, false);
     assert_eq!(plan.passes, [DrawPass { rows: 3, block: 0, tasks: 3, stashes: 1 }]);
     assert_eq!(plan.words[..2], [3, 1]);
     let task = |i: usize| &plan.words[2 + i * TASK_WORDS..][..5];
@@ -38,7 +38,7 @@ fn a_pass_names_rows_in_the_order_of_its_logits() {
 #[test]
 fn scores_take_few_rows_at_once() {
     let scores = (0..70).map(|row| Score { row, token: row as u32, top: 1 }).collect();
-    let plan = DrawPlan::new(&StepInputs { scores, draws: vec![row(69)], ..step(70) });
+    let plan = DrawPlan::new(&StepInputs { scores, draws: vec![row(69)], ..step(70) }, false);
     let rows: Vec<usize> = plan.passes.iter().map(|pass| pass.rows).collect();
     assert_eq!(rows, [SCORE_ROWS, SCORE_ROWS, 6, 1]);
     assert!(plan.passes.iter().all(|pass| pass.tasks == pass.rows));
@@ -65,7 +65,7 @@ fn lists_travel_if_something_reads_them() {
         SampleSpec { mask: Some(&[]), ..SampleSpec::default() },
     ];
     let draws = samples.map(|sample| Draw { sample, ..row(0) }).to_vec();
-    let plan = DrawPlan::new(&StepInputs { draws, ..step(1) });
+    let plan = DrawPlan::new(&StepInputs { draws, ..step(1) }, false);
     let pass = plan.passes[0];
     let words = words(&plan);
     let lists = |task, at| list(&words, &pass, task, at);
@@ -85,7 +85,7 @@ fn lists_travel_if_something_reads_them() {
 fn results_are_read_in_the_order_of_the_step() {
     let draws = vec![row(0), row(1), Draw { logprobs: Some(1), ..row(0) }, Draw { logprobs: Some(0), ..row(0) }];
     let scores = vec![Score { row: 1, token: 5, top: 2 }];
-    let plan = DrawPlan::new(&StepInputs { draws, scores, ..step(2) });
+    let plan = DrawPlan::new(&StepInputs { draws, scores, ..step(2) }, false);
     let f = f32::to_bits;
     let mut words = vec![5, f(-0.5), 3, 1, 8, f(-0.25), 0, 0];
     words.extend([11, NONE, 12, f(-1.0), 1, 1, 12, f(-1.0), NONE, 0, 0, 0]);

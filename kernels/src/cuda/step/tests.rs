@@ -12,7 +12,7 @@ fn packed(rows: &StepInputs) -> Result<(StepShape, Vec<u32>)> {
 }
 
 fn draw<'a>(row: usize) -> Draw<'a> {
-    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), logprobs: None }
+    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), history: None, logprobs: None }
 }
 
 #[test]

@@ -166,6 +166,7 @@ impl<B: Backend> Pair<B> {
         let signs: Vec<f32> = (0..ROWS * WIDTH).map(|_| if self.random.below(2) == 0 { 1.0 } else { -1.0 }).collect();
         for position in 0..if self.small { 3 } else { 40 } {
             let draw = |(i, spec): (usize, SampleSpec<'static>)| Draw {
+                history: None,
                 from: LogitsOf::Row((i + position) % ROWS),
                 sample: SampleSpec { position: position as u32, seed: i as u64 * 77, ..spec },
                 logprobs: [None, Some(0), Some(5)][(i + position) % 3],
@@ -181,8 +182,8 @@ impl<B: Backend> Pair<B> {
         }
         // Draws, stashes and scores of one step; then draws from the slots, of which one is filled again at once.
         let sample = SampleSpec { seed: 3, ..SampleSpec::default() };
-        let from_row = |row| Draw { from: LogitsOf::Row(row), sample, logprobs: Some(3) };
-        let from_slot = |slot| Draw { from: LogitsOf::Slot(slot), sample, logprobs: Some(2) };
+        let from_row = |row| Draw { from: LogitsOf::Row(row), sample, history: None, logprobs: Some(3) };
+        let from_slot = |slot| Draw { from: LogitsOf::Slot(slot), sample, history: None, logprobs: Some(2) };
         let score = |i: usize| Score { row: i % ROWS, token: i as u32, top: i % 4 };
         let ids = vec![0; ROWS];
         let steps = [
