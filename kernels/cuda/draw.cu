@@ -99,19 +99,28 @@ DEVICE int crossing(int count, double target, double &reached, Part part) {
   return last;
 }
 
+// The tokens that may be drawn: a bit for each.
+struct Mask {
+  const uint8_t *bytes;  // Null: all.
+  uint32_t length;
+
+  DEVICE bool allows(uint32_t i) const { return !bytes || (i / 8 < length && bytes[i / 8] >> i % 8 & 1); }
+};
+
 // The candidates of a row: those that are better than the border (key, id), and the border itself. Better is a larger
 // key, then a lower id. All threads of the block call the methods together; each begins with a barrier.
 struct Candidates {
   const float *logits;
+  Mask mask;
   Scratch *s;
   int n, cell;
   uint32_t key, id;
 
-  DEVICE Candidates(const float *logits, int n, uint32_t least, Scratch *s)
-      : logits(logits), s(s), n(n), cell(ceil_div(ceil_div(n, THREADS), 32) * 32), key(least), id(NONE) {}
+  DEVICE Candidates(const float *logits, int n, uint32_t least, Scratch *s, Mask mask = {nullptr, 0})
+      : logits(logits), mask(mask), s(s), n(n), cell(ceil_div(ceil_div(n, THREADS), 32) * 32), key(least), id(NONE) {}
 
   DEVICE bool has(uint32_t k, uint32_t i) const { return k > key || (k == key && i <= id); }
-  DEVICE uint32_t key_at(uint32_t i) const { return key_of(logits[i]); }
+  DEVICE uint32_t key_at(uint32_t i) const { return mask.allows(i) ? key_of(logits[i]) : LOWEST; }
 
   // The best of the row, as its key and the complement of its id.
   DEVICE uint64_t best() {
@@ -260,7 +269,12 @@ DEVICE const uint32_t *history_of(const DrawTask &task, const DrawArgs &a) {
   return history;
 }
 
-// Writes the row to `to` with penalties, bias, mask and bans. `counts` [n] is overwritten where a penalty is.
+// Whether some logits change before the draw. Those that a mask excludes are left out where keys are compared.
+DEVICE bool changes(const DrawTask &task) {
+  return task.history != NONE || task.prompt.length || task.generated.length || task.bias.length || task.banned.length;
+}
+
+// Writes the row to `to` with penalties, bias and bans. `counts` [n] is overwritten where a penalty is.
 DEVICE void process(const DrawTask &task, const DrawArgs &a, const float *from, float *to, uint32_t *counts) {
   const uint32_t *block = a.block, *history = history_of(task, a);
   const uint32_t *prompt = history + task.prompt.at, *generated = history + task.generated.at;
@@ -300,16 +314,12 @@ DEVICE void process(const DrawTask &task, const DrawArgs &a, const float *from, 
   }
   __syncthreads();
   each(block + task.banned.at, task.banned.length, [&](uint32_t id) { to[id] = -INFINITY; });
-  if (task.mask.at) {
-    const uint8_t *mask = reinterpret_cast<const uint8_t *>(block + task.mask.at);
-    for (uint32_t i = threadIdx.x; i < uint32_t(n); i += THREADS)
-      if (i / 8 >= task.mask.length || !(mask[i / 8] >> i % 8 & 1)) to[i] = -INFINITY;
-  }
 }
 
 // The drawn token, the same for all threads.
-DEVICE uint32_t sample(const DrawTask &task, const float *logits, int n, Scratch *s) {
-  Candidates row(logits, n, LOWEST + 1, s);
+DEVICE uint32_t sample(const DrawTask &task, const float *logits, const uint32_t *block, int n, Scratch *s) {
+  const uint8_t *mask = task.mask.at ? reinterpret_cast<const uint8_t *>(block + task.mask.at) : nullptr;
+  Candidates row(logits, n, LOWEST + 1, s, {mask, task.mask.length});
   uint64_t best = row.best();
   uint32_t top = uint32_t(best >> 32);
   if (top <= LOWEST) return NONE;
@@ -383,8 +393,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) draw_tokens(const DrawArgs 
     const float *logits = (fresh ? a.logits : a.slots) + size_t(fresh ? task.row : task.slot) * a.vocab;
     uint32_t token = task.token;
     if (token == NONE) {
-      draw::process(task, a, logits, processed, counts);
-      token = draw::sample(task, processed, a.vocab, scratch);
+      bool changes = draw::changes(task);
+      if (changes) draw::process(task, a, logits, processed, counts);
+      token = draw::sample(task, changes ? processed : logits, a.block, a.vocab, scratch);
     }
     if (threadIdx.x == 0) a.out[task.out] = token;
     if (task.top != NONE && token != NONE)

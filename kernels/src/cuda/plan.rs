@@ -19,7 +19,7 @@ const FEW_MIXED_TILE: [usize; 2] = [16, 8];
 const FEW_MIXED_ROWS: usize = 64;
 const DRAW_THREADS: u32 = 512;
 /// At most so many tokens are drawn at the same time; each takes work memory.
-const DRAW_BLOCKS: usize = 64;
+const DRAW_BLOCKS: usize = 128;
 /// Blocks that copy a row, and rows that are copied at the same time.
 const STASH_GRID: [usize; 2] = [32, 8];
 /// Attention in parts keeps parts of this many bytes at once; longer steps compute some rows after others.
