@@ -57,8 +57,8 @@ impl LoadError {
     }
 }
 
-const FORMATS: &str = "bf16, f16, f32, block-scaled fp8 (e4m3 with weight_scale_inv) and compressed-tensors \
-                       pack-quantized int4";
+const FORMATS: &str = "f32, f16 and bf16; FP8 (e4m3) with scales for blocks, outputs or tensors; compressed-tensors int4 and \
+                       int8; GPTQ with 4 or 8 bits; AWQ with 4 bits";
 const NAMES_SHOWN: usize = 4;
 
 fn names(all: &[String]) -> String {

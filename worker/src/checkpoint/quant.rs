@@ -4,6 +4,7 @@ use regex::Regex;
 use rein_kernels::{ScaleForm, StoredForm};
 use serde_json::{Map, Value};
 
+use super::coded::CodedForm;
 use super::config::ConfigFields;
 use super::error::LoadError;
 
@@ -15,6 +16,13 @@ pub enum Quantization {
     Fp8 {
         block: [usize; 2],
     },
+    /// e4m3 codes with `weight_scale`: one number, one for each output, or one for each block. Activations are not
+    /// quantized.
+    Fp8Scaled {
+        block: Option<[usize; 2]>,
+    },
+    /// Integers that become numbers while loading.
+    Coded(CodedForm),
     /// compressed-tensors pack-quantized: symmetric int4 with one scale per `group` inputs (Kimi K2-Thinking, K2.5).
     Int4 {
         group: usize,
@@ -35,6 +43,9 @@ impl Quantization {
         let this = match fields.str("quant_method")? {
             Some("fp8") => read_fp8(&fields)?,
             Some("compressed-tensors") => read_compressed(&fields)?,
+            Some("gptq") => read_gptq(&fields)?,
+            Some("awq") => read_awq(&fields)?,
+            Some("modelopt") => read_modelopt(&fields)?,
             Some(other) => {
                 return Err(unsupported(format!("quantization_config.quant_method {other:?} is not supported")));
             }
@@ -51,7 +62,8 @@ fn unsupported(what: String) -> LoadError {
 
 fn read_fp8(fields: &ConfigFields) -> Result<Quantization, LoadError> {
     fields.require("fmt", "e4m3")?;
-    fields.require("activation_scheme", "dynamic")?;
+    // Activations are not quantized here, whatever their scales would be.
+    one_of(fields, "activation_scheme", &["dynamic", "static"])?;
     fields.require("expert_dtype", "fp8")?;
     for off in ["dequantize", "weight_per_tensor", "act_per_tensor"] {
         fields.require(off, false)?;
@@ -64,14 +76,15 @@ fn read_fp8(fields: &ConfigFields) -> Result<Quantization, LoadError> {
     match fields.usizes("weight_block_size")?.as_deref() {
         Some(&[rows, cols]) if rows > 0 && cols > 0 => Ok(Quantization::Fp8 { block: [rows, cols] }),
         Some(other) => Err(fields.error("weight_block_size", format!("must be two sizes, got {other:?}"))),
-        None => Err(unsupported("fp8 without weight_block_size (one scale per tensor) is not supported".into())),
+        None => Ok(Quantization::Fp8Scaled { block: None }),
     }
 }
 
 fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
-    match fields.str("format")? {
-        Some("pack-quantized") => {}
-        other => return Err(unsupported(format!("compressed-tensors format {other:?} is not supported"))),
+    let formats = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized"];
+    let format = fields.str("format")?.unwrap_or("none");
+    if !formats.contains(&format) {
+        return Err(unsupported(format!("compressed-tensors format {format:?} is not supported")));
     }
     // Null means: plain KV cache, no sparsity, no transform.
     for none in ["kv_cache_scheme", "transform_config"] {
@@ -79,7 +92,8 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
             return Err(unsupported(format!("quantization_config.{none} is not supported")));
         }
     }
-    if fields.get("sparsity_config").is_some_and(|v| v.as_object().is_none_or(|map| !map.is_empty())) {
+    let dense = |map: &Map<String, Value>| map.get("format").is_some_and(|format| format == "dense");
+    if fields.get("sparsity_config").is_some_and(|v| v.as_object().is_none_or(|map| !map.is_empty() && !dense(map))) {
         return Err(unsupported("quantization_config.sparsity_config is not supported".into()));
     }
     fields.require("quantization_status", "compressed")?;
@@ -89,33 +103,171 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
     }
     let groups = fields.object("config_groups")?.ok_or_else(|| fields.error("config_groups", "is required"))?;
     let group = groups.object("group_0")?.ok_or_else(|| groups.error("group_0", "is required"))?;
-    for none in ["input_activations", "output_activations"] {
-        if group.get(none).is_some() {
-            return Err(unsupported(format!("quantization_config: {none} (quantized activations) is not supported")));
-        }
+    // Activations are not quantized here.
+    group.get("input_activations");
+    if group.get("output_activations").is_some() {
+        return Err(unsupported("quantization_config: output_activations is not supported".into()));
     }
-    group.require("format", "pack-quantized")?;
+    group.require("format", format)?;
     group.get("targets");
     let weights = group.object("weights")?.ok_or_else(|| group.error("weights", "is required"))?;
-    for (key, value) in [("num_bits", 4.into()), ("type", "int".into()), ("symmetric", true.into())] {
-        supports_only(&weights, key, value)?;
-    }
-    supports_only(&weights, "strategy", "group".into())?;
-    supports_only(&weights, "dynamic", false.into())?;
-    if weights.get("actorder").is_some() {
-        return Err(unsupported("quantization_config: actorder is not supported".into()));
-    }
-    for none in ["block_structure", "zp_dtype", "scale_dtype"] {
+    let read = read_compressed_weights(&weights, format)?;
+    for none in ["zp_dtype", "scale_dtype"] {
         weights.get(none);
     }
     for harmless in ["observer", "observer_kwargs"] {
         weights.get(harmless);
     }
-    let size = weights.size("group_size")?;
     weights.finish()?;
     group.finish()?;
     groups.finish()?;
-    Ok(Quantization::Int4 { group: size })
+    Ok(read)
+}
+
+fn read_compressed_weights(weights: &ConfigFields, format: &str) -> Result<Quantization, LoadError> {
+    supports_only(weights, "dynamic", false.into())?;
+    let bits = weights.size("num_bits")?;
+    let kind = weights.str("type")?.unwrap_or("int");
+    let symmetric = weights.bool("symmetric")?.unwrap_or(true);
+    let strategy = weights.str("strategy")?.unwrap_or("tensor");
+    let group = weights.usize("group_size")?.filter(|_| strategy == "group");
+    let order = weights.str("actorder")?;
+    let block = match weights.usizes("block_structure")?.as_deref() {
+        Some(&[rows, cols]) if rows > 0 && cols > 0 => Some([rows, cols]),
+        Some(other) => return Err(weights.error("block_structure", format!("must be two sizes, got {other:?}"))),
+        None => None,
+    };
+    let bad = |what: String| Err(unsupported(format!("quantization_config: {what} is not supported as {format}")));
+    match (format, kind, bits, strategy) {
+        ("pack-quantized", "int", 4 | 8, "group" | "channel") => {
+            if strategy == "group" && group.is_none_or(|size| size == 0) {
+                return Err(weights.error("group_size", "must be at least 1 with strategy group"));
+            }
+            if let Some(other) = order.filter(|order| !["group", "weight", "static", "dynamic"].contains(order)) {
+                return bad(format!("actorder {other:?}"));
+            }
+            Ok(match (bits, group, symmetric, order) {
+                // GPUs multiply these as they are stored.
+                (4, Some(group), true, None | Some("weight" | "static")) => Quantization::Int4 { group },
+                _ => Quantization::Coded(CodedForm::Packed { bits, group, symmetric }),
+            })
+        }
+        ("int-quantized" | "naive-quantized", "int", 8, "channel" | "tensor") => {
+            Ok(Quantization::Coded(CodedForm::Int8))
+        }
+        ("float-quantized" | "naive-quantized", "float", 8, "channel" | "tensor") => {
+            Ok(Quantization::Fp8Scaled { block: None })
+        }
+        ("float-quantized" | "naive-quantized", "float", 8, "block") if block.is_some() => {
+            Ok(Quantization::Fp8Scaled { block })
+        }
+        _ => bad(format!("num_bits {bits}, type {kind:?}, strategy {strategy:?}")),
+    }
+}
+
+/// -1: all of an output.
+fn group_size(fields: &ConfigFields) -> Result<Option<usize>, LoadError> {
+    match fields.get("group_size").and_then(Value::as_i64) {
+        Some(-1) => Ok(None),
+        Some(size) if size > 0 => Ok(Some(size as usize)),
+        _ => Err(fields.error("group_size", "must be -1 or at least 1")),
+    }
+}
+
+fn one_of(fields: &ConfigFields, key: &str, allowed: &[&str]) -> Result<(), LoadError> {
+    match fields.str(key)? {
+        Some(found) if !allowed.contains(&found) => {
+            Err(unsupported(format!("quantization_config.{key} must be one of {}, got {found:?}", allowed.join(", "))))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read_gptq(fields: &ConfigFields) -> Result<Quantization, LoadError> {
+    let bits = fields.size("bits")?;
+    if ![4, 8].contains(&bits) {
+        return Err(unsupported(format!("quantization_config.bits must be 4 or 8, got {bits}")));
+    }
+    one_of(fields, "checkpoint_format", &["gptq", "gptq_v2"])?;
+    one_of(fields, "format", &["gptq", "gptq_v2"])?;
+    one_of(fields, "pack_dtype", &["int32"])?;
+    fields.require("lm_head", false)?;
+    if fields.get("dynamic").is_some_and(|dynamic| dynamic.as_object().is_none_or(|map| !map.is_empty())) {
+        return Err(unsupported("quantization_config.dynamic (other forms for some modules) is not supported".into()));
+    }
+    let second = |key| Ok::<_, LoadError>(fields.str(key)? == Some("gptq_v2"));
+    // The first version stores a zero less one.
+    let offset = u32::from(!(second("checkpoint_format")? || second("format")?));
+    // How it was made. Order and symmetry are in the tensors.
+    for harmless in GPTQ_NOTES {
+        fields.get(harmless);
+    }
+    Ok(Quantization::Coded(CodedForm::Gptq { bits, group: group_size(fields)?, offset }))
+}
+
+const GPTQ_NOTES: &[&str] = &[
+    "desc_act",
+    "act_group_aware",
+    "sym",
+    "static_groups",
+    "true_sequential",
+    "damp_percent",
+    "damp_auto_increment",
+    "mse",
+    "meta",
+    "model_name_or_path",
+    "model_file_base_name",
+    "is_marlin_format",
+    "quant_method",
+    "method",
+    "batch_size",
+    "block_name_to_quantize",
+    "module_name_preceding_first_block",
+    "modules_in_block_to_quantize",
+    "dataset",
+    "tokenizer",
+    "model_seqlen",
+    "max_input_length",
+    "use_cuda_fp16",
+    "use_exllama",
+    "disable_exllama",
+    "exllama_config",
+    "pad_token_id",
+    "cache_block_outputs",
+    "backend",
+    "adapter",
+    "rotation",
+    "hyb_act",
+    "lora_rank",
+];
+
+fn read_awq(fields: &ConfigFields) -> Result<Quantization, LoadError> {
+    let four = |key: &str| fields.require(key, 4);
+    four("bits").and(four("w_bit")).map_err(|error| unsupported(error.to_string().replace("config.json: ", "")))?;
+    one_of(fields, "version", &["gemm", "GEMM"])?;
+    fields.require("zero_point", true)?;
+    let group = match fields.get("q_group_size") {
+        Some(size) => size.as_u64().map(|size| size as usize).filter(|&size| size > 0),
+        None => group_size(fields)?,
+    };
+    for harmless in ["modules_to_not_convert", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len"] {
+        fields.get(harmless);
+    }
+    for harmless in ["modules_to_fuse", "quant_method", "group_size", "q_group_size"] {
+        fields.get(harmless);
+    }
+    Ok(Quantization::Coded(CodedForm::Awq { group }))
+}
+
+fn read_modelopt(fields: &ConfigFields) -> Result<Quantization, LoadError> {
+    one_of(fields, "quant_algo", &["FP8"])?;
+    if fields.get("kv_cache_quant_algo").or(fields.get("kv_cache_scheme")).is_some() {
+        return Err(unsupported("quantization_config: a quantized KV cache is not supported".into()));
+    }
+    for harmless in ["ignore", "exclude_modules", "producer", "config_groups", "quant_method", "targets"] {
+        fields.get(harmless);
+    }
+    Ok(Quantization::Fp8Scaled { block: None })
 }
 
 fn supports_only(fields: &ConfigFields, key: &str, value: serde_json::Value) -> Result<(), LoadError> {
@@ -152,7 +304,8 @@ impl StatedForms {
     pub fn quantized(&self) -> Option<&'static str> {
         match self.quantization {
             Quantization::None => None,
-            Quantization::Fp8 { .. } => Some("fp8"),
+            Quantization::Fp8 { .. } | Quantization::Fp8Scaled { .. } => Some("fp8"),
+            Quantization::Coded(form) => Some(form.name()),
             Quantization::Int4 { .. } => Some("int4"),
         }
     }
@@ -163,6 +316,8 @@ impl StatedForms {
             Quantization::None => StoredForm::Bf16,
             _ if self.left_out.iter().any(|name| name.is_match(module)) => StoredForm::Bf16,
             Quantization::Fp8 { block } => StoredForm::Fp8 { block },
+            Quantization::Fp8Scaled { block } => StoredForm::Fp8 { block: block.unwrap_or([1, 1]) },
+            Quantization::Coded(_) => StoredForm::Bf16,
             Quantization::Int4 { group } => StoredForm::Int4 { group, scales: self.scales },
         }
     }

@@ -29,6 +29,7 @@ pub enum StoredDtype {
     F16,
     Bf16,
     F8E4m3,
+    I8,
     I32,
     I64,
 }
@@ -40,6 +41,7 @@ impl StoredDtype {
             "F16" => Self::F16,
             "BF16" => Self::Bf16,
             "F8_E4M3" => Self::F8E4m3,
+            "I8" => Self::I8,
             "I32" => Self::I32,
             "I64" => Self::I64,
             _ => return None,
@@ -48,7 +50,7 @@ impl StoredDtype {
 
     pub fn size(self) -> usize {
         match self {
-            Self::F8E4m3 => 1,
+            Self::F8E4m3 | Self::I8 => 1,
             Self::F16 | Self::Bf16 => 2,
             Self::F32 | Self::I32 => 4,
             Self::I64 => 8,
@@ -61,6 +63,7 @@ impl StoredDtype {
             Self::F16 => "F16",
             Self::Bf16 => "BF16",
             Self::F8E4m3 => "F8_E4M3",
+            Self::I8 => "I8",
             Self::I32 => "I32",
             Self::I64 => "I64",
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use rein_kernels::{GroupScales, HostData, HostForm, HostMatrix, ScaleForm, StoredForm};
 
+use super::coded::Coded;
 use super::error::LoadError;
 use super::parts::{cut_bytes, cut_nibbles, cut_scales};
 use super::quant::Quantization;
@@ -28,6 +29,7 @@ enum Stored<'a> {
     Dense(&'a TensorEntry),
     Fp8 { codes: &'a TensorEntry, scales: &'a TensorEntry, block: [usize; 2] },
     Int4 { packed: &'a TensorEntry, scales: &'a TensorEntry, group: usize },
+    Coded(Coded<'a>),
 }
 
 impl CheckpointWeights {
@@ -125,6 +127,12 @@ impl CheckpointWeights {
         used: &mut HashSet<String>,
     ) -> Result<Stored<'_>, LoadError> {
         let plain = format!("{module}.weight");
+        if let Quantization::Coded(form) = self.quantization
+            && let Some(coded) = self.coded(form, module, [out, inp], used)?
+        {
+            used.extend(self.scales_of_activations(module));
+            return Ok(Stored::Coded(coded));
+        }
         let need = |name: String, shape: &[usize], used: &mut HashSet<String>| {
             let entry = self.shards.get(&name).ok_or_else(|| LoadError::Missing(vec![name.clone()]))?;
             if entry.shape != shape {
@@ -138,6 +146,23 @@ impl CheckpointWeights {
             false => Err(mistyped(name, entry, "F32, F16 or BF16")),
         };
         match (self.quantization, self.shards.get(&plain)) {
+            (Quantization::Fp8Scaled { block }, Some(entry)) if entry.dtype == StoredDtype::F8E4m3 => {
+                let codes = need(plain, &[out, inp], used)?;
+                let name = format!("{module}.weight_scale");
+                let found = self.shards.get(&name).map(|entry| entry.shape.clone()).unwrap_or_default();
+                let (shape, block) = match (&found[..], block) {
+                    // One for the tensor.
+                    ([] | [1], _) => (found, [out, inp]),
+                    // One for each output.
+                    ([_], None) => (vec![out], [1, inp]),
+                    (_, None) => (vec![out, 1], [1, inp]),
+                    (_, Some(block)) => (vec![out.div_ceil(block[0]), inp.div_ceil(block[1])], block),
+                };
+                let scales = need(name.clone(), &shape, used)?;
+                scale_is_float(&name, scales)?;
+                used.extend(self.scales_of_activations(module));
+                Ok(Stored::Fp8 { codes, scales, block })
+            }
             (Quantization::Fp8 { block }, Some(entry)) if entry.dtype == StoredDtype::F8E4m3 => {
                 let codes = need(plain, &[out, inp], used)?;
                 let name = format!("{module}.weight_scale_inv");
@@ -168,7 +193,16 @@ impl CheckpointWeights {
         }
     }
 
-    fn integers(&self, name: &str, entry: &TensorEntry) -> Result<Vec<usize>, LoadError> {
+    /// Tensors for activations that are quantized elsewhere; here they are not.
+    fn scales_of_activations(&self, module: &str) -> impl Iterator<Item = String> {
+        ["input_scale", "input_zero_point"].map(|part| format!("{module}.{part}")).into_iter().filter(|n| self.has(n))
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Option<&TensorEntry> {
+        self.shards.get(name)
+    }
+
+    pub(super) fn integers(&self, name: &str, entry: &TensorEntry) -> Result<Vec<usize>, LoadError> {
         let bytes = self.bytes(entry, 0..entry.len())?;
         match entry.dtype {
             StoredDtype::I64 => Ok(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as usize).collect()),
@@ -188,6 +222,15 @@ impl CheckpointWeights {
     ) -> Result<HostMatrix, LoadError> {
         let shape = (rows.len(), cols.len());
         let (data, form) = match self.stored(module, out, inp, &mut HashSet::new())? {
+            Stored::Coded(coded) => {
+                let form = form(StoredForm::Bf16);
+                let numbers = self.decoded(&coded, rows, cols)?;
+                let data = match form {
+                    HostForm::F32 => HostData::F32(numbers),
+                    _ => HostData::Bf16(numbers.into_iter().map(bf16::from_f32).collect()),
+                };
+                (data, form)
+            }
             Stored::Dense(entry) => {
                 let form = form(dense_form(entry.dtype));
                 (self.dense(entry, inp, rows, cols, form)?, form)
@@ -230,6 +273,12 @@ impl CheckpointWeights {
             (Some(entry), Quantization::Fp8 { block }) if entry.dtype == StoredDtype::F8E4m3 => {
                 StoredForm::Fp8 { block }
             }
+            (Some(entry), Quantization::Fp8Scaled { block }) if entry.dtype == StoredDtype::F8E4m3 => {
+                // Of other sizes than GPUs multiply; which ones, the scales say.
+                StoredForm::Fp8 { block: block.unwrap_or([1, 1]) }
+            }
+            (Some(entry), _) if is_float(entry.dtype) => dense_form(entry.dtype),
+            (_, Quantization::Coded(_)) => StoredForm::Bf16,
             (Some(entry), _) => dense_form(entry.dtype),
             (None, Quantization::Int4 { group }) => {
                 let scales = self.shards.get(&format!("{module}.weight_scale"));
@@ -253,13 +302,13 @@ impl CheckpointWeights {
         self.floats(entry, range)
     }
 
-    fn bytes(&self, entry: &TensorEntry, within: Range<usize>) -> Result<Vec<u8>, LoadError> {
+    pub(super) fn bytes(&self, entry: &TensorEntry, within: Range<usize>) -> Result<Vec<u8>, LoadError> {
         let mut bytes = Vec::new();
         self.shards.read(entry, within, &mut bytes)?;
         Ok(bytes)
     }
 
-    fn floats(&self, entry: &TensorEntry, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
+    pub(super) fn floats(&self, entry: &TensorEntry, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
         let size = entry.dtype.size();
         let mut out = Vec::with_capacity(range.len());
         extend_f32(&mut out, &self.bytes(entry, range.start * size..range.end * size)?, entry.dtype);
@@ -323,15 +372,15 @@ fn scale_form(dtype: StoredDtype) -> ScaleForm {
     if dtype == StoredDtype::Bf16 { ScaleForm::Bf16 } else { ScaleForm::F32 }
 }
 
-fn is_float(dtype: StoredDtype) -> bool {
+pub(super) fn is_float(dtype: StoredDtype) -> bool {
     matches!(dtype, StoredDtype::F32 | StoredDtype::F16 | StoredDtype::Bf16)
 }
 
-fn mis_shaped(name: &str, entry: &TensorEntry, expected: &[usize]) -> LoadError {
+pub(super) fn mis_shaped(name: &str, entry: &TensorEntry, expected: &[usize]) -> LoadError {
     LoadError::TensorShape { name: name.to_owned(), found: entry.shape.clone(), expected: expected.to_vec() }
 }
 
-fn mistyped(name: &str, entry: &TensorEntry, expected: &'static str) -> LoadError {
+pub(super) fn mistyped(name: &str, entry: &TensorEntry, expected: &'static str) -> LoadError {
     LoadError::TensorDtype { name: name.to_owned(), found: entry.dtype.name().to_owned(), expected }
 }
 

@@ -32,22 +32,58 @@ fn published_formats_are_read() {
                      "quant_method": "fp8", "weight_block_size": [128, 128], "weight_per_tensor": false});
     assert_eq!(read(fp8).expect("fp8"), Quantization::Fp8 { block: [128, 128] });
     assert_eq!(read(int4(|_| ())).expect("int4"), Quantization::Int4 { group: 32 });
+    // One scale for each tensor.
+    for scaled in [
+        json!({"quant_method": "fp8", "activation_scheme": "static", "fmt": "e4m3"}),
+        json!({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}),
+    ] {
+        assert_eq!(read(scaled).expect("fp8"), Quantization::Fp8Scaled { block: None });
+    }
+    // Not known before the tensors are: groups of inputs that are no neighbours.
+    let ordered = int4(|v| v["config_groups"]["group_0"]["weights"]["actorder"] = "group".into());
+    let form = CodedForm::Packed { bits: 4, group: Some(32), symmetric: true };
+    assert_eq!(read(ordered).expect("int4"), Quantization::Coded(form));
+    let gptq = json!({"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"});
+    let form = CodedForm::Gptq { bits: 8, group: None, offset: 0 };
+    assert_eq!(read(gptq).expect("gptq"), Quantization::Coded(form));
 }
 
 #[test]
 fn other_formats_are_rejected_by_name() {
     let weights = |key: &'static str, new: Value| int4(move |v| v["config_groups"]["group_0"]["weights"][key] = new);
+    let gptq = |key: &str, new: Value| {
+        let mut value = json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": true, "sym": true});
+        value[key] = new;
+        value
+    };
+    let awq = |key: &str, new: Value| {
+        let mut value =
+            json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": true});
+        value[key] = new;
+        value
+    };
     let cases = [
-        (json!({"quant_method": "gptq", "bits": 4}), "gptq"),
-        (json!({"quant_method": "fp8", "fmt": "e4m3"}), "weight_block_size"),
-        (json!({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]}), "static"),
+        (json!({"quant_method": "bitsandbytes"}), "bitsandbytes"),
+        (json!({"quant_method": "fp8", "activation_scheme": "other", "weight_block_size": [128, 128]}), "other"),
         (json!({"quant_method": "fp8", "expert_dtype": "fp4", "weight_block_size": [128, 128]}), "expert_dtype"),
-        (weights("num_bits", 8.into()), "num_bits"),
-        (weights("symmetric", false.into()), "symmetric"),
-        (weights("actorder", "group".into()), "actorder"),
-        (weights("strategy", "channel".into()), "strategy"),
+        (gptq("bits", 3.into()), "bits must be 4 or 8, got 3"),
+        (gptq("group_size", 0.into()), "group_size"),
+        (gptq("checkpoint_format", "marlin".into()), "marlin"),
+        (gptq("dynamic", json!({"-:.*mlp.*": {}})), "dynamic"),
+        (gptq("lm_head", true.into()), "lm_head"),
+        (gptq("new_key", 1.into()), "new_key"),
+        (awq("bits", 8.into()), "bits"),
+        (awq("version", "gemv".into()), "gemv"),
+        (awq("zero_point", false.into()), "zero_point"),
+        (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "NVFP4"),
+        (json!({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}), "KV cache"),
+        (weights("num_bits", 3.into()), "num_bits 3"),
+        (weights("group_size", Value::Null), "group_size"),
+        (weights("strategy", "tensor".into()), "strategy \"tensor\""),
+        (weights("type", "float".into()), "type \"float\""),
         (int4(|v| v["format"] = "marlin-24".into()), "marlin-24"),
         (int4(|v| v["kv_cache_scheme"] = json!({"num_bits": 8})), "kv_cache_scheme"),
+        (int4(|v| v["config_groups"]["group_0"]["output_activations"] = json!({"num_bits": 8})), "output_activations"),
         (int4(|v| v["config_groups"]["group_1"] = json!({"weights": 1})), "group_1"),
     ];
     for (value, name) in cases {
