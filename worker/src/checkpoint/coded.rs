@@ -1,8 +1,10 @@
-//! Weights as integers, in the layouts of compressed-tensors, GPTQ and AWQ: a number is (code - zero) * scale. It finds
-//! their tensors and decodes parts of them.
+//! Weights as codes of few bits, in the layouts of compressed-tensors, modelopt, GPTQ and AWQ. A number is
+//! (code - zero) * scale, or that of a 4-bit float times a scale. It finds their tensors and decodes parts of them.
 
 use std::collections::HashSet;
 use std::ops::Range;
+
+use rein_kernels::quant::e4m3;
 
 use super::error::LoadError;
 use super::safetensors::{StoredDtype, TensorEntry};
@@ -19,8 +21,32 @@ pub enum CodedForm {
     /// GPTQ: `qweight` [in * bits / 32, out], `scales` [groups, out], `qzeros` [groups, out * bits / 32], to which
     /// `offset` is added; `g_idx` [in] as above.
     Gptq { bits: usize, group: Option<usize>, offset: u32 },
+    /// Floats of four bits (e2m1), two in a byte of [out, in / 2], with a `weight_scale` [out, in / group] of one byte.
+    Fp4 { group: usize, scales: Fp4Scales },
     /// AWQ: `qweight` [in, out / 8] of four bits, `scales` [groups, out], `qzeros` [groups, out / 8].
     Awq { group: Option<usize> },
+}
+
+/// What the scales of 4-bit floats are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fp4Scales {
+    /// MXFP4: a power of two (e8m0). The codes are `weight_packed`.
+    E8m0,
+    /// NVFP4 of compressed-tensors: e4m3, divided by `weight_global_scale`.
+    Divided,
+    /// NVFP4 of modelopt: e4m3, times `weight_scale_2`. The codes are `weight`.
+    Multiplied,
+}
+
+impl Fp4Scales {
+    /// The tensor with one number for all scales.
+    fn global(self) -> Option<&'static str> {
+        match self {
+            Self::E8m0 => None,
+            Self::Divided => Some("weight_global_scale"),
+            Self::Multiplied => Some("weight_scale_2"),
+        }
+    }
 }
 
 impl CodedForm {
@@ -29,6 +55,8 @@ impl CodedForm {
             Self::Int8 => "int8",
             Self::Packed { bits: 4, .. } => "int4",
             Self::Packed { .. } => "packed integers",
+            Self::Fp4 { scales: Fp4Scales::E8m0, .. } => "mxfp4",
+            Self::Fp4 { .. } => "nvfp4",
             Self::Gptq { .. } => "gptq",
             Self::Awq { .. } => "awq",
         }
@@ -37,8 +65,8 @@ impl CodedForm {
     /// The tensor of the codes, by which a module is known to be in this form.
     fn codes(self) -> &'static str {
         match self {
-            Self::Int8 => "weight",
-            Self::Packed { .. } => "weight_packed",
+            Self::Int8 | Self::Fp4 { scales: Fp4Scales::Multiplied, .. } => "weight",
+            Self::Packed { .. } | Self::Fp4 { .. } => "weight_packed",
             Self::Gptq { .. } | Self::Awq { .. } => "qweight",
         }
     }
@@ -50,12 +78,16 @@ pub struct Coded<'a> {
     out: usize,
     codes: &'a TensorEntry,
     scales: &'a TensorEntry,
+    /// Of 4-bit floats: the number for all scales.
     zeros: Option<&'a TensorEntry>,
     /// Columns of scales; of GPTQ and AWQ their rows.
     groups: usize,
     /// The group of each input.
     group_of: Vec<usize>,
 }
+
+/// The numbers of e2m1 without a sign, which is the highest bit (OCP Microscaling Formats 1.0).
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// Where eight codes of AWQ are in a word, in nibbles.
 const AWQ_NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -78,7 +110,7 @@ impl CheckpointWeights {
     ) -> Result<Option<Coded<'_>>, LoadError> {
         let name = |part: &str| format!("{module}.{part}");
         let codes = match self.entry(&name(form.codes())) {
-            Some(codes) if matches!(codes.dtype, StoredDtype::I32 | StoredDtype::I8) => codes,
+            Some(codes) if matches!(codes.dtype, StoredDtype::I32 | StoredDtype::I8 | StoredDtype::U8) => codes,
             _ => return Ok(None),
         };
         let mut need = |part: &str, shapes: &[Vec<usize>], kind: fn(StoredDtype) -> bool, kinds: &'static str| {
@@ -106,6 +138,20 @@ impl CheckpointWeights {
                     None => None,
                 };
                 (1, inp, scales, zeros, None)
+            }
+            CodedForm::Fp4 { group, scales } => {
+                let groups = groups(Some(group));
+                let byte: fn(StoredDtype) -> bool = |dtype| dtype == StoredDtype::U8;
+                need(form.codes(), &[vec![out, inp.div_ceil(2)]], byte, "U8")?;
+                let is_scale = match scales {
+                    Fp4Scales::E8m0 => byte,
+                    _ => |dtype| dtype == StoredDtype::F8E4m3,
+                };
+                let kinds = "U8 for MXFP4, F8_E4M3 for NVFP4";
+                let all = need("weight_scale", &[vec![out, groups]], is_scale, kinds)?;
+                let global =
+                    scales.global().map(|part| need(part, &[vec![1], vec![]], is_float, FLOATS)).transpose()?;
+                (groups, group, all, global, None)
             }
             CodedForm::Packed { bits, group, symmetric } => {
                 let groups = groups(group);
@@ -154,9 +200,40 @@ impl CheckpointWeights {
         match w.form {
             CodedForm::Int8 => self.by_outputs(w, 8, rows, cols),
             CodedForm::Packed { bits, .. } => self.by_outputs(w, bits, rows, cols),
+            CodedForm::Fp4 { scales, .. } => self.fp4(w, scales, rows, cols),
             CodedForm::Gptq { bits, offset, .. } => self.by_inputs(w, bits, offset as i32, false, rows, cols),
             CodedForm::Awq { .. } => self.by_inputs(w, 4, 0, true, rows, cols),
         }
+    }
+
+    fn fp4(
+        &self,
+        weight: &Coded,
+        kind: Fp4Scales,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Result<Vec<f32>, LoadError> {
+        let Coded { out, codes, scales, zeros: global, groups, ref group_of, .. } = *weight;
+        let stride = codes.len() / out.max(1);
+        let bytes = self.bytes(codes, rows.start * stride..rows.end * stride)?;
+        let scales = self.bytes(scales, rows.start * groups..rows.end * groups)?;
+        let global = global.map(|entry| self.floats(entry, 0..1)).transpose()?.map_or(1.0, |global| global[0]);
+        let scale = |byte: u8| match kind {
+            Fp4Scales::E8m0 => f32::powi(2.0, i32::from(byte) - 127),
+            Fp4Scales::Divided => e4m3(byte) / global,
+            Fp4Scales::Multiplied => e4m3(byte) * global,
+        };
+        let mut numbers = vec![0.0; rows.len() * cols.len()];
+        let parts = numbers.chunks_exact_mut(cols.len().max(1)).zip(bytes.chunks_exact(stride.max(1)));
+        for ((numbers, bytes), scales) in parts.zip(scales.chunks_exact(groups.max(1))) {
+            let scales: Vec<f32> = scales.iter().map(|&byte| scale(byte)).collect();
+            for (number, col) in numbers.iter_mut().zip(cols.clone()) {
+                let code = code_at(bytes, 4 * col, 4) as usize;
+                let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
+                *number = sign * E2M1[code & 7] * scales[group_of[col]];
+            }
+        }
+        Ok(numbers)
     }
 
     fn zeros(&self, weight: &Coded) -> Result<Vec<u8>, LoadError> {

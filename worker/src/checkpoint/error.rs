@@ -58,7 +58,7 @@ impl LoadError {
 }
 
 const FORMATS: &str = "f32, f16 and bf16; FP8 (e4m3) with scales for blocks, outputs or tensors; compressed-tensors int4 and \
-                       int8; GPTQ with 4 or 8 bits; AWQ with 4 bits";
+                       int8; MXFP4 and NVFP4; GPTQ with 4 or 8 bits; AWQ with 4 bits";
 const NAMES_SHOWN: usize = 4;
 
 fn names(all: &[String]) -> String {

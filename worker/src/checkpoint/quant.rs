@@ -4,7 +4,7 @@ use regex::Regex;
 use rein_kernels::{ScaleForm, StoredForm};
 use serde_json::{Map, Value};
 
-use super::coded::CodedForm;
+use super::coded::{CodedForm, Fp4Scales};
 use super::config::ConfigFields;
 use super::error::LoadError;
 
@@ -56,6 +56,10 @@ impl Quantization {
     }
 }
 
+/// Inputs that share a scale.
+const NVFP4_GROUP: usize = 16;
+const MXFP4_GROUP: usize = 32;
+
 fn unsupported(what: String) -> LoadError {
     LoadError::Quantization { what }
 }
@@ -81,7 +85,14 @@ fn read_fp8(fields: &ConfigFields) -> Result<Quantization, LoadError> {
 }
 
 fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
-    let formats = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized"];
+    let formats = [
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "naive-quantized",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+    ];
     let format = fields.str("format")?.unwrap_or("none");
     if !formats.contains(&format) {
         return Err(unsupported(format!("compressed-tensors format {format:?} is not supported")));
@@ -130,7 +141,7 @@ fn read_compressed_weights(weights: &ConfigFields, format: &str) -> Result<Quant
     let kind = weights.str("type")?.unwrap_or("int");
     let symmetric = weights.bool("symmetric")?.unwrap_or(true);
     let strategy = weights.str("strategy")?.unwrap_or("tensor");
-    let group = weights.usize("group_size")?.filter(|_| strategy == "group");
+    let group = weights.usize("group_size")?.filter(|_| strategy.ends_with("group"));
     let order = weights.str("actorder")?;
     let block = match weights.usizes("block_structure")?.as_deref() {
         Some(&[rows, cols]) if rows > 0 && cols > 0 => Some([rows, cols]),
@@ -151,6 +162,14 @@ fn read_compressed_weights(weights: &ConfigFields, format: &str) -> Result<Quant
                 (4, Some(group), true, None | Some("weight" | "static")) => Quantization::Int4 { group },
                 _ => Quantization::Coded(CodedForm::Packed { bits, group, symmetric }),
             })
+        }
+        ("nvfp4-pack-quantized", "float", 4, "tensor_group") => {
+            let group = group.filter(|&size| size > 0).unwrap_or(NVFP4_GROUP);
+            Ok(Quantization::Coded(CodedForm::Fp4 { group, scales: Fp4Scales::Divided }))
+        }
+        ("mxfp4-pack-quantized", "float", 4, "group") => {
+            let group = group.filter(|&size| size > 0).unwrap_or(MXFP4_GROUP);
+            Ok(Quantization::Coded(CodedForm::Fp4 { group, scales: Fp4Scales::E8m0 }))
         }
         ("int-quantized" | "naive-quantized", "int", 8, "channel" | "tensor") => {
             Ok(Quantization::Coded(CodedForm::Int8))
@@ -260,14 +279,18 @@ fn read_awq(fields: &ConfigFields) -> Result<Quantization, LoadError> {
 }
 
 fn read_modelopt(fields: &ConfigFields) -> Result<Quantization, LoadError> {
-    one_of(fields, "quant_algo", &["FP8"])?;
+    one_of(fields, "quant_algo", &["FP8", "NVFP4"])?;
     if fields.get("kv_cache_quant_algo").or(fields.get("kv_cache_scheme")).is_some() {
         return Err(unsupported("quantization_config: a quantized KV cache is not supported".into()));
     }
     for harmless in ["ignore", "exclude_modules", "producer", "config_groups", "quant_method", "targets"] {
         fields.get(harmless);
     }
-    Ok(Quantization::Fp8Scaled { block: None })
+    let group = fields.usize("group_size")?.filter(|&size| size > 0).unwrap_or(NVFP4_GROUP);
+    Ok(match fields.str("quant_algo")? {
+        Some("NVFP4") => Quantization::Coded(CodedForm::Fp4 { group, scales: Fp4Scales::Multiplied }),
+        _ => Quantization::Fp8Scaled { block: None },
+    })
 }
 
 fn supports_only(fields: &ConfigFields, key: &str, value: serde_json::Value) -> Result<(), LoadError> {

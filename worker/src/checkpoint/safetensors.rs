@@ -30,6 +30,7 @@ pub enum StoredDtype {
     Bf16,
     F8E4m3,
     I8,
+    U8,
     I32,
     I64,
 }
@@ -42,6 +43,7 @@ impl StoredDtype {
             "BF16" => Self::Bf16,
             "F8_E4M3" => Self::F8E4m3,
             "I8" => Self::I8,
+            "U8" => Self::U8,
             "I32" => Self::I32,
             "I64" => Self::I64,
             _ => return None,
@@ -50,7 +52,7 @@ impl StoredDtype {
 
     pub fn size(self) -> usize {
         match self {
-            Self::F8E4m3 | Self::I8 => 1,
+            Self::F8E4m3 | Self::I8 | Self::U8 => 1,
             Self::F16 | Self::Bf16 => 2,
             Self::F32 | Self::I32 => 4,
             Self::I64 => 8,
@@ -64,6 +66,7 @@ impl StoredDtype {
             Self::Bf16 => "BF16",
             Self::F8E4m3 => "F8_E4M3",
             Self::I8 => "I8",
+            Self::U8 => "U8",
             Self::I32 => "I32",
             Self::I64 => "I64",
         }

@@ -195,7 +195,10 @@ impl CheckpointWeights {
 
     /// Tensors for activations that are quantized elsewhere; here they are not.
     fn scales_of_activations(&self, module: &str) -> impl Iterator<Item = String> {
-        ["input_scale", "input_zero_point"].map(|part| format!("{module}.{part}")).into_iter().filter(|n| self.has(n))
+        ["input_scale", "input_zero_point", "input_global_scale"]
+            .map(|part| format!("{module}.{part}"))
+            .into_iter()
+            .filter(|n| self.has(n))
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<&TensorEntry> {

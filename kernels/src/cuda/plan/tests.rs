@@ -71,7 +71,7 @@ fn a_product_has_a_kernel_for_each_form_and_a_block_for_each_tile() {
 
 #[test]
 fn few_blocks_draw_any_number_of_tokens() {
-    assert_eq!([1, 64, 1000].map(|tasks| LaunchPlan::draw(tasks).grid[0]), [1, 64, 64]);
+    assert_eq!([1, 128, 1000].map(|tasks| LaunchPlan::draw(tasks).grid[0]), [1, 128, 128]);
     assert_eq!(LaunchPlan::stash(3, 1000).grid, [4, 3, 1]);
     assert_eq!(LaunchPlan::stash(100, 163_840).grid, [32, 8, 1]);
 }

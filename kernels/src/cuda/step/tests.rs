@@ -73,9 +73,12 @@ fn a_step_that_scores_is_not_recorded() {
     let step = |scores: Vec<Score>, draws| {
         StepShape::of(&StepInputs { ids: vec![0], spans: vec![span], scores, draws, ..StepInputs::default() })
     };
-    assert!(step(vec![], vec![]).decode && step(vec![], vec![draw(0)]).decode);
-    assert_ne!(step(vec![], vec![]), step(vec![], vec![draw(0)]), "the logits are part of what is recorded");
+    assert!(step(vec![], vec![draw(0)]).decode);
+    assert!(!step(vec![], vec![]).decode, "the logits are part of what is recorded");
     assert!(!step(vec![Score { row: 0, token: 0, top: 0 }], vec![]).decode);
+    let of_top = |top| step(vec![], vec![Draw { logprobs: top, ..draw(0) }]);
+    assert_eq!(of_top(None), of_top(Some(MOST_ALTERNATIVES)), "there is room for all that clients may ask for");
+    assert!(!of_top(Some(MOST_ALTERNATIVES + 1)).decode);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn other_formats_are_rejected_by_name() {
         (awq("bits", 8.into()), "bits"),
         (awq("version", "gemv".into()), "gemv"),
         (awq("zero_point", false.into()), "zero_point"),
-        (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "NVFP4"),
+        (json!({"quant_method": "modelopt", "quant_algo": "W4A8"}), "W4A8"),
         (json!({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}), "KV cache"),
         (weights("num_bits", 3.into()), "num_bits 3"),
         (weights("group_size", Value::Null), "group_size"),
