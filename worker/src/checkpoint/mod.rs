@@ -1,9 +1,9 @@
 //! Checkpoint directories as on the Hugging Face Hub: `config.json` and safetensors, sharded or not. It does not know
 //! how weights are used.
 
-mod coded;
 mod config;
 mod error;
+mod forms;
 mod parts;
 mod quant;
 mod reads;

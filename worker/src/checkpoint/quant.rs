@@ -4,9 +4,9 @@ use regex::Regex;
 use rein_kernels::{ScaleForm, StoredForm};
 use serde_json::{Map, Value};
 
-use super::coded::{CodedForm, Fp4Scales};
 use super::config::ConfigFields;
 use super::error::LoadError;
+use super::forms::{CodedForm, Fp4Scales};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantization {
@@ -221,7 +221,8 @@ fn read_gptq(fields: &ConfigFields) -> Result<Quantization, LoadError> {
     for harmless in GPTQ_NOTES {
         fields.get(harmless);
     }
-    Ok(Quantization::Coded(CodedForm::Gptq { bits, group: group_size(fields)?, offset }))
+    let symmetric = fields.bool("sym")?.unwrap_or(false) && !fields.bool("desc_act")?.unwrap_or(false);
+    Ok(Quantization::Coded(CodedForm::Gptq { bits, group: group_size(fields)?, offset, symmetric }))
 }
 
 const GPTQ_NOTES: &[&str] = &[
@@ -340,7 +341,7 @@ impl StatedForms {
             _ if self.left_out.iter().any(|name| name.is_match(module)) => StoredForm::Bf16,
             Quantization::Fp8 { block } => StoredForm::Fp8 { block },
             Quantization::Fp8Scaled { block } => StoredForm::Fp8 { block: block.unwrap_or([1, 1]) },
-            Quantization::Coded(_) => StoredForm::Bf16,
+            Quantization::Coded(form) => form.stored(),
             Quantization::Int4 { group } => StoredForm::Int4 { group, scales: self.scales },
         }
     }

@@ -1,15 +1,17 @@
 //! Reads parts of weights from any stored form, and converts them to the form that a backend takes. It does not know
 //! architectures.
 
+mod coded;
+
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use coded::Coded;
 use half::{bf16, f16};
 use rein_kernels::{GroupScales, HostData, HostForm, HostMatrix, ScaleForm, StoredForm};
 
-use super::coded::Coded;
 use super::error::LoadError;
 use super::parts::{cut_bytes, cut_nibbles, cut_scales};
 use super::quant::Quantization;
@@ -226,7 +228,12 @@ impl CheckpointWeights {
         let shape = (rows.len(), cols.len());
         let (data, form) = match self.stored(module, out, inp, &mut HashSet::new())? {
             Stored::Coded(coded) => {
-                let form = form(StoredForm::Bf16);
+                let (stored, group) = (coded.form.stored(), coded.form.int4_group());
+                let form = form(stored);
+                if let (HostForm::Stored, Some(group)) = (form, group) {
+                    let data = self.int4(&coded, group, rows, cols)?;
+                    return Ok(HostMatrix { rows: shape.0, cols: shape.1, data });
+                }
                 let numbers = self.decoded(&coded, rows, cols)?;
                 let data = match form {
                     HostForm::F32 => HostData::F32(numbers),
@@ -281,7 +288,8 @@ impl CheckpointWeights {
                 StoredForm::Fp8 { block: block.unwrap_or([1, 1]) }
             }
             (Some(entry), _) if is_float(entry.dtype) => dense_form(entry.dtype),
-            (_, Quantization::Coded(_)) => StoredForm::Bf16,
+            (_, Quantization::Coded(form)) if self.has(&format!("{module}.{}", form.codes())) => form.stored(),
+            (None, Quantization::Coded(_)) => StoredForm::Bf16,
             (Some(entry), _) => dense_form(entry.dtype),
             (None, Quantization::Int4 { group }) => {
                 let scales = self.shards.get(&format!("{module}.weight_scale"));

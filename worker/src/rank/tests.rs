@@ -207,6 +207,20 @@ fn bf16_stays_close_to_transformers_in_bf16() {
     }
 }
 
+/// Where int4 weights stay as they are, as on a GPU.
+#[test]
+fn weights_of_four_bits_are_multiplied_as_they_are_stored() {
+    for name in ["kimi_k2_int4", "llama_gptq_symmetric"] {
+        let fixture = fixture(name);
+        let mut group = RankGroup::load_rounding(&fixture.dir, &ModelOptions { dtype: Dtype::Bf16, ..f32_options() })
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        let scored = score_with(&mut group, &fixture.reference.tokens).expect("score");
+        let far = distance(&scored.logprobs, &fixture.reference.bf16.logprobs);
+        println!("{name}: within {far:.1e}");
+        assert!(far <= BF16, "{name}: logprobs differ by {far}");
+    }
+}
+
 #[test]
 fn two_and_four_ranks_agree_with_one() {
     for fixture in fixtures() {

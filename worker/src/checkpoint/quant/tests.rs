@@ -44,7 +44,7 @@ fn published_formats_are_read() {
     let form = CodedForm::Packed { bits: 4, group: Some(32), symmetric: true };
     assert_eq!(read(ordered).expect("int4"), Quantization::Coded(form));
     let gptq = json!({"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"});
-    let form = CodedForm::Gptq { bits: 8, group: None, offset: 0 };
+    let form = CodedForm::Gptq { bits: 8, group: None, offset: 0, symmetric: false };
     assert_eq!(read(gptq).expect("gptq"), Quantization::Coded(form));
 }
 

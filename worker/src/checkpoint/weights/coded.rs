@@ -5,76 +5,17 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use rein_kernels::quant::e4m3;
+use rein_kernels::{GroupScales, HostData};
 
-use super::error::LoadError;
-use super::safetensors::{StoredDtype, TensorEntry};
-use super::weights::{CheckpointWeights, is_float, mis_shaped, mistyped};
-
-/// `group`: inputs that share a scale. None: all of an output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CodedForm {
-    /// `weight` [out, in] of int8, `weight_scale` [out, 1] or one number.
-    Int8,
-    /// compressed-tensors: `weight_packed` [out, in * bits / 32], `weight_scale` [out, groups]. Without symmetry
-    /// `weight_zero_point` [out * bits / 32, groups]; `weight_g_idx` [in], if it is there, has the group of each input.
-    Packed { bits: usize, group: Option<usize>, symmetric: bool },
-    /// GPTQ: `qweight` [in * bits / 32, out], `scales` [groups, out], `qzeros` [groups, out * bits / 32], to which
-    /// `offset` is added; `g_idx` [in] as above.
-    Gptq { bits: usize, group: Option<usize>, offset: u32 },
-    /// Floats of four bits (e2m1), two in a byte of [out, in / 2], with a `weight_scale` [out, in / group] of one byte.
-    Fp4 { group: usize, scales: Fp4Scales },
-    /// AWQ: `qweight` [in, out / 8] of four bits, `scales` [groups, out], `qzeros` [groups, out / 8].
-    Awq { group: Option<usize> },
-}
-
-/// What the scales of 4-bit floats are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fp4Scales {
-    /// MXFP4: a power of two (e8m0). The codes are `weight_packed`.
-    E8m0,
-    /// NVFP4 of compressed-tensors: e4m3, divided by `weight_global_scale`.
-    Divided,
-    /// NVFP4 of modelopt: e4m3, times `weight_scale_2`. The codes are `weight`.
-    Multiplied,
-}
-
-impl Fp4Scales {
-    /// The tensor with one number for all scales.
-    fn global(self) -> Option<&'static str> {
-        match self {
-            Self::E8m0 => None,
-            Self::Divided => Some("weight_global_scale"),
-            Self::Multiplied => Some("weight_scale_2"),
-        }
-    }
-}
-
-impl CodedForm {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Int8 => "int8",
-            Self::Packed { bits: 4, .. } => "int4",
-            Self::Packed { .. } => "packed integers",
-            Self::Fp4 { scales: Fp4Scales::E8m0, .. } => "mxfp4",
-            Self::Fp4 { .. } => "nvfp4",
-            Self::Gptq { .. } => "gptq",
-            Self::Awq { .. } => "awq",
-        }
-    }
-
-    /// The tensor of the codes, by which a module is known to be in this form.
-    fn codes(self) -> &'static str {
-        match self {
-            Self::Int8 | Self::Fp4 { scales: Fp4Scales::Multiplied, .. } => "weight",
-            Self::Packed { .. } | Self::Fp4 { .. } => "weight_packed",
-            Self::Gptq { .. } | Self::Awq { .. } => "qweight",
-        }
-    }
-}
+use super::super::error::LoadError;
+use super::super::forms::{CodedForm, Fp4Scales};
+use super::super::parts::cut_scales;
+use super::super::safetensors::{StoredDtype, TensorEntry};
+use super::{CheckpointWeights, is_float, mis_shaped, mistyped};
 
 /// A weight in one of these forms.
-pub struct Coded<'a> {
-    form: CodedForm,
+pub(super) struct Coded<'a> {
+    pub(super) form: CodedForm,
     out: usize,
     codes: &'a TensorEntry,
     scales: &'a TensorEntry,
@@ -97,6 +38,11 @@ fn code_at(bytes: &[u8], bit: usize, bits: usize) -> i32 {
     let byte = |at: usize| u32::from(bytes.get(at).copied().unwrap_or(0));
     let window = byte(bit / 8) | byte(bit / 8 + 1) << 8;
     (window >> (bit % 8) & ((1 << bits) - 1)) as i32
+}
+
+fn unlike(form: CodedForm) -> LoadError {
+    let what = "quantization_config says sym without desc_act, but zeros or groups of a weight are others";
+    LoadError::Quantization { what: format!("{}: {what}", form.name()) }
 }
 
 impl CheckpointWeights {
@@ -193,6 +139,42 @@ impl CheckpointWeights {
             }
         }
         Ok(Some(Coded { form, out, codes, scales, zeros, groups, group_of }))
+    }
+
+    /// Outputs `rows` and inputs `cols` of a weight whose form has an `int4_group`, as a matrix of int4.
+    pub(super) fn int4(
+        &self,
+        weight: &Coded,
+        group: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Result<HostData, LoadError> {
+        let Coded { form, out, codes, scales, ref group_of, .. } = *weight;
+        let CodedForm::Gptq { offset, .. } = form else { return Err(unlike(form)) };
+        // The zero of every code, eight times.
+        let zero = (8 - offset) * 0x1111_1111;
+        let others = self.zeros(weight)?.as_chunks().0.iter().any(|word| u32::from_le_bytes(*word) != zero);
+        if others || group_of.iter().enumerate().any(|(input, &of)| of != input / group) {
+            return Err(unlike(form));
+        }
+        let first = cols.start / 8;
+        let bytes = self.bytes(codes, 4 * first * out..4 * cols.end.div_ceil(8) * out)?;
+        let code = |row: usize, col: usize| match col < cols.end {
+            true => code_at(&bytes[4 * ((col / 8 - first) * out + row)..][..4], col % 8 * 4, 4) as u8,
+            false => 0,
+        };
+        let padded = cols.len().div_ceil(8) * 4;
+        let packed = rows.clone().flat_map(|row| {
+            let at = cols.start;
+            (0..padded).map(move |i| (row, at + 2 * i)).map(|(row, col)| code(row, col) | code(row, col + 1) << 4)
+        });
+        let packed = packed.collect();
+        // [groups, out] to [out, groups].
+        let all = self.floats(scales, 0..scales.len() / scales.dtype.size())?;
+        let by_row: Vec<f32> = rows.clone().flat_map(|row| all.iter().skip(row).step_by(out).copied()).collect();
+        let local = 0..rows.len();
+        let (scales, [_, group]) = cut_scales(&by_row, all.len() / out.max(1), [1, group], &local, &cols);
+        Ok(HostData::Int4 { packed, scales: GroupScales::F32(scales), group })
     }
 
     /// Outputs `rows` and inputs `cols` of a weight.
