@@ -13,6 +13,7 @@ use half::{bf16, f16};
 use rein_kernels::{GroupScales, HostData, HostForm, HostMatrix, ScaleForm, StoredForm};
 
 use super::error::LoadError;
+use super::forms::CodedForm;
 use super::parts::{cut_bytes, cut_nibbles, cut_scales};
 use super::quant::Quantization;
 use super::reads::Reads;
@@ -115,9 +116,27 @@ impl CheckpointWeights {
         if !missing.is_empty() {
             return Err(LoadError::Missing(missing));
         }
-        let extra: Vec<String> =
-            self.shards.names().filter(|name| !used.contains(*name) && !harmless(name)).cloned().collect();
+        let mut extra = Vec::new();
+        for name in self.shards.names().filter(|name| !used.contains(*name) && !harmless(name)) {
+            if !self.is_empty_bias(name)? {
+                extra.push(name.clone());
+            }
+        }
         if extra.is_empty() { Ok(()) } else { Err(LoadError::Extra(extra)) }
+    }
+
+    /// auto-gptq wrote a bias of zeros beside each weight.
+    fn is_empty_bias(&self, name: &str) -> Result<bool, LoadError> {
+        let Quantization::Coded(form @ CodedForm::Gptq { .. }) = self.quantization else { return Ok(false) };
+        let Some(module) = name.strip_suffix(".bias") else { return Ok(false) };
+        match self.shards.get(name).filter(|entry| is_float(entry.dtype) && self.is_coded(form, module)) {
+            Some(entry) => Ok(self.floats(entry, 0..entry.len() / entry.dtype.size())?.iter().all(|&bias| bias == 0.0)),
+            None => Ok(false),
+        }
+    }
+
+    fn is_coded(&self, form: CodedForm, module: &str) -> bool {
+        self.has(&format!("{module}.{}", form.codes()))
     }
 
     /// Finds a module's weight, checks its parts against [out, inp] and records their names.
@@ -288,7 +307,7 @@ impl CheckpointWeights {
                 StoredForm::Fp8 { block: block.unwrap_or([1, 1]) }
             }
             (Some(entry), _) if is_float(entry.dtype) => dense_form(entry.dtype),
-            (_, Quantization::Coded(form)) if self.has(&format!("{module}.{}", form.codes())) => form.stored(),
+            (_, Quantization::Coded(form)) if self.is_coded(form, module) => form.stored(),
             (None, Quantization::Coded(_)) => StoredForm::Bf16,
             (Some(entry), _) => dense_form(entry.dtype),
             (None, Quantization::Int4 { group }) => {

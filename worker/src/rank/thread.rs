@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 use prost::Message;
@@ -124,6 +125,7 @@ impl<D: Devices> RankJob<D> {
             }
             None => None,
         };
+        let began = Instant::now();
         let fits = match &prepares {
             Some((prepares, bounds)) => self.measure(&mut network, prepares, bounds)?,
             None => self.plan.blocks,
@@ -132,6 +134,8 @@ impl<D: Devices> RankJob<D> {
         network.open(self.plan.state_size(blocks), self.stashes)?;
         if let Some((_, bounds)) = &prepares {
             network.prepare(bounds, DryRun::Recording)?;
+            let seconds = format!("{:.1}", began.elapsed().as_secs_f64());
+            tracing::info!(rank = self.rank, seconds, "computed steps of all sizes");
         }
         Ok((network, blocks))
     }

@@ -280,6 +280,25 @@ fn harmless_extra_tensors_are_accepted() {
 }
 
 #[test]
+fn a_bias_of_zeros_beside_gptq_weights_is_accepted() {
+    let fixture = fixture("llama_gptq");
+    let loaded = |fill: u8| {
+        let copy = Copied::of(&fixture);
+        let path = copy.path().join("model.safetensors");
+        let mut tensors = Tensors::read(&path);
+        let (module, from) = ("model.layers.0.self_attn.o_proj", tensors.data.len());
+        tensors.data.resize(from + 128, fill);
+        let bias = json!({"dtype": "F16", "shape": [64], "data_offsets": [from, from + 128]});
+        tensors.header.insert(format!("{module}.bias"), bias);
+        tensors.write(&path);
+        score(copy.path(), &f32_options(), &fixture.reference.tokens)
+    };
+    assert_eq!(loaded(0).expect("loads"), fixture.score(&f32_options()));
+    let other = loaded(0x3c).expect_err("a bias that the model does not add").to_string();
+    assert_names(&other, &["model.layers.0.self_attn.o_proj.bias"]);
+}
+
+#[test]
 fn errors_name_heads_that_cannot_be_split_and_invalid_options() {
     let dir = &fixture("llama3").dir;
     let of = |options: ModelOptions| match RankGroup::load(dir, &options, &mut |_, _| ()) {
