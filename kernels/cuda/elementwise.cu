@@ -2,6 +2,9 @@
 // one product with gate and up side by side. Rows where routes [rows] (may be null) is NONE are not written.
 // Grid: (rows, ceil(n / 2048)). Any n. Error: expf and rounding to T.
 //
+// sigmoid_mul: x [rows, n] T *= sigmoid of gate [rows, n] G, or of one gate for each row, rows of it `stride` apart.
+// Grid: (rows, ceil(n / 256)). Error: expf and rounding to T.
+//
 // add_scaled: x [n] f32 = keep * x + factor * y [n] T (y may be null). Grid: ceil(n / 256). Error: two roundings.
 //
 // gather: out [rows, n] T = x at index [rows] / per_row, rows of x `stride` apart. Rows whose index is NONE are not
@@ -16,6 +19,12 @@ struct SiluMulArgs {
   void *out;
   const uint32_t *routes;
   int n, stride;
+};
+
+struct SigmoidMulArgs {
+  void *x;
+  const void *gate;
+  int n, gates, stride;  // `gates`: n or 1.
 };
 
 struct AddScaledArgs {
@@ -87,6 +96,15 @@ DEVICE void silu_mul(const SiluMulArgs &a) {
   });
 }
 
+template <class T, class G>
+DEVICE void sigmoid_mul(const SigmoidMulArgs &a) {
+  int c = blockIdx.y * blockDim.x + threadIdx.x;
+  if (c >= a.n) return;
+  T &x = static_cast<T *>(a.x)[size_t(blockIdx.x) * a.n + c];
+  float gate = to_float(static_cast<const G *>(a.gate)[size_t(blockIdx.x) * a.stride + (a.gates > 1 ? c : 0)]);
+  x = from_float<T>(to_float(x) / (1.0f + expf(-gate)));
+}
+
 template <class T>
 DEVICE void add_scaled(const AddScaledArgs &a) {
   size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -119,6 +137,15 @@ DEVICE void scatter(const ScatterArgs &a) {
 
 extern "C" __global__ void __launch_bounds__(256) silu_mul_f32(const SiluMulArgs a) { silu_mul<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) silu_mul_bf16(const SiluMulArgs a) { silu_mul<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) sigmoid_mul_f32(const SigmoidMulArgs a) {
+  sigmoid_mul<float, float>(a);
+}
+extern "C" __global__ void __launch_bounds__(256) sigmoid_mul_bf16(const SigmoidMulArgs a) {
+  sigmoid_mul<bf16, bf16>(a);
+}
+extern "C" __global__ void __launch_bounds__(256) sigmoid_mul_bf16_f32(const SigmoidMulArgs a) {
+  sigmoid_mul<bf16, float>(a);
+}
 extern "C" __global__ void __launch_bounds__(256) add_scaled_f32(const AddScaledArgs a) { add_scaled<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) add_scaled_bf16(const AddScaledArgs a) { add_scaled<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) gather_f32(const GatherArgs a) { gather<float>(a); }

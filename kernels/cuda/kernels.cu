@@ -1,5 +1,6 @@
 // All kernels, as one module.
 #include "attention.cu"
+#include "delta.cu"
 #include "draw.cu"
 #include "elementwise.cu"
 #include "embed.cu"

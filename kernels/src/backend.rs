@@ -253,8 +253,6 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     /// Whether a rank keeps its KV caches while it has no group. Memory of the host is given back, for others may need
     /// it.
     const KEEPS_CACHES: bool = false;
-    /// Whether its backends compute recurrent layers.
-    const RECURS: bool = true;
     /// Whether its backends ask for dry steps.
     const PREPARES: bool = false;
 

@@ -95,15 +95,24 @@ pub enum DryWants {
 }
 
 impl DryStep {
-    /// `zeros`: at least as many as `blocks`.
-    pub fn inputs<'a>(&self, zeros: &'a [u32]) -> StepInputs<'a> {
+    /// Where its sequences leave their recurrent states: those of prompts, and those of one row.
+    pub fn saves(&self) -> [StateSave; 2] {
+        [self.len, 1].map(|rows| StateSave { rows, cell: 0 })
+    }
+
+    /// `zeros`: at least as many as `blocks`. `saves`: as above, if the model has recurrent layers.
+    pub fn inputs<'a>(&self, zeros: &'a [u32], saves: Option<&'a [StateSave; 2]>) -> StepInputs<'a> {
         let DryStep { prompts, len, singles, blocks, wants } = *self;
         let sequences = prompts + singles;
         let mut inputs = StepInputs::default();
         if wants != DryWants::DrawsOfStashes {
             let blocks = &zeros[..blocks];
             let lengths = std::iter::repeat_n(len, prompts).chain(std::iter::repeat_n(1, singles));
-            for len in lengths {
+            for (i, len) in lengths.enumerate() {
+                if let Some([of_prompt, of_single]) = saves {
+                    let save = std::slice::from_ref(if i < prompts { of_prompt } else { of_single });
+                    inputs.cells.push(StateCells { from: None, saves: save });
+                }
                 inputs.spans.push(Span { row: inputs.ids.len(), len, start: 0, blocks });
                 inputs.ids.resize(inputs.ids.len() + len, 0);
             }

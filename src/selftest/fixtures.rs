@@ -62,21 +62,17 @@ fn all(dir: &Path) -> Result<Vec<SmallModel>, Box<dyn Error>> {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.join("config.json").exists() {
-            found.extend(open(name, path)?);
+            found.push(open(name, path)?);
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
-/// None: it has recurrent layers, which are computed on CPUs only.
-fn open(name: String, dir: PathBuf) -> Result<Option<SmallModel>, Box<dyn Error>> {
+fn open(name: String, dir: PathBuf) -> Result<SmallModel, Box<dyn Error>> {
     let failed = |what: &dyn std::fmt::Display| format!("--fixtures: {}: {what}", dir.display());
     let config = fs::read_to_string(dir.join("config.json")).map_err(|e| failed(&e))?;
     let config: serde_json::Value = serde_json::from_str(&config).map_err(|e| failed(&e))?;
-    if config["linear_num_key_heads"].is_u64() {
-        return Ok(None);
-    }
     let method = config["quantization_config"]["quant_method"].as_str();
     let quantized = method.map(|method| if method == "fp8" { "fp8" } else { "int4" });
     let tokens = match fs::read_to_string(dir.join("reference.json")) {
@@ -88,7 +84,7 @@ fn open(name: String, dir: PathBuf) -> Result<Option<SmallModel>, Box<dyn Error>
     };
     // The layout of sentence-transformers.
     let embeds = dir.join("modules.json").exists();
-    Ok(Some(SmallModel { name, dir, tokens, quantized, embeds }))
+    Ok(SmallModel { name, dir, tokens, quantized, embeds })
 }
 
 impl SmallModel {

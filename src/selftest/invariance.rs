@@ -5,6 +5,7 @@ use std::error::Error;
 
 use rein_proto::internal::{Row, RowResult};
 use rein_proto::splitmix::mix;
+use rein_worker::executor::Executor;
 use rein_worker::rank::{DeviceChoice, Dtype};
 
 use super::check::SectionCheck;
@@ -74,7 +75,9 @@ fn look(mut steps: Steps, tokens: &[u32], neighbours: &[usize]) -> Result<(Strin
     steps.run(vec![scoring(7, tokens, 0..shared, &own, -1)])?;
     let mut mixed = own[..shared / size].to_vec();
     mixed.extend(steps.blocks(24, len - shared));
-    let got = bits(&steps.run(vec![scoring(8, tokens, shared..len, &mixed, TOP)])?, 8);
+    let state = steps.group.shape().states.map(|states| states.recent(7));
+    let rest = Row { state, ..scoring(8, tokens, shared..len, &mixed, TOP) };
+    let got = bits(&steps.run(vec![rest])?, 8);
     note(format!("a cached prefix of {shared} tokens"), &got, &whole[whole.len() - got.len()..]);
 
     // Token by token, beside a growing number of sequences that decode too.

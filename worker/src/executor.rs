@@ -34,11 +34,12 @@ pub struct ExecutorShape {
 }
 
 impl ExecutorShape {
-    /// The row of a caller that never goes back within a slot: its recurrent state stays in one cell.
+    /// The row of a caller that never goes back within a slot: its recurrent state stays in one cell. It may begin from
+    /// that of another slot.
     pub fn forward_only(&self, mut row: Row) -> Row {
         if let Some(states) = self.states.filter(|_| !row.tokens.is_empty()) {
             let cell = states.recent(row.slot);
-            row.state = (row.start > 0).then_some(cell);
+            row.state = row.state.or((row.start > 0).then_some(cell));
             row.saves = vec![StateSave { tokens: row.tokens.len() as u32, cell }];
         }
         row

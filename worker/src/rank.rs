@@ -299,7 +299,7 @@ impl ModelLoader {
         });
         let Checkpoint { spec, weights, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
-        open::check_recurrent::<D>(spec, size)?;
+        open::check_recurrent(spec, size)?;
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
         let mut found: Vec<Option<DeviceWeights<D::Backend>>> =
             mine.iter().map(|rank| DeviceWeights::take(&mut resident_weights, rank, size)).collect();

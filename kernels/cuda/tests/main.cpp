@@ -1,6 +1,7 @@
 // Tests of the kernels on the CPU. With `--expected FILE`: writes what ptx_test.cu must give on a device.
 #include "attention.h"
 #include "flash.h"
+#include "delta.h"
 #include "draw.h"
 #include "experts.h"
 #include "faults.h"
@@ -26,6 +27,7 @@ int main(int argc, char **argv) {
   flash_tests::test();
   place_tests::test();
   draw_tests::test();
+  delta_tests::test();
   rank_tests::test();
   printf("%d checks failed\n", check::failures);
   return check::failures ? 1 : 0;

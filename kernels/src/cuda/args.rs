@@ -1,124 +1,6 @@
 //! The arguments of kernels, as kernels/cuda declares them. Addresses are of the device.
 
-use cudarc::driver::sys;
-
-use super::error::check;
-use super::{DeviceBuffer, Result};
-
-/// A tensor map of two or three dimensions.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub struct TensorMap(pub [u64; 16]);
-
-/// What a tensor map describes: innermost dimension first, strides and boxes in numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorBoxes {
-    pub element: MapElement,
-    pub dims: [usize; 3],
-    /// Of the second and third dimension.
-    pub strides: [usize; 2],
-    pub boxes: [usize; 3],
-    /// Boxes of 128 bytes are stored with the 128-byte swizzle.
-    pub swizzled: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MapElement {
-    Byte,
-    Bf16,
-    F32,
-    Word,
-}
-
-impl MapElement {
-    pub fn bytes(self) -> usize {
-        match self {
-            MapElement::Byte => 1,
-            MapElement::Bf16 => 2,
-            MapElement::F32 | MapElement::Word => 4,
-        }
-    }
-}
-
-/// Addresses and strides of tensor maps are multiples of this.
-pub const MAP_ALIGNMENT: usize = 16;
-/// The largest side of a box, in numbers.
-const MAP_BOX: usize = 256;
-
-impl TensorBoxes {
-    /// The bytes from the first number to the end of the last.
-    pub fn bytes(&self) -> usize {
-        let [columns, rows, matrices] = self.dims;
-        let last = (rows - 1) * self.strides[0] + (matrices - 1) * self.strides[1] + columns;
-        last * self.element.bytes()
-    }
-
-    /// Whether the driver takes it.
-    pub fn fits(&self, address: u64) -> bool {
-        let bytes = self.element.bytes();
-        let strides = if self.dims[2] > 1 { &self.strides[..] } else { &self.strides[..1] };
-        (address as usize).is_multiple_of(MAP_ALIGNMENT)
-            && strides.iter().all(|stride| (stride * bytes).is_multiple_of(MAP_ALIGNMENT))
-            && self.dims.iter().all(|&dim| dim > 0 && dim <= u32::MAX as usize)
-            && self.boxes.iter().all(|&side| side > 0 && side <= MAP_BOX)
-            && (self.boxes[0] * bytes).is_multiple_of(MAP_ALIGNMENT)
-            && (!self.swizzled || self.boxes[0] * bytes == 128)
-    }
-}
-
-impl TensorMap {
-    /// Of memory of the device from an address on, which the caller has compared with `boxes.bytes()`.
-    pub fn new(address: u64, boxes: &TensorBoxes) -> Result<TensorMap> {
-        assert!(boxes.fits(address), "a tensor map at {address:#x} of {boxes:?}");
-        let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        let TensorBoxes { element, dims, strides, boxes: sides, swizzled } = *boxes;
-        let kind = match element {
-            MapElement::Byte => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            MapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            MapElement::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-            MapElement::Word => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_INT32,
-        };
-        let swizzle = if swizzled {
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
-        } else {
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE
-        };
-        let (dims, strides) = (dims.map(|dim| dim as u64), strides.map(|stride| (stride * element.bytes()) as u64));
-        let (sides, steps) = (sides.map(|side| side as u32), [1u32; 3]);
-        let rank = if dims[2] > 1 { 3 } else { 2 };
-        // SAFETY: writes the map; the arrays have an entry for each of the dimensions, the strides one less.
-        check("cuTensorMapEncodeTiled", unsafe {
-            sys::cuTensorMapEncodeTiled(
-                &mut map,
-                kind,
-                rank,
-                address as *mut _,
-                dims.as_ptr(),
-                strides.as_ptr(),
-                sides.as_ptr(),
-                steps.as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle,
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            )
-        })?;
-        Ok(TensorMap(map.opaque))
-    }
-
-    /// Of bf16 [rows, cols], in boxes of 64 x 64 with the 128-byte swizzle. `cols` is a multiple of 8.
-    pub fn boxes_of_64(data: &DeviceBuffer, rows: usize, cols: usize) -> Result<TensorMap> {
-        let boxes = TensorBoxes {
-            element: MapElement::Bf16,
-            dims: [cols, rows, 1],
-            strides: [cols, 0],
-            boxes: [64, 64, 1],
-            swizzled: true,
-        };
-        assert!(boxes.bytes() <= data.bytes(), "{boxes:?} in a buffer of {} bytes", data.bytes());
-        TensorMap::new(data.address(), &boxes)
-    }
-}
+use super::tensor_map::TensorMap;
 
 /// ptx_test.cu
 #[derive(Clone, Copy)]
@@ -200,6 +82,17 @@ pub struct SiluMulArgs {
     pub out: u64,
     pub routes: u64,
     pub n: i32,
+    pub stride: i32,
+}
+
+/// elementwise.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SigmoidMulArgs {
+    pub x: u64,
+    pub gate: u64,
+    pub n: i32,
+    pub gates: i32,
     pub stride: i32,
 }
 
@@ -398,6 +291,33 @@ pub struct DrawArgs {
     pub histories: u64,
     pub vocab: i32,
     pub history_stride: i32,
+}
+
+/// delta.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct DeltaArgs {
+    pub qkvz: u64,
+    pub ba: u64,
+    pub conv: u64,
+    pub log_decay: u64,
+    pub step_bias: u64,
+    pub norm: u64,
+    pub mixed: u64,
+    pub states: u64,
+    pub out: u64,
+    pub cells: u64,
+    pub numbers: usize,
+    pub rows: i32,
+    pub sequences: i32,
+    pub key_heads: i32,
+    pub group: i32,
+    pub key_dim: i32,
+    pub value_dim: i32,
+    pub taps: i32,
+    pub qkvz_stride: i32,
+    pub ba_stride: i32,
+    pub eps: f32,
 }
 
 /// linear_sm90.cu

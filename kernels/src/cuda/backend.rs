@@ -5,8 +5,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::CudaDevice;
 use super::attention::DeviceCache;
 use super::batch::DeviceBatch;
+use super::delta::DeviceStates;
 use super::draw::{DeviceHistories, StashedLogits, StepDraws};
 use super::draw_plan::DrawPlan;
 use super::dry::{draw_words, largest_shapes, largest_steps, recorded_steps};
@@ -22,10 +24,9 @@ use super::step_state::StepState;
 use super::tensor::DeviceTensor;
 use super::upload::{UploadRing, WeightWriter};
 use super::weights::{DeviceEmbedding, DeviceExpansion, DeviceLinear, DeviceVector, Matrix, Prepared};
-use super::{CudaDevice, CudaError};
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
-use crate::error::{KernelError, Result};
+use crate::error::Result;
 
 /// One rank on a CUDA device.
 pub struct Cuda {
@@ -135,8 +136,7 @@ impl Backend for Cuda {
     type Experts = DeviceExperts;
     type Routes = DeviceRoutes;
     type Cache = DeviceCache;
-    /// There are none.
-    type States = std::convert::Infallible;
+    type States = DeviceStates;
 
     fn vector(&self, values: Vec<f32>) -> Result<DeviceVector> {
         self.ops.check()?;
@@ -194,8 +194,12 @@ impl Backend for Cuda {
         Ok(cache)
     }
 
-    fn states(&self, _: usize, _: usize) -> Result<Self::States> {
-        Err(KernelError::Device("recurrent layers are computed on CPUs only".into()))
+    fn states(&self, cells: usize, numbers: usize) -> Result<DeviceStates> {
+        self.ops.check()?;
+        let states = DeviceStates::new(&self.ops.device, cells, numbers)?;
+        self.steps.limits.update(|limits| StepLimits { cells, ..limits });
+        self.steps.graphs.borrow_mut().clear();
+        Ok(states)
     }
 
     /// As f32.
@@ -339,9 +343,8 @@ impl Backend for Cuda {
         self.ops.silu_mul_rows(gate, up, 0)
     }
 
-    fn sigmoid_mul(&self, _: &mut DeviceTensor, _: &DeviceTensor) {
-        let what = "it is computed on CPUs only".to_owned();
-        self.ops.keep::<()>(Err(CudaError::Kernel { kernel: "sigmoid_mul".into(), what }));
+    fn sigmoid_mul(&self, x: &mut DeviceTensor, gate: &DeviceTensor) {
+        self.ops.sigmoid_mul(x, gate);
     }
 
     fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {
@@ -402,14 +405,14 @@ impl Backend for Cuda {
 
     fn delta_net(
         &self,
-        _: &DeviceBatch<'_>,
-        _: &DeviceTensor,
-        _: &DeviceTensor,
-        _: &DeltaVectors<'_, DeviceVector>,
-        states: &mut Self::States,
-        _: &DeltaSpec,
+        batch: &DeviceBatch<'_>,
+        qkvz: &DeviceTensor,
+        ba: &DeviceTensor,
+        vectors: &DeltaVectors<'_, DeviceVector>,
+        states: &mut DeviceStates,
+        spec: &DeltaSpec,
     ) -> DeviceTensor {
-        match *states {}
+        self.ops.delta_net(&self.steps.placed(batch), [qkvz, ba], vectors, states, spec)
     }
 
     fn moe_route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {

@@ -70,7 +70,6 @@ impl Devices for CudaDevices {
     type Backend = Cuda;
     const KIND: &'static str = "cuda";
     const KEEPS_CACHES: bool = true;
-    const RECURS: bool = false;
     const PREPARES: bool = true;
 
     fn open(&self, index: usize, _: usize, link: Box<dyn Collective>) -> Result<Cuda> {

@@ -51,6 +51,8 @@ pub(super) fn largest_shapes(bounds: &StepBounds, blocks: usize) -> [StepShape; 
         table_stride,
         wanted,
         results: result_words(Some(MOST_ALTERNATIVES)) * wanted,
+        // A checkpoint at the end of each block at most.
+        saves: rows + 2 * sequences,
         decode,
     };
     let stride = blocks.next_power_of_two().max(FIRST_STRIDE);

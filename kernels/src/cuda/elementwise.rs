@@ -1,7 +1,9 @@
 //! Ops on rows alone: norms, rotations and lookups among them. They do not know models.
 
 use super::angles::DeviceAngles;
-use super::args::{AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, RopeWriteArgs, SiluMulArgs};
+use super::args::{
+    AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, RopeWriteArgs, SigmoidMulArgs, SiluMulArgs,
+};
 use super::batch::PlacedBatch;
 use super::form::Element;
 use super::op_stream::OpStream;
@@ -72,6 +74,22 @@ impl OpStream {
         // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
         unsafe { self.launch(&plan, &args) };
         out
+    }
+
+    /// x *= sigmoid(gate), of which each row has as many as x, or one.
+    pub fn sigmoid_mul(&self, x: &DeviceTensor, gate: &DeviceTensor) {
+        assert!(x.is_contiguous(), "sigmoid_mul: x must be no view");
+        assert!(gate.rows == x.rows && (gate.cols == x.cols || gate.cols == 1), "sigmoid_mul: the gate's shape");
+        let name = match (x.element, gate.element) {
+            (Element::F32, Element::F32) => "sigmoid_mul_f32",
+            (Element::Bf16, Element::Bf16) => "sigmoid_mul_bf16",
+            (Element::Bf16, Element::F32) => "sigmoid_mul_bf16_f32",
+            (Element::F32, Element::Bf16) => panic!("sigmoid_mul: the gate must not be bf16 in a model of f32"),
+        };
+        let (n, gates, stride) = (int(x.cols), int(gate.cols), int(gate.stride));
+        let args = SigmoidMulArgs { x: x.address, gate: gate.address, n, gates, stride };
+        // SAFETY: x has n numbers in each row, the gate as many or one.
+        unsafe { self.launch(&LaunchPlan::by_column(name, x.rows, x.cols), &args) };
     }
 
     pub fn embed(&self, table: &DeviceEmbedding, batch: &PlacedBatch) -> DeviceTensor {

@@ -1,11 +1,11 @@
 //! Products by the kernels of gemm.h.
 
-use super::args::{TensorBoxes, TensorMap};
 use super::fast::{FastMap, Form, GemmBf16Args, GemmFp8Args, GemmPlan, OperandType, Product, TileKernel};
 use super::form::{Element, WeightForm};
 use super::op_stream::OpStream;
 use super::operand::{Batched, Operand};
 use super::tensor::DeviceTensor;
+use super::tensor_map::{TensorBoxes, TensorMap};
 use super::weights::Matrix;
 
 /// Matrices of a product, as its tile's maps describe them.

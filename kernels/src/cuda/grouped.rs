@@ -2,7 +2,7 @@
 //! places in which each expert's rows follow each other.
 
 use super::arena::ArenaBlock;
-use super::args::{MoePlaceArgs, ScatterArgs, TensorMap};
+use super::args::{MoePlaceArgs, ScatterArgs};
 use super::experts::ExpertSlots;
 use super::fast::{
     FastMap, Form, GemmPlan, INT4_THREADS, Int4Args, Int4Plans, Int4Tile, OperandType, Product, TileKernel,
@@ -13,6 +13,7 @@ use super::op_stream::OpStream;
 use super::operand::Operand;
 use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
+use super::tensor_map::TensorMap;
 
 /// Ends and starts of experts are there for a multiple of so many experts.
 const EXPERTS: usize = 64;

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::form::{Element, WeightForm};
-use crate::backend::ScaleForm;
+use crate::backend::{DeltaSpec, ScaleForm};
 
 /// Threads of kernels that work row by row, or number by number.
 const ROW_THREADS: u32 = 256;
@@ -126,6 +126,14 @@ impl LaunchPlan {
     pub(super) fn route(rows: usize, experts: usize, groups: usize) -> LaunchPlan {
         let shared = 4 * (2 * experts + groups) + experts.max(groups);
         LaunchPlan { shared, ..LaunchPlan::new("route_f32", [rows, 1, 1], 32) }
+    }
+
+    /// The convolution, then the heads; the second shares a query, a key and a result.
+    pub(super) fn delta_net(element: Element, sequences: usize, spec: &DeltaSpec) -> [LaunchPlan; 2] {
+        let heads = |kernel, heads| LaunchPlan::new(kernel, [sequences, heads, 1], HEAD_THREADS);
+        let net = heads(element.of("delta_net_f32", "delta_net_bf16"), spec.value_heads);
+        let shared = 4 * (2 * spec.key_dim + spec.value_dim);
+        [heads(element.of("delta_mix_f32", "delta_mix_bf16"), spec.key_heads), LaunchPlan { shared, ..net }]
     }
 
     /// Draws tokens. What each block needs is the kernel's work memory.

@@ -12,11 +12,12 @@ use half::bf16;
 pub use ops::{fast, ops};
 pub use ranks::ranks;
 
-use super::args::{LinearArgs, LinearSm90Args, PtxArgs, TensorMap};
+use super::args::{LinearArgs, LinearSm90Args, PtxArgs};
 use super::error::check;
 use super::form::{Element, WeightForm};
 use super::image::machine_code;
 use super::plan::LaunchPlan;
+use super::tensor_map::TensorMap;
 use super::{CudaDevice, CudaError, DeviceBuffer, Driver, PinnedBuffer, Result, Version};
 use crate::error::Result as KernelResult;
 

@@ -10,6 +10,8 @@ pub(super) const NONE: u32 = u32::MAX;
 const LARGEST_BUCKET: usize = 512;
 /// Results that decode steps have room for, for each row: its logprob with as many alternatives as clients may ask for.
 pub(super) const MOST_ALTERNATIVES: usize = 20;
+/// Places to which a row of a decode step may leave its state: a checkpoint, and the state after it.
+const DECODE_SAVES: usize = 2;
 /// The least stride of block tables.
 pub(super) const FIRST_STRIDE: usize = 8;
 
@@ -31,6 +33,8 @@ pub(super) struct StepShape {
     pub wanted: usize,
     /// Words for the results of draws and scores.
     pub results: usize,
+    /// Room for places to which recurrent states go; 0: the model has none.
+    pub saves: usize,
     /// Every sequence has one row: such steps repeat, and are recorded.
     pub decode: bool,
 }
@@ -57,6 +61,8 @@ impl StepShape {
             && (1..=rows.ids.len()).contains(&wanted)
             && rows.draws.len() <= rows.ids.len()
             && rows.draws.iter().all(|draw| draw.logprobs.is_none_or(|top| top <= MOST_ALTERNATIVES));
+        let saves = rows.cells.iter().map(|cells| cells.saves.len()).sum::<usize>();
+        let decode = decode && rows.cells.iter().all(|cells| cells.saves.len() <= DECODE_SAVES);
         let drawn = rows.draws.iter().map(|draw| result_words(draw.logprobs)).sum::<usize>();
         let scored = rows.scores.iter().map(|score| result_words(Some(score.top))).sum::<usize>();
         match bucket(rows.ids.len()).filter(|_| decode) {
@@ -67,6 +73,7 @@ impl StepShape {
                 table_stride: longest.next_power_of_two().max(FIRST_STRIDE),
                 wanted: bucket,
                 results: result_words(Some(MOST_ALTERNATIVES)) * bucket,
+                saves: if saves > 0 { DECODE_SAVES * bucket } else { 0 },
                 decode: true,
             },
             None => StepShape {
@@ -75,6 +82,7 @@ impl StepShape {
                 table_stride: longest,
                 wanted,
                 results: drawn + scored,
+                saves,
                 decode: false,
             },
         }
@@ -84,8 +92,19 @@ impl StepShape {
     pub fn parts(&self) -> StepParts<usize> {
         let rows = self.rows;
         let wanted = 4 * rows + self.sequences * self.table_stride;
-        let end = wanted + self.wanted;
-        StepParts { ids: 0, positions: rows, sequences: 2 * rows, places: 3 * rows, tables: 4 * rows, wanted, end }
+        let cells = wanted + self.wanted;
+        let of_sequences = if self.saves > 0 { 3 * (self.sequences + 1) } else { 0 };
+        let end = cells + of_sequences + 2 * self.saves;
+        StepParts {
+            ids: 0,
+            positions: rows,
+            sequences: 2 * rows,
+            places: 3 * rows,
+            tables: 4 * rows,
+            wanted,
+            cells,
+            end,
+        }
     }
 }
 
@@ -102,6 +121,8 @@ pub(super) struct StepParts<T> {
     pub tables: T,
     /// The rows whose logits or hidden states are wanted.
     pub wanted: T,
+    /// Of recurrent states, as delta.cu takes them.
+    pub cells: T,
     /// The end of these parts. The parameters of the step's draws follow.
     pub end: T,
 }
@@ -117,6 +138,7 @@ impl StepParts<usize> {
             places: at(self.places),
             tables: at(self.tables),
             wanted: at(self.wanted),
+            cells: at(self.cells),
             end: at(self.end),
         }
     }
@@ -128,6 +150,8 @@ pub(super) struct StepLimits {
     pub vocab: usize,
     pub blocks: usize,
     pub block_size: usize,
+    /// Of recurrent states.
+    pub cells: usize,
 }
 
 /// Writes the block of a step; `words` has the length that the shape says.
@@ -139,7 +163,8 @@ pub(super) fn pack(rows: &StepInputs, shape: &StepShape, limits: StepLimits, wor
         return wrong(format!("token {id} must be below the vocabulary's {}", limits.vocab));
     }
     let (of_rows, rest) = words.split_at_mut(parts.tables);
-    let (tables, index) = rest.split_at_mut(parts.wanted - parts.tables);
+    let (tables, rest) = rest.split_at_mut(parts.wanted - parts.tables);
+    let (index, cells) = rest.split_at_mut(parts.cells - parts.wanted);
     of_rows.fill(NONE);
     of_rows[parts.positions..parts.sequences].fill(0);
     tables.fill(0);
@@ -151,6 +176,9 @@ pub(super) fn pack(rows: &StepInputs, shape: &StepShape, limits: StepLimits, wor
         *to = row as u32;
     }
     of_rows[..rows.ids.len()].copy_from_slice(&rows.ids);
+    if shape.saves > 0 {
+        pack_cells(rows, shape, limits, cells)?;
+    }
     for (sequence, span) in rows.spans.iter().enumerate() {
         let end = span.start + span.len;
         if span.row + span.len > rows.ids.len() {
@@ -172,6 +200,41 @@ pub(super) fn pack(rows: &StepInputs, shape: &StepShape, limits: StepLimits, wor
             of_rows[parts.places + row] = (block * limits.block_size + position % limits.block_size) as u32;
         }
     }
+    Ok(())
+}
+
+/// [3, sequences + 1]: the first row of each sequence, the cell that it begins from and its first save; then the saves.
+fn pack_cells(rows: &StepInputs, shape: &StepShape, limits: StepLimits, words: &mut [u32]) -> Result<()> {
+    let wrong = |what: String| Err(KernelError::Shape { op: "begin", what });
+    if rows.cells.len() != rows.spans.len() {
+        return wrong(format!("cells of {} spans for {}", rows.cells.len(), rows.spans.len()));
+    }
+    let (of_sequences, saves) = words.split_at_mut(3 * (shape.sequences + 1));
+    saves.fill(0);
+    let mut of_sequences = of_sequences.chunks_exact_mut(shape.sequences + 1);
+    let mut next = || of_sequences.next().unwrap_or_default();
+    let (first_rows, from, first_saves) = (next(), next(), next());
+    first_rows.fill(rows.ids.len() as u32);
+    from.fill(NONE);
+    let mut count = 0;
+    for (i, (span, cells)) in rows.spans.iter().zip(&rows.cells).enumerate() {
+        let all = cells.saves.iter().map(|save| save.cell).chain(cells.from);
+        if let Some(cell) = all.into_iter().find(|&cell| cell as usize >= limits.cells) {
+            return wrong(format!("cell {cell} of {}", limits.cells));
+        }
+        let sorted = cells.saves.is_sorted_by_key(|save| save.rows);
+        let (first, last) = (cells.saves.first().map(|save| save.rows), cells.saves.last().map(|save| save.rows));
+        if !sorted || first == Some(0) || last != Some(span.len) {
+            return wrong(format!("states after {:?} of {} rows", cells.saves, span.len));
+        }
+        (first_rows[i], first_saves[i]) = (span.row as u32, count as u32);
+        from[i] = cells.from.unwrap_or(NONE);
+        for save in cells.saves {
+            saves[2 * count..][..2].copy_from_slice(&[save.rows as u32, save.cell]);
+            count += 1;
+        }
+    }
+    first_saves[rows.spans.len()..].fill(count as u32);
     Ok(())
 }
 

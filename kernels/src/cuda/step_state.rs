@@ -24,7 +24,7 @@ pub(super) struct StepState {
 
 impl Default for StepState {
     fn default() -> Self {
-        let limits = Cell::new(StepLimits { vocab: usize::MAX, blocks: usize::MAX, block_size: 1 });
+        let limits = Cell::new(StepLimits { vocab: usize::MAX, blocks: usize::MAX, block_size: 1, cells: usize::MAX });
         let (angles, graphs, buffers) = (RefCell::default(), RefCell::default(), StepBuffers::default());
         StepState {
             angles,

@@ -163,7 +163,11 @@ impl<B: Backend> Network<B> {
             steps.iter_mut().for_each(|step| step.wants = DryWants::States);
         }
         let zeros = vec![0; steps.iter().map(|step| step.blocks).max().unwrap_or(0)];
-        steps.iter().try_for_each(|step| self.step(step.inputs(&zeros)).map(drop))
+        let recurs = self.spec.layers.iter().any(|layer| layer.mixer.parts().own_heads().is_some());
+        steps.iter().try_for_each(|step| {
+            let saves = step.saves();
+            self.step(step.inputs(&zeros, recurs.then_some(&saves))).map(drop)
+        })
     }
 
     /// Runs new tokens through all layers, writes their KV entries, and draws.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rein_kernels::{Devices, Precision};
+use rein_kernels::Precision;
 use serde_json::{Map, Value};
 
 use super::{Dtype, ModelOptions, Quantize};
@@ -96,13 +96,9 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     Ok(Checkpoint { spec: Arc::new(spec), weights, precisions, reads: reads.clone(), config: hash })
 }
 
-/// Whether ranks on these devices can share the recurrent layers.
-pub fn check_recurrent<D: Devices>(spec: &Spec, ranks: usize) -> Result<(), LoadError> {
-    let mut heads = spec.layers.iter().filter_map(|layer| layer.mixer.parts().own_heads()).peekable();
-    if !D::RECURS && heads.peek().is_some() {
-        let what = format!("recurrent layers are computed on CPUs only, not by {}: choose --engine cpu", D::KIND);
-        return Err(LoadError::Device(what));
-    }
+/// Whether so many ranks can share the recurrent layers.
+pub fn check_recurrent(spec: &Spec, ranks: usize) -> Result<(), LoadError> {
+    let mut heads = spec.layers.iter().filter_map(|layer| layer.mixer.parts().own_heads());
     match heads.find(|heads| !heads.is_multiple_of(ranks)) {
         None => Ok(()),
         Some(heads) => {

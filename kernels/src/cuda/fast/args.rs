@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use super::super::args::TensorMap;
+use super::super::tensor_map::TensorMap;
 
 /// A tensor map as a parameter of its own.
 #[derive(Debug, Clone, Copy)]

@@ -3,9 +3,9 @@
 
 use half::bf16;
 
-use super::super::args::{MapElement, TensorBoxes};
 use super::super::form::{ExpertShape, WeightForm};
 use super::super::plan::{LaunchPlan, int};
+use super::super::tensor_map::{MapElement, TensorBoxes};
 use super::super::{CudaDevice, DeviceBuffer, Result};
 use super::args::Int4RepackArgs;
 use crate::backend::ScaleForm;

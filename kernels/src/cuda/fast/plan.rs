@@ -3,9 +3,9 @@
 //! A plan depends on the product and on the sizes of its weight. It has two tiles, one for few rows and one for many,
 //! whose sums have the same order: so a row's bits do not depend on the number of rows.
 
-use super::super::args::{MapElement, TensorBoxes};
 use super::super::form::{Element, WeightForm};
 use super::super::plan::{FP8_GROUP, LaunchPlan};
+use super::super::tensor_map::{MapElement, TensorBoxes};
 
 /// Blocks of every product: the multiprocessors of an H100 or H200.
 const BLOCKS: usize = 132;

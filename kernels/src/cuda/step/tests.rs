@@ -1,8 +1,8 @@
 use super::*;
-use crate::backend::{Score, Span};
+use crate::backend::{Score, Span, StateCells, StateSave};
 use crate::sample::SampleSpec;
 
-const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4 };
+const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4, cells: 9 };
 
 fn packed(rows: &StepInputs) -> Result<(StepShape, Vec<u32>)> {
     let shape = StepShape::of(rows);
@@ -29,7 +29,10 @@ fn a_prompt_is_not_filled_up() {
     let scores = vec![Score { row: 1, token: 3, top: 0 }];
     let rows = StepInputs { ids: vec![11, 12, 13, 14], spans, draws: vec![draw(3)], scores, ..StepInputs::default() };
     let (shape, words) = packed(&rows).expect("fits");
-    assert_eq!(shape, StepShape { rows: 4, sequences: 2, table_stride: 2, wanted: 2, results: 5, decode: false });
+    assert_eq!(
+        shape,
+        StepShape { rows: 4, sequences: 2, table_stride: 2, wanted: 2, results: 5, saves: 0, decode: false }
+    );
     let want = [
         [11, 12, 13, 14], // ids
         [3, 4, 5, 0],     // positions
@@ -46,13 +49,50 @@ fn a_decode_step_is_filled_up_to_its_bucket() {
     let spans = (0..3).map(|row| Span { row, len: 1, start: 2 * row, blocks: &[1, 3] }).collect();
     let (shape, words) =
         packed(&StepInputs { ids: vec![1, 2, 3], spans, draws: vec![draw(2)], ..StepInputs::default() }).expect("fits");
-    assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, results: 4 * 44, decode: true });
+    assert_eq!(
+        shape,
+        StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, results: 4 * 44, saves: 0, decode: true }
+    );
     let rows = [[1, 2, 3, NONE], [0, 2, 4, 0], [0, 1, 2, NONE], [4, 6, 12, NONE]];
     assert_eq!(words[..16], rows.concat());
     let table = [1, 3, 0, 0, 0, 0, 0, 0];
     assert_eq!(words[16..40], [table; 3].concat());
     assert_eq!(words[40..48], [0; 8]);
     assert_eq!(words[48..], [2, 0, 0, 0], "wanted");
+}
+
+#[test]
+fn recurrent_states_have_cells_of_each_sequence() {
+    let save = |rows, cell| StateSave { rows, cell };
+    let (first, second) = ([save(2, 4), save(3, 5)], [save(1, 6)]);
+    let spans = vec![Span { row: 0, len: 3, start: 0, blocks: &[1] }, Span { row: 3, len: 1, start: 3, blocks: &[2] }];
+    let cells = vec![StateCells { from: None, saves: &first }, StateCells { from: Some(7), saves: &second }];
+    let step = StepInputs { ids: vec![1; 4], spans, cells, draws: vec![draw(3)], ..StepInputs::default() };
+    let (shape, words) = packed(&step).expect("fits");
+    let from = shape.parts().cells;
+    assert_eq!(words[from..from + 9], [0, 3, 4, NONE, 7, NONE, 0, 2, 3]);
+    assert_eq!(words[from + 9..], [2, 4, 3, 5, 1, 6]);
+    // A decode step has room for two saves of each sequence.
+    let single = Span { row: 0, len: 1, start: 3, blocks: &[2] };
+    let decode = |cells: StateCells<'static>| {
+        packed(&StepInputs {
+            ids: vec![1],
+            spans: vec![single],
+            cells: vec![cells],
+            draws: vec![draw(0)],
+            ..StepInputs::default()
+        })
+    };
+    let one = decode(StateCells { from: Some(3), saves: &[StateSave { rows: 1, cell: 2 }] }).expect("fits");
+    let two = &[StateSave { rows: 1, cell: 8 }, StateSave { rows: 1, cell: 2 }];
+    assert_eq!(one.0, decode(StateCells { from: Some(3), saves: two }).expect("fits").0);
+    for (bad, what) in [
+        (StateCells { from: Some(9), saves: two }, "begin: cell 9 of 9"),
+        (StateCells { from: None, saves: &[StateSave { rows: 2, cell: 0 }] }, "of 1 rows"),
+    ] {
+        let error = decode(bad).expect_err("refused").to_string();
+        assert!(error.contains(what), "{error}");
+    }
 }
 
 #[test]
