@@ -12,25 +12,12 @@ const DEFAULTS: ConfigDefaults =
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let style = GqaStyle::qwen3(&base)?;
-    let experts = match config.usize("num_experts")? {
+    let count = match config.usize("num_experts")? {
         Some(n) => n,
         None => config.usize("num_local_experts")?.unwrap_or(128),
     };
-    let route = RouteSpec {
-        top_k: config.usize("num_experts_per_tok")?.unwrap_or(8),
-        scoring: Scoring::Softmax,
-        n_group: 1,
-        topk_group: 1,
-        normalize: base.flag("norm_topk_prob", false)?,
-        scaling: 1.0,
-    };
-    let expert_inter = config.usize("moe_intermediate_size")?.unwrap_or(768);
-    let dense_inter = config.usize("intermediate_size")?.unwrap_or(6144);
-    let step = config.usize("decoder_sparse_step")?.unwrap_or(1);
-    if step == 0 {
-        return Err(config.error("decoder_sparse_step", "must be at least 1"));
-    }
-    let dense_layers = config.usizes("mlp_only_layers")?.unwrap_or_default();
+    let experts =
+        QwenExperts::read(&base, count, &ExpertDefaults { top_k: 8, normalize: false, inter: 768, dense: 6144 })?;
     config.require("mlp_bias", false)?;
     config.require("shared_expert_intermediate_size", 0)?;
     // If the window is on, it applies to every layer, as in transformers.
@@ -38,13 +25,58 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let on = base.flag("use_sliding_window", false)?;
     let window = base.uniform_window(base.sliding_window(Some(4096))?.filter(|_| on))?;
     base.spec("Qwen3MoeForCausalLM", |i| {
-        let at = format!("{}mlp.", base.layer(i));
-        let mlp = if experts == 0 || dense_layers.contains(&i) || !(i + 1).is_multiple_of(step) {
-            Mlp::Dense(base.gated(&at, dense_inter, false))
-        } else {
-            let names = ["gate_proj", "up_proj", "down_proj"];
-            Mlp::Moe(base.moe(format!("{at}gate"), &format!("{at}experts."), names, experts, expert_inter, route)?)
-        };
-        Ok(base.decoder_layer(i, style.layer(&base, i, window), mlp))
+        Ok(base.decoder_layer(i, style.layer(&base, i, window), experts.layer(&base, i)?))
     })
+}
+
+pub(super) struct ExpertDefaults {
+    pub top_k: usize,
+    pub normalize: bool,
+    pub inter: usize,
+    pub dense: usize,
+}
+
+/// The layers' feed-forward networks: every `step`-th is a mixture of experts, unless it is named.
+pub(super) struct QwenExperts {
+    count: usize,
+    inter: usize,
+    dense_inter: usize,
+    step: usize,
+    dense_layers: Vec<usize>,
+    route: RouteSpec,
+}
+
+impl QwenExperts {
+    pub fn read(base: &Base, count: usize, defaults: &ExpertDefaults) -> Result<Self, LoadError> {
+        let config = base.config;
+        let step = config.usize("decoder_sparse_step")?.unwrap_or(1);
+        if step == 0 {
+            return Err(config.error("decoder_sparse_step", "must be at least 1"));
+        }
+        Ok(Self {
+            count,
+            inter: config.usize("moe_intermediate_size")?.unwrap_or(defaults.inter),
+            dense_inter: config.usize("intermediate_size")?.unwrap_or(defaults.dense),
+            step,
+            dense_layers: config.usizes("mlp_only_layers")?.unwrap_or_default(),
+            route: RouteSpec {
+                top_k: config.usize("num_experts_per_tok")?.unwrap_or(defaults.top_k),
+                scoring: Scoring::Softmax,
+                n_group: 1,
+                topk_group: 1,
+                normalize: base.flag("norm_topk_prob", defaults.normalize)?,
+                scaling: 1.0,
+            },
+        })
+    }
+
+    pub fn layer(&self, base: &Base, i: usize) -> Result<Mlp, LoadError> {
+        let at = format!("{}mlp.", base.layer(i));
+        if self.count == 0 || self.dense_layers.contains(&i) || !(i + 1).is_multiple_of(self.step) {
+            return Ok(Mlp::Dense(base.gated(&at, self.dense_inter, false)));
+        }
+        let names = ["gate_proj", "up_proj", "down_proj"];
+        let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), names, self.count, self.inter, self.route)?;
+        Ok(Mlp::Moe(moe))
+    }
 }

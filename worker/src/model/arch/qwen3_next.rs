@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use rein_kernels::{DeltaSpec, RopeSpec, RouteSpec, Scoring, WeightRole};
+use rein_kernels::{DeltaSpec, RopeSpec, WeightRole};
 
+use super::qwen3_moe::{ExpertDefaults, QwenExperts};
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, MAX_HEAD_DIM};
 use crate::model::linear::{HeadPart, LinearSpec, Norm, Shard};
@@ -31,13 +32,17 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     });
     let bias = base.flag("attention_bias", false)?;
     let attends = attention_layers(&base)?;
-    let experts = Experts::read(&base)?;
+    let count = config.usize("num_experts")?.unwrap_or(512);
+    let defaults = ExpertDefaults { top_k: 10, normalize: true, inter: 512, dense: 5632 };
+    let experts = QwenExperts::read(&base, count, &defaults)?;
+    let shared_inter = config.usize("shared_expert_intermediate_size")?.unwrap_or(512);
     let mut spec = base.spec("Qwen3NextForCausalLM", |i| {
         let mixer = match attends[i] {
             true => attention(&base, i, &rope, bias),
             false => delta_net(&base, i, delta),
         };
-        Ok(around_one(base.decoder_layer(i, mixer, experts.layer(&base, i)?)))
+        let mlp = with_shared(&base, i, shared_inter, experts.layer(&base, i)?);
+        Ok(around_one(base.decoder_layer(i, mixer, mlp)))
     })?;
     spec.norm.from_one = true;
     // Layers that only predict further tokens.
@@ -151,54 +156,15 @@ fn delta_net(base: &Base, i: usize, spec: DeltaSpec) -> MixerSpec {
     })
 }
 
-struct Experts {
-    count: usize,
-    inter: usize,
-    shared_inter: usize,
-    dense_inter: usize,
-    step: usize,
-    dense_layers: Vec<usize>,
-    route: RouteSpec,
-}
-
-impl Experts {
-    fn read(base: &Base) -> Result<Self, LoadError> {
-        let config = base.config;
-        let step = config.usize("decoder_sparse_step")?.unwrap_or(1);
-        if step == 0 {
-            return Err(config.error("decoder_sparse_step", "must be at least 1"));
-        }
-        Ok(Self {
-            count: config.usize("num_experts")?.unwrap_or(512),
-            inter: config.usize("moe_intermediate_size")?.unwrap_or(512),
-            shared_inter: config.usize("shared_expert_intermediate_size")?.unwrap_or(512),
-            dense_inter: config.usize("intermediate_size")?.unwrap_or(5632),
-            step,
-            dense_layers: config.usizes("mlp_only_layers")?.unwrap_or_default(),
-            route: RouteSpec {
-                top_k: config.usize("num_experts_per_tok")?.unwrap_or(10),
-                scoring: Scoring::Softmax,
-                n_group: 1,
-                topk_group: 1,
-                normalize: base.flag("norm_topk_prob", true)?,
-                scaling: 1.0,
-            },
-        })
-    }
-
-    fn layer(&self, base: &Base, i: usize) -> Result<Mlp, LoadError> {
+/// Beside the experts of a layer, one for all tokens, whose output a gate scales.
+fn with_shared(base: &Base, i: usize, inter: usize, mut mlp: Mlp) -> Mlp {
+    if let Mlp::Moe(moe) = &mut mlp {
         let at = format!("{}mlp.", base.layer(i));
-        if self.count == 0 || self.dense_layers.contains(&i) || !(i + 1).is_multiple_of(self.step) {
-            return Ok(Mlp::Dense(base.gated(&at, self.dense_inter, false)));
-        }
-        let names = ["gate_proj", "up_proj", "down_proj"];
-        let mut moe =
-            base.moe(format!("{at}gate"), &format!("{at}experts."), names, self.count, self.inter, self.route)?;
         let gate = LinearSpec::new(format!("{at}shared_expert_gate"), [1, base.hidden], false, Shard::Whole);
         moe.shared = Some(Box::new(SharedExpert {
-            mlp: base.gated(&format!("{at}shared_expert."), self.shared_inter, false),
+            mlp: base.gated(&format!("{at}shared_expert."), inter, false),
             gate: Some(gate.with_role(WeightRole::Router)),
         }));
-        Ok(Mlp::Moe(moe))
     }
+    mlp
 }
