@@ -14,7 +14,7 @@ use rein_worker::bytes::ByteCount;
 use rein_worker::node::is_text_file;
 
 use crate::args::{CheckArgs, Command, EngineKind, PullArgs, RenderArgs};
-use crate::terminal;
+use crate::{gguf, terminal};
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const BAR: &str = "{wide_msg} {bar:30} {bytes:>10}/{total_bytes:10} {bytes_per_sec:>12} {eta:>5}";
@@ -46,6 +46,9 @@ impl<'a> NamedModel<'a> {
 /// Puts the directory of its files in the place of each model that a command names.
 pub fn resolve(command: &mut Command) -> Result<(), Box<dyn Error>> {
     for asked in models(command) {
+        if gguf::is_file(asked.dir) {
+            *asked.dir = gguf::directory(asked.dir).map_err(|error| format!("{}: {error}", asked.option))?;
+        }
         let id = asked.dir.to_str().and_then(|text| text.parse::<ModelId>().ok()).filter(|_| !asked.dir.exists());
         if let Some(id) = id {
             *asked.dir = directory(&id, asked.need, Freshness::Cached)

@@ -10,6 +10,7 @@ mod cluster;
 mod config;
 mod ending;
 mod fingerprint;
+mod gguf;
 mod hub;
 mod key;
 mod listen;

@@ -12,7 +12,7 @@ pub fn check(dir: &Path) -> Result<(), String> {
         return Err(format!("--model: {shown} is not a model directory: config.json is missing"));
     }
     if dir.exists() {
-        return Err(format!("--model: {shown} is a file; expected a model directory"));
+        return Err(format!("--model: {shown} is a file; expected a model directory or a GGUF file"));
     }
     Err(format!("--model: {shown}: no such directory"))
 }

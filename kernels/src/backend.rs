@@ -12,6 +12,7 @@ use half::bf16;
 use crate::collective::{Collective, ControlLink};
 use crate::error::Result;
 pub use crate::inputs::*;
+pub use crate::quant::BlockForm;
 use crate::storage::DeviceStorage;
 pub use crate::storage::{HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 
@@ -39,6 +40,11 @@ pub enum HostData {
         packed: Vec<u8>,
         scales: GroupScales,
         group: usize,
+    },
+    /// Rows of whole blocks.
+    Blocks {
+        form: BlockForm,
+        bytes: Vec<u8>,
     },
 }
 
@@ -69,6 +75,7 @@ impl GroupScales {
 impl HostData {
     pub fn stored_form(&self) -> StoredForm {
         match self {
+            HostData::Blocks { form, .. } => StoredForm::Blocks(*form),
             HostData::F32(_) => StoredForm::F32,
             HostData::Bf16(_) => StoredForm::Bf16,
             HostData::Fp8 { block, .. } => StoredForm::Fp8 { block: *block },
@@ -297,6 +304,11 @@ pub trait Backend: Sized + Send + 'static {
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Self::Linear>;
     /// This rank's rows of a lookup table [vocab, hidden], from row `first` on.
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<Self::Embedding>;
+    /// The head that is the same matrix, without a copy. None: it is loaded again.
+    fn tied_head(&self, embedding: &Self::Embedding) -> Option<Self::Linear> {
+        let _ = embedding;
+        None
+    }
     /// The experts of this rank, taken one by one so that only one is in memory twice. The iterator's size hint
     /// says how many come.
     fn experts(

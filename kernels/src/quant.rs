@@ -1,5 +1,9 @@
 //! Dequantizes checkpoint weight formats.
 
+mod blocks;
+
+pub use blocks::{BlockForm, CODE_GROUP, CodeGroup, Factors};
+
 use half::bf16;
 
 use crate::backend::{GroupScales, HostData, HostForm, HostMatrix};
@@ -118,6 +122,9 @@ impl HostMatrix {
                     };
                     fits && extended(packed, more)
                 }
+                (HostData::Blocks { form, bytes }, HostData::Blocks { form: same, bytes: more }) if form == &same => {
+                    extended(bytes, more)
+                }
                 _ => false,
             };
             if !fits || part.cols != all.cols {
@@ -138,6 +145,15 @@ impl HostMatrix {
             HostData::Fp8 { codes, scales, block } => fp8_block_dequant(&codes, rows, cols, &scales, block)?,
             HostData::Int4 { packed, scales, group } => {
                 int4_group_dequant(&packed, rows, cols, &scales.into_f32(), group)?
+            }
+            HostData::Blocks { form, bytes } => {
+                check(
+                    "block_dequant",
+                    "weight (in bytes)",
+                    bytes.len(),
+                    rows * form.row_bytes(cols).unwrap_or_default(),
+                )?;
+                form.decode(&bytes)
             }
             data => return Ok(HostMatrix { rows, cols, data }),
         };

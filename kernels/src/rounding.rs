@@ -73,7 +73,7 @@ impl NumberMatrix {
         let mut numbers = match data {
             HostData::F32(v) => v,
             HostData::Bf16(v) => v.into_iter().map(bf16::to_f32).collect(),
-            HostData::Fp8 { .. } | HostData::Int4 { .. } => unreachable!("converted to f32"),
+            _ => unreachable!("converted to f32"),
         };
         if narrows {
             to_bf16(&mut numbers);
@@ -167,7 +167,9 @@ impl Backend for RoundingCpu {
             HostData::Fp8 { .. } if rounds => {
                 return Ok(RoundingLinear(LinearKind::Fp8(NumberMatrix::new(weight, precision)?)));
             }
-            HostData::Int4 { .. } | HostData::Fp8 { .. } => (weight.into_form(HostForm::F32)?, Precision::F32),
+            HostData::Int4 { .. } | HostData::Fp8 { .. } | HostData::Blocks { .. } => {
+                (weight.into_form(HostForm::F32)?, Precision::F32)
+            }
             _ => (weight, precision),
         };
         Ok(RoundingLinear(LinearKind::Plain { weight: self.cpu.linear_weight(weight, precision)?, rounds }))

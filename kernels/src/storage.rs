@@ -2,6 +2,8 @@
 
 use half::bf16;
 
+use crate::quant::BlockForm;
+
 /// How the checkpoint stores a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredForm {
@@ -10,6 +12,7 @@ pub enum StoredForm {
     Bf16,
     Fp8 { block: [usize; 2] },
     Int4 { group: usize, scales: ScaleForm },
+    Blocks(BlockForm),
 }
 
 /// The type of an int4 weight's scales.
@@ -69,6 +72,10 @@ pub trait DeviceStorage {
     fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm;
     /// Approximate memory of `numbers` numbers of such a weight.
     fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize;
+    /// Whether a head that is the embedding, kept in the same form, takes no memory of its own.
+    fn shares_tied_head(&self) -> bool {
+        false
+    }
     /// Bytes of a number in the KV cache.
     fn cache_bytes(&self, precision: Precision) -> usize;
 }

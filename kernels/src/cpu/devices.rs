@@ -32,24 +32,32 @@ impl Devices for CpuDevices {
 }
 
 impl DeviceStorage for CpuDevices {
-    /// Quantization to int8 starts from the widest form.
-    fn host_form(&self, _: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
-        match precision {
-            Precision::F32 => HostForm::F32,
-            Precision::Bf16 => HostForm::Bf16,
-            Precision::Int8 if stored == StoredForm::Bf16 => HostForm::Bf16,
-            Precision::Int8 => HostForm::F32,
+    /// Codes are multiplied as they are stored. Quantization to int8 starts from the widest form.
+    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
+        let whole = matches!(role, WeightRole::Linear | WeightRole::Expert | WeightRole::Embedding);
+        match (precision, stored) {
+            (Precision::F32, _) => HostForm::F32,
+            (_, StoredForm::Blocks(_)) if whole => HostForm::Stored,
+            (Precision::Bf16, _) | (Precision::Int8, StoredForm::Bf16) => HostForm::Bf16,
+            (Precision::Int8, _) => HostForm::F32,
         }
     }
 
-    /// Without scales.
-    fn weight_bytes(&self, _: WeightRole, _: StoredForm, precision: Precision, numbers: usize) -> usize {
+    /// Without scales of int8.
+    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
+        if let (HostForm::Stored, StoredForm::Blocks(form)) = (self.host_form(role, stored, precision), stored) {
+            return numbers.div_ceil(form.numbers()) * form.bytes();
+        }
         let size = match precision {
             Precision::F32 => 4,
             Precision::Bf16 => 2,
             Precision::Int8 => 1,
         };
         size * numbers
+    }
+
+    fn shares_tied_head(&self) -> bool {
+        true
     }
 
     fn cache_bytes(&self, precision: Precision) -> usize {

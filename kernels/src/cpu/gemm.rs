@@ -1,16 +1,19 @@
 //! Products of activations with packed weights. A row's result is accumulated over the steps of a panel in order,
 //! whatever the other rows are.
 
+mod tiles;
+
 use std::cell::RefCell;
 use std::ops::Range;
 
-use half::bf16;
-
 use super::buffer::Buffer;
+use super::codes::WIDE_FACTORS;
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{GROUP, GROUP_BYTES, GROUP_STEPS, PANEL, Panels};
 use crate::backend::Precision;
+pub use tiles::{ONE_SCALE, TWO_SCALES, WITH_MINIMUM};
+use tiles::{code_kernel, group_kernel, halves_into, tile_kernel, wide_kernel, widen_group};
 
 /// Words of a column computed for all row tiles before continuing: 32 KiB of weights, which stay in the first-level
 /// cache.
@@ -40,6 +43,8 @@ pub struct Packed {
     words: Buffer,
     /// Int8 only: at `[first * groups]` those of a tile, as `[group][row]`.
     scales: Buffer,
+    /// Likewise the sums of a group's inputs, for weights with minima.
+    sums: Buffer,
     pub row_words: usize,
     groups: usize,
     precision: Precision,
@@ -62,6 +67,7 @@ pub struct RowWriter {
     isa: Isa,
     words: SharedPtr<u32>,
     scales: SharedPtr<f32>,
+    sums: SharedPtr<f32>,
     row_words: usize,
     groups: usize,
     precision: Precision,
@@ -79,8 +85,9 @@ impl RowWriter {
         // SAFETY: the tile has rows * row_words words and rows * groups scales (where there are any).
         unsafe {
             let words = self.words.get().add(tile.first * self.row_words + group * group_words * tile.rows + r);
-            let scales = self.scales.get().wrapping_add(tile.first * self.groups + group * tile.rows + r);
-            pack_row(self.isa, inputs, words, scales, tile.rows, self.precision);
+            let first = tile.first * self.groups + group * tile.rows + r;
+            let (scales, sums) = (self.scales.get().wrapping_add(first), self.sums.get().wrapping_add(first));
+            pack_row(self.isa, inputs, words, (scales, sums), tile.rows, self.precision);
         }
     }
 }
@@ -112,14 +119,14 @@ impl Packed {
         let rows = tiles.last().map_or(0, |t| t.first + t.rows);
         let (row_words, groups) = (row_words(isa, ins, precision), ins.div_ceil(GROUP));
         let scales = if precision == Precision::Int8 { rows * groups } else { 0 };
-        let (words, scales) = (Buffer::stale(rows * row_words), Buffer::stale(scales));
-        Packed { words, scales, row_words, groups, precision, tiles }
+        let (scales, sums) = (Buffer::stale(scales), Buffer::stale(scales));
+        Packed { words: Buffer::stale(rows * row_words), scales, sums, row_words, groups, precision, tiles }
     }
 
     pub fn writer(&mut self, isa: Isa) -> RowWriter {
         let Packed { row_words, groups, precision, .. } = *self;
         let (words, scales) = (SharedPtr(self.words.as_mut_ptr().cast()), SharedPtr(self.scales.as_mut_ptr()));
-        RowWriter { isa, words, scales, row_words, groups, precision }
+        RowWriter { isa, words, scales, sums: SharedPtr(self.sums.as_mut_ptr()), row_words, groups, precision }
     }
 
     /// Packs rows of `ins` numbers; packed row i starts at `x[source(i)]`.
@@ -154,7 +161,7 @@ impl Packed {
 unsafe fn pack_row_generic<S: Simd>(
     row: &[f32],
     words: *mut u32,
-    scales: *mut f32,
+    (scales, sums): (*mut f32, *mut f32),
     stride: usize,
     precision: Precision,
 ) {
@@ -188,8 +195,11 @@ unsafe fn pack_row_generic<S: Simd>(
                 for (word, pair) in out.iter_mut().zip(numbers.as_chunks::<2>().0) {
                     *word = pair[0] as u32 & 0xffff | (pair[1] as u32) << 16;
                 }
-                // SAFETY: the caller has a scale at `stride` for each group.
-                unsafe { *scales.add(group * stride) = scale };
+                // SAFETY: the caller has a scale and a sum at `stride` for each group.
+                unsafe {
+                    *scales.add(group * stride) = scale;
+                    *sums.add(group * stride) = numbers.iter().sum::<i32>() as f32 * scale;
+                }
                 GROUP / 2
             }
         };
@@ -227,135 +237,22 @@ fn to_integers(inputs: &[f32; GROUP]) -> ([i32; GROUP], f32) {
 }
 
 simd_fn!(
-    /// Writes the words of one row at words, words + stride, ..., and the scales of its groups likewise.
-    fn pack_row(row: &[f32], words: *mut u32, scales: *mut f32, stride: usize, precision: Precision) = pack_row_generic
+    /// Writes the words of one row at words, words + stride, ..., and the scales and sums of its groups likewise.
+    fn pack_row(row: &[f32], words: *mut u32, factors: (*mut f32, *mut f32), stride: usize, precision: Precision) = pack_row_generic
 );
-
-/// `rows` rows times one panel over `steps` steps: acc [rows][32] is overwritten if `first`, otherwise added to.
-/// Meanwhile the weights `ahead` numbers further on are prefetched.
-#[inline(always)]
-unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
-    a: *const u32,
-    w: *const f32,
-    steps: usize,
-    ahead: usize,
-    acc: *mut f32,
-    first: bool,
-) {
-    let split = PAIRS && !S::MULTIPLIES_PAIRS;
-    // SAFETY: the caller gives steps * ROWS words at a (twice as many with `split`), steps * 32 at w and ROWS * 32 at
-    // acc.
-    unsafe {
-        let mut c = [[S::splat(0.0); 2]; ROWS];
-        if !first {
-            for (r, c) in c.iter_mut().enumerate() {
-                *c = [S::load(acc.add(r * PANEL)), S::load(acc.add(r * PANEL + 16))];
-            }
-        }
-        let (mut a, mut w) = (a.cast::<f32>(), w);
-        for _ in 0..steps {
-            if split {
-                for half in 0..2 {
-                    let [even, odd] = S::halves(S::load(w.add(16 * half)));
-                    for (r, c) in c.iter_mut().enumerate() {
-                        c[half] = S::fma(S::splat(*a.add(r)), even, c[half]);
-                        c[half] = S::fma(S::splat(*a.add(ROWS + r)), odd, c[half]);
-                    }
-                }
-                a = a.add(2 * ROWS);
-                w = w.add(PANEL);
-                continue;
-            }
-            let w0 = S::load(w);
-            let w1 = S::load(w.add(16));
-            if ROWS >= FETCH_ROWS {
-                S::prefetch(w.wrapping_add(ahead).cast());
-                S::prefetch(w.wrapping_add(ahead + 16).cast());
-            }
-            for (r, c) in c.iter_mut().enumerate() {
-                let x = S::splat(*a.add(r));
-                if PAIRS {
-                    c[0] = S::dot_pair(c[0], x, w0);
-                    c[1] = S::dot_pair(c[1], x, w1);
-                } else {
-                    c[0] = S::fma(x, w0, c[0]);
-                    c[1] = S::fma(x, w1, c[1]);
-                }
-            }
-            a = a.add(ROWS);
-            w = w.add(PANEL);
-        }
-        for (r, c) in c.iter().enumerate() {
-            S::store(acc.add(r * PANEL), c[0]);
-            S::store(acc.add(r * PANEL + 16), c[1]);
-        }
-    }
-}
-
-/// As `tile_kernel`, for int8 groups: each group's sum is exact, then scaled and added. With `WIDENED`, the weights
-/// come from w as pairs of 16-bit integers, otherwise from the panel itself. scales are those of a, [groups][ROWS].
-#[inline(always)]
-unsafe fn group_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
-    (a, scales): (*const u32, *const f32),
-    w: *const f32,
-    panel: *const u8,
-    groups: usize,
-    acc: *mut f32,
-    first: bool,
-) {
-    // SAFETY: the caller gives groups * 16 steps at a (and at w) as for tile_kernel, groups * GROUP_BYTES at panel and
-    // groups * ROWS scales.
-    unsafe {
-        if first {
-            for i in 0..2 * ROWS {
-                S::store(acc.add(16 * i), S::splat(0.0));
-            }
-        }
-        let (mut a, mut w) = (a.cast::<f32>(), w);
-        for g in 0..groups {
-            let group = panel.add(g * GROUP_BYTES);
-            // Integers: the bits of 0.0 are those of 0.
-            let mut c = [[S::splat(0.0); 2]; ROWS];
-            for s in 0..GROUP_STEPS {
-                let [w0, w1] = if WIDENED {
-                    [S::load(w), S::load(w.add(16))]
-                } else {
-                    S::widen_int8(group.add(PANEL * 2 + s * 64))
-                };
-                for (r, c) in c.iter_mut().enumerate() {
-                    let x = S::splat(*a.add(r));
-                    c[0] = S::dot_integers(c[0], x, w0);
-                    c[1] = S::dot_integers(c[1], x, w1);
-                }
-                a = a.add(ROWS);
-                if WIDENED {
-                    w = w.add(PANEL);
-                }
-            }
-            let scale = group.cast::<bf16>();
-            let (s0, s1) = (S::load_bf16(scale), S::load_bf16(scale.add(16)));
-            for (r, c) in c.iter().enumerate() {
-                let x = S::splat(*scales.add(g * ROWS + r));
-                let (p0, p1) = (acc.add(r * PANEL), acc.add(r * PANEL + 16));
-                S::store(p0, S::fma(S::from_integers(c[0]), S::mul(s0, x), S::load(p0)));
-                S::store(p1, S::fma(S::from_integers(c[1]), S::mul(s1, x), S::load(p1)));
-            }
-        }
-    }
-}
 
 /// Calls a kernel instantiated for the tile's height.
 macro_rules! by_rows {
-    ($S:ty, $rows:expr, $flag:literal, $kernel:ident($($arg:expr),*)) => {
+    ($S:ty, $rows:expr, $flag:tt, $kernel:ident($($arg:expr),*)) => {
         by_rows!(@ $S, $rows, $flag, $kernel($($arg),*), 1 2 3 4 5 6 7 8 9 10 11 12)
     };
-    (@ $S:ty, $rows:expr, $flag:literal, $kernel:ident $args:tt, $($n:literal)*) => {
+    (@ $S:ty, $rows:expr, $flag:tt, $kernel:ident $args:tt, $($n:literal)*) => {
         match $rows {
             $($n if $n <= <$S>::TILE_ROWS => by_rows!(# $kernel::<$S, $n, $flag> $args),)*
             _ => unreachable!("a tile has 1..=TILE_ROWS rows"),
         }
     };
-    (# $kernel:ident::<$S:ty, $n:literal, $flag:literal> ($($arg:expr),*)) => {
+    (# $kernel:ident::<$S:ty, $n:literal, $flag:tt> ($($arg:expr),*)) => {
         $kernel::<$S, $n, $flag>($($arg),*)
     };
 }
@@ -363,6 +260,7 @@ macro_rules! by_rows {
 #[repr(align(64))]
 struct Widened {
     words: [f32; CHUNK_STEPS * PANEL],
+    factors: [f32; CHUNK_STEPS / GROUP_STEPS * WIDE_FACTORS],
 }
 
 #[inline(always)]
@@ -384,9 +282,13 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
     let chunk = CHUNK_STEPS / split;
     let mut from = 0;
     let mut widened = std::mem::MaybeUninit::<Widened>::uninit();
-    // SAFETY: only the address of a field is taken.
-    let widened = unsafe { (&raw mut (*widened.as_mut_ptr()).words).cast::<f32>() };
+    // SAFETY: only the addresses of fields are taken.
+    let (widened, factors) = unsafe {
+        let widened = widened.as_mut_ptr();
+        ((&raw mut (*widened).words).cast::<f32>(), (&raw mut (*widened).factors).cast::<f32>())
+    };
     let widen = tiles.len() > WIDEN_TILES;
+    let (kind, bits) = w.codes.map_or((ONE_SCALE, 8), |codes| (codes.kind(), codes.bits()));
     while from < w.steps() {
         let steps = chunk.min(w.steps() - from);
         let group = from / GROUP_STEPS;
@@ -394,20 +296,28 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
             // SAFETY: the panel has steps * 32 words from step `from` on, the scratch room for twice as many.
             unsafe { halves_into::<S>(panel.cast::<f32>().add(from * PANEL), steps, widened) };
         }
+        if let Some(codes) = w.codes.filter(|codes| widen || codes.bits() < 8) {
+            for g in 0..steps / GROUP_STEPS {
+                // SAFETY: the panel has this group; the scratch has CHUNK_STEPS.
+                unsafe { codes.widen_factors::<S>(panel, group + g, factors.add(g * WIDE_FACTORS)) };
+            }
+        }
         if widen && w.precision == Precision::Int8 {
             for g in 0..steps / GROUP_STEPS {
-                for s in 0..GROUP_STEPS {
-                    // SAFETY: the panel has steps / GROUP_STEPS groups of GROUP_BYTES; the scratch has CHUNK_STEPS.
-                    unsafe {
-                        let [low, high] = S::widen_int8(panel.add((group + g) * GROUP_BYTES + PANEL * 2 + s * 64));
-                        let to = widened.add((g * GROUP_STEPS + s) * PANEL);
-                        S::store(to, low);
-                        S::store(to.add(16), high);
+                // SAFETY: the panel has this group; the scratch has CHUNK_STEPS.
+                unsafe {
+                    let to = widened.add(g * GROUP_STEPS * PANEL);
+                    match w.codes {
+                        Some(codes) => codes.widen::<S>(panel, group + g, to),
+                        None => {
+                            let factors = factors.add(g * WIDE_FACTORS);
+                            widen_group::<S>(panel.add((group + g) * GROUP_BYTES), to, factors);
+                        }
                     }
                 }
             }
         }
-        let widened = widened.cast_const();
+        let (widened, factors) = (widened.cast_const(), factors.cast_const());
         for (t, tile) in tiles.iter().enumerate() {
             // The next chunk is needed after the last tile.
             let ahead = if t + 1 == tiles.len() { CHUNK_STEPS * PANEL } else { 0 };
@@ -429,33 +339,44 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
                         by_rows!(S, tile.rows, true, tile_kernel(x, w_steps, steps, ahead, acc, from == 0))
                     }
                     Precision::Int8 => {
-                        let scales = a.scales.as_ptr().add(tile.first * a.groups + group * tile.rows);
-                        let (groups, n) = (panel.add(group * GROUP_BYTES), steps / GROUP_STEPS);
-                        if widen {
-                            by_rows!(S, tile.rows, true, group_kernel((x, scales), widened, groups, n, acc, from == 0))
-                        } else {
-                            by_rows!(S, tile.rows, false, group_kernel((x, scales), widened, groups, n, acc, from == 0))
+                        let at = tile.first * a.groups + group * tile.rows;
+                        let (scales, sums) = (a.scales.as_ptr().add(at), a.sums.as_ptr().add(at));
+                        let (x, n) = ((x, (scales, sums)), steps / GROUP_STEPS);
+                        let wide = (widened, factors);
+                        match (w.codes, kind, bits) {
+                            (_, WITH_MINIMUM, _) if widen => {
+                                by_rows!(S, tile.rows, WITH_MINIMUM, wide_kernel(x, wide, n, acc, from == 0))
+                            }
+                            (_, TWO_SCALES, _) if widen => {
+                                by_rows!(S, tile.rows, TWO_SCALES, wide_kernel(x, wide, n, acc, from == 0))
+                            }
+                            _ if widen => by_rows!(S, tile.rows, ONE_SCALE, wide_kernel(x, wide, n, acc, from == 0)),
+                            (Some(codes), _, 4) => {
+                                let codes = (codes.places(panel, group), factors);
+                                by_rows!(S, tile.rows, 0, code_kernel(x, codes, n, acc, from == 0))
+                            }
+                            (Some(codes), _, 5) => {
+                                let codes = (codes.places(panel, group), factors);
+                                by_rows!(S, tile.rows, 1, code_kernel(x, codes, n, acc, from == 0))
+                            }
+                            (Some(codes), _, 6) => {
+                                let codes = (codes.places(panel, group), factors);
+                                by_rows!(S, tile.rows, 2, code_kernel(x, codes, n, acc, from == 0))
+                            }
+                            (Some(_), ..) => {
+                                let groups = panel.add(group * GROUP_BYTES);
+                                by_rows!(S, tile.rows, true, group_kernel((x.0, scales), groups, n, acc, from == 0))
+                            }
+                            (None, ..) => {
+                                let groups = panel.add(group * GROUP_BYTES);
+                                by_rows!(S, tile.rows, false, group_kernel((x.0, scales), groups, n, acc, from == 0))
+                            }
                         }
                     }
                 }
             }
         }
         from += steps;
-    }
-}
-
-/// Steps of bf16 pairs as twice as many steps of f32.
-#[inline(always)]
-unsafe fn halves_into<S: Simd>(from: *const f32, steps: usize, to: *mut f32) {
-    for s in 0..steps {
-        for half in 0..2 {
-            // SAFETY: the caller gives steps * 32 words at `from`, and twice as many at `to`.
-            unsafe {
-                let [even, odd] = S::halves(S::load(from.add(s * PANEL + 16 * half)));
-                S::store(to.add(2 * s * PANEL + 16 * half), even);
-                S::store(to.add((2 * s + 1) * PANEL + 16 * half), odd);
-            }
-        }
     }
 }
 

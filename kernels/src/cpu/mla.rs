@@ -106,7 +106,10 @@ impl Cpu {
                 format!("kv_b must be [{}, {kv_rank}], got [{}, {}]", heads * (nope_dim + v_dim), kv_b.rows, kv_b.cols);
             return Err(shape("mla_weight", what));
         }
-        let data = Numbers::of(&kv_b.data)?;
+        let data = Numbers::of(&kv_b)?;
+        if data.codes().is_some() {
+            return Err(shape("mla_weight", "kv_b must be numbers, got codes".into()));
+        }
         let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());
         for head in 0..heads {
             let offset = head * (nope_dim + v_dim) * kv_rank;

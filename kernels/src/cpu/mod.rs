@@ -4,6 +4,7 @@
 
 mod attention;
 mod buffer;
+mod codes;
 mod combine;
 mod delta;
 mod devices;
@@ -28,8 +29,6 @@ mod weights;
 
 use std::sync::Arc;
 
-use half::bf16;
-
 use attention::{AttentionPlan, EntryField, QueryPart};
 use buffer::Buffer;
 use dispatch::Counts;
@@ -38,7 +37,7 @@ use memory::Arena;
 use pool::{SharedPtr, ThreadPool};
 use rope::AngleTables;
 pub use simd::Isa;
-use weights::{Numbers, PackSource, Panels};
+use weights::{PackSource, Panels};
 
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
@@ -92,19 +91,11 @@ pub struct Expansion {
     to_value: Vec<Panels>,
 }
 
-/// Rows of a lookup table, from `first` on.
+/// Rows of a lookup table, from `first` on: packed as the head is, which may be the same matrix.
 #[derive(Debug)]
 pub struct Embedding {
     first: usize,
-    rows: usize,
-    cols: usize,
-    table: Table,
-}
-
-#[derive(Debug)]
-enum Table {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
+    table: Panels,
 }
 
 pub use delta::States;
@@ -210,20 +201,13 @@ impl Backend for Cpu {
         Ok(Linear(self.pack(&PackSource::whole(&weight)?, precision)?))
     }
 
-    /// Stored unchanged for f32, otherwise as bf16.
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<Embedding> {
-        let HostMatrix { rows, cols, data } = part;
-        let len = Numbers::of(&data)?.len();
-        if len != rows * cols {
-            return Err(shape("embedding", format!("[{rows}, {cols}] does not hold {len} numbers")));
-        }
-        let table = match (data, precision) {
-            (HostData::Bf16(v), _) => Table::Bf16(v),
-            (HostData::F32(v), Precision::F32) => Table::F32(v),
-            (HostData::F32(v), _) => Table::Bf16(v.iter().map(|&x| bf16::from_f32(x)).collect()),
-            (HostData::Fp8 { .. } | HostData::Int4 { .. }, _) => return Err(weights::quantized()),
-        };
-        Ok(Embedding { first, rows, cols, table })
+        let precision = if precision == Precision::F32 { precision } else { Precision::Bf16 };
+        Ok(Embedding { first, table: self.pack(&PackSource::whole(&part)?, precision)? })
+    }
+
+    fn tied_head(&self, embedding: &Embedding) -> Option<Linear> {
+        Some(Linear(embedding.table.clone()))
     }
 
     fn experts(
@@ -232,7 +216,7 @@ impl Backend for Cpu {
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<Experts> {
-        let mut experts = Experts::new(table, precision);
+        let mut experts = Experts::new(table);
         for weights in weights {
             let ExpertWeights { id, gate, up, down } = weights?;
             let (inter, hidden) = experts.shape().unwrap_or((gate.rows, gate.cols));
@@ -242,7 +226,10 @@ impl Backend for Cpu {
                 return Err(shape("experts", what));
             }
             let (gate, up) = (PackSource::whole(&gate)?, PackSource::whole(&up)?);
-            let [gate, up] = Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?;
+            let [gate, up] = match gate.data.codes() == up.data.codes() {
+                true => Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?,
+                false => [self.pack(&gate, precision)?, self.pack(&up, precision)?],
+            };
             experts.push(id, [gate, up, self.pack(&PackSource::whole(&down)?, precision)?])?;
         }
         Ok(experts)
@@ -315,17 +302,15 @@ impl Backend for Cpu {
 
     fn embed(&self, table: &Embedding, batch: &Batch) -> Tensor {
         let ids = &batch.rows.ids;
-        let Embedding { first, rows, cols, table } = table;
-        let mut out = Vec::with_capacity(ids.len() * cols);
-        for &id in ids {
-            let row = (id as usize).checked_sub(*first).filter(|row| row < rows);
-            match (row.map(|row| row * cols..(row + 1) * cols), table) {
-                (Some(row), Table::F32(v)) => out.extend_from_slice(&v[row]),
-                (Some(row), Table::Bf16(v)) => out.extend(v[row].iter().map(|x| x.to_f32())),
-                (None, _) => out.resize(out.len() + cols, -0.0),
+        let Embedding { first, table } = table;
+        let mut out = stale(ids.len(), table.ins);
+        for (&id, out) in ids.iter().zip(out.data.chunks_exact_mut(table.ins.max(1))) {
+            match (id as usize).checked_sub(*first).filter(|&row| row < table.outs) {
+                Some(row) => table.output(row, out),
+                None => out.fill(-0.0),
             }
         }
-        tensor(ids.len(), *cols, out)
+        out
     }
 
     fn add_scaled(&self, x: &mut Tensor, y: &Tensor, factor: f32) {

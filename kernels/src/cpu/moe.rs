@@ -7,7 +7,7 @@ use super::route::Routes;
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{GROUP, PANEL, Panels};
 use super::{Cpu, Tensor, zeros};
-use crate::backend::{ExpertTable, Precision};
+use crate::backend::ExpertTable;
 use crate::error::{KernelError, Result};
 
 #[derive(Clone)]
@@ -20,7 +20,6 @@ struct Expert {
 
 pub struct Experts {
     table: ExpertTable,
-    precision: Precision,
     held: Vec<Expert>,
     /// For each global id, its index among the held experts; `ABSENT` for experts of other ranks.
     place: Vec<u32>,
@@ -29,8 +28,8 @@ pub struct Experts {
 const ABSENT: u32 = u32::MAX;
 
 impl Experts {
-    pub fn new(table: ExpertTable, precision: Precision) -> Experts {
-        Experts { table, precision, held: Vec::new(), place: Vec::new() }
+    pub fn new(table: ExpertTable) -> Experts {
+        Experts { table, held: Vec::new(), place: Vec::new() }
     }
 
     pub fn table(&self) -> &ExpertTable {
@@ -42,7 +41,14 @@ impl Experts {
         self.held.first().map(|expert| (expert.gate.outs, expert.gate.ins))
     }
 
+    /// All experts take activations in the same way.
     pub fn push(&mut self, id: u32, [gate, up, down]: [Panels; 3]) -> Result<()> {
+        let taken = |expert: [&Panels; 3]| expert.map(|panels| panels.precision);
+        let first = self.held.first().map(|first| taken([&first.gate, &first.up, &first.down]));
+        if gate.precision != up.precision || first.is_some_and(|first| first != taken([&gate, &up, &down])) {
+            let what = format!("expert {id}: must be stored like the layer's other experts");
+            return Err(KernelError::Shape { op: "experts", what });
+        }
         self.insert(Expert { id, gate, up, down })
     }
 
@@ -65,7 +71,7 @@ impl Experts {
 
     /// The experts with these ids, from `self` or from `fresh`, with the table of `fresh`. Weights are not copied.
     pub fn regroup(&self, fresh: &Experts, ids: &[u32]) -> Result<Experts> {
-        let mut experts = Experts::new(fresh.table.clone(), self.precision);
+        let mut experts = Experts::new(fresh.table.clone());
         for &id in ids {
             let missing = || KernelError::Shape { op: "regroup", what: format!("expert {id} is not held") };
             let of = |from: &Experts| from.find(id).map(|place| from.held[place].clone());
@@ -144,11 +150,11 @@ fn experts_into(
     let Some(first) = groups.first().map(|group| group.expert) else { return };
     let rows = picks.map_or(routes.experts.len() / routes.top_k, <[u32]>::len);
     assert_eq!(out.len(), rows * hidden, "experts: a result for each row");
-    let precision = experts.precision;
+    let (taken, between) = (first.gate.precision, first.down.precision);
     let source: Vec<usize> = groups.iter().flat_map(|g| g.rows.iter().map(|pick| pick.from * hidden)).collect();
     let (tiles, ranges) = gemm::cut_groups(isa, groups.iter().map(|g| g.rows.len()));
-    let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, precision, &|i| source[i]);
-    let mut middle = Packed::room(isa, tiles, inter, precision);
+    let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, taken, &|i| source[i]);
+    let mut middle = Packed::room(isa, tiles, inter, between);
 
     // silu(gate) * up, packed as input of the second product.
     let mut items = Vec::new();

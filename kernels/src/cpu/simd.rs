@@ -2,13 +2,13 @@
 //! and compiled for each set by `simd_fn!`. Within one set every result is a pure function of its inputs; between sets
 //! results agree up to rounding.
 
-use half::bf16;
+use half::{bf16, f16};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
     /// AVX-512 F, BW, DQ, VL, BF16 and VNNI.
     Avx512,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     Avx2,
     Portable,
 }
@@ -17,7 +17,8 @@ impl Isa {
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
-            let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let fma =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             if fma
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -115,6 +116,17 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn transpose(v: [Self::V; 16]) -> [Self::V; 16];
     /// 64 bytes, which are integers, as 32 pairs of 16-bit integers.
     unsafe fn widen_int8(src: *const u8) -> [Self::V; 2];
+    unsafe fn load_f16(p: *const f16) -> Self::V;
+    /// 16 integers as f32.
+    unsafe fn load_u8(p: *const u8) -> Self::V;
+    unsafe fn load_i8(p: *const i8) -> Self::V;
+    /// Of the bits of 32-bit lanes.
+    unsafe fn shift_right(v: Self::V, bits: u32) -> Self::V;
+    unsafe fn shift_left(v: Self::V, bits: u32) -> Self::V;
+    unsafe fn and_bits(v: Self::V, mask: u32) -> Self::V;
+    unsafe fn or_bits(a: Self::V, b: Self::V) -> Self::V;
+    /// Each 32-bit lane is a pair of 16-bit integers.
+    unsafe fn sub_pairs(a: Self::V, b: Self::V) -> Self::V;
     /// 32 numbers: the even ones and the odd ones.
     unsafe fn load_bf16_split(p: *const bf16) -> [Self::V; 2];
 }
@@ -267,6 +279,46 @@ unsafe impl Simd for Portable {
         [std::array::from_fn(word), std::array::from_fn(|i| word(16 + i))]
     }
     #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> [f32; 16] {
+        // SAFETY: valid for 16 elements by the trait's contract.
+        unsafe { p.cast::<[f16; 16]>().read_unaligned() }.map(f16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> [f32; 16] {
+        // SAFETY: as for load_f16.
+        unsafe { p.cast::<[u8; 16]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> [f32; 16] {
+        // SAFETY: as for load_f16.
+        unsafe { p.cast::<[i8; 16]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn shift_right(v: [f32; 16], bits: u32) -> [f32; 16] {
+        v.map(|x| f32::from_bits(x.to_bits() >> bits))
+    }
+    #[inline(always)]
+    unsafe fn shift_left(v: [f32; 16], bits: u32) -> [f32; 16] {
+        v.map(|x| f32::from_bits(x.to_bits() << bits))
+    }
+    #[inline(always)]
+    unsafe fn and_bits(v: [f32; 16], mask: u32) -> [f32; 16] {
+        v.map(|x| f32::from_bits(x.to_bits() & mask))
+    }
+    #[inline(always)]
+    unsafe fn or_bits(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| f32::from_bits(a[i].to_bits() | b[i].to_bits()))
+    }
+    #[inline(always)]
+    unsafe fn sub_pairs(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| {
+            let (a, b) = (a[i].to_bits(), b[i].to_bits());
+            let low = (a as u16).wrapping_sub(b as u16);
+            let high = ((a >> 16) as u16).wrapping_sub((b >> 16) as u16);
+            f32::from_bits(u32::from(low) | u32::from(high) << 16)
+        })
+    }
+    #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [[f32; 16]; 2] {
         // SAFETY: valid for 32 elements, which are 16 pairs, by the trait's contract.
         unsafe { Self::halves(Self::load(p.cast())) }
@@ -291,7 +343,7 @@ macro_rules! simd_fn {
                 unsafe { $kernel::<$crate::cpu::simd::Avx512>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
+            #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: the features are enabled here; the rest is the caller's promise.
                 unsafe { $kernel::<$crate::cpu::simd::Avx2>($($arg),*) }

@@ -449,7 +449,7 @@ fn embedding_looks_up_rows_and_checks_shapes() {
     assert!(cpu.embedding(short, 0, Precision::F32).is_err());
     let codes = HostData::Fp8 { codes: vec![0; 4], scales: vec![1.0], block: [2, 2] };
     let error = cpu.linear_weight(HostMatrix { rows: 2, cols: 2, data: codes }, Precision::Bf16).unwrap_err();
-    assert_eq!(error.to_string(), "weight: must be f32 or bf16, got a quantized form");
+    assert_eq!(error.to_string(), "weight: must be numbers or codes of 32 inputs");
     let spec = MlaSpec { heads: 2, nope_dim: 4, rope_dim: 2, v_dim: 4, kv_rank: 8, scale: 1.0 };
     assert!(cpu.mla_weight(rng.matrix(15, 8, 1.0), &spec, Precision::F32).is_err());
     let uneven =

@@ -1,11 +1,13 @@
 //! Weights packed for the product. One layout serves single rows and many rows: panels of 32 outputs, each a sequence
 //! of steps over the inputs.
 //!
-//! A step is 32 words of 32 bits, one per output: one f32 input, or a pair of bf16 inputs. Per group of 32 inputs, an
+//! Weights that files store as codes stay codes (`codes`). Of the others,
+//! a step is 32 words of 32 bits, one per output: one f32 input, or a pair of bf16 inputs. Per group of 32 inputs, an
 //! int8 panel has 32 bf16 scales and 16 steps of 64 bytes: a pair of inputs per output.
 
 use half::bf16;
 
+use super::codes::{CodeForm, CodeRows};
 use super::memory::{Arena, Block};
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
@@ -29,7 +31,9 @@ fn steps_of(ins: usize, precision: Precision) -> usize {
 /// A weight [outs, ins] packed for the product.
 #[derive(Debug, Clone)]
 pub struct Panels {
+    /// How activations are multiplied: int8 for codes.
     pub precision: Precision,
+    pub codes: Option<CodeForm>,
     pub outs: usize,
     pub ins: usize,
     steps: usize,
@@ -40,36 +44,40 @@ pub struct Panels {
     block: Block,
 }
 
-/// The loader converts quantized forms (`CpuDevices::host_form`).
-pub fn quantized() -> KernelError {
-    KernelError::Shape { op: "weight", what: "must be f32 or bf16, got a quantized form".into() }
-}
-
-/// The numbers of a host matrix.
+/// The contents of a host matrix.
 #[derive(Debug, Clone, Copy)]
 pub enum Numbers<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
+    Codes(CodeRows<'a>),
 }
 
 impl<'a> Numbers<'a> {
-    pub fn of(data: &'a HostData) -> Result<Numbers<'a>> {
-        match data {
+    pub fn of(matrix: &'a HostMatrix) -> Result<Numbers<'a>> {
+        // The loader converts other forms (`CpuDevices::host_form`).
+        let quantized = || KernelError::Shape { op: "weight", what: "must be numbers or codes of 32 inputs".into() };
+        match &matrix.data {
             HostData::F32(v) => Ok(Numbers::F32(v)),
             HostData::Bf16(v) => Ok(Numbers::Bf16(v)),
-            HostData::Fp8 { .. } | HostData::Int4 { .. } => Err(quantized()),
+            HostData::Blocks { form, bytes } => {
+                Ok(Numbers::Codes(CodeRows::blocks(*form, bytes, matrix.rows, matrix.cols)?))
+            }
+            HostData::Int4 { packed, scales, group } => {
+                CodeRows::int4(packed, scales, *group, matrix.cols).map(Numbers::Codes).ok_or_else(quantized)
+            }
+            HostData::Fp8 { .. } => Err(quantized()),
         }
     }
 
-    pub fn len(self) -> usize {
+    pub fn codes(self) -> Option<CodeForm> {
         match self {
-            Numbers::F32(v) => v.len(),
-            Numbers::Bf16(v) => v.len(),
+            Numbers::Codes(rows) => Some(rows.form()),
+            Numbers::F32(_) | Numbers::Bf16(_) => None,
         }
     }
 }
 
-/// A matrix to pack: element (i, j) is `data[offset + i * row_stride + j * col_stride]`.
+/// A matrix to pack: element (i, j) is `data[offset + i * row_stride + j * col_stride]`. Codes are packed whole.
 pub struct PackSource<'a> {
     pub data: Numbers<'a>,
     pub offset: usize,
@@ -81,12 +89,17 @@ pub struct PackSource<'a> {
 
 impl<'a> PackSource<'a> {
     pub fn whole(matrix: &'a HostMatrix) -> Result<PackSource<'a>> {
-        let (rows, cols, data) = (matrix.rows, matrix.cols, Numbers::of(&matrix.data)?);
+        let (rows, cols, data) = (matrix.rows, matrix.cols, Numbers::of(matrix)?);
         Ok(PackSource { data, offset: 0, row_stride: cols, col_stride: 1, rows, cols })
     }
 
     fn check(&self) -> Result<()> {
-        let len = self.data.len();
+        let len = match self.data {
+            Numbers::F32(v) => v.len(),
+            Numbers::Bf16(v) => v.len(),
+            // Checked when they were made.
+            Numbers::Codes(_) => return Ok(()),
+        };
         let last =
             self.offset + self.rows.saturating_sub(1) * self.row_stride + self.cols.saturating_sub(1) * self.col_stride;
         if self.rows > 0 && self.cols > 0 && last >= len {
@@ -150,7 +163,7 @@ impl Panels {
         Ok(panels)
     }
 
-    /// Packs matrices of one shape that are read together, with their panels interleaved.
+    /// Packs matrices of one shape and form that are read together, with their panels interleaved.
     pub fn pack_side_by_side<const N: usize>(
         pool: &ThreadPool,
         isa: Isa,
@@ -163,11 +176,14 @@ impl Panels {
             source.check()?;
             assert_eq!((source.rows, source.cols), (outs, ins), "stacked matrices must have the same shape");
         }
-        let padded = ins.next_multiple_of(GROUP);
+        let codes = sources[0].data.codes();
+        let precision = if codes.is_some() { Precision::Int8 } else { precision };
+        let groups = ins.div_ceil(GROUP);
         let steps = steps_of(ins, precision);
-        let panel_bytes = match precision {
-            Precision::F32 | Precision::Bf16 => steps * PANEL * 4,
-            Precision::Int8 => padded / GROUP * GROUP_BYTES,
+        let panel_bytes = match (codes, precision) {
+            (Some(codes), _) => codes.panel_bytes(groups),
+            (None, Precision::F32 | Precision::Bf16) => steps * PANEL * 4,
+            (None, Precision::Int8) => groups * GROUP_BYTES,
         };
         let panels = outs.div_ceil(PANEL) * N;
         let block = arena.take(panels * panel_bytes)?;
@@ -181,11 +197,13 @@ impl Panels {
                 Numbers::F32(data) => unsafe { pack_f32(isa, source, data, p, precision, panel) },
                 // SAFETY: as above.
                 Numbers::Bf16(data) => unsafe { pack_bf16(isa, source, data, p, precision, panel) },
+                Numbers::Codes(rows) => rows.pack(p, outs, groups, panel),
             }
         });
         Ok(std::array::from_fn(|n| {
             let block = block.clone();
-            Panels { precision, outs, ins, steps, panel_bytes, first: n * panel_bytes, stride: N * panel_bytes, block }
+            let (first, stride) = (n * panel_bytes, N * panel_bytes);
+            Panels { precision, codes, outs, ins, steps, panel_bytes, first, stride, block }
         }))
     }
 
@@ -202,6 +220,35 @@ impl Panels {
     /// Steps of a panel, including padding.
     pub fn steps(&self) -> usize {
         self.steps
+    }
+
+    /// The inputs of an output, as they were packed.
+    pub fn output(&self, out: usize, into: &mut [f32]) {
+        debug_assert!(out < self.outs && into.len() == self.ins);
+        let c = out % PANEL;
+        // SAFETY: a panel has panel_bytes, which are not written after packing.
+        let panel = unsafe { std::slice::from_raw_parts(self.panel(out / PANEL), self.panel_bytes) };
+        let half = |at: usize| bf16::from_ne_bytes([panel[at], panel[at + 1]]);
+        for (g, into) in into.chunks_mut(GROUP).enumerate() {
+            match (self.codes, self.precision) {
+                (Some(codes), _) => into.copy_from_slice(&codes.read(panel, c, g)[..into.len()]),
+                (None, Precision::F32) => into.iter_mut().enumerate().for_each(|(i, x)| {
+                    let at = ((g * GROUP + i) * PANEL + c) * 4;
+                    *x = f32::from_ne_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]]);
+                }),
+                (None, Precision::Bf16) => into.iter_mut().enumerate().for_each(|(i, x)| {
+                    *x = half(((g * GROUP_STEPS + i / 2) * PANEL + c) * 4 + i % 2 * 2).to_f32();
+                }),
+                (None, Precision::Int8) => {
+                    let group = g * GROUP_BYTES;
+                    let scale = half(group + 2 * c).to_f32();
+                    into.iter_mut().enumerate().for_each(|(i, x)| {
+                        let code = panel[group + 2 * PANEL + i / 2 * 64 + 2 * c + i % 2] as i8;
+                        *x = scale * f32::from(code);
+                    });
+                }
+            }
+        }
     }
 
     /// The panel's bytes, aligned to 64.

@@ -45,6 +45,8 @@ impl Prepared {
             (HostData::Int4 { packed, scales, group }, _) => {
                 (WeightForm::Int4 { group, scales: scales.form() }, HostData::Int4 { packed, scales, group })
             }
+            // `CudaStorage` keeps none.
+            (HostData::Blocks { form, .. }, _) => return Err(wrong(format!("{} is not kept on GPUs", form.name()))),
         };
         let prepared = Prepared { outs, ins, form, data };
         let (bytes, scales) = (prepared.bytes(), prepared.scale_bytes());
@@ -64,12 +66,13 @@ impl Prepared {
             HostData::Bf16(v) => size_of_val(&**v),
             HostData::Fp8 { codes, .. } => codes.len(),
             HostData::Int4 { packed, .. } => packed.len(),
+            HostData::Blocks { bytes, .. } => bytes.len(),
         }
     }
 
     fn scale_bytes(&self) -> usize {
         match &self.data {
-            HostData::F32(_) | HostData::Bf16(_) => 0,
+            HostData::F32(_) | HostData::Bf16(_) | HostData::Blocks { .. } => 0,
             HostData::Fp8 { scales, .. } | HostData::Int4 { scales: GroupScales::F32(scales), .. } => {
                 size_of_val(&**scales)
             }
@@ -86,6 +89,7 @@ impl Prepared {
                 writer.write(to, at, codes)?;
                 writer.write(to, scales_at, scales)?;
             }
+            HostData::Blocks { bytes, .. } => writer.write(to, at, bytes)?,
             HostData::Int4 { packed, scales, .. } => {
                 writer.write(to, at, packed)?;
                 match scales {

@@ -1,9 +1,10 @@
-//! Checkpoint directories as on the Hugging Face Hub: `config.json` and safetensors, sharded or not. It does not know
-//! how weights are used.
+//! Checkpoint directories as on the Hugging Face Hub: `config.json` and safetensors, sharded or not, or the files of a
+//! GGUF model. It does not know how weights are used.
 
 mod config;
 mod error;
 mod forms;
+mod gguf;
 mod parts;
 mod quant;
 mod reads;

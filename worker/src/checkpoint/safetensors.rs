@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rein_kernels::BlockForm;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::error::LoadError;
+use super::gguf;
 use super::reads::Reads;
 use super::source::{CheckpointFile, read_file};
 use crate::limits::FULL_HASH_BYTES;
@@ -33,6 +35,8 @@ pub enum StoredDtype {
     U8,
     I32,
     I64,
+    /// Of GGUF: numbers in blocks.
+    Blocks(BlockForm),
 }
 
 impl StoredDtype {
@@ -50,8 +54,10 @@ impl StoredDtype {
         })
     }
 
+    /// Bytes of an element, or of a block.
     pub fn size(self) -> usize {
         match self {
+            Self::Blocks(form) => form.bytes(),
             Self::F8E4m3 | Self::I8 | Self::U8 => 1,
             Self::F16 | Self::Bf16 => 2,
             Self::F32 | Self::I32 => 4,
@@ -69,6 +75,7 @@ impl StoredDtype {
             Self::U8 => "U8",
             Self::I32 => "I32",
             Self::I64 => "I64",
+            Self::Blocks(form) => form.name(),
         }
     }
 }
@@ -77,9 +84,12 @@ impl StoredDtype {
 pub struct TensorEntry {
     pub dtype: StoredDtype,
     pub shape: Vec<usize>,
-    file: usize,
+    pub(super) file: usize,
     /// Byte range within the file.
-    range: Range<usize>,
+    pub(super) range: Range<usize>,
+    /// The rows of each head of this many are stored in pairs that are rotated together: first the first of both
+    /// halves, then the second, and so on. They are read as two halves.
+    pub(super) pairs: Option<usize>,
 }
 
 impl TensorEntry {
@@ -110,9 +120,18 @@ impl Shards {
             shards.add(&single)?;
         } else if is_there(&index) {
             shards.open_indexed(dir, &index, is_there)?;
+        } else if let Some(first) = reads.during(dir, || first_gguf(dir)) {
+            let (files, entries) = gguf::open(&first, reads)?;
+            for (name, entry) in entries {
+                if shards.tensors.insert(name.clone(), entry).is_some() {
+                    let what = format!("two tensors are {name}");
+                    return Err(LoadError::File { path: first, what });
+                }
+            }
+            shards.files = files;
         } else {
-            let what = "has neither model.safetensors nor model.safetensors.index.json (other containers, such as \
-                        pytorch_model.bin or GGUF, are not read)";
+            let what = "has neither model.safetensors nor model.safetensors.index.json (a GGUF file is given as such; \
+                        other containers, such as pytorch_model.bin, are not read)";
             return Err(LoadError::File { path: dir.to_owned(), what: what.into() });
         }
         Ok(shards)
@@ -156,7 +175,7 @@ impl Shards {
                 let what = format!("tensor {name} is also in {}; it must be in one file", other.unwrap_or_default());
                 return Err(bad(what));
             }
-            self.tensors.insert(name, TensorEntry { dtype, shape, file, range });
+            self.tensors.insert(name, TensorEntry { dtype, shape, file, range, pairs: None });
         }
         self.files.push(source);
         Ok(())
@@ -172,6 +191,10 @@ impl Shards {
         self.tensors.get(name)
     }
 
+    pub fn has_blocks(&self) -> bool {
+        self.tensors.values().any(|entry| matches!(entry.dtype, StoredDtype::Blocks(_)))
+    }
+
     pub fn names(&self) -> impl Iterator<Item = &String> {
         self.tensors.keys()
     }
@@ -179,8 +202,25 @@ impl Shards {
     /// Reads the bytes of `within`, a range inside the tensor, into `out`.
     pub fn read(&self, entry: &TensorEntry, within: Range<usize>, out: &mut Vec<u8>) -> Result<(), LoadError> {
         self.unverified.store(true, Ordering::SeqCst);
-        out.resize(within.len(), 0);
-        self.files[entry.file].read((entry.range.start + within.start) as u64, out)
+        let Some(head) = entry.pairs else {
+            out.resize(within.len(), 0);
+            return self.files[entry.file].read((entry.range.start + within.start) as u64, out);
+        };
+        // Whole heads.
+        let row = (entry.len() / entry.shape.first().map_or(1, |&rows| rows.max(1))).max(1);
+        let (first, last) = (within.start / (head * row), within.end.div_ceil(head * row));
+        let mut stored = vec![0; (last - first) * head * row];
+        self.files[entry.file].read((entry.range.start + first * head * row) as u64, &mut stored)?;
+        out.clear();
+        let halves = |i: usize| i % head % (head / 2) * 2 + i % head / (head / 2);
+        for i in within.start / row..within.end.div_ceil(row) {
+            let at = (i / head - first) * head + halves(i);
+            out.extend_from_slice(&stored[at * row..][..row]);
+        }
+        // Callers read whole rows, but parts of one are no reason to be wrong.
+        out.drain(..within.start % row);
+        out.truncate(within.len());
+        Ok(())
     }
 
     /// The name of each file and a hash of its contents: of parts, unless all files are small.
@@ -205,6 +245,16 @@ impl Shards {
         }
         Ok(())
     }
+}
+
+/// The first file of the GGUF model in a directory.
+fn first_gguf(dir: &Path) -> Option<PathBuf> {
+    let names = dir.read_dir().ok()?.flatten().map(|entry| entry.path());
+    let is_first = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name == "model.gguf" || (name.starts_with("model-00001-of-") && name.ends_with(".gguf"))
+    };
+    names.into_iter().find(is_first)
 }
 
 /// A JSON object without duplicate keys: JSON readers keep one of two equal keys, and not all the same one.

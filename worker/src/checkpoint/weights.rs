@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use coded::Coded;
 use half::{bf16, f16};
-use rein_kernels::{GroupScales, HostData, HostForm, HostMatrix, ScaleForm, StoredForm};
+use rein_kernels::{BlockForm, GroupScales, HostData, HostForm, HostMatrix, ScaleForm, StoredForm};
 
 use super::error::LoadError;
 use super::forms::CodedForm;
@@ -30,9 +30,23 @@ pub struct CheckpointWeights {
 /// A linear module's weight as stored.
 enum Stored<'a> {
     Dense(&'a TensorEntry),
-    Fp8 { codes: &'a TensorEntry, scales: &'a TensorEntry, block: [usize; 2] },
-    Int4 { packed: &'a TensorEntry, scales: &'a TensorEntry, group: usize },
+    Fp8 {
+        codes: &'a TensorEntry,
+        scales: &'a TensorEntry,
+        block: [usize; 2],
+    },
+    Int4 {
+        packed: &'a TensorEntry,
+        scales: &'a TensorEntry,
+        group: usize,
+    },
     Coded(Coded<'a>),
+    Blocks(&'a TensorEntry, BlockForm),
+    /// Of GGUF: `kv_b_proj` in two tensors, [heads, in, nope] and [heads, v, in].
+    Latent {
+        keys: &'a TensorEntry,
+        values: &'a TensorEntry,
+    },
 }
 
 impl CheckpointWeights {
@@ -166,6 +180,18 @@ impl CheckpointWeights {
             true => Ok(()),
             false => Err(mistyped(name, entry, "F32, F16 or BF16")),
         };
+        if let (None, Some(keys)) = (self.shards.get(&plain), self.shards.get(&format!("{module}.k_b"))) {
+            let &[heads, _, nope] = &keys.shape[..] else {
+                return Err(mis_shaped(&format!("{module}.k_b"), keys, &[1, inp, out]));
+            };
+            let v = (out / heads.max(1)).saturating_sub(nope);
+            let (keys, values) = (format!("{module}.k_b"), format!("{module}.v_b"));
+            let keys = need(keys, &[heads, inp, nope], used)?;
+            return Ok(Stored::Latent { keys, values: need(values, &[heads, v, inp], used)? });
+        }
+        if let Some(&TensorEntry { dtype: StoredDtype::Blocks(form), .. }) = self.shards.get(&plain) {
+            return Ok(Stored::Blocks(need(plain, &[out, inp], used)?, form));
+        }
         match (self.quantization, self.shards.get(&plain)) {
             (Quantization::Fp8Scaled { block }, Some(entry)) if entry.dtype == StoredDtype::F8E4m3 => {
                 let codes = need(plain, &[out, inp], used)?;
@@ -254,11 +280,16 @@ impl CheckpointWeights {
                     return Ok(HostMatrix { rows: shape.0, cols: shape.1, data });
                 }
                 let numbers = self.decoded(&coded, rows, cols)?;
-                let data = match form {
-                    HostForm::F32 => HostData::F32(numbers),
-                    _ => HostData::Bf16(numbers.into_iter().map(bf16::from_f32).collect()),
-                };
-                (data, form)
+                let form = if form == HostForm::Stored { HostForm::Bf16 } else { form };
+                (narrowed(numbers, form), form)
+            }
+            Stored::Blocks(entry, blocks) => {
+                let form = form(StoredForm::Blocks(blocks));
+                (self.blocks(entry, blocks, inp, rows, cols, form)?, form)
+            }
+            Stored::Latent { keys, values } => {
+                let form = form(StoredForm::F32);
+                (narrowed(self.latent_expansion(keys, values, rows, cols)?, form), form)
             }
             Stored::Dense(entry) => {
                 let form = form(dense_form(entry.dtype));
@@ -296,9 +327,82 @@ impl CheckpointWeights {
         Ok(HostMatrix { rows: shape.0, cols: shape.1, data }.into_form(form)?)
     }
 
+    fn blocks(
+        &self,
+        entry: &TensorEntry,
+        blocks: BlockForm,
+        inp: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        form: HostForm,
+    ) -> Result<HostData, LoadError> {
+        let row = entry.len() / entry.shape.first().map_or(1, |&rows| rows.max(1));
+        let numbers = blocks.numbers();
+        // A part that begins or ends within a block is decoded.
+        let whole = cols.start.is_multiple_of(numbers) && cols.end.is_multiple_of(numbers);
+        if form == HostForm::Stored && whole {
+            let bytes = self.bytes(entry, rows.start * row..rows.end * row)?;
+            let cut = cols.start / numbers * blocks.bytes()..cols.end / numbers * blocks.bytes();
+            return Ok(HostData::Blocks { form: blocks, bytes: cut_bytes(bytes, row, cut) });
+        }
+        let wide = form == HostForm::F32;
+        let (mut f32s, mut bf16s) = (Vec::new(), Vec::new());
+        let step = (PART / row.max(1)).max(1);
+        for first in rows.clone().step_by(step) {
+            let last = (first + step).min(rows.end);
+            let decoded = blocks.decode(&self.bytes(entry, first * row..last * row)?);
+            for decoded in decoded.chunks_exact(inp.max(1)).map(|row| &row[cols.clone()]) {
+                match wide {
+                    true => f32s.extend_from_slice(decoded),
+                    false => bf16s.extend(decoded.iter().map(|&x| bf16::from_f32(x))),
+                }
+            }
+        }
+        Ok(if wide { HostData::F32(f32s) } else { HostData::Bf16(bf16s) })
+    }
+
+    /// Rows and columns of `kv_b_proj`: of each head first the rows of keys, which are stored transposed, then those of
+    /// values.
+    fn latent_expansion(
+        &self,
+        keys: &TensorEntry,
+        values: &TensorEntry,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Result<Vec<f32>, LoadError> {
+        let (&[heads, inp, nope], &[_, v, _]) = (&keys.shape[..], &values.shape[..]) else {
+            return Err(LoadError::Missing(vec!["kv_b_proj".into()]));
+        };
+        let of_head = nope + v;
+        let used = rows.start / of_head.max(1)..rows.end.div_ceil(of_head.max(1));
+        let [keys, values] = [keys, values].map(|entry| {
+            let head = entry.len() / heads.max(1);
+            let bytes = self.bytes(entry, used.start * head..used.end * head)?;
+            Ok::<_, LoadError>(match entry.dtype {
+                StoredDtype::Blocks(form) => form.decode(&bytes),
+                dtype => {
+                    let mut numbers = Vec::new();
+                    extend_f32(&mut numbers, &bytes, dtype);
+                    numbers
+                }
+            })
+        });
+        let (keys, values) = (keys?, values?);
+        let mut out = Vec::with_capacity(rows.len() * cols.len());
+        for row in rows {
+            let (head, row) = (row / of_head - used.start, row % of_head);
+            match row.checked_sub(nope) {
+                None => out.extend(cols.clone().map(|col| keys[(head * inp + col) * nope + row])),
+                Some(row) => out.extend_from_slice(&values[(head * v + row) * inp..][..inp][cols.clone()]),
+            }
+        }
+        Ok(out)
+    }
+
     /// How a module's weight is stored. A missing weight counts as f32.
     pub fn stored_form(&self, module: &str) -> StoredForm {
         match (self.shards.get(&format!("{module}.weight")), self.quantization) {
+            (Some(&TensorEntry { dtype: StoredDtype::Blocks(form), .. }), _) => StoredForm::Blocks(form),
             (Some(entry), Quantization::Fp8 { block }) if entry.dtype == StoredDtype::F8E4m3 => {
                 StoredForm::Fp8 { block }
             }
@@ -321,9 +425,17 @@ impl CheckpointWeights {
     /// Approximate bytes of the checkpoint for a part of a module's weight.
     pub fn cost(&self, module: &str, elements: usize) -> u64 {
         match self.shards.get(&format!("{module}.weight")) {
-            Some(entry) => (elements * entry.dtype.size()) as u64,
+            Some(entry) => {
+                let all: u64 = entry.shape.iter().map(|&n| n as u64).product();
+                (entry.len() as u64 * elements as u64) / all.max(1)
+            }
             None => (elements / 2) as u64,
         }
+    }
+
+    /// Whether files store most numbers in blocks.
+    pub fn has_blocks(&self) -> bool {
+        self.shards.has_blocks()
     }
 
     /// A plain tensor's elements as f32.
@@ -386,6 +498,14 @@ impl CheckpointWeights {
             each(&mut |bytes| extend_bf16(&mut out, bytes, entry.dtype))?;
             HostData::Bf16(out)
         })
+    }
+}
+
+/// Numbers as f32 or bf16, from f32.
+fn narrowed(numbers: Vec<f32>, form: HostForm) -> HostData {
+    match form {
+        HostForm::F32 | HostForm::Stored => HostData::F32(numbers),
+        HostForm::Bf16 => HostData::Bf16(numbers.into_iter().map(bf16::from_f32).collect()),
     }
 }
 

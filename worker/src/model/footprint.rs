@@ -5,7 +5,7 @@ use rein_kernels::{DeviceStorage, StoredForm, WeightRole};
 use serde::Serialize;
 
 use super::linear::LinearSpec;
-use super::load::Precisions;
+use super::load::{Precisions, head_is_embedding};
 use super::spec::{Gated, LayerSpec, Mlp, Spec};
 
 pub struct Footprint<'a, D> {
@@ -68,9 +68,10 @@ impl<D: DeviceStorage> Footprint<'_, D> {
             measure(l.role, &l.module, rows.len() * cols.len())
         };
         let gated = |gated: &Gated| gated.linears().map(part).iter().sum::<usize>();
+        let shared = head_is_embedding(self.spec, self.precisions, self.devices, self.stored);
         let mut parts = WeightParts {
             embedding: part(&self.spec.embedding()),
-            head: self.spec.head.as_ref().map_or(0, part),
+            head: self.spec.head.as_ref().filter(|_| !shared).map_or(0, part),
             ..WeightParts::default()
         };
         for (layer, held) in self.spec.layers.iter().zip(&rank.experts) {

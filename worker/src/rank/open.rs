@@ -85,7 +85,7 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     let base = match options.dtype {
         Dtype::F32 => Precision::F32,
         Dtype::Bf16 => Precision::Bf16,
-        Dtype::Auto if quantization != Quantization::None => Precision::Bf16,
+        Dtype::Auto if quantization != Quantization::None || weights.has_blocks() => Precision::Bf16,
         Dtype::Auto => stored,
     };
     let linear = match options.quantize {

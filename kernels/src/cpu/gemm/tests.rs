@@ -1,7 +1,10 @@
+use half::bf16;
+
 use super::*;
-use crate::backend::{HostData, HostMatrix};
+use crate::backend::{GroupScales, HostData, HostForm, HostMatrix};
 use crate::cpu::memory::Arena;
 use crate::cpu::weights::PackSource;
+use crate::quant::BlockForm;
 use crate::random::Random;
 
 fn numbers(n: usize, seed: u64) -> Vec<f32> {
@@ -12,7 +15,7 @@ fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, pre
     let (pool, arena) = (ThreadPool::new(threads), Arena::default());
     let panels = Panels::pack(&pool, isa, &arena, &PackSource::whole(w).unwrap(), precision).unwrap();
     let (tiles, groups) = cut_groups(isa, [rows].into_iter());
-    let packed = Packed::pack(&pool, isa, tiles, x, w.cols, precision, &|i| i * w.cols);
+    let packed = Packed::pack(&pool, isa, tiles, x, w.cols, panels.precision, &|i| i * w.cols);
     let mut out = vec![f32::NAN; rows * w.rows];
     let job = GemmJob {
         weight: &panels,
@@ -74,4 +77,91 @@ fn a_row_has_the_same_bits_alone_and_in_a_batch() {
             }
         }
     }
+}
+
+/// Blocks of random codes with ordinary factors.
+fn blocks(form: BlockForm, outs: usize, ins: usize, seed: u64) -> HostMatrix {
+    let mut random = Random::new(seed);
+    let mut bytes = Vec::new();
+    for _ in 0..outs * ins / form.numbers() {
+        let mut block: Vec<u8> = (0..form.bytes()).map(|_| random.below(256) as u8).collect();
+        let halves: &[usize] = match form {
+            BlockForm::Q6K => &[208],
+            BlockForm::Q4_0 | BlockForm::Q5_0 | BlockForm::Q8_0 => &[0],
+            _ => &[0, 2],
+        };
+        for &at in halves {
+            let factor = half::f16::from_f32(0.001 + 0.01 * random.numbers(1, 1.0)[0].abs());
+            block[at..at + 2].copy_from_slice(&factor.to_le_bytes());
+        }
+        bytes.extend(block);
+    }
+    HostMatrix { rows: outs, cols: ins, data: HostData::Blocks { form, bytes } }
+}
+
+fn int4(outs: usize, ins: usize, group: usize, scales: GroupScales) -> HostMatrix {
+    let mut random = Random::new(9);
+    let packed = (0..outs * ins.div_ceil(8) * 4).map(|_| random.below(256) as u8).collect();
+    HostMatrix { rows: outs, cols: ins, data: HostData::Int4 { packed, scales, group } }
+}
+
+fn coded(outs: usize, ins: usize) -> Vec<HostMatrix> {
+    use BlockForm::*;
+    let forms = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K];
+    let mut all: Vec<HostMatrix> = forms.into_iter().map(|form| blocks(form, outs, ins, 5)).collect();
+    let scales = numbers(outs * ins.div_ceil(64), 6);
+    let halves = scales.iter().map(|&scale| half::f16::from_f32(scale).to_f32()).collect();
+    all.push(int4(outs, ins, 64, GroupScales::F32(halves)));
+    all.push(int4(outs, ins, 64, GroupScales::Bf16(scales.iter().map(|&scale| bf16::from_f32(scale)).collect())));
+    all
+}
+
+#[test]
+fn codes_are_multiplied_as_they_are_stored() {
+    let (ins, outs) = (768, 70);
+    let x = numbers(40 * ins, 7);
+    for w in coded(outs, ins) {
+        let HostData::F32(wide) = w.clone().into_form(HostForm::F32).unwrap().data else { panic!("f32") };
+        for isa in Isa::available() {
+            let all = product(isa, 2, &x, 40, &w, Precision::Bf16);
+            for r in 0..40 {
+                for o in 0..outs {
+                    let terms = (0..ins).map(|k| f64::from(x[r * ins + k]) * f64::from(wide[o * ins + k]));
+                    let (want, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term * term));
+                    let error = (f64::from(all[r * outs + o]) - want).abs() / size.sqrt();
+                    assert!(error < 1e-3, "{isa:?} {:?}: {error}", w.data.stored_form());
+                }
+            }
+            for (from, rows) in [(0, 1), (3, 2), (11, 13), (15, 25)] {
+                let some = product(isa, 1, &x[from * ins..][..rows * ins], rows, &w, Precision::Bf16);
+                assert_eq!(some, all[from * outs..][..rows * outs], "{isa:?} {:?}", w.data.stored_form());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_output_is_read_back_as_it_was_packed() {
+    let (pool, arena) = (ThreadPool::new(1), Arena::default());
+    for w in coded(40, 512) {
+        let HostData::F32(wide) = w.clone().into_form(HostForm::F32).unwrap().data else { panic!("f32") };
+        let source = PackSource::whole(&w).unwrap();
+        let panels = Panels::pack(&pool, Isa::detect(), &arena, &source, Precision::Bf16).unwrap();
+        for out in 0..40 {
+            let mut row = vec![0.0; 512];
+            panels.output(out, &mut row);
+            assert_eq!(row, wide[out * 512..][..512], "{:?} {out}", w.data.stored_form());
+        }
+    }
+}
+
+#[test]
+fn blocks_that_do_not_fill_rows_are_refused() {
+    let mut w = blocks(BlockForm::Q4K, 4, 256, 1);
+    w.cols = 224;
+    assert!(PackSource::whole(&w).is_err());
+    let odd = int4(2, 64, 48, GroupScales::F32(vec![1.0; 4]));
+    assert!(PackSource::whole(&odd).is_err());
+    let wide = int4(2, 64, 64, GroupScales::F32(vec![1.0, 1.0 + f32::EPSILON]));
+    assert!(PackSource::whole(&wide).is_err());
 }

@@ -1,11 +1,12 @@
-//! SIMD lanes with AVX-512, and with AVX2 and FMA.
+//! SIMD lanes with AVX-512, and with AVX2, FMA and F16C.
 // Every block below is an intrinsic that only needs the instruction set, which the trait's contract guarantees, or a
 // load or store of the elements that the contract names.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{Simd, round_bits};
 
@@ -110,10 +111,7 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn dot_integers(acc: __m512, a: __m512, b: __m512) -> __m512 {
-        unsafe {
-            let (a, b) = (_mm512_castps_si512(a), _mm512_castps_si512(b));
-            _mm512_castsi512_ps(_mm512_dpwssd_epi32(_mm512_castps_si512(acc), a, b))
-        }
+        unsafe { dot_integers_512(acc, a, b) }
     }
     #[inline(always)]
     unsafe fn from_integers(v: __m512) -> __m512 {
@@ -206,9 +204,59 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn shift_right(v: __m512, bits: u32) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_srl_epi32(_mm512_castps_si512(v), _mm_cvtsi32_si128(bits as i32))) }
+    }
+    #[inline(always)]
+    unsafe fn shift_left(v: __m512, bits: u32) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_sll_epi32(_mm512_castps_si512(v), _mm_cvtsi32_si128(bits as i32))) }
+    }
+    #[inline(always)]
+    unsafe fn and_bits(v: __m512, mask: u32) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(mask as i32))) }
+    }
+    #[inline(always)]
+    unsafe fn or_bits(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
+    }
+    #[inline(always)]
+    unsafe fn sub_pairs(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_sub_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
+    }
+    #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [__m512; 2] {
         unsafe { Self::halves(_mm512_castsi512_ps(_mm512_loadu_si512(p.cast()))) }
     }
+}
+
+/// The compiler would split the intrinsic into a product and a sum, to shorten chains, and run out of registers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dot_integers_512(acc: __m512, a: __m512, b: __m512) -> __m512 {
+    let mut acc = acc;
+    // SAFETY: an instruction of AVX512_VNNI, which is enabled here, that touches only registers.
+    unsafe {
+        asm!(
+            "vpdpwssd {acc}, {a}, {b}",
+            acc = inout(zmm_reg) acc,
+            a = in(zmm_reg) a,
+            b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    acc
 }
 
 // Functions, not closures: a closure is compiled without the instruction set of the kernel that it ends up in, and
@@ -257,6 +305,11 @@ unsafe fn dot_integers_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
         let product = _mm256_madd_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b));
         _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(acc), product))
     }
+}
+
+#[inline(always)]
+unsafe fn sub_pairs_256(a: __m256, b: __m256) -> __m256 {
+    unsafe { _mm256_castsi256_ps(_mm256_sub_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b))) }
 }
 
 /// 16 bytes as 8 pairs of 16-bit integers.
@@ -461,6 +514,55 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn widen_int8(src: *const u8) -> [Pair; 2] {
         unsafe { [[widen_256(src), widen_256(src.add(16))], [widen_256(src.add(32)), widen_256(src.add(48))]] }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Pair {
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> Pair {
+        unsafe {
+            let low = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+            let high = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Pair {
+        unsafe {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn shift_right(v: Pair, bits: u32) -> Pair {
+        unsafe {
+            let (a, b, bits) = (_mm256_castps_si256(v[0]), _mm256_castps_si256(v[1]), _mm_cvtsi32_si128(bits as i32));
+            [_mm256_castsi256_ps(_mm256_srl_epi32(a, bits)), _mm256_castsi256_ps(_mm256_srl_epi32(b, bits))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn shift_left(v: Pair, bits: u32) -> Pair {
+        unsafe {
+            let (a, b, bits) = (_mm256_castps_si256(v[0]), _mm256_castps_si256(v[1]), _mm_cvtsi32_si128(bits as i32));
+            [_mm256_castsi256_ps(_mm256_sll_epi32(a, bits)), _mm256_castsi256_ps(_mm256_sll_epi32(b, bits))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn and_bits(v: Pair, mask: u32) -> Pair {
+        unsafe {
+            let mask = _mm256_castsi256_ps(_mm256_set1_epi32(mask as i32));
+            [_mm256_and_ps(v[0], mask), _mm256_and_ps(v[1], mask)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn or_bits(a: Pair, b: Pair) -> Pair {
+        unsafe { [_mm256_or_ps(a[0], b[0]), _mm256_or_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn sub_pairs(a: Pair, b: Pair) -> Pair {
+        unsafe { [sub_pairs_256(a[0], b[0]), sub_pairs_256(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [Pair; 2] {

@@ -9,7 +9,7 @@ use rein_kernels::{Backend, Devices, ExpertTable, ExpertWeights, KernelError, Re
 
 use super::super::experts;
 use super::super::linear::LinearSpec;
-use super::super::load::{Loader, Precisions, WeightReader};
+use super::super::load::{Loader, Precisions, WeightReader, head_is_embedding};
 use super::super::spec::{self, Mlp, Spec};
 use super::{Gated, Layer, LayoutSwap, MlpWeights, Moe, Network, StateSize};
 use crate::checkpoint::{CheckpointWeights, LoadError};
@@ -143,8 +143,13 @@ impl<B: Backend> Network<B> {
             });
         }
         let norm = loader.norm(&spec.norm)?;
+        let stored = |module: &str| source.weights.stored_form(module);
+        let shared = head_is_embedding(&spec, source.precisions, source.devices, &stored);
         let head = match &spec.head {
-            Some(head) => Some(loader.linear(head)?.weight),
+            Some(head) => Some(match shared.then(|| backend.tied_head(&embed)).flatten() {
+                Some(shared) => shared,
+                None => loader.linear(head)?.weight,
+            }),
             None => None,
         };
         let placement = placement.clone();

@@ -1,0 +1,144 @@
+//! Writes `rope_scaling` of config.json. It does not know architectures, except that DeepSeek scales one factor.
+
+use std::f64::consts::PI;
+
+use serde_json::{Map, Value, json};
+
+use crate::GgufError;
+use crate::fields::Fields;
+
+/// The tensor with Llama 3.1's factors, one per pair of rotated dimensions.
+pub const ROPE_FACTORS_TENSOR: &str = "rope_freqs.weight";
+
+/// `low_freq_factor` and `high_freq_factor` of the published models.
+const LLAMA3_BANDS: [(f64, f64); 1] = [(1.0, 4.0)];
+/// `original_max_position_embeddings` of Llama 3.1, then other powers of two.
+const LLAMA3_LENGTH: f64 = 8192.0;
+const LLAMA3_LENGTHS: std::ops::RangeInclusive<i32> = 5..=20;
+/// The converter computes in 32 bits, which near the low band loses up to 1e-5.
+const TOLERANCE: f64 = 5e-5;
+/// The converter writes DeepSeek's mscale_all_dim times this (conversion/deepseek.py).
+const DEEPSEEK_MSCALE_UNIT: f64 = 0.1;
+
+/// `rope_scaling`; None if the frequencies are not scaled.
+pub(crate) fn rope_scaling(
+    fields: &Fields,
+    theta: f64,
+    dims: u64,
+    factors: Option<&[f32]>,
+) -> Result<Option<Value>, GgufError> {
+    // llama.cpp reads a missing type as linear, and the old key if the new one is missing.
+    let kind = fields.str("rope.scaling.type")?;
+    let old_factor = fields.float("rope.scale_linear")?;
+    let factor = fields.float("rope.scaling.factor")?.or(old_factor).filter(|&factor| factor != 0.0).unwrap_or(1.0);
+    let trained = fields.size("rope.scaling.original_context_length")?;
+    if factor < 1.0 {
+        return Err(fields.unsupported("rope.scaling.factor", format!("must be at least 1, got {factor}")));
+    }
+    fields.neutral("rope.scaling.attn_factor", &[1.0])?;
+    fields.neutral("rope.scaling.alpha", &[0.0])?;
+    let has_tensor = fields.gguf.tensor(ROPE_FACTORS_TENSOR).is_some();
+    let scaling = match kind {
+        Some("none") => None,
+        None | Some("linear") if factor == 1.0 => None,
+        None | Some("linear") => Some(json!({"rope_type": "linear", "factor": factor})),
+        Some("yarn") => Some(yarn(fields, factor, trained)?),
+        Some(other) => {
+            let what = format!("must be none, linear or yarn, got {other}");
+            return Err(fields.unsupported("rope.scaling.type", what));
+        }
+    };
+    match factors {
+        None if has_tensor => Err(GgufError::invalid(ROPE_FACTORS_TENSOR, "its values are required for config.json")),
+        None => Ok(scaling),
+        Some(_) if scaling.is_some() => {
+            Err(GgufError::unsupported(ROPE_FACTORS_TENSOR, "must not stand beside rope.scaling.type"))
+        }
+        Some(factors) => llama3(theta, dims, factors),
+    }
+}
+
+fn yarn(fields: &Fields, factor: f64, trained: Option<u64>) -> Result<Value, GgufError> {
+    fields.neutral("rope.scaling.yarn_ext_factor", &[-1.0, 1.0])?;
+    let mut out = Map::new();
+    out.insert("rope_type".into(), "yarn".into());
+    out.insert("factor".into(), factor.into());
+    let trained = match trained {
+        Some(trained) => trained,
+        None => fields.required("context_length")?,
+    };
+    out.insert("original_max_position_embeddings".into(), trained.into());
+    let keys =
+        [("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow"), ("yarn_attn_factor", "attention_factor")];
+    for (name, key) in keys {
+        if let Some(value) = fields.float(&format!("rope.scaling.{name}"))? {
+            out.insert(key.into(), value.into());
+        }
+    }
+    // llama.cpp takes DeepSeek's mscale to equal mscale_all_dim. For other architectures the key has another meaning
+    // and stays unread.
+    if fields.arch == "deepseek2"
+        && let Some(product) = fields.float("rope.scaling.yarn_log_multiplier")?
+        && product != 0.0
+    {
+        let mscale = rounded(product / DEEPSEEK_MSCALE_UNIT);
+        out.insert("mscale".into(), mscale.into());
+        out.insert("mscale_all_dim".into(), mscale.into());
+    }
+    Ok(Value::Object(out))
+}
+
+/// Without the error of the 32-bit product.
+fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+/// Recovers the parameters of Llama 3.1's scaling from its factors.
+fn llama3(theta: f64, dims: u64, factors: &[f32]) -> Result<Option<Value>, GgufError> {
+    if factors.len() as u64 != dims / 2 {
+        let what = format!("must have {} values, half of the rotated dimensions, got {}", dims / 2, factors.len());
+        return Err(GgufError::invalid(ROPE_FACTORS_TENSOR, what));
+    }
+    let factor = factors.iter().copied().fold(1.0_f32, f32::max);
+    if factors.iter().any(|f| !f.is_finite() || *f < 1.0) {
+        return Err(GgufError::unsupported(ROPE_FACTORS_TENSOR, "its values must be finite and at least 1"));
+    }
+    if factor == 1.0 {
+        return Ok(None);
+    }
+    let lengths = LLAMA3_LENGTHS.map(|power| 2.0_f64.powi(power));
+    for length in std::iter::once(LLAMA3_LENGTH).chain(lengths) {
+        for (low, high) in LLAMA3_BANDS {
+            let expected = |i: usize| llama3_factor(theta, dims, i, f64::from(factor), (low, high), length);
+            let same = |(i, &given): (usize, &f32)| (f64::from(given) / expected(i) - 1.0).abs() <= TOLERANCE;
+            if factors.iter().enumerate().all(same) {
+                return Ok(Some(json!({
+                    "rope_type": "llama3",
+                    "factor": factor,
+                    "low_freq_factor": low,
+                    "high_freq_factor": high,
+                    "original_max_position_embeddings": length as u64,
+                })));
+            }
+        }
+    }
+    let what =
+        "its values are not those of Llama 3.1's formula with factors 1 and 4 of a length that is a power of two";
+    Err(GgufError::unsupported(ROPE_FACTORS_TENSOR, what))
+}
+
+/// What the formula divides the frequency of pair `i` by.
+fn llama3_factor(theta: f64, dims: u64, i: usize, factor: f64, (low, high): (f64, f64), length: f64) -> f64 {
+    let wavelength = 2.0 * PI * theta.powf(2.0 * i as f64 / dims as f64);
+    if wavelength > length / low {
+        factor
+    } else if wavelength < length / high {
+        1.0
+    } else {
+        let smooth = (length / wavelength - low) / (high - low);
+        1.0 / ((1.0 - smooth) / factor + smooth)
+    }
+}
+
+#[cfg(test)]
+mod tests;

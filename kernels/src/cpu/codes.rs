@@ -1,0 +1,455 @@
+//! Panels of integer codes, as files store weights: bytes per weight as in the file. It does not know how products are
+//! computed.
+//!
+//! A group of 32 inputs of a panel has its factors, one for each output, then the codes. A 32-bit word has the low
+//! four bits of the codes of eight inputs of an output, so that a shift and a mask give a pair of 16-bit integers; a
+//! fifth and a sixth bit are in further words, likewise. Codes of eight bits are pairs of bytes. Where eight groups
+//! share factors, these come before the eight.
+
+use half::{bf16, f16};
+
+use super::gemm::{ONE_SCALE, TWO_SCALES, WITH_MINIMUM};
+use super::simd::Simd;
+use super::weights::{GROUP, GROUP_STEPS, PANEL};
+use crate::backend::GroupScales;
+use crate::error::{KernelError, Result};
+use crate::quant::{BlockForm, CodeGroup, Factors};
+
+/// Groups that share factors.
+const SHARING: usize = 8;
+/// How far ahead weights are prefetched (measured: at any number of rows; the factors of codes are read first).
+pub const FETCH_GROUPS: usize = 16;
+/// Numbers of a group's widened factors.
+pub const WIDE_FACTORS: usize = 2 * PANEL;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CodeForm {
+    bits: u32,
+    zero: u8,
+    factors: Factors,
+    /// Scales are bf16 instead of f16.
+    bf16: bool,
+}
+
+impl CodeForm {
+    fn of(form: BlockForm) -> CodeForm {
+        CodeForm { bits: form.bits(), zero: form.zero(), factors: form.factors(), bf16: false }
+    }
+
+    fn code_bytes(self) -> usize {
+        self.bits as usize * GROUP * PANEL / 8
+    }
+
+    /// A group's own factors and codes.
+    fn group_bytes(self) -> usize {
+        let factors = if self.factors == Factors::ScaleMin { 4 } else { 2 };
+        factors * PANEL + self.code_bytes()
+    }
+
+    fn shared_bytes(self) -> usize {
+        match self.factors {
+            Factors::Scale | Factors::ScaleMin => 0,
+            Factors::Shared => 4 * PANEL,
+            Factors::SharedHalves => 2 * PANEL,
+        }
+    }
+
+    pub fn panel_bytes(self, groups: usize) -> usize {
+        groups * self.group_bytes() + groups.div_ceil(SHARING) * self.shared_bytes()
+    }
+
+    /// Where the shared factors of group g and the group itself begin.
+    fn place(self, g: usize) -> [usize; 2] {
+        let sharing = SHARING * self.group_bytes() + self.shared_bytes();
+        let first = g / SHARING * sharing;
+        [first, first + self.shared_bytes() + g % SHARING * self.group_bytes()]
+    }
+
+    /// A group of one output.
+    fn write(self, group: &CodeGroup, c: usize, g: usize, panel: &mut [u8]) {
+        let [shared, own] = self.place(g);
+        let mut put = |at: usize, word: u16| panel[at + 2 * c..][..2].copy_from_slice(&word.to_ne_bytes());
+        match self.factors {
+            Factors::Scale => put(own, group.own[0]),
+            Factors::ScaleMin => {
+                put(own, group.own[0]);
+                put(own + 2 * PANEL, group.own[1]);
+            }
+            Factors::Shared => {
+                put(shared, group.shared[0]);
+                put(shared + 2 * PANEL, group.shared[1]);
+            }
+            Factors::SharedHalves => put(shared, group.shared[0]),
+        }
+        if matches!(self.factors, Factors::Shared | Factors::SharedHalves) {
+            panel[own + c] = group.own[0] as u8;
+            panel[own + PANEL + c] = group.own[1] as u8;
+        }
+        let codes = &mut panel[own + self.group_bytes() - self.code_bytes()..][..self.code_bytes()];
+        if self.bits == 8 {
+            for (step, pair) in group.codes.as_chunks::<2>().0.iter().enumerate() {
+                codes[step * 2 * PANEL + 2 * c..][..2].copy_from_slice(pair);
+            }
+            return;
+        }
+        // Of word w of this output.
+        let place = |w: usize| (2 * w + c / 16) * 64 + c % 16 * 4;
+        for (w, eight) in group.codes.as_chunks::<8>().0.iter().enumerate() {
+            let word = eight.as_chunks::<2>().0.iter().enumerate().fold(0, |word, (k, pair)| {
+                word | u32::from(pair[0] & 0xf) << (4 * k) | u32::from(pair[1] & 0xf) << (16 + 4 * k)
+            });
+            codes[place(w)..][..4].copy_from_slice(&word.to_ne_bytes());
+        }
+        let high = self.bits - 4;
+        let per_word = 16 / high.max(1) as usize;
+        for w in 0..high as usize {
+            let pairs = &group.codes.as_chunks::<2>().0[w * per_word..][..per_word];
+            let word = pairs.iter().enumerate().fold(0, |word, (k, pair)| {
+                let shift = high as usize * k;
+                word | u32::from(pair[0] >> 4) << shift | u32::from(pair[1] >> 4) << (16 + shift)
+            });
+            codes[place(4 + w)..][..4].copy_from_slice(&word.to_ne_bytes());
+        }
+    }
+
+    /// Group g of output c.
+    pub fn read(self, panel: &[u8], c: usize, g: usize) -> [f32; GROUP] {
+        let [shared, own] = self.place(g);
+        let word = |at: usize| u16::from_ne_bytes([panel[at + 2 * c], panel[at + 2 * c + 1]]);
+        let mut group = CodeGroup { codes: [0; GROUP], own: [0; 2], shared: [0; 2] };
+        match self.factors {
+            Factors::Scale => group.own[0] = word(own),
+            Factors::ScaleMin => group.own = [word(own), word(own + 2 * PANEL)],
+            Factors::Shared => group.shared = [word(shared), word(shared + 2 * PANEL)],
+            Factors::SharedHalves => group.shared[0] = word(shared),
+        }
+        if matches!(self.factors, Factors::Shared | Factors::SharedHalves) {
+            group.own = [panel[own + c], panel[own + PANEL + c]].map(u16::from);
+        }
+        let [first, second] = match self.bf16 {
+            true => [bf16::from_bits(group.own[0]).to_f32(), 0.0],
+            false => group.factors(self.factors),
+        };
+        let codes = &panel[own + self.group_bytes() - self.code_bytes()..][..self.code_bytes()];
+        let word = |w: usize| {
+            let at = (2 * w + c / 16) * 64 + c % 16 * 4;
+            u32::from_ne_bytes([codes[at], codes[at + 1], codes[at + 2], codes[at + 3]])
+        };
+        let high = self.bits - 4;
+        std::array::from_fn(|i| {
+            let (pair, side) = (i / 2, 16 * (i as u32 % 2));
+            let code = if self.bits == 8 {
+                f32::from(codes[pair * 2 * PANEL + 2 * c + i % 2] as i8)
+            } else {
+                let mut code = word(pair / 4) >> (side + 4 * (pair as u32 % 4)) & 0xf;
+                if high > 0 {
+                    let per_word = 16 / high as usize;
+                    let shift = side + high * (pair % per_word) as u32;
+                    code |= (word(4 + pair / per_word) >> shift & ((1 << high) - 1)) << 4;
+                }
+                code as f32
+            };
+            match self.factors {
+                Factors::Scale => (code - f32::from(self.zero)) * first,
+                Factors::ScaleMin | Factors::Shared => code * first + second,
+                Factors::SharedHalves => (code - f32::from(self.zero)) * if i < GROUP / 2 { first } else { second },
+            }
+        })
+    }
+
+    pub fn bits(self) -> u32 {
+        self.bits
+    }
+
+    /// What its factors are to the kernels. A zero is a minimum: codes of four and five bits are not made signed.
+    pub fn kind(self) -> u8 {
+        match self.factors {
+            Factors::SharedHalves => TWO_SCALES,
+            Factors::Scale if self.bits == 8 => ONE_SCALE,
+            _ => WITH_MINIMUM,
+        }
+    }
+
+    /// Where the codes of groups from `from` on are.
+    pub fn places(self, panel: *const u8, from: usize) -> CodePlaces {
+        let codes = panel.wrapping_add(self.shared_bytes() + self.group_bytes() - self.code_bytes());
+        CodePlaces { codes, group_bytes: self.group_bytes(), shared_bytes: self.shared_bytes(), from }
+    }
+
+    /// Two factors of group g for each output: the scale and the minimum, or the scales of the halves.
+    ///
+    /// # Safety
+    /// `panel` has the group.
+    #[inline(always)]
+    unsafe fn factors_of<S: Simd>(self, panel: *const u8, g: usize) -> [[S::V; 2]; 2] {
+        let [shared, own] = self.place(g);
+        // SAFETY: the caller's promise; the offsets are those that `write` fills.
+        unsafe {
+            let mut all = [[S::splat(0.0); 2]; 2];
+            for half in 0..2 {
+                let outs = 16 * half;
+                let f16s = |at: usize| panel.add(at).cast::<f16>().add(outs);
+                let [first, second] = match self.factors {
+                    Factors::Scale => {
+                        let scale = match self.bf16 {
+                            true => S::load_bf16(panel.add(own).cast::<bf16>().add(outs)),
+                            false => S::load_f16(f16s(own)),
+                        };
+                        [scale, S::mul(scale, S::splat(-f32::from(self.zero)))]
+                    }
+                    Factors::ScaleMin => [S::load_f16(f16s(own)), S::load_f16(f16s(own + 2 * PANEL))],
+                    Factors::Shared => {
+                        let scale = S::load_u8(panel.add(own + outs));
+                        let minimum = S::load_u8(panel.add(own + PANEL + outs));
+                        let minimum = S::mul(S::load_f16(f16s(shared + 2 * PANEL)), minimum);
+                        [S::mul(S::load_f16(f16s(shared)), scale), S::sub(S::splat(0.0), minimum)]
+                    }
+                    Factors::SharedHalves => {
+                        let d = S::load_f16(f16s(shared));
+                        let [a, b] = [own, own + PANEL].map(|at| panel.add(at + outs).cast::<i8>());
+                        [S::mul(d, S::load_i8(a)), S::mul(d, S::load_i8(b))]
+                    }
+                };
+                (all[0][half], all[1][half]) = (first, second);
+            }
+            all
+        }
+    }
+
+    /// The factors of group g as f32.
+    ///
+    /// # Safety
+    /// `panel` has the group, `wide` room for WIDE_FACTORS numbers.
+    #[inline(always)]
+    pub unsafe fn widen_factors<S: Simd>(self, panel: *const u8, g: usize, wide: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (part, factors) in self.factors_of::<S>(panel, g).into_iter().enumerate() {
+                S::store(wide.add(part * PANEL), factors[0]);
+                S::store(wide.add(part * PANEL + 16), factors[1]);
+            }
+        }
+    }
+
+    /// The codes of group g as pairs of 16-bit integers, [GROUP_STEPS][PANEL].
+    ///
+    /// # Safety
+    /// `panel` has the group, `words` room for GROUP_STEPS * PANEL words.
+    #[inline(always)]
+    pub unsafe fn widen<S: Simd>(self, panel: *const u8, g: usize, words: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = self.places(panel, g).group(0);
+            match self.bits {
+                4 => widen_codes::<S, 0>(codes, words),
+                5 => widen_codes::<S, 1>(codes, words),
+                6 => widen_codes::<S, 2>(codes, words),
+                _ => {
+                    for step in 0..GROUP_STEPS {
+                        let [low, high] = S::widen_int8(codes.add(step * 2 * PANEL));
+                        S::store(words.add(step * PANEL), low);
+                        S::store(words.add(step * PANEL + 16), high);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the codes of groups are.
+#[derive(Clone, Copy)]
+pub struct CodePlaces {
+    /// Of group 0.
+    codes: *const u8,
+    group_bytes: usize,
+    shared_bytes: usize,
+    from: usize,
+}
+
+impl CodePlaces {
+    /// The codes of the g-th group from `from` on.
+    #[inline(always)]
+    pub fn group(self, g: usize) -> *const u8 {
+        let g = self.from + g;
+        self.codes.wrapping_add(g * self.group_bytes + g / SHARING * self.shared_bytes)
+    }
+
+    /// Prefetches what follows `FETCH_GROUPS` later.
+    #[inline(always)]
+    pub fn fetch<S: Simd>(self, g: usize) {
+        let from = self.group(g + FETCH_GROUPS);
+        for line in (0..self.group_bytes).step_by(64) {
+            // SAFETY: the address need not be valid.
+            unsafe { S::prefetch(from.wrapping_add(line)) };
+        }
+    }
+}
+
+/// Parts of a group, each with its own scale and its own word of high bits.
+pub const fn code_parts(high: usize) -> usize {
+    if high == 2 { 2 } else { 1 }
+}
+
+/// The high bits of a part.
+///
+/// # Safety
+/// `codes` has a group with codes of 4 + HIGH bits.
+#[inline(always)]
+pub unsafe fn high_bits<S: Simd, const HIGH: usize>(codes: *const u8, part: usize, half: usize) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match HIGH {
+            0 => S::splat(0.0),
+            _ => S::load(codes.add((2 * (4 + part) + half) * 64).cast()),
+        }
+    }
+}
+
+/// Those of the next eight inputs.
+///
+/// # Safety
+/// The processor has the set.
+#[inline(always)]
+pub unsafe fn next_high_bits<S: Simd, const HIGH: usize>(high: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    if HIGH == 0 { high } else { unsafe { S::shift_right(high, 4 * HIGH as u32) } }
+}
+
+/// Inputs 2k and 2k + 1 of eight as pairs of 16-bit integers, of both halves of a panel. Of six bits they are signed.
+///
+/// # Safety
+/// The processor has the set.
+#[inline(always)]
+pub unsafe fn code_pairs<S: Simd, const HIGH: usize>(low: [S::V; 2], high: [S::V; 2], k: u32) -> [S::V; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [code_pair::<S, HIGH>(low[0], high[0], k), code_pair::<S, HIGH>(low[1], high[1], k)] }
+}
+
+#[inline(always)]
+unsafe fn code_pair<S: Simd, const HIGH: usize>(low: S::V, high: S::V, k: u32) -> S::V {
+    // SAFETY: as for `code_pairs`.
+    unsafe {
+        let pair = S::and_bits(S::shift_right(low, 4 * k), 0x000f_000f);
+        if HIGH == 0 {
+            return pair;
+        }
+        let at = HIGH as u32 * k;
+        let moved = if at < 4 { S::shift_left(high, 4 - at) } else { S::shift_right(high, at - 4) };
+        let pair = S::or_bits(pair, S::and_bits(moved, if HIGH == 1 { 0x0010_0010 } else { 0x0030_0030 }));
+        if HIGH == 1 { pair } else { S::sub_pairs(pair, S::splat(f32::from_bits(0x0020_0020))) }
+    }
+}
+
+/// # Safety
+/// As for `CodeForm::widen`.
+#[inline(always)]
+unsafe fn widen_codes<S: Simd, const HIGH: usize>(codes: *const u8, words: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (mut from, mut to) = (codes, words);
+        for part in 0..code_parts(HIGH) {
+            let mut high = [high_bits::<S, HIGH>(codes, part, 0), high_bits::<S, HIGH>(codes, part, 1)];
+            for _ in 0..4 / code_parts(HIGH) {
+                let low = [S::load(from.cast()), S::load(from.add(64).cast())];
+                let steps = [
+                    code_pairs::<S, HIGH>(low, high, 0),
+                    code_pairs::<S, HIGH>(low, high, 1),
+                    code_pairs::<S, HIGH>(low, high, 2),
+                    code_pairs::<S, HIGH>(low, high, 3),
+                ];
+                for [first, second] in steps {
+                    S::store(to, first);
+                    S::store(to.add(16), second);
+                    to = to.add(PANEL);
+                }
+                from = from.add(128);
+                high = [next_high_bits::<S, HIGH>(high[0]), next_high_bits::<S, HIGH>(high[1])];
+            }
+        }
+    }
+}
+
+/// The rows of a weight in a form of codes.
+#[derive(Debug, Clone, Copy)]
+pub enum CodeRows<'a> {
+    Blocks {
+        form: BlockForm,
+        bytes: &'a [u8],
+        row_bytes: usize,
+    },
+    /// Of compressed-tensors.
+    Int4 {
+        packed: &'a [u8],
+        scales: &'a GroupScales,
+        group: usize,
+        cols: usize,
+    },
+}
+
+impl<'a> CodeRows<'a> {
+    /// The number of bytes must fit.
+    pub fn blocks(form: BlockForm, bytes: &'a [u8], rows: usize, cols: usize) -> Result<CodeRows<'a>> {
+        match form.row_bytes(cols) {
+            Some(row_bytes) if row_bytes * rows == bytes.len() => Ok(CodeRows::Blocks { form, bytes, row_bytes }),
+            _ => {
+                let what =
+                    format!("[{rows}, {cols}] of {} must be whole blocks, got {} bytes", form.name(), bytes.len());
+                Err(KernelError::Shape { op: "weight", what })
+            }
+        }
+    }
+
+    /// None if the groups are not whole groups of panels, or the scales need more than 16 bits.
+    pub fn int4(packed: &'a [u8], scales: &'a GroupScales, group: usize, cols: usize) -> Option<CodeRows<'a>> {
+        let narrow = match scales {
+            GroupScales::Bf16(_) => true,
+            GroupScales::F32(scales) => scales.iter().all(|&scale| f16::from_f32(scale).to_f32() == scale),
+        };
+        (narrow && group > 0 && group.is_multiple_of(GROUP)).then_some(CodeRows::Int4 { packed, scales, group, cols })
+    }
+
+    pub fn form(self) -> CodeForm {
+        match self {
+            CodeRows::Blocks { form, .. } => CodeForm::of(form),
+            CodeRows::Int4 { scales, .. } => {
+                let bf16 = matches!(scales, GroupScales::Bf16(_));
+                CodeForm { bits: 4, zero: 8, factors: Factors::Scale, bf16 }
+            }
+        }
+    }
+
+    fn group(self, row: usize, g: usize) -> CodeGroup {
+        match self {
+            CodeRows::Blocks { form, bytes, row_bytes } => {
+                let per_block = form.numbers() / GROUP;
+                let at = row * row_bytes + g / per_block * form.bytes();
+                form.group(&bytes[at..at + form.bytes()], g % per_block)
+            }
+            CodeRows::Int4 { packed, scales, group, cols } => {
+                let row_bytes = cols.div_ceil(8) * 4;
+                let bytes = &packed[row * row_bytes..][..row_bytes];
+                let code = |i: usize| match g * GROUP + i {
+                    // Inputs beyond the end count as zero.
+                    input if input >= cols => 8,
+                    input => bytes[input / 2] >> (4 * (input % 2)) & 0xf,
+                };
+                let at = row * cols.div_ceil(group) + g * GROUP / group;
+                let scale = match scales {
+                    GroupScales::F32(scales) => f16::from_f32(scales[at]).to_bits(),
+                    GroupScales::Bf16(scales) => scales[at].to_bits(),
+                };
+                CodeGroup { codes: std::array::from_fn(code), own: [scale, 0], shared: [0; 2] }
+            }
+        }
+    }
+
+    /// Panel p of `rows` outputs.
+    pub fn pack(self, p: usize, rows: usize, groups: usize, panel: &mut [u8]) {
+        let form = self.form();
+        for g in 0..groups {
+            for c in 0..PANEL.min(rows - p * PANEL) {
+                form.write(&self.group(p * PANEL + c, g), c, g, panel);
+            }
+        }
+    }
+}
