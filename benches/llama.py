@@ -1,10 +1,11 @@
 """Rein's CPU backend and llama.cpp's, in turn, with the same weights on 2 threads.
 
     make engines                                      # installs llama-server
-    REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python benches/llama.py
+    REIN_BIN=target/release/rein REIN_ENGINES_DIR=$(scripts/engines.sh) .venv/bin/python benches/llama.py [FILE.gguf ...]
 
-Prints a table (docs/benchmarks/kernels.md)."""
+Without a file, with random weights in bf16 and int8. Prints a table (docs/benchmarks/kernels.md)."""
 import pathlib
+import re
 import statistics
 import sys
 import tempfile
@@ -26,9 +27,9 @@ FORMS = {"bf16": GGMLQuantizationType.BF16, "int8": GGMLQuantizationType.Q8_0}
 
 def start_rein(directory, model, form):
     (port,) = free_ports(1)
-    quantize = ["--quantize", "int8"] if form == "int8" else []
+    options = {"bf16": ["--dtype", "bf16"], "int8": ["--dtype", "bf16", "--quantize", "int8"]}.get(form, [])
     command = [
-        BIN, "serve", "--model", model, "--served-name", "m", "--format", "hermes", "--dtype", "bf16", "--threads", 2, *quantize,
+        BIN, "serve", "--model", model, "--served-name", "m", "--format", "hermes", "--threads", 2, *options,
         "--http", f"127.0.0.1:{port}", "--grpc", "127.0.0.1:0"]
     return Process("rein", command, directory, port, "/ready")
 
@@ -61,20 +62,31 @@ def measure(subject):
     return one, several, after, prefill
 
 
-def main(directory):
+def random_weights(directory):
+    """A file for llama.cpp and a model for Rein, by the form of the weights."""
     vars(checkpoint).update(SIZE)
     trained, tensors = checkpoint.tokenizer(), checkpoint.weights(1)
     checkpoint.write_hf(directory / "model", trained, tensors)
     for form, quantized in FORMS.items():
         checkpoint.write_gguf(directory / f"{form}.gguf", trained, tensors, quantized)
-    del tensors
+    return {form: (directory / f"{form}.gguf", directory / "model") for form in FORMS}
+
+
+def resident(process):
+    """Resident MiB of a process."""
+    status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+
+def main(directory, files):
+    models = {file.stem: (file, file) for file in files} or random_weights(directory)
     print(f"output tokens/s, best of {ROUNDS}\n")
-    print(f"| weights | engine | decode, 1 stream | {STREAMS} streams | 1 stream after {LONG} tokens | prefill of {LONG} tokens |")
-    print("|---|---|---|---|---|---|")
-    for form in FORMS:
+    print(f"| weights | engine | decode, 1 stream | {STREAMS} streams | 1 stream after {LONG} tokens | prefill of {LONG} tokens | MiB |")
+    print("|---|---|---|---|---|---|---|")
+    for form, (file, model) in models.items():
         processes = {
-            "llama.cpp": start_llama(directory, directory / f"{form}.gguf", "--no-warmup"),
-            "Rein": start_rein(directory, directory / "model", form)}
+            "llama.cpp": start_llama(directory, file, "--no-warmup"),
+            "Rein": start_rein(directory, model, form)}
         try:
             subjects = [Subject(name, process) for name, process in processes.items()]
             for subject in subjects:
@@ -82,14 +94,16 @@ def main(directory):
                 subject.stream(1, 16)
             # In turn, so that what others do to the machine's memory meets both.
             rounds = [[measure(subject) for subject in subjects] for _ in range(ROUNDS)]
+            memory = [resident(subject.process.child) for subject in subjects]
         finally:
             for process in processes.values():
                 process.stop()
-        for subject, measured in zip(subjects, zip(*rounds)):
+        for subject, measured, mib in zip(subjects, zip(*rounds), memory):
             best = [max(column) for column in zip(*measured)]
-            print(f"| {form} | {subject.name} | " + " | ".join(f"{figure:.1f}" for figure in best) + " |", flush=True)
+            figures = [*(f"{figure:.1f}" for figure in best), f"{mib:.0f}"]
+            print(f"| {form} | {subject.name} | " + " | ".join(figures) + " |", flush=True)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
-        main(pathlib.Path(made))
+        main(pathlib.Path(made), [pathlib.Path(file).resolve() for file in sys.argv[1:]])

@@ -2,15 +2,14 @@
 //! computed.
 //!
 //! A group of 32 inputs of a panel has its factors, one for each output, then the codes. A 32-bit word has the low
-//! four bits of the codes of eight inputs of an output, so that a shift and a mask give a pair of 16-bit integers; a
-//! fifth and a sixth bit are in further words, likewise. Codes of eight bits are pairs of bytes. Where eight groups
-//! share factors, these come before the eight.
+//! four bits of the codes of eight inputs of an output, so that a shift and a mask give four bytes; a fifth and a sixth
+//! bit are in further words, likewise. Codes of eight bits are pairs of bytes, as those of int8 weights. Where eight
+//! groups share factors, these come before the eight.
 
 use half::{bf16, f16};
 
-use super::gemm::{ONE_SCALE, TWO_SCALES, WITH_MINIMUM};
 use super::simd::Simd;
-use super::weights::{GROUP, GROUP_STEPS, PANEL};
+use super::weights::{GROUP, PANEL};
 use crate::backend::GroupScales;
 use crate::error::{KernelError, Result};
 use crate::quant::{BlockForm, CodeGroup, Factors};
@@ -19,6 +18,8 @@ use crate::quant::{BlockForm, CodeGroup, Factors};
 const SHARING: usize = 8;
 /// How far ahead weights are prefetched (measured: at any number of rows; the factors of codes are read first).
 pub const FETCH_GROUPS: usize = 16;
+/// Steps of a group of codes of less than eight bits.
+pub const CODE_STEPS: usize = GROUP / 4;
 /// Numbers of a group's widened factors.
 pub const WIDE_FACTORS: usize = 2 * PANEL;
 
@@ -92,24 +93,25 @@ impl CodeForm {
             }
             return;
         }
-        // Of word w of this output.
-        let place = |w: usize| (2 * w + c / 16) * 64 + c % 16 * 4;
-        for (w, eight) in group.codes.as_chunks::<8>().0.iter().enumerate() {
-            let word = eight.as_chunks::<2>().0.iter().enumerate().fold(0, |word, (k, pair)| {
-                word | u32::from(pair[0] & 0xf) << (4 * k) | u32::from(pair[1] & 0xf) << (16 + 4 * k)
-            });
-            codes[place(w)..][..4].copy_from_slice(&word.to_ne_bytes());
+        for (w, word) in self.words(&group.codes).enumerate() {
+            codes[word_place(w, c)..][..4].copy_from_slice(&word.to_ne_bytes());
         }
+    }
+
+    /// The words of an output's codes: four with their low bits, then those with their high bits.
+    fn words(self, codes: &[u8; GROUP]) -> impl Iterator<Item = u32> {
         let high = self.bits - 4;
-        let per_word = 16 / high.max(1) as usize;
-        for w in 0..high as usize {
-            let pairs = &group.codes.as_chunks::<2>().0[w * per_word..][..per_word];
-            let word = pairs.iter().enumerate().fold(0, |word, (k, pair)| {
-                let shift = high as usize * k;
-                word | u32::from(pair[0] >> 4) << shift | u32::from(pair[1] >> 4) << (16 + shift)
-            });
-            codes[place(4 + w)..][..4].copy_from_slice(&word.to_ne_bytes());
-        }
+        let fours = codes.as_chunks::<4>().0;
+        // Fours of inputs that share a word of high bits.
+        let sharing = if high == 2 { 4 } else { 8 };
+        let low = fours.as_chunks::<2>().0.iter().map(|[first, second]| {
+            u32::from_le_bytes(first.map(|code| code & 0xf)) | u32::from_le_bytes(second.map(|code| code & 0xf)) << 4
+        });
+        let highs = fours.chunks(sharing).take(high as usize).map(move |fours| {
+            let bits = |four: &[u8; 4]| u32::from_le_bytes(four.map(|code| code >> 4));
+            fours.iter().enumerate().fold(0, |word, (i, four)| word | bits(four) << (high as usize * i))
+        });
+        low.chain(highs)
     }
 
     /// Group g of output c.
@@ -131,23 +133,20 @@ impl CodeForm {
             false => group.factors(self.factors),
         };
         let codes = &panel[own + self.group_bytes() - self.code_bytes()..][..self.code_bytes()];
-        let word = |w: usize| {
-            let at = (2 * w + c / 16) * 64 + c % 16 * 4;
-            u32::from_ne_bytes([codes[at], codes[at + 1], codes[at + 2], codes[at + 3]])
-        };
+        let byte = |w: usize, i: usize| codes[word_place(w, c) + i % 4];
         let high = self.bits - 4;
         std::array::from_fn(|i| {
-            let (pair, side) = (i / 2, 16 * (i as u32 % 2));
             let code = if self.bits == 8 {
-                f32::from(codes[pair * 2 * PANEL + 2 * c + i % 2] as i8)
+                f32::from(codes[i / 2 * 2 * PANEL + 2 * c + i % 2] as i8)
             } else {
-                let mut code = word(pair / 4) >> (side + 4 * (pair as u32 % 4)) & 0xf;
-                if high > 0 {
-                    let per_word = 16 / high as usize;
-                    let shift = side + high * (pair % per_word) as u32;
-                    code |= (word(4 + pair / per_word) >> shift & ((1 << high) - 1)) << 4;
-                }
-                code as f32
+                let four = i / 4;
+                let low = byte(four / 2, i) >> (4 * (four % 2)) & 0xf;
+                let more = match high {
+                    0 => 0,
+                    1 => byte(4, i) >> four & 1,
+                    _ => byte(4 + four / 4, i) >> (2 * (four % 4)) & 3,
+                };
+                f32::from(low | more << 4)
             };
             match self.factors {
                 Factors::Scale => (code - f32::from(self.zero)) * first,
@@ -159,15 +158,6 @@ impl CodeForm {
 
     pub fn bits(self) -> u32 {
         self.bits
-    }
-
-    /// What its factors are to the kernels. A zero is a minimum: codes of four and five bits are not made signed.
-    pub fn kind(self) -> u8 {
-        match self.factors {
-            Factors::SharedHalves => TWO_SCALES,
-            Factors::Scale if self.bits == 8 => ONE_SCALE,
-            _ => WITH_MINIMUM,
-        }
     }
 
     /// Where the codes of groups from `from` on are.
@@ -230,30 +220,11 @@ impl CodeForm {
             }
         }
     }
+}
 
-    /// The codes of group g as pairs of 16-bit integers, [GROUP_STEPS][PANEL].
-    ///
-    /// # Safety
-    /// `panel` has the group, `words` room for GROUP_STEPS * PANEL words.
-    #[inline(always)]
-    pub unsafe fn widen<S: Simd>(self, panel: *const u8, g: usize, words: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let codes = self.places(panel, g).group(0);
-            match self.bits {
-                4 => widen_codes::<S, 0>(codes, words),
-                5 => widen_codes::<S, 1>(codes, words),
-                6 => widen_codes::<S, 2>(codes, words),
-                _ => {
-                    for step in 0..GROUP_STEPS {
-                        let [low, high] = S::widen_int8(codes.add(step * 2 * PANEL));
-                        S::store(words.add(step * PANEL), low);
-                        S::store(words.add(step * PANEL + 16), high);
-                    }
-                }
-            }
-        }
-    }
+/// Of word w of an output of a panel.
+fn word_place(w: usize, c: usize) -> usize {
+    (2 * w + c / 16) * 64 + c % 16 * 4
 }
 
 /// Where the codes of groups are.
@@ -290,7 +261,7 @@ pub const fn code_parts(high: usize) -> usize {
     if high == 2 { 2 } else { 1 }
 }
 
-/// The high bits of a part.
+/// The high bits of a part, of a half of a panel.
 ///
 /// # Safety
 /// `codes` has a group with codes of 4 + HIGH bits.
@@ -300,7 +271,7 @@ pub unsafe fn high_bits<S: Simd, const HIGH: usize>(codes: *const u8, part: usiz
     unsafe {
         match HIGH {
             0 => S::splat(0.0),
-            _ => S::load(codes.add((2 * (4 + part) + half) * 64).cast()),
+            _ => S::load(codes.add(word_place(4 + part, 16 * half)).cast()),
         }
     }
 }
@@ -312,60 +283,23 @@ pub unsafe fn high_bits<S: Simd, const HIGH: usize>(codes: *const u8, part: usiz
 #[inline(always)]
 pub unsafe fn next_high_bits<S: Simd, const HIGH: usize>(high: S::V) -> S::V {
     // SAFETY: the caller's promise.
-    if HIGH == 0 { high } else { unsafe { S::shift_right(high, 4 * HIGH as u32) } }
+    if HIGH == 0 { high } else { unsafe { S::shift_right(high, 2 * HIGH as u32) } }
 }
 
-/// Inputs 2k and 2k + 1 of eight as pairs of 16-bit integers, of both halves of a panel. Of six bits they are signed.
+/// The first or the second four of eight inputs as bytes.
 ///
 /// # Safety
 /// The processor has the set.
 #[inline(always)]
-pub unsafe fn code_pairs<S: Simd, const HIGH: usize>(low: [S::V; 2], high: [S::V; 2], k: u32) -> [S::V; 2] {
+pub unsafe fn code_bytes<S: Simd, const HIGH: usize>(low: S::V, high: S::V, second: bool) -> S::V {
     // SAFETY: the caller's promise.
-    unsafe { [code_pair::<S, HIGH>(low[0], high[0], k), code_pair::<S, HIGH>(low[1], high[1], k)] }
-}
-
-#[inline(always)]
-unsafe fn code_pair<S: Simd, const HIGH: usize>(low: S::V, high: S::V, k: u32) -> S::V {
-    // SAFETY: as for `code_pairs`.
     unsafe {
-        let pair = S::and_bits(S::shift_right(low, 4 * k), 0x000f_000f);
+        let bytes = S::and_bits(if second { S::shift_right(low, 4) } else { low }, 0x0f0f_0f0f);
         if HIGH == 0 {
-            return pair;
+            return bytes;
         }
-        let at = HIGH as u32 * k;
-        let moved = if at < 4 { S::shift_left(high, 4 - at) } else { S::shift_right(high, at - 4) };
-        let pair = S::or_bits(pair, S::and_bits(moved, if HIGH == 1 { 0x0010_0010 } else { 0x0030_0030 }));
-        if HIGH == 1 { pair } else { S::sub_pairs(pair, S::splat(f32::from_bits(0x0020_0020))) }
-    }
-}
-
-/// # Safety
-/// As for `CodeForm::widen`.
-#[inline(always)]
-unsafe fn widen_codes<S: Simd, const HIGH: usize>(codes: *const u8, words: *mut f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (mut from, mut to) = (codes, words);
-        for part in 0..code_parts(HIGH) {
-            let mut high = [high_bits::<S, HIGH>(codes, part, 0), high_bits::<S, HIGH>(codes, part, 1)];
-            for _ in 0..4 / code_parts(HIGH) {
-                let low = [S::load(from.cast()), S::load(from.add(64).cast())];
-                let steps = [
-                    code_pairs::<S, HIGH>(low, high, 0),
-                    code_pairs::<S, HIGH>(low, high, 1),
-                    code_pairs::<S, HIGH>(low, high, 2),
-                    code_pairs::<S, HIGH>(low, high, 3),
-                ];
-                for [first, second] in steps {
-                    S::store(to, first);
-                    S::store(to.add(16), second);
-                    to = to.add(PANEL);
-                }
-                from = from.add(128);
-                high = [next_high_bits::<S, HIGH>(high[0]), next_high_bits::<S, HIGH>(high[1])];
-            }
-        }
+        let high = S::shift_left(high, 4 - if second { HIGH as u32 } else { 0 });
+        S::or_bits(bytes, S::and_bits(high, if HIGH == 1 { 0x1010_1010 } else { 0x3030_3030 }))
     }
 }
 

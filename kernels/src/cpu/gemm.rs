@@ -7,12 +7,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::buffer::Buffer;
-use super::codes::WIDE_FACTORS;
+use super::codes::{CODE_STEPS, WIDE_FACTORS};
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
-use super::weights::{GROUP, GROUP_BYTES, GROUP_STEPS, PANEL, Panels};
-use crate::backend::Precision;
-pub use tiles::{ONE_SCALE, TWO_SCALES, WITH_MINIMUM};
+use super::weights::{ActivationForm, GROUP, GROUP_BYTES, GROUP_STEPS, PANEL, Panels};
 use tiles::{code_kernel, group_kernel, halves_into, tile_kernel, wide_kernel, widen_group};
 
 /// Words of a column computed for all row tiles before continuing: 32 KiB of weights, which stay in the first-level
@@ -23,6 +21,8 @@ const WIDEN_TILES: usize = 2;
 /// From this tile height on, arithmetic takes so long that weights must be prefetched; below it, the hardware
 /// prefetcher alone is faster (measured).
 const FETCH_ROWS: usize = 5;
+/// Fewer words of activations are packed by one thread.
+const PARALLEL_WORDS: usize = 4 << 10;
 /// Bytes of activations per row block: they stay in the second-level cache while panels stream by.
 const ROW_BLOCK_BYTES: usize = 384 << 10;
 
@@ -34,30 +34,27 @@ pub struct Tile {
 }
 
 /// Activations in the order in which the kernel reads them.
-///
-/// A product in bf16 takes them rounded to bf16: in pairs where the instruction set multiplies pairs, else as f32. A
-/// product with int8 weights takes 16-bit integers in pairs, with a scale for each group of a row's inputs, so that the
-/// sum over a group is exact.
 pub struct Packed {
     /// 32-bit words.
     words: Buffer,
-    /// Int8 only: at `[first * groups]` those of a tile, as `[group][row]`.
+    /// Of integers: at `[first * groups]` those of a tile, as `[group][row]`.
     scales: Buffer,
-    /// Likewise the sums of a group's inputs, for weights with minima.
+    /// Of 8-bit integers: the sums of both halves of a group's inputs, as `[group][half][row]`.
     sums: Buffer,
     pub row_words: usize,
     groups: usize,
-    precision: Precision,
+    form: ActivationForm,
     pub tiles: Vec<Tile>,
 }
 
 /// The words of a row of `ins` inputs.
-fn row_words(isa: Isa, ins: usize, precision: Precision) -> usize {
+fn row_words(isa: Isa, ins: usize, form: ActivationForm) -> usize {
     let padded = ins.next_multiple_of(GROUP);
-    match precision {
-        Precision::F32 => padded,
-        Precision::Bf16 if !isa.multiplies_pairs() => padded,
-        Precision::Bf16 | Precision::Int8 => padded / 2,
+    match form {
+        ActivationForm::F32 => padded,
+        ActivationForm::Bf16 if !isa.multiplies_pairs() => padded,
+        ActivationForm::Bf16 | ActivationForm::Int16 => padded / 2,
+        ActivationForm::Int8 => padded / 4,
     }
 }
 
@@ -70,7 +67,7 @@ pub struct RowWriter {
     sums: SharedPtr<f32>,
     row_words: usize,
     groups: usize,
-    precision: Precision,
+    form: ActivationForm,
 }
 
 impl RowWriter {
@@ -85,9 +82,10 @@ impl RowWriter {
         // SAFETY: the tile has rows * row_words words and rows * groups scales (where there are any).
         unsafe {
             let words = self.words.get().add(tile.first * self.row_words + group * group_words * tile.rows + r);
-            let first = tile.first * self.groups + group * tile.rows + r;
-            let (scales, sums) = (self.scales.get().wrapping_add(first), self.sums.get().wrapping_add(first));
-            pack_row(self.isa, inputs, words, (scales, sums), tile.rows, self.precision);
+            let first = tile.first * self.groups + group * tile.rows;
+            let (scales, sums) =
+                (self.scales.get().wrapping_add(first + r), self.sums.get().wrapping_add(2 * first + r));
+            pack_row(self.isa, inputs, words, (scales, sums), tile.rows, self.form);
         }
     }
 }
@@ -115,18 +113,18 @@ pub fn cut_groups(isa: Isa, groups: impl Iterator<Item = usize>) -> (Vec<Tile>, 
 
 impl Packed {
     /// Memory for the rows of the tiles, to be written by a `RowWriter`.
-    pub fn room(isa: Isa, tiles: Vec<Tile>, ins: usize, precision: Precision) -> Packed {
+    pub fn room(isa: Isa, tiles: Vec<Tile>, ins: usize, form: ActivationForm) -> Packed {
         let rows = tiles.last().map_or(0, |t| t.first + t.rows);
-        let (row_words, groups) = (row_words(isa, ins, precision), ins.div_ceil(GROUP));
-        let scales = if precision == Precision::Int8 { rows * groups } else { 0 };
-        let (scales, sums) = (Buffer::stale(scales), Buffer::stale(scales));
-        Packed { words: Buffer::stale(rows * row_words), scales, sums, row_words, groups, precision, tiles }
+        let (row_words, groups) = (row_words(isa, ins, form), ins.div_ceil(GROUP));
+        let scales = Buffer::stale(if form.has_scales() { rows * groups } else { 0 });
+        let sums = Buffer::stale(if form == ActivationForm::Int8 { 2 * rows * groups } else { 0 });
+        Packed { words: Buffer::stale(rows * row_words), scales, sums, row_words, groups, form, tiles }
     }
 
     pub fn writer(&mut self, isa: Isa) -> RowWriter {
-        let Packed { row_words, groups, precision, .. } = *self;
+        let Packed { row_words, groups, form, .. } = *self;
         let (words, scales) = (SharedPtr(self.words.as_mut_ptr().cast()), SharedPtr(self.scales.as_mut_ptr()));
-        RowWriter { isa, words, scales, sums: SharedPtr(self.sums.as_mut_ptr()), row_words, groups, precision }
+        RowWriter { isa, words, scales, sums: SharedPtr(self.sums.as_mut_ptr()), row_words, groups, form }
     }
 
     /// Packs rows of `ins` numbers; packed row i starts at `x[source(i)]`.
@@ -136,22 +134,28 @@ impl Packed {
         tiles: Vec<Tile>,
         x: &[f32],
         ins: usize,
-        precision: Precision,
+        form: ActivationForm,
         source: &(dyn Fn(usize) -> usize + Sync),
     ) -> Packed {
-        let mut packed = Packed::room(isa, tiles, ins, precision);
+        let mut packed = Packed::room(isa, tiles, ins, form);
         let writer = packed.writer(isa);
-        let pack = |t: usize| {
-            let tile = packed.tiles[t];
-            for r in 0..tile.rows {
-                // SAFETY: this call alone writes tile t, and reading begins after all have ended.
-                unsafe { writer.write(tile, r, 0, &x[source(tile.first + r)..][..ins]) };
+        // Of few tiles each is packed in parts of its inputs.
+        let parts =
+            if packed.words.len() < PARALLEL_WORDS { 1 } else { (2 * pool.threads()).div_ceil(packed.tiles.len()) };
+        let part = ins.div_ceil(parts * GROUP) * GROUP;
+        let pack = |i: usize| {
+            let (tile, from) = (packed.tiles[i / parts], i % parts * part);
+            for r in (0..tile.rows).filter(|_| from < ins) {
+                let inputs = &x[source(tile.first + r)..][from..ins.min(from + part)];
+                // SAFETY: this call alone writes these groups of the tile, and reading begins after all have ended.
+                unsafe { writer.write(tile, r, from / GROUP, inputs) };
             }
         };
-        if packed.words.len() < 32 << 10 {
-            (0..packed.tiles.len()).for_each(pack);
+        let items = packed.tiles.len() * parts;
+        if packed.words.len() < PARALLEL_WORDS {
+            (0..items).for_each(pack);
         } else {
-            pool.run(packed.tiles.len(), &pack);
+            pool.run(items, &pack);
         }
         packed
     }
@@ -163,18 +167,18 @@ unsafe fn pack_row_generic<S: Simd>(
     words: *mut u32,
     (scales, sums): (*mut f32, *mut f32),
     stride: usize,
-    precision: Precision,
+    form: ActivationForm,
 ) {
     for (group, chunk) in row.chunks(GROUP).enumerate() {
         let mut inputs = [0.0f32; GROUP];
         inputs[..chunk.len()].copy_from_slice(chunk);
         let mut out = [0u32; GROUP];
-        let count = match precision {
-            Precision::F32 => {
+        let count = match form {
+            ActivationForm::F32 => {
                 out = inputs.map(f32::to_bits);
                 GROUP
             }
-            Precision::Bf16 => {
+            ActivationForm::Bf16 => {
                 // SAFETY: inputs has 32 numbers, out 16 words and more.
                 let pairs = unsafe {
                     let mut pairs = [0.0f32; 16];
@@ -190,17 +194,28 @@ unsafe fn pack_row_generic<S: Simd>(
                 }
                 if S::MULTIPLIES_PAIRS { GROUP / 2 } else { GROUP }
             }
-            Precision::Int8 => {
-                let (numbers, scale) = to_integers(&inputs);
+            ActivationForm::Int16 => {
+                let (numbers, scale) = to_integers(&inputs, 32767.0);
                 for (word, pair) in out.iter_mut().zip(numbers.as_chunks::<2>().0) {
                     *word = pair[0] as u32 & 0xffff | (pair[1] as u32) << 16;
                 }
-                // SAFETY: the caller has a scale and a sum at `stride` for each group.
+                // SAFETY: the caller has a scale at `stride` for each group.
+                unsafe { *scales.add(group * stride) = scale };
+                GROUP / 2
+            }
+            ActivationForm::Int8 => {
+                let (numbers, scale) = to_integers(&inputs, 127.0);
+                for (word, four) in out.iter_mut().zip(numbers.as_chunks::<4>().0) {
+                    *word = u32::from_le_bytes(four.map(|x| x as u8));
+                }
+                // SAFETY: the caller has a scale and two sums at `stride` for each group.
                 unsafe {
                     *scales.add(group * stride) = scale;
-                    *sums.add(group * stride) = numbers.iter().sum::<i32>() as f32 * scale;
+                    for (half, numbers) in numbers.as_chunks::<16>().0.iter().enumerate() {
+                        *sums.add((2 * group + half) * stride) = numbers.iter().sum::<i32>() as f32 * scale;
+                    }
                 }
-                GROUP / 2
+                GROUP / 4
             }
         };
         for (i, word) in out[..count].iter().enumerate() {
@@ -210,35 +225,30 @@ unsafe fn pack_row_generic<S: Simd>(
     }
 }
 
-/// A group of inputs as 16-bit integers, and what they are multiplied by. The largest magnitude becomes 32767. With a
+/// A group of inputs as integers, and what they are multiplied by. The largest magnitude becomes `largest`. With a
 /// number that is not finite, the scale is NaN.
 #[inline(always)]
-fn to_integers(inputs: &[f32; GROUP]) -> ([i32; GROUP], f32) {
-    const LARGEST: f32 = 32767.0;
+fn to_integers(inputs: &[f32; GROUP], largest: f32) -> ([i32; GROUP], f32) {
     /// Smaller magnitudes become zero: their reciprocal overflows.
     const SMALLEST: f32 = 1e-30;
-    /// Adding and subtracting it rounds a small number to the nearest integer.
+    /// The last bits of a small number plus this are the nearest integer.
     const ROUND: f32 = 12_582_912.0;
-    let (mut tops, mut not_finite) = ([0.0f32; 8], [0.0f32; 8]);
-    for part in inputs.as_chunks::<8>().0 {
-        for i in 0..8 {
-            tops[i] = if part[i].abs() > tops[i] { part[i].abs() } else { tops[i] };
-            // Zero, or NaN.
-            not_finite[i] += part[i] * 0.0;
-        }
+    // Magnitudes are ordered as their bits are, with infinity and NaN above all.
+    let top = inputs.iter().fold(0, |top: i32, x| top.max((x.to_bits() & 0x7fff_ffff) as i32));
+    if top < SMALLEST.to_bits() as i32 {
+        return ([0; GROUP], 0.0);
     }
-    let top = tops.into_iter().fold(0.0, f32::max);
-    let not_finite: f32 = not_finite.into_iter().sum();
-    if top < SMALLEST || not_finite.is_nan() {
-        return ([0; GROUP], not_finite);
+    if top >= f32::INFINITY.to_bits() as i32 {
+        return ([0; GROUP], f32::NAN);
     }
-    let inverse = LARGEST / top;
-    (inputs.map(|x| (x * inverse + ROUND - ROUND) as i32), top / LARGEST)
+    let top = f32::from_bits(top as u32);
+    let inverse = largest / top;
+    (inputs.map(|x| (x * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32), top / largest)
 }
 
 simd_fn!(
     /// Writes the words of one row at words, words + stride, ..., and the scales and sums of its groups likewise.
-    fn pack_row(row: &[f32], words: *mut u32, factors: (*mut f32, *mut f32), stride: usize, precision: Precision) = pack_row_generic
+    fn pack_row(row: &[f32], words: *mut u32, factors: (*mut f32, *mut f32), stride: usize, form: ActivationForm) = pack_row_generic
 );
 
 /// Calls a kernel instantiated for the tile's height.
@@ -265,21 +275,24 @@ struct Widened {
 
 #[inline(always)]
 unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) {
-    debug_assert_eq!(w.precision, a.precision);
+    debug_assert_eq!(w.takes, a.form);
     let tiles = &a.tiles[tiles];
     let Some(first_row) = tiles.first().map(|t| t.first) else { return };
     let last = tiles[tiles.len() - 1];
     let rows = last.first + last.rows;
     // Words of activations for each step of the weight.
-    let split = if w.precision == Precision::Bf16 && !S::MULTIPLIES_PAIRS { 2 } else { 1 };
+    let split = if w.takes == ActivationForm::Bf16 && !S::MULTIPLIES_PAIRS { 2 } else { 1 };
     assert!(
         acc.len() >= (rows - first_row) * PANEL
             && a.row_words == w.steps() * split
             && a.words.len() >= rows * a.row_words
-            && (w.precision != Precision::Int8 || a.scales.len() >= rows * a.groups)
+            && (!w.takes.has_scales() || a.scales.len() >= rows * a.groups)
+            && (w.takes != ActivationForm::Int8 || a.sums.len() >= 2 * rows * a.groups)
     );
     let panel = w.panel(p);
-    let chunk = CHUNK_STEPS / split;
+    // Steps of a group, of integers.
+    let of_group = if w.takes == ActivationForm::Int8 { CODE_STEPS } else { GROUP_STEPS };
+    let chunk = CHUNK_STEPS / split / GROUP_STEPS * of_group;
     let mut from = 0;
     let mut widened = std::mem::MaybeUninit::<Widened>::uninit();
     // SAFETY: only the addresses of fields are taken.
@@ -288,32 +301,24 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
         ((&raw mut (*widened).words).cast::<f32>(), (&raw mut (*widened).factors).cast::<f32>())
     };
     let widen = tiles.len() > WIDEN_TILES;
-    let (kind, bits) = w.codes.map_or((ONE_SCALE, 8), |codes| (codes.kind(), codes.bits()));
     while from < w.steps() {
         let steps = chunk.min(w.steps() - from);
-        let group = from / GROUP_STEPS;
+        let group = from / of_group;
         if widen && split == 2 {
             // SAFETY: the panel has steps * 32 words from step `from` on, the scratch room for twice as many.
             unsafe { halves_into::<S>(panel.cast::<f32>().add(from * PANEL), steps, widened) };
         }
-        if let Some(codes) = w.codes.filter(|codes| widen || codes.bits() < 8) {
-            for g in 0..steps / GROUP_STEPS {
-                // SAFETY: the panel has this group; the scratch has CHUNK_STEPS.
-                unsafe { codes.widen_factors::<S>(panel, group + g, factors.add(g * WIDE_FACTORS)) };
-            }
-        }
-        if widen && w.precision == Precision::Int8 {
-            for g in 0..steps / GROUP_STEPS {
-                // SAFETY: the panel has this group; the scratch has CHUNK_STEPS.
-                unsafe {
-                    let to = widened.add(g * GROUP_STEPS * PANEL);
-                    match w.codes {
-                        Some(codes) => codes.widen::<S>(panel, group + g, to),
-                        None => {
-                            let factors = factors.add(g * WIDE_FACTORS);
-                            widen_group::<S>(panel.add((group + g) * GROUP_BYTES), to, factors);
-                        }
+        for g in 0..if w.takes.has_scales() { steps / of_group } else { 0 } {
+            // SAFETY: the panel has this group; the scratch has room for those of CHUNK_STEPS.
+            unsafe {
+                let (to, factors) = (widened.add(g * GROUP_STEPS * PANEL), factors.add(g * WIDE_FACTORS));
+                match w.codes {
+                    Some(codes) if w.takes == ActivationForm::Int8 => {
+                        codes.widen_factors::<S>(panel, group + g, factors);
                     }
+                    Some(_) if widen => widen_group::<S, true>(panel.add((group + g) * GROUP_BYTES), to, factors),
+                    None if widen => widen_group::<S, false>(panel.add((group + g) * GROUP_BYTES), to, factors),
+                    _ => {}
                 }
             }
         }
@@ -321,56 +326,41 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
         for (t, tile) in tiles.iter().enumerate() {
             // The next chunk is needed after the last tile.
             let ahead = if t + 1 == tiles.len() { CHUNK_STEPS * PANEL } else { 0 };
+            let first = from == 0;
             // SAFETY: a tile's words are rows * row_words from first * row_words on, in [word][row] order, its scales
-            // likewise; the panel has w.steps() steps; acc has PANEL numbers for each row of the tiles (asserted
-            // above).
+            // and sums likewise; the panel has w.steps() steps; acc has PANEL numbers for each row of the tiles
+            // (asserted above).
             unsafe {
                 let x = a.words.as_ptr().add(tile.first * a.row_words + from * split * tile.rows).cast::<u32>();
                 let acc = acc.as_mut_ptr().add((tile.first - first_row) * PANEL);
                 let w_steps = panel.cast::<f32>().wrapping_add(from * PANEL);
-                match w.precision {
-                    Precision::F32 => {
-                        by_rows!(S, tile.rows, false, tile_kernel(x, w_steps, steps, ahead, acc, from == 0))
+                let at = tile.first * a.groups + group * tile.rows;
+                let (scales, sums) = (a.scales.as_ptr().wrapping_add(at), a.sums.as_ptr().wrapping_add(2 * at));
+                let (rows, n) = (tile.rows, steps / of_group);
+                match (w.takes, w.codes) {
+                    (ActivationForm::F32, _) => {
+                        by_rows!(S, rows, false, tile_kernel(x, w_steps, steps, ahead, acc, first))
                     }
-                    Precision::Bf16 if widen && split == 2 => {
-                        by_rows!(S, tile.rows, false, tile_kernel(x, widened, 2 * steps, 0, acc, from == 0))
+                    (ActivationForm::Bf16, _) if widen && split == 2 => {
+                        by_rows!(S, rows, false, tile_kernel(x, widened, 2 * steps, 0, acc, first))
                     }
-                    Precision::Bf16 => {
-                        by_rows!(S, tile.rows, true, tile_kernel(x, w_steps, steps, ahead, acc, from == 0))
+                    (ActivationForm::Bf16, _) => {
+                        by_rows!(S, rows, true, tile_kernel(x, w_steps, steps, ahead, acc, first))
                     }
-                    Precision::Int8 => {
-                        let at = tile.first * a.groups + group * tile.rows;
-                        let (scales, sums) = (a.scales.as_ptr().add(at), a.sums.as_ptr().add(at));
-                        let (x, n) = ((x, (scales, sums)), steps / GROUP_STEPS);
-                        let wide = (widened, factors);
-                        match (w.codes, kind, bits) {
-                            (_, WITH_MINIMUM, _) if widen => {
-                                by_rows!(S, tile.rows, WITH_MINIMUM, wide_kernel(x, wide, n, acc, from == 0))
-                            }
-                            (_, TWO_SCALES, _) if widen => {
-                                by_rows!(S, tile.rows, TWO_SCALES, wide_kernel(x, wide, n, acc, from == 0))
-                            }
-                            _ if widen => by_rows!(S, tile.rows, ONE_SCALE, wide_kernel(x, wide, n, acc, from == 0)),
-                            (Some(codes), _, 4) => {
-                                let codes = (codes.places(panel, group), factors);
-                                by_rows!(S, tile.rows, 0, code_kernel(x, codes, n, acc, from == 0))
-                            }
-                            (Some(codes), _, 5) => {
-                                let codes = (codes.places(panel, group), factors);
-                                by_rows!(S, tile.rows, 1, code_kernel(x, codes, n, acc, from == 0))
-                            }
-                            (Some(codes), _, 6) => {
-                                let codes = (codes.places(panel, group), factors);
-                                by_rows!(S, tile.rows, 2, code_kernel(x, codes, n, acc, from == 0))
-                            }
-                            (Some(_), ..) => {
-                                let groups = panel.add(group * GROUP_BYTES);
-                                by_rows!(S, tile.rows, true, group_kernel((x.0, scales), groups, n, acc, from == 0))
-                            }
-                            (None, ..) => {
-                                let groups = panel.add(group * GROUP_BYTES);
-                                by_rows!(S, tile.rows, false, group_kernel((x.0, scales), groups, n, acc, from == 0))
-                            }
+                    (ActivationForm::Int8, Some(codes)) => {
+                        let (x, groups) = ((x, (scales, sums)), (codes.places(panel, group), factors));
+                        match codes.bits() {
+                            4 => by_rows!(S, rows, 0, code_kernel(x, groups, n, acc, first)),
+                            5 => by_rows!(S, rows, 1, code_kernel(x, groups, n, acc, first)),
+                            _ => by_rows!(S, rows, 2, code_kernel(x, groups, n, acc, first)),
+                        }
+                    }
+                    _ if widen => by_rows!(S, rows, 0, wide_kernel((x, scales), (widened, factors), n, acc, first)),
+                    (_, codes) => {
+                        let groups = panel.add(group * GROUP_BYTES);
+                        match codes {
+                            Some(_) => by_rows!(S, rows, true, group_kernel((x, scales), groups, n, acc, first)),
+                            None => by_rows!(S, rows, false, group_kernel((x, scales), groups, n, acc, first)),
                         }
                     }
                 }

@@ -53,8 +53,8 @@ impl Cpu {
         let by_head =
             |weights: &[Panels], x: &[f32], ins: usize, at: &(dyn Fn(usize, usize) -> usize + Sync), y: &mut [f32]| {
                 let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::repeat_n(rows, heads));
-                let precision = weights[0].precision;
-                let packed = Packed::pack(&self.pool, self.isa, tiles, x, ins, precision, &|i| at(i % rows, i / rows));
+                let takes = weights[0].takes;
+                let packed = Packed::pack(&self.pool, self.isa, tiles, x, ins, takes, &|i| at(i % rows, i / rows));
                 let base = SharedPtr(y.as_mut_ptr());
                 let outs = weights[0].outs;
                 let jobs: Vec<GemmJob> = weights

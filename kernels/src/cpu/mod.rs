@@ -396,7 +396,7 @@ impl Backend for Cpu {
             return out;
         }
         let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::once(x.rows));
-        let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.precision, &|i| i * x.cols);
+        let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.takes, &|i| i * x.cols);
         let job = GemmJob {
             weight,
             tiles: groups[0].clone(),

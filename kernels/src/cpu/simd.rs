@@ -104,6 +104,9 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn halves(pairs: Self::V) -> [Self::V; 2];
     /// Each 32-bit lane of a and b is a pair of 16-bit integers, and acc is 32-bit integers; as `dot_pair`.
     unsafe fn dot_integers(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    /// Each 32-bit lane of a is four integers from 0 to 127, of b four from -127 to 127, and acc is 32-bit integers: acc +
+    /// the sum of the four products.
+    unsafe fn dot_bytes(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// 32-bit integers as f32.
     unsafe fn from_integers(v: Self::V) -> Self::V;
     /// e^x within 2 ulp; 0 below -104, and for -inf.
@@ -125,8 +128,6 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn shift_left(v: Self::V, bits: u32) -> Self::V;
     unsafe fn and_bits(v: Self::V, mask: u32) -> Self::V;
     unsafe fn or_bits(a: Self::V, b: Self::V) -> Self::V;
-    /// Each 32-bit lane is a pair of 16-bit integers.
-    unsafe fn sub_pairs(a: Self::V, b: Self::V) -> Self::V;
     /// 32 numbers: the even ones and the odd ones.
     unsafe fn load_bf16_split(p: *const bf16) -> [Self::V; 2];
 }
@@ -245,6 +246,14 @@ unsafe impl Simd for Portable {
         })
     }
     #[inline(always)]
+    unsafe fn dot_bytes(acc: [f32; 16], a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| {
+            let (a, b) = (a[i].to_bits().to_le_bytes(), b[i].to_bits().to_le_bytes());
+            let sum: i32 = a.iter().zip(b).map(|(&a, b)| i32::from(a) * i32::from(b as i8)).sum();
+            f32::from_bits((acc[i].to_bits() as i32).wrapping_add(sum) as u32)
+        })
+    }
+    #[inline(always)]
     unsafe fn from_integers(v: [f32; 16]) -> [f32; 16] {
         v.map(|x| x.to_bits() as i32 as f32)
     }
@@ -308,15 +317,6 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn or_bits(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|i| f32::from_bits(a[i].to_bits() | b[i].to_bits()))
-    }
-    #[inline(always)]
-    unsafe fn sub_pairs(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
-        std::array::from_fn(|i| {
-            let (a, b) = (a[i].to_bits(), b[i].to_bits());
-            let low = (a as u16).wrapping_sub(b as u16);
-            let high = ((a >> 16) as u16).wrapping_sub((b >> 16) as u16);
-            f32::from_bits(u32::from(low) | u32::from(high) << 16)
-        })
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [[f32; 16]; 2] {

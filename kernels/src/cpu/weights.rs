@@ -21,18 +21,39 @@ pub const GROUP: usize = 32;
 pub const GROUP_STEPS: usize = GROUP / 2;
 pub const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
 /// Least weight bytes per work item.
-const ITEM_BYTES: usize = 64 << 10;
+const ITEM_BYTES: usize = 512 << 10;
 
-fn steps_of(ins: usize, precision: Precision) -> usize {
-    let padded = ins.next_multiple_of(GROUP);
-    if precision == Precision::F32 { padded } else { padded / 2 }
+/// The form in which a product takes activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ActivationForm {
+    F32,
+    /// In pairs where the instruction set multiplies pairs, else as f32.
+    Bf16,
+    /// Pairs of 16-bit integers, with a scale for each group of a row's inputs, so that the sum over a group is exact.
+    Int16,
+    /// Four 8-bit integers, likewise.
+    Int8,
+}
+
+impl ActivationForm {
+    /// Inputs in a step.
+    fn inputs(self) -> usize {
+        match self {
+            ActivationForm::F32 => 1,
+            ActivationForm::Bf16 | ActivationForm::Int16 => 2,
+            ActivationForm::Int8 => 4,
+        }
+    }
+
+    pub fn has_scales(self) -> bool {
+        matches!(self, ActivationForm::Int16 | ActivationForm::Int8)
+    }
 }
 
 /// A weight [outs, ins] packed for the product.
 #[derive(Debug, Clone)]
 pub struct Panels {
-    /// How activations are multiplied: int8 for codes.
-    pub precision: Precision,
+    pub takes: ActivationForm,
     pub codes: Option<CodeForm>,
     pub outs: usize,
     pub ins: usize,
@@ -177,9 +198,14 @@ impl Panels {
             assert_eq!((source.rows, source.cols), (outs, ins), "stacked matrices must have the same shape");
         }
         let codes = sources[0].data.codes();
-        let precision = if codes.is_some() { Precision::Int8 } else { precision };
+        let takes = match (codes, precision) {
+            (Some(codes), _) if codes.bits() < 8 => ActivationForm::Int8,
+            (Some(_), _) | (None, Precision::Int8) => ActivationForm::Int16,
+            (None, Precision::F32) => ActivationForm::F32,
+            (None, Precision::Bf16) => ActivationForm::Bf16,
+        };
         let groups = ins.div_ceil(GROUP);
-        let steps = steps_of(ins, precision);
+        let steps = groups * GROUP / takes.inputs();
         let panel_bytes = match (codes, precision) {
             (Some(codes), _) => codes.panel_bytes(groups),
             (None, Precision::F32 | Precision::Bf16) => steps * PANEL * 4,
@@ -203,7 +229,7 @@ impl Panels {
         Ok(std::array::from_fn(|n| {
             let block = block.clone();
             let (first, stride) = (n * panel_bytes, N * panel_bytes);
-            Panels { precision, codes, outs, ins, steps, panel_bytes, first, stride, block }
+            Panels { takes, codes, outs, ins, steps, panel_bytes, first, stride, block }
         }))
     }
 
@@ -230,16 +256,16 @@ impl Panels {
         let panel = unsafe { std::slice::from_raw_parts(self.panel(out / PANEL), self.panel_bytes) };
         let half = |at: usize| bf16::from_ne_bytes([panel[at], panel[at + 1]]);
         for (g, into) in into.chunks_mut(GROUP).enumerate() {
-            match (self.codes, self.precision) {
+            match (self.codes, self.takes) {
                 (Some(codes), _) => into.copy_from_slice(&codes.read(panel, c, g)[..into.len()]),
-                (None, Precision::F32) => into.iter_mut().enumerate().for_each(|(i, x)| {
+                (None, ActivationForm::F32) => into.iter_mut().enumerate().for_each(|(i, x)| {
                     let at = ((g * GROUP + i) * PANEL + c) * 4;
                     *x = f32::from_ne_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]]);
                 }),
-                (None, Precision::Bf16) => into.iter_mut().enumerate().for_each(|(i, x)| {
+                (None, ActivationForm::Bf16) => into.iter_mut().enumerate().for_each(|(i, x)| {
                     *x = half(((g * GROUP_STEPS + i / 2) * PANEL + c) * 4 + i % 2 * 2).to_f32();
                 }),
-                (None, Precision::Int8) => {
+                (None, _) => {
                     let group = g * GROUP_BYTES;
                     let scale = half(group + 2 * c).to_f32();
                     into.iter_mut().enumerate().for_each(|(i, x)| {

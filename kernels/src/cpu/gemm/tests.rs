@@ -1,7 +1,7 @@
 use half::bf16;
 
 use super::*;
-use crate::backend::{GroupScales, HostData, HostForm, HostMatrix};
+use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, Precision};
 use crate::cpu::memory::Arena;
 use crate::cpu::weights::PackSource;
 use crate::quant::BlockForm;
@@ -15,7 +15,7 @@ fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, pre
     let (pool, arena) = (ThreadPool::new(threads), Arena::default());
     let panels = Panels::pack(&pool, isa, &arena, &PackSource::whole(w).unwrap(), precision).unwrap();
     let (tiles, groups) = cut_groups(isa, [rows].into_iter());
-    let packed = Packed::pack(&pool, isa, tiles, x, w.cols, panels.precision, &|i| i * w.cols);
+    let packed = Packed::pack(&pool, isa, tiles, x, w.cols, panels.takes, &|i| i * w.cols);
     let mut out = vec![f32::NAN; rows * w.rows];
     let job = GemmJob {
         weight: &panels,
@@ -129,7 +129,7 @@ fn codes_are_multiplied_as_they_are_stored() {
                     let terms = (0..ins).map(|k| f64::from(x[r * ins + k]) * f64::from(wide[o * ins + k]));
                     let (want, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term * term));
                     let error = (f64::from(all[r * outs + o]) - want).abs() / size.sqrt();
-                    assert!(error < 1e-3, "{isa:?} {:?}: {error}", w.data.stored_form());
+                    assert!(error < 4e-2, "{isa:?} {:?}: {error}", w.data.stored_form());
                 }
             }
             for (from, rows) in [(0, 1), (3, 2), (11, 13), (15, 25)] {

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::FETCH_ROWS;
-use crate::cpu::codes::{CodePlaces, FETCH_GROUPS, WIDE_FACTORS, code_pairs, code_parts, high_bits, next_high_bits};
+use crate::cpu::codes::{CodePlaces, FETCH_GROUPS, WIDE_FACTORS, code_bytes, code_parts, high_bits, next_high_bits};
 use crate::cpu::simd::Simd;
 use crate::cpu::weights::{GROUP_BYTES, GROUP_STEPS, PANEL};
 
@@ -97,12 +97,21 @@ pub unsafe fn group_kernel<S: Simd, const ROWS: usize, const HALF: bool>(
                 dot_step::<S, ROWS>([w0, w1], a, &mut c);
                 a = a.add(ROWS);
             }
-            let scale = [0, 16].map(|half| match HALF {
-                true => S::load_f16(group.cast::<f16>().add(half)),
-                false => S::load_bf16(group.cast::<bf16>().add(half)),
-            });
+            let scale = [scales_of::<S, HALF>(group, 0), scales_of::<S, HALF>(group, 16)];
             let scales = scales.add(g * ROWS);
-            add_scaled::<S, ROWS, false>(&c, [scale; 2], (scales, scales), acc);
+            add_scaled::<S, ROWS>(&c, scale, scales, acc);
+        }
+    }
+}
+
+/// The scales of 16 outputs of a group of int8 weights.
+#[inline(always)]
+unsafe fn scales_of<S: Simd, const HALF: bool>(group: *const u8, outs: usize) -> S::V {
+    // SAFETY: the caller gives a group, which begins with 32 scales.
+    unsafe {
+        match HALF {
+            true => S::load_f16(group.cast::<f16>().add(outs)),
+            false => S::load_bf16(group.cast::<bf16>().add(outs)),
         }
     }
 }
@@ -115,115 +124,120 @@ unsafe fn clear<S: Simd, const ROWS: usize>(acc: *mut f32) {
     }
 }
 
-/// Adds the sums of a group, which are integers, times the scales of its outputs and of its rows. With MINIMUM also the
-/// minima of its outputs times the rows' sums.
+/// Adds the sums of a group, which are integers, times the scales of its outputs and of its rows.
 #[inline(always)]
-unsafe fn add_scaled<S: Simd, const ROWS: usize, const MINIMUM: bool>(
+unsafe fn add_scaled<S: Simd, const ROWS: usize>(
     c: &[[S::V; 2]; ROWS],
-    [scale, minimum]: [[S::V; 2]; 2],
-    (scales, sums): (*const f32, *const f32),
+    scale: [S::V; 2],
+    scales: *const f32,
     acc: *mut f32,
 ) {
     for (r, c) in c.iter().enumerate() {
-        // SAFETY: the caller gives ROWS scales and sums, and ROWS * 32 numbers at acc.
+        // SAFETY: the caller gives ROWS scales, and ROWS * 32 numbers at acc.
         unsafe {
             let x = S::splat(*scales.add(r));
             for half in 0..2 {
                 let to = acc.add(r * PANEL + 16 * half);
-                let mut sum = S::fma(S::from_integers(c[half]), S::mul(scale[half], x), S::load(to));
-                if MINIMUM {
-                    sum = S::fma(minimum[half], S::splat(*sums.add(r)), sum);
-                }
-                S::store(to, sum);
+                S::store(to, S::fma(S::from_integers(c[half]), S::mul(scale[half], x), S::load(to)));
             }
         }
     }
 }
 
-/// What a group's factors are.
-pub const ONE_SCALE: u8 = 0;
-pub const WITH_MINIMUM: u8 = 1;
-pub const TWO_SCALES: u8 = 2;
-
-/// Scales and sums of activations, [groups][ROWS].
-pub type RowFactors = (*const f32, *const f32);
-
-/// As `group_kernel`, with pairs of 16-bit integers at w and factors of WIDE_FACTORS numbers for each group.
+/// As `group_kernel`, with pairs of 16-bit integers at w and WIDE_FACTORS numbers for each group, of which the first
+/// half are scales.
 #[inline(always)]
-pub unsafe fn wide_kernel<S: Simd, const ROWS: usize, const KIND: u8>(
-    (a, of_rows): (*const u32, RowFactors),
+pub unsafe fn wide_kernel<S: Simd, const ROWS: usize, const NONE: u8>(
+    (a, scales): (*const u32, *const f32),
     (w, factors): (*const f32, *const f32),
     groups: usize,
     acc: *mut f32,
     first: bool,
 ) {
     // SAFETY: the caller gives groups * 16 steps at a and w as for tile_kernel, groups * WIDE_FACTORS factors and groups
-    // * ROWS scales and sums.
+    // * ROWS scales.
     unsafe {
         if first {
             clear::<S, ROWS>(acc);
         }
         let (mut a, mut w) = (a.cast::<f32>(), w);
-        let parts = if KIND == TWO_SCALES { 2 } else { 1 };
         for g in 0..groups {
-            let at = factors.add(g * WIDE_FACTORS);
-            let load = |part: usize| [S::load(at.add(part * PANEL)), S::load(at.add(part * PANEL + 16))];
-            let of_rows = (of_rows.0.add(g * ROWS), of_rows.1.add(g * ROWS));
-            for part in 0..parts {
-                let mut c = [[S::splat(0.0); 2]; ROWS];
-                for _ in 0..GROUP_STEPS / parts {
-                    dot_step::<S, ROWS>([S::load(w), S::load(w.add(16))], a, &mut c);
-                    a = a.add(ROWS);
-                    w = w.add(PANEL);
-                }
-                match KIND {
-                    WITH_MINIMUM => add_scaled::<S, ROWS, true>(&c, [load(0), load(1)], of_rows, acc),
-                    _ => add_scaled::<S, ROWS, false>(&c, [load(part); 2], of_rows, acc),
-                }
+            let mut c = [[S::splat(0.0); 2]; ROWS];
+            for _ in 0..GROUP_STEPS {
+                dot_step::<S, ROWS>([S::load(w), S::load(w.add(16))], a, &mut c);
+                a = a.add(ROWS);
+                w = w.add(PANEL);
             }
+            let scale = factors.add(g * WIDE_FACTORS);
+            add_scaled::<S, ROWS>(&c, [S::load(scale), S::load(scale.add(16))], scales.add(g * ROWS), acc);
         }
     }
 }
 
-/// As `wide_kernel`, with codes of 4 + HIGH bits.
+/// As `group_kernel`, with codes of 4 + HIGH bits, and 8-bit integers at a. sums are those of a, [groups][2][ROWS].
 #[inline(always)]
 pub unsafe fn code_kernel<S: Simd, const ROWS: usize, const HIGH: usize>(
-    (a, of_rows): (*const u32, RowFactors),
+    (a, (scales, sums)): (*const u32, (*const f32, *const f32)),
     (codes, factors): (CodePlaces, *const f32),
     groups: usize,
     acc: *mut f32,
     first: bool,
 ) {
-    // SAFETY: the caller gives groups * 16 steps at a as for tile_kernel, as many groups of codes, groups * WIDE_FACTORS
-    // factors and groups * ROWS scales and sums.
+    // SAFETY: the caller gives groups * 8 steps at a, as many groups of codes, groups * WIDE_FACTORS factors and groups *
+    // ROWS scales.
     unsafe {
         if first {
             clear::<S, ROWS>(acc);
         }
         let mut a = a.cast::<f32>();
         for g in 0..groups {
-            let mut words = codes.group(g);
             codes.fetch::<S>(g);
-            let at = factors.add(g * WIDE_FACTORS);
-            let load = |part: usize| [S::load(at.add(part * PANEL)), S::load(at.add(part * PANEL + 16))];
-            let of_rows = (of_rows.0.add(g * ROWS), of_rows.1.add(g * ROWS));
+            let mut words = codes.group(g);
+            let factors = factors.add(g * WIDE_FACTORS);
             for part in 0..code_parts(HIGH) {
                 let mut c = [[S::splat(0.0); 2]; ROWS];
-                let mut high = [0, 1].map(|half| high_bits::<S, HIGH>(codes.group(g), part, half));
+                let mut high =
+                    [high_bits::<S, HIGH>(codes.group(g), part, 0), high_bits::<S, HIGH>(codes.group(g), part, 1)];
                 for _ in 0..4 / code_parts(HIGH) {
                     let low = [S::load(words.cast()), S::load(words.add(64).cast())];
                     words = words.add(128);
-                    // Shifts are constants only without a loop.
-                    dot_step::<S, ROWS>(code_pairs::<S, HIGH>(low, high, 0), a, &mut c);
-                    dot_step::<S, ROWS>(code_pairs::<S, HIGH>(low, high, 1), a.add(ROWS), &mut c);
-                    dot_step::<S, ROWS>(code_pairs::<S, HIGH>(low, high, 2), a.add(2 * ROWS), &mut c);
-                    dot_step::<S, ROWS>(code_pairs::<S, HIGH>(low, high, 3), a.add(3 * ROWS), &mut c);
-                    high = high.map(|high| next_high_bits::<S, HIGH>(high));
-                    a = a.add(4 * ROWS);
+                    for second in [false, true] {
+                        let w = [
+                            code_bytes::<S, HIGH>(low[0], high[0], second),
+                            code_bytes::<S, HIGH>(low[1], high[1], second),
+                        ];
+                        for (r, c) in c.iter_mut().enumerate() {
+                            let x = S::splat(*a.add(r));
+                            c[0] = S::dot_bytes(c[0], w[0], x);
+                            c[1] = S::dot_bytes(c[1], w[1], x);
+                        }
+                        a = a.add(ROWS);
+                    }
+                    high = [next_high_bits::<S, HIGH>(high[0]), next_high_bits::<S, HIGH>(high[1])];
                 }
-                match HIGH {
-                    2 => add_scaled::<S, ROWS, false>(&c, [load(part); 2], of_rows, acc),
-                    _ => add_scaled::<S, ROWS, true>(&c, [load(0), load(1)], of_rows, acc),
+                let (scales, sums) = (scales.add(g * ROWS), sums.add(2 * g * ROWS));
+                let load = |part: usize, half: usize| S::load(factors.add(part * PANEL + 16 * half));
+                for (r, c) in c.iter().enumerate() {
+                    let x = S::splat(*scales.add(r));
+                    let [first, second] = [*sums.add(r), *sums.add(ROWS + r)];
+                    for half in 0..2 {
+                        let to = acc.add(r * PANEL + 16 * half);
+                        let (before, sum) = (S::load(to), S::from_integers(c[half]));
+                        S::store(
+                            to,
+                            match HIGH {
+                                // Each half has a scale, and zero is the code 32.
+                                2 => {
+                                    let zero = S::splat(-32.0 * if part == 0 { first } else { second });
+                                    S::fma(S::fma(sum, x, zero), load(part, half), before)
+                                }
+                                _ => {
+                                    let scaled = S::fma(sum, S::mul(load(0, half), x), before);
+                                    S::fma(load(1, half), S::splat(first + second), scaled)
+                                }
+                            },
+                        );
+                    }
                 }
             }
         }
@@ -242,10 +256,10 @@ unsafe fn dot_step<S: Simd, const ROWS: usize>(w: [S::V; 2], a: *const f32, c: &
     }
 }
 
-/// A group of int8 weights as `CodeForm::widen` makes it.
+/// A group of int8 weights for `wide_kernel`. Its scales are bf16, with HALF f16.
 #[inline(always)]
-pub unsafe fn widen_group<S: Simd>(group: *const u8, words: *mut f32, factors: *mut f32) {
-    // SAFETY: the caller gives GROUP_BYTES, and room as for `CodeForm::widen`.
+pub unsafe fn widen_group<S: Simd, const HALF: bool>(group: *const u8, words: *mut f32, factors: *mut f32) {
+    // SAFETY: the caller gives GROUP_BYTES, and room for GROUP_STEPS * PANEL words and WIDE_FACTORS numbers.
     unsafe {
         for s in 0..GROUP_STEPS {
             let [low, high] = S::widen_int8(group.add(PANEL * 2 + s * 64));
@@ -253,7 +267,7 @@ pub unsafe fn widen_group<S: Simd>(group: *const u8, words: *mut f32, factors: *
             S::store(words.add(s * PANEL + 16), high);
         }
         for half in [0, 16] {
-            S::store(factors.add(half), S::load_bf16(group.cast::<bf16>().add(half)));
+            S::store(factors.add(half), scales_of::<S, HALF>(group, half));
         }
     }
 }

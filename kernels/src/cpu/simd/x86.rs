@@ -114,6 +114,10 @@ unsafe impl Simd for Avx512 {
         unsafe { dot_integers_512(acc, a, b) }
     }
     #[inline(always)]
+    unsafe fn dot_bytes(acc: __m512, a: __m512, b: __m512) -> __m512 {
+        unsafe { dot_bytes_512(acc, a, b) }
+    }
+    #[inline(always)]
     unsafe fn from_integers(v: __m512) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_castps_si512(v)) }
     }
@@ -232,10 +236,6 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
     }
     #[inline(always)]
-    unsafe fn sub_pairs(a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_castsi512_ps(_mm512_sub_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
-    }
-    #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [__m512; 2] {
         unsafe { Self::halves(_mm512_castsi512_ps(_mm512_loadu_si512(p.cast()))) }
     }
@@ -250,6 +250,23 @@ fn dot_integers_512(acc: __m512, a: __m512, b: __m512) -> __m512 {
     unsafe {
         asm!(
             "vpdpwssd {acc}, {a}, {b}",
+            acc = inout(zmm_reg) acc,
+            a = in(zmm_reg) a,
+            b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    acc
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dot_bytes_512(acc: __m512, a: __m512, b: __m512) -> __m512 {
+    let mut acc = acc;
+    // SAFETY: as for dot_integers_512.
+    unsafe {
+        asm!(
+            "vpdpbusd {acc}, {a}, {b}",
             acc = inout(zmm_reg) acc,
             a = in(zmm_reg) a,
             b = in(zmm_reg) b,
@@ -307,9 +324,14 @@ unsafe fn dot_integers_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
     }
 }
 
+/// The products of neighbours, of at most 127 * 127 each, do not overflow 16 bits in pairs.
 #[inline(always)]
-unsafe fn sub_pairs_256(a: __m256, b: __m256) -> __m256 {
-    unsafe { _mm256_castsi256_ps(_mm256_sub_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b))) }
+unsafe fn dot_bytes_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
+    unsafe {
+        let pairs = _mm256_maddubs_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b));
+        let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(acc), sums))
+    }
 }
 
 /// 16 bytes as 8 pairs of 16-bit integers.
@@ -471,6 +493,10 @@ unsafe impl Simd for Avx2 {
         unsafe { [dot_integers_256(acc[0], a[0], b[0]), dot_integers_256(acc[1], a[1], b[1])] }
     }
     #[inline(always)]
+    unsafe fn dot_bytes(acc: Pair, a: Pair, b: Pair) -> Pair {
+        unsafe { [dot_bytes_256(acc[0], a[0], b[0]), dot_bytes_256(acc[1], a[1], b[1])] }
+    }
+    #[inline(always)]
     unsafe fn from_integers(v: Pair) -> Pair {
         unsafe { [_mm256_cvtepi32_ps(_mm256_castps_si256(v[0])), _mm256_cvtepi32_ps(_mm256_castps_si256(v[1]))] }
     }
@@ -559,10 +585,6 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn or_bits(a: Pair, b: Pair) -> Pair {
         unsafe { [_mm256_or_ps(a[0], b[0]), _mm256_or_ps(a[1], b[1])] }
-    }
-    #[inline(always)]
-    unsafe fn sub_pairs(a: Pair, b: Pair) -> Pair {
-        unsafe { [sub_pairs_256(a[0], b[0]), sub_pairs_256(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [Pair; 2] {
