@@ -41,6 +41,18 @@ pub enum HostData {
         scales: GroupScales,
         group: usize,
     },
+    /// As `Int4`, with a code that is zero beside each scale: (code - zero) * scale.
+    Int4Zeros {
+        packed: Vec<u8>,
+        scales: GroupScales,
+        zeros: Vec<u8>,
+        group: usize,
+    },
+    /// Codes of e2m1, packed as those of `Int4`; one e8m0 scale per 32 columns of a row.
+    Mxfp4 {
+        packed: Vec<u8>,
+        scales: Vec<u8>,
+    },
     /// Rows of whole blocks.
     Blocks {
         form: BlockForm,
@@ -76,6 +88,8 @@ impl HostData {
     pub fn stored_form(&self) -> StoredForm {
         match self {
             HostData::Blocks { form, .. } => StoredForm::Blocks(*form),
+            HostData::Int4Zeros { group, .. } => StoredForm::Int4Zeros { group: *group },
+            HostData::Mxfp4 { .. } => StoredForm::Mxfp4,
             HostData::F32(_) => StoredForm::F32,
             HostData::Bf16(_) => StoredForm::Bf16,
             HostData::Fp8 { block, .. } => StoredForm::Fp8 { block: *block },

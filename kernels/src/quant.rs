@@ -9,6 +9,9 @@ use half::bf16;
 use crate::backend::{GroupScales, HostData, HostForm, HostMatrix};
 use crate::error::{KernelError, Result};
 
+/// Columns of MXFP4 that share a scale.
+pub const MXFP4_GROUP: usize = 32;
+
 fn check(op: &'static str, name: &str, got: usize, want: usize) -> Result<()> {
     if got == want {
         return Ok(());
@@ -41,6 +44,14 @@ static E4M3: [f32; 256] = {
     }
     table
 };
+
+/// The number of an e8m0 scale: a power of two (OCP Microscaling Formats 1.0).
+pub fn e8m0(code: u8) -> f32 {
+    f32::powi(2.0, i32::from(code) - 127)
+}
+
+/// The numbers of e2m1 by code (OCP Microscaling Formats 1.0).
+pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// DeepSeek's block-scaled FP8: e4m3 codes [rows, cols] times one scale per block of `block` rows and columns (128 x
 /// 128; the last ones may be partial). `scales` (`weight_scale_inv`, widened if bf16) is [ceil(rows / block\[0\]),
@@ -91,6 +102,19 @@ pub fn int4_group_dequant(packed: &[u8], rows: usize, cols: usize, scales: &[f32
     Ok(out)
 }
 
+/// Rows of ceil(cols / 8) words of eight codes, lowest nibble first. `number` gets row, column and code.
+fn nibble_numbers(
+    packed: &[u8],
+    rows: usize,
+    cols: usize,
+    number: impl Fn(usize, usize, u8) -> f32,
+) -> Result<Vec<f32>> {
+    let bytes = cols.div_ceil(8) * 4;
+    check("int4_dequant", "weight (in bytes)", packed.len(), rows * bytes)?;
+    let code = |r: usize, c: usize| packed[r * bytes + c / 2] >> (4 * (c % 2)) & 0xf;
+    Ok((0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| number(r, c, code(r, c))).collect())
+}
+
 fn extended<T>(all: &mut Vec<T>, part: Vec<T>) -> bool {
     all.extend(part);
     true
@@ -122,6 +146,13 @@ impl HostMatrix {
                     };
                     fits && extended(packed, more)
                 }
+                (
+                    HostData::Int4Zeros { packed, scales: GroupScales::F32(scales), zeros, group },
+                    HostData::Int4Zeros { packed: more, scales: GroupScales::F32(s), zeros: z, group: same },
+                ) if *group == same => extended(packed, more) && extended(scales, s) && extended(zeros, z),
+                (HostData::Mxfp4 { packed, scales }, HostData::Mxfp4 { packed: more, scales: more_scales }) => {
+                    extended(packed, more) && extended(scales, more_scales)
+                }
                 (HostData::Blocks { form, bytes }, HostData::Blocks { form: same, bytes: more }) if form == &same => {
                     extended(bytes, more)
                 }
@@ -145,6 +176,21 @@ impl HostMatrix {
             HostData::Fp8 { codes, scales, block } => fp8_block_dequant(&codes, rows, cols, &scales, block)?,
             HostData::Int4 { packed, scales, group } => {
                 int4_group_dequant(&packed, rows, cols, &scales.into_f32(), group)?
+            }
+            HostData::Int4Zeros { packed, scales, zeros, group } => {
+                let (scales, groups) = (scales.into_f32(), cols.div_ceil(group.max(1)));
+                check("int4_dequant", "scales", scales.len(), rows * groups)?;
+                check("int4_dequant", "zeros", zeros.len(), rows * groups)?;
+                nibble_numbers(&packed, rows, cols, |r, c, code| {
+                    let at = r * groups + c / group;
+                    (f32::from(code) - f32::from(zeros[at])) * scales[at]
+                })?
+            }
+            HostData::Mxfp4 { packed, scales } => {
+                let groups = cols.div_ceil(MXFP4_GROUP);
+                check("mxfp4_dequant", "scales", scales.len(), rows * groups)?;
+                let scale = |r: usize, c: usize| e8m0(scales[r * groups + c / MXFP4_GROUP]);
+                nibble_numbers(&packed, rows, cols, |r, c, code| E2M1[usize::from(code)] * scale(r, c))?
             }
             HostData::Blocks { form, bytes } => {
                 check(

@@ -167,10 +167,8 @@ impl Backend for RoundingCpu {
             HostData::Fp8 { .. } if rounds => {
                 return Ok(RoundingLinear(LinearKind::Fp8(NumberMatrix::new(weight, precision)?)));
             }
-            HostData::Int4 { .. } | HostData::Fp8 { .. } | HostData::Blocks { .. } => {
-                (weight.into_form(HostForm::F32)?, Precision::F32)
-            }
-            _ => (weight, precision),
+            HostData::F32(_) | HostData::Bf16(_) => (weight, precision),
+            _ => (weight.into_form(HostForm::F32)?, Precision::F32),
         };
         Ok(RoundingLinear(LinearKind::Plain { weight: self.cpu.linear_weight(weight, precision)?, rounds }))
     }

@@ -10,8 +10,18 @@ pub enum StoredForm {
     F32,
     F16,
     Bf16,
-    Fp8 { block: [usize; 2] },
-    Int4 { group: usize, scales: ScaleForm },
+    Fp8 {
+        block: [usize; 2],
+    },
+    Int4 {
+        group: usize,
+        scales: ScaleForm,
+    },
+    /// With a zero beside each scale, which is exact in f16.
+    Int4Zeros {
+        group: usize,
+    },
+    Mxfp4,
     Blocks(BlockForm),
 }
 

@@ -12,11 +12,9 @@ use super::simd::Simd;
 use super::weights::{GROUP, PANEL};
 use crate::backend::GroupScales;
 use crate::error::{KernelError, Result};
-use crate::quant::{BlockForm, CodeGroup, Factors};
+use crate::quant::{BlockForm, CodeGroup, Factors, e8m0};
 
-/// Groups that share factors.
-const SHARING: usize = 8;
-/// How far ahead weights are prefetched (measured: at any number of rows; the factors of codes are read first).
+/// How far ahead weights are prefetched, at any number of rows (measured; the factors of codes are read first).
 pub const FETCH_GROUPS: usize = 16;
 /// Steps of a group of codes of less than eight bits.
 pub const CODE_STEPS: usize = GROUP / 4;
@@ -28,65 +26,87 @@ pub struct CodeForm {
     bits: u32,
     zero: u8,
     factors: Factors,
+    /// Groups that share factors.
+    sharing: usize,
     /// Scales are bf16 instead of f16.
     bf16: bool,
+    /// Codes are floats (e2m1) instead of integers.
+    floats: bool,
 }
+
+/// Twice the numbers of e2m1 (OCP Microscaling Formats 1.0) by code, plus `FLOAT_ZERO`.
+const FLOATS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+const FLOAT_ZERO: u8 = 12;
 
 impl CodeForm {
     fn of(form: BlockForm) -> CodeForm {
-        CodeForm { bits: form.bits(), zero: form.zero(), factors: form.factors(), bf16: false }
+        let (factors, sharing) = (form.factors(), form.numbers() / GROUP);
+        CodeForm { bits: form.bits(), zero: form.zero(), factors, sharing, bf16: false, floats: false }
+    }
+
+    /// Of int4 with groups of this many inputs.
+    fn int4(factors: Factors, group: usize, bf16: bool) -> CodeForm {
+        CodeForm { bits: 4, zero: 8, factors, sharing: group / GROUP, bf16, floats: false }
+    }
+
+    /// Scales are bf16 halves of powers of two.
+    fn mxfp4() -> CodeForm {
+        let (zero, factors) = (FLOAT_ZERO, Factors::Scale);
+        CodeForm { bits: 4, zero, factors, sharing: 1, bf16: true, floats: true }
+    }
+
+    /// What distinguishes the kernels: bits above four, or 3 for floats of four bits.
+    pub fn high(self) -> u32 {
+        if self.floats { FLOAT_CODES as u32 } else { self.bits - 4 }
     }
 
     fn code_bytes(self) -> usize {
         self.bits as usize * GROUP * PANEL / 8
     }
 
-    /// A group's own factors and codes.
+    /// Codes of scales.
+    fn own_bytes(self) -> usize {
+        match self.factors {
+            Factors::Scale | Factors::ScaleMin | Factors::ScaleZero => 0,
+            Factors::Shared | Factors::SharedHalves => 2 * PANEL,
+        }
+    }
+
     fn group_bytes(self) -> usize {
-        let factors = if self.factors == Factors::ScaleMin { 4 } else { 2 };
-        factors * PANEL + self.code_bytes()
+        self.own_bytes() + self.code_bytes()
     }
 
     fn shared_bytes(self) -> usize {
         match self.factors {
-            Factors::Scale | Factors::ScaleMin => 0,
-            Factors::Shared => 4 * PANEL,
-            Factors::SharedHalves => 2 * PANEL,
+            Factors::Scale | Factors::SharedHalves => 2 * PANEL,
+            Factors::ScaleMin | Factors::ScaleZero | Factors::Shared => 4 * PANEL,
         }
     }
 
     pub fn panel_bytes(self, groups: usize) -> usize {
-        groups * self.group_bytes() + groups.div_ceil(SHARING) * self.shared_bytes()
+        groups * self.group_bytes() + groups.div_ceil(self.sharing) * self.shared_bytes()
     }
 
     /// Where the shared factors of group g and the group itself begin.
     fn place(self, g: usize) -> [usize; 2] {
-        let sharing = SHARING * self.group_bytes() + self.shared_bytes();
-        let first = g / SHARING * sharing;
-        [first, first + self.shared_bytes() + g % SHARING * self.group_bytes()]
+        let sharing = self.sharing * self.group_bytes() + self.shared_bytes();
+        let first = g / self.sharing * sharing;
+        [first, first + self.shared_bytes() + g % self.sharing * self.group_bytes()]
     }
 
     /// A group of one output.
     fn write(self, group: &CodeGroup, c: usize, g: usize, panel: &mut [u8]) {
         let [shared, own] = self.place(g);
         let mut put = |at: usize, word: u16| panel[at + 2 * c..][..2].copy_from_slice(&word.to_ne_bytes());
-        match self.factors {
-            Factors::Scale => put(own, group.own[0]),
-            Factors::ScaleMin => {
-                put(own, group.own[0]);
-                put(own + 2 * PANEL, group.own[1]);
-            }
-            Factors::Shared => {
-                put(shared, group.shared[0]);
-                put(shared + 2 * PANEL, group.shared[1]);
-            }
-            Factors::SharedHalves => put(shared, group.shared[0]),
+        let words = if self.own_bytes() == 0 { group.own } else { group.shared };
+        for (i, word) in words.into_iter().take(self.shared_bytes() / (2 * PANEL)).enumerate() {
+            put(shared + i * 2 * PANEL, word);
         }
-        if matches!(self.factors, Factors::Shared | Factors::SharedHalves) {
+        if self.own_bytes() > 0 {
             panel[own + c] = group.own[0] as u8;
             panel[own + PANEL + c] = group.own[1] as u8;
         }
-        let codes = &mut panel[own + self.group_bytes() - self.code_bytes()..][..self.code_bytes()];
+        let codes = &mut panel[own + self.own_bytes()..][..self.code_bytes()];
         if self.bits == 8 {
             for (step, pair) in group.codes.as_chunks::<2>().0.iter().enumerate() {
                 codes[step * 2 * PANEL + 2 * c..][..2].copy_from_slice(pair);
@@ -118,21 +138,17 @@ impl CodeForm {
     pub fn read(self, panel: &[u8], c: usize, g: usize) -> [f32; GROUP] {
         let [shared, own] = self.place(g);
         let word = |at: usize| u16::from_ne_bytes([panel[at + 2 * c], panel[at + 2 * c + 1]]);
-        let mut group = CodeGroup { codes: [0; GROUP], own: [0; 2], shared: [0; 2] };
-        match self.factors {
-            Factors::Scale => group.own[0] = word(own),
-            Factors::ScaleMin => group.own = [word(own), word(own + 2 * PANEL)],
-            Factors::Shared => group.shared = [word(shared), word(shared + 2 * PANEL)],
-            Factors::SharedHalves => group.shared[0] = word(shared),
+        let second = if self.shared_bytes() > 2 * PANEL { word(shared + 2 * PANEL) } else { 0 };
+        let (mut own_factors, mut of_all) = ([word(shared), second], [0; 2]);
+        if self.own_bytes() > 0 {
+            (of_all, own_factors) = (own_factors, [panel[own + c], panel[own + PANEL + c]].map(u16::from));
         }
-        if matches!(self.factors, Factors::Shared | Factors::SharedHalves) {
-            group.own = [panel[own + c], panel[own + PANEL + c]].map(u16::from);
-        }
+        let group = CodeGroup { codes: [0; GROUP], own: own_factors, shared: of_all };
         let [first, second] = match self.bf16 {
-            true => [bf16::from_bits(group.own[0]).to_f32(), 0.0],
+            true => [bf16::from_bits(own_factors[0]).to_f32(), f32::from(f16::from_bits(own_factors[1]))],
             false => group.factors(self.factors),
         };
-        let codes = &panel[own + self.group_bytes() - self.code_bytes()..][..self.code_bytes()];
+        let codes = &panel[own + self.own_bytes()..][..self.code_bytes()];
         let byte = |w: usize, i: usize| codes[word_place(w, c) + i % 4];
         let high = self.bits - 4;
         std::array::from_fn(|i| {
@@ -146,10 +162,11 @@ impl CodeForm {
                     1 => byte(4, i) >> four & 1,
                     _ => byte(4 + four / 4, i) >> (2 * (four % 4)) & 3,
                 };
-                f32::from(low | more << 4)
+                f32::from(if self.floats { FLOATS[usize::from(low)] } else { low | more << 4 })
             };
             match self.factors {
                 Factors::Scale => (code - f32::from(self.zero)) * first,
+                Factors::ScaleZero => (code - second) * first,
                 Factors::ScaleMin | Factors::Shared => code * first + second,
                 Factors::SharedHalves => (code - f32::from(self.zero)) * if i < GROUP / 2 { first } else { second },
             }
@@ -162,8 +179,9 @@ impl CodeForm {
 
     /// Where the codes of groups from `from` on are.
     pub fn places(self, panel: *const u8, from: usize) -> CodePlaces {
-        let codes = panel.wrapping_add(self.shared_bytes() + self.group_bytes() - self.code_bytes());
-        CodePlaces { codes, group_bytes: self.group_bytes(), shared_bytes: self.shared_bytes(), from }
+        let codes = panel.wrapping_add(self.shared_bytes() + self.own_bytes());
+        let (group_bytes, shared_bytes, sharing) = (self.group_bytes(), self.shared_bytes(), self.sharing);
+        CodePlaces { codes, group_bytes, shared_bytes, sharing, from }
     }
 
     /// Two factors of group g for each output: the scale and the minimum, or the scales of the halves.
@@ -180,14 +198,18 @@ impl CodeForm {
                 let outs = 16 * half;
                 let f16s = |at: usize| panel.add(at).cast::<f16>().add(outs);
                 let [first, second] = match self.factors {
-                    Factors::Scale => {
+                    Factors::Scale | Factors::ScaleZero => {
                         let scale = match self.bf16 {
-                            true => S::load_bf16(panel.add(own).cast::<bf16>().add(outs)),
-                            false => S::load_f16(f16s(own)),
+                            true => S::load_bf16(panel.add(shared).cast::<bf16>().add(outs)),
+                            false => S::load_f16(f16s(shared)),
                         };
-                        [scale, S::mul(scale, S::splat(-f32::from(self.zero)))]
+                        let zero = match self.factors {
+                            Factors::ScaleZero => S::load_f16(f16s(shared + 2 * PANEL)),
+                            _ => S::splat(f32::from(self.zero)),
+                        };
+                        [scale, S::sub(S::splat(0.0), S::mul(scale, zero))]
                     }
-                    Factors::ScaleMin => [S::load_f16(f16s(own)), S::load_f16(f16s(own + 2 * PANEL))],
+                    Factors::ScaleMin => [S::load_f16(f16s(shared)), S::load_f16(f16s(shared + 2 * PANEL))],
                     Factors::Shared => {
                         let scale = S::load_u8(panel.add(own + outs));
                         let minimum = S::load_u8(panel.add(own + PANEL + outs));
@@ -234,6 +256,7 @@ pub struct CodePlaces {
     codes: *const u8,
     group_bytes: usize,
     shared_bytes: usize,
+    sharing: usize,
     from: usize,
 }
 
@@ -242,7 +265,7 @@ impl CodePlaces {
     #[inline(always)]
     pub fn group(self, g: usize) -> *const u8 {
         let g = self.from + g;
-        self.codes.wrapping_add(g * self.group_bytes + g / SHARING * self.shared_bytes)
+        self.codes.wrapping_add(g * self.group_bytes + g / self.sharing * self.shared_bytes)
     }
 
     /// Prefetches what follows `FETCH_GROUPS` later.
@@ -255,6 +278,9 @@ impl CodePlaces {
         }
     }
 }
+
+/// As a number of high bits: four bits that are floats.
+pub const FLOAT_CODES: usize = 3;
 
 /// Parts of a group, each with its own scale and its own word of high bits.
 pub const fn code_parts(high: usize) -> usize {
@@ -270,7 +296,7 @@ pub unsafe fn high_bits<S: Simd, const HIGH: usize>(codes: *const u8, part: usiz
     // SAFETY: the caller's promise.
     unsafe {
         match HIGH {
-            0 => S::splat(0.0),
+            0 | FLOAT_CODES => S::splat(0.0),
             _ => S::load(codes.add(word_place(4 + part, 16 * half)).cast()),
         }
     }
@@ -283,7 +309,7 @@ pub unsafe fn high_bits<S: Simd, const HIGH: usize>(codes: *const u8, part: usiz
 #[inline(always)]
 pub unsafe fn next_high_bits<S: Simd, const HIGH: usize>(high: S::V) -> S::V {
     // SAFETY: the caller's promise.
-    if HIGH == 0 { high } else { unsafe { S::shift_right(high, 2 * HIGH as u32) } }
+    if HIGH == 0 || HIGH == FLOAT_CODES { high } else { unsafe { S::shift_right(high, 2 * HIGH as u32) } }
 }
 
 /// The first or the second four of eight inputs as bytes.
@@ -295,8 +321,10 @@ pub unsafe fn code_bytes<S: Simd, const HIGH: usize>(low: S::V, high: S::V, seco
     // SAFETY: the caller's promise.
     unsafe {
         let bytes = S::and_bits(if second { S::shift_right(low, 4) } else { low }, 0x0f0f_0f0f);
-        if HIGH == 0 {
-            return bytes;
+        match HIGH {
+            0 => return bytes,
+            FLOAT_CODES => return S::lookup(bytes, &FLOATS),
+            _ => {}
         }
         let high = S::shift_left(high, 4 - if second { HIGH as u32 } else { 0 });
         S::or_bits(bytes, S::and_bits(high, if HIGH == 1 { 0x1010_1010 } else { 0x3030_3030 }))
@@ -311,11 +339,17 @@ pub enum CodeRows<'a> {
         bytes: &'a [u8],
         row_bytes: usize,
     },
-    /// Of compressed-tensors.
+    /// As `HostData::Int4`, or as `HostData::Int4Zeros`.
     Int4 {
         packed: &'a [u8],
         scales: &'a GroupScales,
+        zeros: Option<&'a [u8]>,
         group: usize,
+        cols: usize,
+    },
+    Mxfp4 {
+        packed: &'a [u8],
+        scales: &'a [u8],
         cols: usize,
     },
 }
@@ -334,45 +368,61 @@ impl<'a> CodeRows<'a> {
     }
 
     /// None if the groups are not whole groups of panels, or the scales need more than 16 bits.
-    pub fn int4(packed: &'a [u8], scales: &'a GroupScales, group: usize, cols: usize) -> Option<CodeRows<'a>> {
+    pub fn int4(
+        packed: &'a [u8],
+        scales: &'a GroupScales,
+        zeros: Option<&'a [u8]>,
+        group: usize,
+        cols: usize,
+    ) -> Option<CodeRows<'a>> {
         let narrow = match scales {
             GroupScales::Bf16(_) => true,
             GroupScales::F32(scales) => scales.iter().all(|&scale| f16::from_f32(scale).to_f32() == scale),
         };
-        (narrow && group > 0 && group.is_multiple_of(GROUP)).then_some(CodeRows::Int4 { packed, scales, group, cols })
+        let whole = group > 0 && group.is_multiple_of(GROUP);
+        (narrow && whole).then_some(CodeRows::Int4 { packed, scales, zeros, group, cols })
     }
 
     pub fn form(self) -> CodeForm {
         match self {
             CodeRows::Blocks { form, .. } => CodeForm::of(form),
-            CodeRows::Int4 { scales, .. } => {
-                let bf16 = matches!(scales, GroupScales::Bf16(_));
-                CodeForm { bits: 4, zero: 8, factors: Factors::Scale, bf16 }
+            CodeRows::Int4 { scales, zeros, group, .. } => {
+                let factors = if zeros.is_some() { Factors::ScaleZero } else { Factors::Scale };
+                CodeForm::int4(factors, group, matches!(scales, GroupScales::Bf16(_)))
             }
+            CodeRows::Mxfp4 { .. } => CodeForm::mxfp4(),
         }
     }
 
     fn group(self, row: usize, g: usize) -> CodeGroup {
+        // Inputs beyond the end count as this code.
+        let nibbles = |packed: &[u8], row_bytes: usize, cols: usize, beyond: u8| {
+            let bytes = &packed[row * row_bytes..][..row_bytes];
+            std::array::from_fn(|i| match g * GROUP + i {
+                input if input >= cols => beyond,
+                input => bytes[input / 2] >> (4 * (input % 2)) & 0xf,
+            })
+        };
         match self {
             CodeRows::Blocks { form, bytes, row_bytes } => {
                 let per_block = form.numbers() / GROUP;
                 let at = row * row_bytes + g / per_block * form.bytes();
                 form.group(&bytes[at..at + form.bytes()], g % per_block)
             }
-            CodeRows::Int4 { packed, scales, group, cols } => {
-                let row_bytes = cols.div_ceil(8) * 4;
-                let bytes = &packed[row * row_bytes..][..row_bytes];
-                let code = |i: usize| match g * GROUP + i {
-                    // Inputs beyond the end count as zero.
-                    input if input >= cols => 8,
-                    input => bytes[input / 2] >> (4 * (input % 2)) & 0xf,
-                };
+            CodeRows::Int4 { packed, scales, zeros, group, cols } => {
                 let at = row * cols.div_ceil(group) + g * GROUP / group;
                 let scale = match scales {
                     GroupScales::F32(scales) => f16::from_f32(scales[at]).to_bits(),
                     GroupScales::Bf16(scales) => scales[at].to_bits(),
                 };
-                CodeGroup { codes: std::array::from_fn(code), own: [scale, 0], shared: [0; 2] }
+                let zero = zeros.map_or(8, |zeros| zeros[at]);
+                let codes = nibbles(packed, cols.div_ceil(8) * 4, cols, zero.min(15));
+                CodeGroup { codes, own: [scale, f16::from_f32(f32::from(zero)).to_bits()], shared: [0; 2] }
+            }
+            CodeRows::Mxfp4 { packed, scales, cols } => {
+                let exponent = scales[row * cols.div_ceil(GROUP) + g];
+                let scale = bf16::from_f32(e8m0(exponent) / 2.0).to_bits();
+                CodeGroup { codes: nibbles(packed, cols.div_ceil(8) * 4, cols, 0), own: [scale, 0], shared: [0; 2] }
             }
         }
     }

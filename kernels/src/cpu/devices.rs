@@ -4,6 +4,7 @@ use super::{Cpu, free};
 use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
 use crate::collective::{Collective, threads};
 use crate::error::Result;
+use crate::quant::CODE_GROUP;
 use crate::storage::DeviceStorage;
 
 /// Every index names the same CPU.
@@ -37,7 +38,12 @@ impl DeviceStorage for CpuDevices {
         let whole = matches!(role, WeightRole::Linear | WeightRole::Expert | WeightRole::Embedding);
         match (precision, stored) {
             (Precision::F32, _) => HostForm::F32,
-            (_, StoredForm::Blocks(_)) if whole => HostForm::Stored,
+            (_, StoredForm::Blocks(_) | StoredForm::Mxfp4) if whole => HostForm::Stored,
+            (_, StoredForm::Int4 { group, .. } | StoredForm::Int4Zeros { group })
+                if whole && group.is_multiple_of(CODE_GROUP) =>
+            {
+                HostForm::Stored
+            }
             (Precision::Bf16, _) | (Precision::Int8, StoredForm::Bf16) => HostForm::Bf16,
             (Precision::Int8, _) => HostForm::F32,
         }
@@ -45,8 +51,14 @@ impl DeviceStorage for CpuDevices {
 
     /// Without scales of int8.
     fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
-        if let (HostForm::Stored, StoredForm::Blocks(form)) = (self.host_form(role, stored, precision), stored) {
-            return numbers.div_ceil(form.numbers()) * form.bytes();
+        if self.host_form(role, stored, precision) == HostForm::Stored {
+            let codes = numbers.div_ceil(2);
+            return match stored {
+                StoredForm::Blocks(form) => numbers.div_ceil(form.numbers()) * form.bytes(),
+                StoredForm::Int4 { group, .. } => codes + 2 * numbers.div_ceil(group),
+                StoredForm::Int4Zeros { group } => codes + 4 * numbers.div_ceil(group),
+                _ => codes + 2 * numbers.div_ceil(CODE_GROUP),
+            };
         }
         let size = match precision {
             Precision::F32 => 4,

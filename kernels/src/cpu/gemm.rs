@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::buffer::Buffer;
-use super::codes::{CODE_STEPS, WIDE_FACTORS};
+use super::codes::{CODE_STEPS, FLOAT_CODES, WIDE_FACTORS};
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{ActivationForm, GROUP, GROUP_BYTES, GROUP_STEPS, PANEL, Panels};
@@ -349,10 +349,11 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
                     }
                     (ActivationForm::Int8, Some(codes)) => {
                         let (x, groups) = ((x, (scales, sums)), (codes.places(panel, group), factors));
-                        match codes.bits() {
-                            4 => by_rows!(S, rows, 0, code_kernel(x, groups, n, acc, first)),
-                            5 => by_rows!(S, rows, 1, code_kernel(x, groups, n, acc, first)),
-                            _ => by_rows!(S, rows, 2, code_kernel(x, groups, n, acc, first)),
+                        match codes.high() {
+                            0 => by_rows!(S, rows, 0, code_kernel(x, groups, n, acc, first)),
+                            1 => by_rows!(S, rows, 1, code_kernel(x, groups, n, acc, first)),
+                            2 => by_rows!(S, rows, 2, code_kernel(x, groups, n, acc, first)),
+                            _ => by_rows!(S, rows, FLOAT_CODES, code_kernel(x, groups, n, acc, first)),
                         }
                     }
                     _ if widen => by_rows!(S, rows, 0, wide_kernel((x, scales), (widened, factors), n, acc, first)),

@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use attention::{AttentionPlan, EntryField, QueryPart};
 use buffer::Buffer;
+use codes::CodeRows;
 use dispatch::Counts;
 use gemm::{GemmJob, Packed};
 use memory::Arena;
@@ -163,6 +164,18 @@ impl Cpu {
     }
 }
 
+/// Int4 whose scales do not fit in 16 bits, or whose groups are cut, becomes numbers.
+fn packable(weight: HostMatrix) -> Result<HostMatrix> {
+    let codes = match &weight.data {
+        HostData::Int4 { packed, scales, group } => CodeRows::int4(packed, scales, None, *group, weight.cols),
+        HostData::Int4Zeros { packed, scales, zeros, group } => {
+            CodeRows::int4(packed, scales, Some(zeros), *group, weight.cols)
+        }
+        _ => return Ok(weight),
+    };
+    if codes.is_some() { Ok(weight) } else { weight.into_form(HostForm::F32) }
+}
+
 fn tensor(rows: usize, cols: usize, data: Vec<f32>) -> Tensor {
     assert_eq!(data.len(), rows * cols, "a tensor [{rows}, {cols}]");
     Tensor { rows, cols, data: data.into() }
@@ -198,6 +211,7 @@ impl Backend for Cpu {
     }
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Linear> {
+        let weight = packable(weight)?;
         Ok(Linear(self.pack(&PackSource::whole(&weight)?, precision)?))
     }
 
@@ -225,6 +239,7 @@ impl Backend for Cpu {
                 let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
                 return Err(shape("experts", what));
             }
+            let (gate, up, down) = (packable(gate)?, packable(up)?, packable(down)?);
             let (gate, up) = (PackSource::whole(&gate)?, PackSource::whole(&up)?);
             let [gate, up] = match gate.data.codes() == up.data.codes() {
                 true => Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?,

@@ -128,6 +128,8 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn shift_left(v: Self::V, bits: u32) -> Self::V;
     unsafe fn and_bits(v: Self::V, mask: u32) -> Self::V;
     unsafe fn or_bits(a: Self::V, b: Self::V) -> Self::V;
+    /// Each byte of v, which is below 16, becomes that entry of the table.
+    unsafe fn lookup(v: Self::V, table: &[u8; 16]) -> Self::V;
     /// 32 numbers: the even ones and the odd ones.
     unsafe fn load_bf16_split(p: *const bf16) -> [Self::V; 2];
 }
@@ -317,6 +319,11 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     unsafe fn or_bits(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|i| f32::from_bits(a[i].to_bits() | b[i].to_bits()))
+    }
+    #[inline(always)]
+    unsafe fn lookup(v: [f32; 16], table: &[u8; 16]) -> [f32; 16] {
+        let entry = |code: u8| table[usize::from(code & 15)];
+        v.map(|x| f32::from_bits(u32::from_le_bytes(x.to_bits().to_le_bytes().map(entry))))
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [[f32; 16]; 2] {

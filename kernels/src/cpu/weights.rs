@@ -84,7 +84,14 @@ impl<'a> Numbers<'a> {
                 Ok(Numbers::Codes(CodeRows::blocks(*form, bytes, matrix.rows, matrix.cols)?))
             }
             HostData::Int4 { packed, scales, group } => {
-                CodeRows::int4(packed, scales, *group, matrix.cols).map(Numbers::Codes).ok_or_else(quantized)
+                CodeRows::int4(packed, scales, None, *group, matrix.cols).map(Numbers::Codes).ok_or_else(quantized)
+            }
+            HostData::Int4Zeros { packed, scales, zeros, group } => {
+                let rows = CodeRows::int4(packed, scales, Some(zeros), *group, matrix.cols);
+                rows.map(Numbers::Codes).ok_or_else(quantized)
+            }
+            HostData::Mxfp4 { packed, scales } => {
+                Ok(Numbers::Codes(CodeRows::Mxfp4 { packed, scales, cols: matrix.cols }))
             }
             HostData::Fp8 { .. } => Err(quantized()),
         }

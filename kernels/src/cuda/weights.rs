@@ -45,8 +45,7 @@ impl Prepared {
             (HostData::Int4 { packed, scales, group }, _) => {
                 (WeightForm::Int4 { group, scales: scales.form() }, HostData::Int4 { packed, scales, group })
             }
-            // `CudaStorage` keeps none.
-            (HostData::Blocks { form, .. }, _) => return Err(wrong(format!("{} is not kept on GPUs", form.name()))),
+            (data, _) => return Err(wrong(format!("{:?} is not kept on GPUs", data.stored_form()))),
         };
         let prepared = Prepared { outs, ins, form, data };
         let (bytes, scales) = (prepared.bytes(), prepared.scale_bytes());
@@ -66,17 +65,17 @@ impl Prepared {
             HostData::Bf16(v) => size_of_val(&**v),
             HostData::Fp8 { codes, .. } => codes.len(),
             HostData::Int4 { packed, .. } => packed.len(),
-            HostData::Blocks { bytes, .. } => bytes.len(),
+            _ => 0,
         }
     }
 
     fn scale_bytes(&self) -> usize {
         match &self.data {
-            HostData::F32(_) | HostData::Bf16(_) | HostData::Blocks { .. } => 0,
             HostData::Fp8 { scales, .. } | HostData::Int4 { scales: GroupScales::F32(scales), .. } => {
                 size_of_val(&**scales)
             }
             HostData::Int4 { scales: GroupScales::Bf16(scales), .. } => size_of_val(&**scales),
+            _ => 0,
         }
     }
 
@@ -89,7 +88,6 @@ impl Prepared {
                 writer.write(to, at, codes)?;
                 writer.write(to, scales_at, scales)?;
             }
-            HostData::Blocks { bytes, .. } => writer.write(to, at, bytes)?,
             HostData::Int4 { packed, scales, .. } => {
                 writer.write(to, at, packed)?;
                 match scales {
@@ -97,6 +95,8 @@ impl Prepared {
                     GroupScales::Bf16(scales) => writer.write(to, scales_at, scales)?,
                 }
             }
+            // `new` refuses them.
+            _ => {}
         }
         Ok(())
     }

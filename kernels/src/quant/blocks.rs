@@ -26,6 +26,8 @@ pub enum Factors {
     Scale,
     /// A scale and a minimum: code * scale + minimum.
     ScaleMin,
+    /// A scale and a zero, which is a code: (code - zero) * scale.
+    ScaleZero,
     /// Codes of a scale and a minimum, whose factors eight groups share: code * (d * scale) - dmin * minimum.
     Shared,
     /// Codes of two scales, one for each half of the group, whose factor eight groups share: (code - zero) * (d * scale).
@@ -60,7 +62,7 @@ impl BlockForm {
     /// Numbers of a block.
     pub fn numbers(self) -> usize {
         match self.factors() {
-            Factors::Scale | Factors::ScaleMin => CODE_GROUP,
+            Factors::Scale | Factors::ScaleMin | Factors::ScaleZero => CODE_GROUP,
             Factors::Shared | Factors::SharedHalves => 8 * CODE_GROUP,
         }
     }
@@ -192,6 +194,7 @@ impl BlockForm {
                     let code = if self.bits() == 8 { f32::from(code as i8) } else { f32::from(code) };
                     match self.factors() {
                         Factors::Scale => (code - f32::from(self.zero())) * first,
+                        Factors::ScaleZero => (code - second) * first,
                         Factors::ScaleMin | Factors::Shared => code * first + second,
                         Factors::SharedHalves => {
                             (code - f32::from(self.zero())) * if i < CODE_GROUP / 2 { first } else { second }
@@ -206,12 +209,14 @@ impl BlockForm {
 }
 
 impl CodeGroup {
-    /// The scale and what is added, or the two scales.
+    /// The scale and what is added (of `ScaleZero`: the zero), or the two scales.
     #[inline]
     pub fn factors(&self, kind: Factors) -> [f32; 2] {
         let ([a, b], [d, dmin]) = (self.own, self.shared.map(|bits| f16::from_bits(bits).to_f32()));
         match kind {
-            Factors::Scale | Factors::ScaleMin => [f16::from_bits(a).to_f32(), f16::from_bits(b).to_f32()],
+            Factors::Scale | Factors::ScaleMin | Factors::ScaleZero => {
+                [f16::from_bits(a).to_f32(), f16::from_bits(b).to_f32()]
+            }
             Factors::Shared => [d * f32::from(a), -(dmin * f32::from(b))],
             Factors::SharedHalves => [d * f32::from(a as u8 as i8), d * f32::from(b as u8 as i8)],
         }

@@ -1,5 +1,6 @@
 //! The forms of weights as codes of few bits, as config.json names them. It does not know tensors.
 
+use rein_kernels::quant::MXFP4_GROUP;
 use rein_kernels::{ScaleForm, StoredForm};
 
 /// `group`: inputs that share a scale. None: all of an output.
@@ -63,11 +64,17 @@ impl CodedForm {
         }
     }
 
-    /// As what a backend gets such weights: int4 where they are symmetric, else what they are decoded to.
+    /// As what a backend gets such weights, if it keeps them; bf16: it gets what they are decoded to.
     pub fn stored(self) -> StoredForm {
-        match self.int4_group() {
-            Some(group) => StoredForm::Int4 { group, scales: ScaleForm::F32 },
-            None => StoredForm::Bf16,
+        match self {
+            Self::Gptq { bits: 4, group: Some(group), symmetric: true, .. } => {
+                StoredForm::Int4 { group, scales: ScaleForm::F32 }
+            }
+            Self::Gptq { bits: 4, group: Some(group), .. }
+            | Self::Awq { group: Some(group) }
+            | Self::Packed { bits: 4, group: Some(group), symmetric: false } => StoredForm::Int4Zeros { group },
+            Self::Fp4 { scales: Fp4Scales::E8m0, group: MXFP4_GROUP } => StoredForm::Mxfp4,
+            _ => StoredForm::Bf16,
         }
     }
 

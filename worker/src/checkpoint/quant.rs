@@ -1,6 +1,7 @@
 //! Reads `quantization_config`: the weight format of the checkpoint. It does not dequantize.
 
 use regex::Regex;
+use rein_kernels::quant::MXFP4_GROUP;
 use rein_kernels::{ScaleForm, StoredForm};
 use serde_json::{Map, Value};
 
@@ -58,7 +59,6 @@ impl Quantization {
 
 /// Inputs that share a scale.
 const NVFP4_GROUP: usize = 16;
-const MXFP4_GROUP: usize = 32;
 
 fn unsupported(what: String) -> LoadError {
     LoadError::Quantization { what }

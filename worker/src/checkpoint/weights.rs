@@ -273,10 +273,10 @@ impl CheckpointWeights {
         let shape = (rows.len(), cols.len());
         let (data, form) = match self.stored(module, out, inp, &mut HashSet::new())? {
             Stored::Coded(coded) => {
-                let (stored, group) = (coded.form.stored(), coded.form.int4_group());
-                let form = form(stored);
-                if let (HostForm::Stored, Some(group)) = (form, group) {
-                    let data = self.int4(&coded, group, rows, cols)?;
+                let form = form(coded.form.stored());
+                if form == HostForm::Stored
+                    && let Some(data) = self.kept(&coded, rows.clone(), cols.clone())?
+                {
                     return Ok(HostMatrix { rows: shape.0, cols: shape.1, data });
                 }
                 let numbers = self.decoded(&coded, rows, cols)?;

@@ -285,6 +285,7 @@ fn auto_dtype_is_that_of_the_checkpoint() {
     assert_eq!(of("llama_awkward"), Precision::F32);
     assert_eq!(of("kimi_k2_int4"), Precision::Bf16);
     assert_eq!(of("deepseek_v3_fp8"), Precision::Bf16);
+    assert_eq!(of("gguf_llama"), Precision::Bf16, "numbers in blocks");
 }
 
 #[test]

@@ -236,6 +236,13 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
     }
     #[inline(always)]
+    unsafe fn lookup(v: __m512, table: &[u8; 16]) -> __m512 {
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_shuffle_epi8(table, _mm512_castps_si512(v)))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [__m512; 2] {
         unsafe { Self::halves(_mm512_castsi512_ps(_mm512_loadu_si512(p.cast()))) }
     }
@@ -332,6 +339,11 @@ unsafe fn dot_bytes_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
         let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(acc), sums))
     }
+}
+
+#[inline(always)]
+unsafe fn lookup_256(v: __m256, table: __m256i) -> __m256 {
+    unsafe { _mm256_castsi256_ps(_mm256_shuffle_epi8(table, _mm256_castps_si256(v))) }
 }
 
 /// 16 bytes as 8 pairs of 16-bit integers.
@@ -585,6 +597,13 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn or_bits(a: Pair, b: Pair) -> Pair {
         unsafe { [_mm256_or_ps(a[0], b[0]), _mm256_or_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn lookup(v: Pair, table: &[u8; 16]) -> Pair {
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [lookup_256(v[0], table), lookup_256(v[1], table)]
+        }
     }
     #[inline(always)]
     unsafe fn load_bf16_split(p: *const bf16) -> [Pair; 2] {

@@ -4,12 +4,12 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use rein_kernels::quant::e4m3;
-use rein_kernels::{GroupScales, HostData};
+use rein_kernels::quant::{E2M1, MXFP4_GROUP, e4m3, e8m0};
+use rein_kernels::{GroupScales, HostData, StoredForm};
 
 use super::super::error::LoadError;
 use super::super::forms::{CodedForm, Fp4Scales};
-use super::super::parts::cut_scales;
+use super::super::parts::{cut_bytes, cut_nibbles};
 use super::super::safetensors::{StoredDtype, TensorEntry};
 use super::{CheckpointWeights, is_float, mis_shaped, mistyped};
 
@@ -27,17 +27,35 @@ pub(super) struct Coded<'a> {
     group_of: Vec<usize>,
 }
 
-/// The numbers of e2m1 without a sign, which is the highest bit (OCP Microscaling Formats 1.0).
-const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+/// The zero of int4 without zeros.
+const INT4_ZERO: f32 = 8.0;
+
+/// Codes [rows, cols]; scales and zeros [rows, groups] of the whole weight.
+struct Codes {
+    numbers: Vec<i16>,
+    scales: Vec<f32>,
+    zeros: Vec<f32>,
+    groups: usize,
+}
+
+/// Rows of `stride` bytes, each filled up to whole words.
+fn padded(bytes: Vec<u8>, stride: usize) -> Vec<u8> {
+    let to = stride.next_multiple_of(4);
+    if to == stride {
+        return bytes;
+    }
+    let rows = bytes.chunks_exact(stride.max(1));
+    rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0, to - stride))).collect()
+}
 
 /// Where eight codes of AWQ are in a word, in nibbles.
 const AWQ_NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// The code at this bit of a little-endian stream; of at most eight bits.
-fn code_at(bytes: &[u8], bit: usize, bits: usize) -> i32 {
+fn code_at(bytes: &[u8], bit: usize, bits: usize) -> i16 {
     let byte = |at: usize| u32::from(bytes.get(at).copied().unwrap_or(0));
     let window = byte(bit / 8) | byte(bit / 8 + 1) << 8;
-    (window >> (bit % 8) & ((1 << bits) - 1)) as i32
+    (window >> (bit % 8) & ((1 << bits) - 1)) as i16
 }
 
 fn unlike(form: CodedForm) -> LoadError {
@@ -141,49 +159,80 @@ impl CheckpointWeights {
         Ok(Some(Coded { form, out, codes, scales, zeros, groups, group_of }))
     }
 
-    /// Outputs `rows` and inputs `cols` of a weight whose form has an `int4_group`, as a matrix of int4.
-    pub(super) fn int4(
+    /// Outputs `rows` and inputs `cols` of a weight as it is stored: as int4 or MXFP4 of a backend. None: a part of a
+    /// group is cut off, or groups are not of neighbours.
+    pub(super) fn kept(
         &self,
         weight: &Coded,
-        group: usize,
         rows: Range<usize>,
         cols: Range<usize>,
-    ) -> Result<HostData, LoadError> {
-        let Coded { form, out, codes, scales, ref group_of, .. } = *weight;
-        let CodedForm::Gptq { offset, .. } = form else { return Err(unlike(form)) };
-        // The zero of every code, eight times.
-        let zero = (8 - offset) * 0x1111_1111;
-        let others = self.zeros(weight)?.as_chunks().0.iter().any(|word| u32::from_le_bytes(*word) != zero);
-        if others || group_of.iter().enumerate().any(|(input, &of)| of != input / group) {
-            return Err(unlike(form));
-        }
-        let first = cols.start / 8;
-        let bytes = self.bytes(codes, 4 * first * out..4 * cols.end.div_ceil(8) * out)?;
-        let code = |row: usize, col: usize| match col < cols.end {
-            true => code_at(&bytes[4 * ((col / 8 - first) * out + row)..][..4], col % 8 * 4, 4) as u8,
-            false => 0,
+    ) -> Result<Option<HostData>, LoadError> {
+        let size = match weight.form.stored() {
+            StoredForm::Int4 { group, .. } | StoredForm::Int4Zeros { group } => group,
+            StoredForm::Mxfp4 => MXFP4_GROUP,
+            _ => return Ok(None),
         };
-        let padded = cols.len().div_ceil(8) * 4;
-        let packed = rows.clone().flat_map(|row| {
-            let at = cols.start;
-            (0..padded).map(move |i| (row, at + 2 * i)).map(|(row, col)| code(row, col) | code(row, col + 1) << 4)
+        let neighbours = weight.group_of.iter().enumerate().all(|(input, &group)| group == input / size.max(1));
+        if !neighbours || !cols.start.is_multiple_of(size) {
+            return match weight.form.int4_group() {
+                // What config.json says is not what the file has.
+                Some(_) if !neighbours => Err(unlike(weight.form)),
+                _ => Ok(None),
+            };
+        }
+        let groups = cols.start / size..cols.end.div_ceil(size);
+        if let CodedForm::Fp4 { .. } = weight.form {
+            let stride = weight.codes.len() / weight.out.max(1);
+            let codes = self.bytes(weight.codes, rows.start * stride..rows.end * stride)?;
+            let scales = self.bytes(weight.scales, rows.start * weight.groups..rows.end * weight.groups)?;
+            let nibbles = cut_nibbles(padded(codes, stride), stride.next_multiple_of(4), weight.group_of.len(), cols);
+            return Ok(Some(HostData::Mxfp4 { packed: nibbles, scales: cut_bytes(scales, weight.groups, groups) }));
+        }
+        let codes = self.codes(weight, rows, cols.clone())?;
+        let packed = codes.numbers.chunks_exact(cols.len().max(1)).flat_map(|row| {
+            let words = row.chunks(8).map(|eight| {
+                eight.iter().enumerate().fold(0, |word: u32, (i, &code)| word | (code as u32 & 0xf) << (4 * i))
+            });
+            words.flat_map(u32::to_le_bytes)
         });
         let packed = packed.collect();
-        // [groups, out] to [out, groups].
-        let all = self.floats(scales, 0..scales.len() / scales.dtype.size())?;
-        let by_row: Vec<f32> = rows.clone().flat_map(|row| all.iter().skip(row).step_by(out).copied()).collect();
-        let local = 0..rows.len();
-        let (scales, [_, group]) = cut_scales(&by_row, all.len() / out.max(1), [1, group], &local, &cols);
-        Ok(HostData::Int4 { packed, scales: GroupScales::F32(scales), group })
+        let cut = |all: &[f32]| -> Vec<f32> {
+            all.chunks_exact(codes.groups.max(1)).flat_map(|row| &row[groups.clone()]).copied().collect()
+        };
+        let scales = GroupScales::F32(cut(&codes.scales));
+        let zeros = cut(&codes.zeros);
+        if weight.form.int4_group().is_none() {
+            let zeros = zeros.into_iter().map(|zero| zero as u8).collect();
+            return Ok(Some(HostData::Int4Zeros { packed, scales, zeros, group: size }));
+        }
+        match zeros.iter().all(|&zero| zero == INT4_ZERO) {
+            true => Ok(Some(HostData::Int4 { packed, scales, group: size })),
+            false => Err(unlike(weight.form)),
+        }
     }
 
     /// Outputs `rows` and inputs `cols` of a weight.
     pub(super) fn decoded(&self, w: &Coded, rows: Range<usize>, cols: Range<usize>) -> Result<Vec<f32>, LoadError> {
+        if let CodedForm::Fp4 { scales, .. } = w.form {
+            return self.fp4(w, scales, rows, cols);
+        }
+        let Codes { numbers, scales, zeros, groups } = self.codes(w, rows, cols.clone())?;
+        let rows = numbers.chunks_exact(cols.len().max(1)).enumerate();
+        let number = |row: usize, code: i16, group: usize| {
+            let at = row * groups + group;
+            (f32::from(code) - zeros[at]) * scales[at]
+        };
+        let decoded = rows.flat_map(|(row, codes)| {
+            codes.iter().zip(&w.group_of[cols.clone()]).map(move |(&code, &group)| (row, code, group))
+        });
+        Ok(decoded.map(|(row, code, group)| number(row, code, group)).collect())
+    }
+
+    fn codes(&self, w: &Coded, rows: Range<usize>, cols: Range<usize>) -> Result<Codes, LoadError> {
         match w.form {
-            CodedForm::Int8 => self.by_outputs(w, 8, rows, cols),
+            CodedForm::Int8 | CodedForm::Fp4 { .. } => self.by_outputs(w, 8, rows, cols),
             CodedForm::Packed { bits, .. } => self.by_outputs(w, bits, rows, cols),
-            CodedForm::Fp4 { scales, .. } => self.fp4(w, scales, rows, cols),
-            CodedForm::Gptq { bits, offset, .. } => self.by_inputs(w, bits, offset as i32, false, rows, cols),
+            CodedForm::Gptq { bits, offset, .. } => self.by_inputs(w, bits, offset as i16, false, rows, cols),
             CodedForm::Awq { .. } => self.by_inputs(w, 4, 0, true, rows, cols),
         }
     }
@@ -201,7 +250,7 @@ impl CheckpointWeights {
         let scales = self.bytes(scales, rows.start * groups..rows.end * groups)?;
         let global = global.map(|entry| self.floats(entry, 0..1)).transpose()?.map_or(1.0, |global| global[0]);
         let scale = |byte: u8| match kind {
-            Fp4Scales::E8m0 => f32::powi(2.0, i32::from(byte) - 127),
+            Fp4Scales::E8m0 => e8m0(byte),
             Fp4Scales::Divided => e4m3(byte) / global,
             Fp4Scales::Multiplied => e4m3(byte) * global,
         };
@@ -210,9 +259,7 @@ impl CheckpointWeights {
         for ((numbers, bytes), scales) in parts.zip(scales.chunks_exact(groups.max(1))) {
             let scales: Vec<f32> = scales.iter().map(|&byte| scale(byte)).collect();
             for (number, col) in numbers.iter_mut().zip(cols.clone()) {
-                let code = code_at(bytes, 4 * col, 4) as usize;
-                let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
-                *number = sign * E2M1[code & 7] * scales[group_of[col]];
+                *number = E2M1[code_at(bytes, 4 * col, 4) as usize] * scales[group_of[col]];
             }
         }
         Ok(numbers)
@@ -230,8 +277,8 @@ impl CheckpointWeights {
         bits: usize,
         rows: Range<usize>,
         cols: Range<usize>,
-    ) -> Result<Vec<f32>, LoadError> {
-        let Coded { form, out, codes, scales, groups, ref group_of, .. } = *weight;
+    ) -> Result<Codes, LoadError> {
+        let Coded { form, out, codes, scales, groups, .. } = *weight;
         let plain = form == CodedForm::Int8;
         // Without zeros, a packed code is a value plus half of the range.
         let middle = if plain { 0 } else { 1 << (bits - 1) };
@@ -242,7 +289,7 @@ impl CheckpointWeights {
         let scales = self.floats(scales, if one { 0..1 } else { rows.start * groups..rows.end * groups })?;
         let zero = |row: usize, group: usize| match (zeros.is_empty(), plain) {
             (true, _) => middle,
-            (false, true) => i32::from(zeros[if one { 0 } else { row }] as i8),
+            (false, true) => i16::from(zeros[if one { 0 } else { row }] as i8),
             (false, false) => {
                 // Packed along the outputs, of which a few bits may be in the next word.
                 let (word, bit) = (row * bits / 32, row * bits % 32);
@@ -251,18 +298,17 @@ impl CheckpointWeights {
                 code_at(&both, bit, bits)
             }
         };
-        let mut numbers = vec![0.0; rows.len() * cols.len()];
-        let parts = numbers.chunks_exact_mut(cols.len().max(1)).zip(bytes.chunks_exact(stride.max(1)));
-        for (i, (numbers, bytes)) in parts.enumerate() {
-            let scale = |group: usize| scales[if one { 0 } else { i * groups + group }];
-            let of_row: Vec<(f32, i32)> = (0..groups).map(|g| (scale(g), zero(rows.start + i, g))).collect();
-            for (number, col) in numbers.iter_mut().zip(cols.clone()) {
-                let code = if plain { i32::from(bytes[col] as i8) } else { code_at(bytes, col * bits, bits) };
-                let (scale, zero) = of_row[group_of[col]];
-                *number = (code - zero) as f32 * scale;
-            }
-        }
-        Ok(numbers)
+        let numbers = bytes.chunks_exact(stride.max(1)).flat_map(|bytes| {
+            let code = |col: usize| if plain { i16::from(bytes[col] as i8) } else { code_at(bytes, col * bits, bits) };
+            cols.clone().map(code).collect::<Vec<_>>()
+        });
+        let each = || rows.clone().flat_map(|row| (0..groups).map(move |group| (row, group)));
+        Ok(Codes {
+            numbers: numbers.collect(),
+            scales: each().map(|(row, g)| scales[if one { 0 } else { (row - rows.start) * groups + g }]).collect(),
+            zeros: each().map(|(row, group)| f32::from(zero(row, group))).collect(),
+            groups,
+        })
     }
 
     /// GPTQ and AWQ: words of codes whose rows belong to inputs. `across`: a word has the codes of eight outputs, else
@@ -271,12 +317,12 @@ impl CheckpointWeights {
         &self,
         weight: &Coded,
         bits: usize,
-        offset: i32,
+        offset: i16,
         across: bool,
         rows: Range<usize>,
         cols: Range<usize>,
-    ) -> Result<Vec<f32>, LoadError> {
-        let Coded { out, codes, scales, groups, ref group_of, .. } = *weight;
+    ) -> Result<Codes, LoadError> {
+        let Coded { out, codes, scales, groups, .. } = *weight;
         let per_word = 32 / bits;
         let zeros = self.zeros(weight)?;
         let scales = self.floats(scales, 0..groups * out)?;
@@ -287,22 +333,23 @@ impl CheckpointWeights {
         let bytes = self.bytes(codes, 4 * first * words..4 * last * words)?;
         let place = |output: usize| if across { AWQ_NIBBLES[output % per_word] } else { output % per_word };
         let code = |bytes: &[u8], word: usize, place: usize| code_at(&bytes[4 * word..][..4], place * bits, bits);
-        let mut numbers = vec![0.0; rows.len() * cols.len()];
-        for (numbers, row) in numbers.chunks_exact_mut(cols.len().max(1)).zip(rows) {
-            let zero = |group: usize| {
-                let word = group * out.div_ceil(per_word) + row / per_word;
-                code(&zeros, word, place(row)) + offset
+        let zero = |row: usize, group: usize| {
+            let word = group * out.div_ceil(per_word) + row / per_word;
+            code(&zeros, word, place(row)) + offset
+        };
+        let number = |row: usize, col: usize| {
+            let (word, place) = match across {
+                true => ((col - first) * words + row / per_word, place(row)),
+                false => ((col / per_word - first) * words + row, col % per_word),
             };
-            let of_row: Vec<(f32, i32)> = (0..groups).map(|g| (scales[g * out + row], zero(g))).collect();
-            for (number, col) in numbers.iter_mut().zip(cols.clone()) {
-                let (word, place) = match across {
-                    true => ((col - first) * words + row / per_word, place(row)),
-                    false => ((col / per_word - first) * words + row, col % per_word),
-                };
-                let (scale, zero) = of_row[group_of[col]];
-                *number = (code(&bytes, word, place) - zero) as f32 * scale;
-            }
-        }
-        Ok(numbers)
+            code(&bytes, word, place)
+        };
+        let each = || rows.clone().flat_map(|row| (0..groups).map(move |group| (row, group)));
+        Ok(Codes {
+            numbers: rows.clone().flat_map(|row| cols.clone().map(move |col| (row, col))).map(|(r, c)| number(r, c)).collect(),
+            scales: each().map(|(row, group)| scales[group * out + row]).collect(),
+            zeros: each().map(|(row, group)| f32::from(zero(row, group))).collect(),
+            groups,
+        })
     }
 }

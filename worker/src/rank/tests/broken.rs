@@ -6,6 +6,8 @@ use super::*;
 use crate::checkpoint::{CheckpointWeights, Quantization, Reads};
 use crate::limits::READ_TIMEOUT;
 
+mod gguf;
+
 fn refusal(dir: &Path) -> String {
     match RankGroup::load(dir, &f32_options(), &mut |_, _| ()) {
         Ok(_) => panic!("{} loaded", dir.display()),
