@@ -5,6 +5,7 @@ mod it {
     pub mod engines;
     pub mod failover;
     pub mod fuzz;
+    pub mod gguf;
     pub mod hedging;
     pub mod process;
     pub mod routing;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::GgufError;
 use crate::container::Gguf;
-use crate::fields::{Fields, string};
+use crate::fields::{MetadataFields, string};
 use crate::rope::rope_scaling;
 
 /// `general.architecture` of the files that can be read.
@@ -39,7 +39,7 @@ pub(crate) enum Arch {
 }
 
 /// What `hf_tensors` needs.
-pub(crate) struct Shape {
+pub(crate) struct ModelShape {
     pub arch: Arch,
     /// Without the layers of multi-token prediction.
     pub layers: u64,
@@ -50,8 +50,8 @@ pub(crate) struct Shape {
     pub experts: u64,
 }
 
-impl Shape {
-    pub fn read(fields: &Fields) -> Result<Self, GgufError> {
+impl ModelShape {
+    pub fn read(fields: &MetadataFields) -> Result<Self, GgufError> {
         let experts = fields.size("expert_count")?.unwrap_or(0);
         let arch = match fields.arch {
             "llama" if experts > 0 => Arch::Mixtral,
@@ -88,7 +88,7 @@ impl Shape {
     }
 }
 
-fn head_dim(fields: &Fields, hidden: u64, heads: u64) -> Result<u64, GgufError> {
+fn head_dim(fields: &MetadataFields, hidden: u64, heads: u64) -> Result<u64, GgufError> {
     let dim = match fields.size("attention.key_length")? {
         Some(dim) => dim,
         None if hidden.is_multiple_of(heads) => hidden / heads,
@@ -116,8 +116,8 @@ pub(crate) fn config(
     vocab_size: u64,
     rope_factors: Option<&[f32]>,
 ) -> Result<Map<String, Value>, GgufError> {
-    let fields = Fields::new(gguf)?;
-    let shape = Shape::read(&fields)?;
+    let fields = MetadataFields::new(gguf)?;
+    let shape = ModelShape::read(&fields)?;
     let mut out = common(&fields, &shape, vocab_size)?;
     let mut harmless = HARMLESS.to_vec();
     match shape.arch {
@@ -154,7 +154,7 @@ pub(crate) fn config(
 }
 
 /// The keys that all architectures have.
-fn common(fields: &Fields, shape: &Shape, vocab_size: u64) -> Result<Map<String, Value>, GgufError> {
+fn common(fields: &MetadataFields, shape: &ModelShape, vocab_size: u64) -> Result<Map<String, Value>, GgufError> {
     let hidden = fields.required("embedding_length")?;
     let heads = fields.required("attention.head_count")?;
     let embedding = fields.gguf.tensor("token_embd.weight");
@@ -220,7 +220,7 @@ fn named(out: &mut Map<String, Value>, architecture: &str, model_type: &str) {
 }
 
 /// Whether the attention has biases, on all four projections or on none.
-fn attention_bias(fields: &Fields) -> Result<bool, GgufError> {
+fn attention_bias(fields: &MetadataFields) -> Result<bool, GgufError> {
     let has = |name: &str| fields.gguf.tensor(&format!("blk.0.{name}.bias")).is_some();
     let (q, output) = (has("attn_q"), has("attn_output"));
     if q != output {
@@ -230,18 +230,18 @@ fn attention_bias(fields: &Fields) -> Result<bool, GgufError> {
     Ok(q)
 }
 
-fn llama(fields: &Fields, _: &Shape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn llama(fields: &MetadataFields, _: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     named(out, "LlamaForCausalLM", "llama");
     biases(fields, out)
 }
 
-fn biases(fields: &Fields, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn biases(fields: &MetadataFields, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     out.insert("attention_bias".into(), attention_bias(fields)?.into());
     out.insert("mlp_bias".into(), fields.gguf.tensor("blk.0.ffn_gate.bias").is_some().into());
     Ok(())
 }
 
-fn mixtral(fields: &Fields, shape: &Shape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn mixtral(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     named(out, "MixtralForCausalLM", "mixtral");
     softmax_routing(fields)?;
     fields.require("expert_weights_norm", true)?;
@@ -254,7 +254,7 @@ fn mixtral(fields: &Fields, shape: &Shape, out: &mut Map<String, Value>) -> Resu
     Ok(())
 }
 
-fn qwen3_moe(fields: &Fields, shape: &Shape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn qwen3_moe(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     named(out, "Qwen3MoeForCausalLM", "qwen3_moe");
     softmax_routing(fields)?;
     out.insert("attention_bias".into(), attention_bias(fields)?.into());
@@ -268,7 +268,7 @@ fn qwen3_moe(fields: &Fields, shape: &Shape, out: &mut Map<String, Value>) -> Re
     Ok(())
 }
 
-fn softmax_routing(fields: &Fields) -> Result<(), GgufError> {
+fn softmax_routing(fields: &MetadataFields) -> Result<(), GgufError> {
     if let Some(kind) = fields.size("expert_gating_func")?
         && kind != SOFTMAX
     {
@@ -281,7 +281,7 @@ fn softmax_routing(fields: &Fields) -> Result<(), GgufError> {
     fields.neutral("expert_shared_feed_forward_length", &[0.0])
 }
 
-fn granite(fields: &Fields, shape: &Shape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn granite(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     named(out, "GraniteForCausalLM", "granite");
     biases(fields, out)?;
     fields.neutral("expert_shared_feed_forward_length", &[0.0])?;
@@ -295,7 +295,7 @@ fn granite(fields: &Fields, shape: &Shape, out: &mut Map<String, Value>) -> Resu
     Ok(())
 }
 
-fn deepseek(fields: &Fields, shape: &Shape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn deepseek(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     let kimi = string(fields.gguf, "tokenizer.ggml.pre")? == Some("kimi-k2");
     named(out, "DeepseekV3ForCausalLM", if kimi { "kimi_k2" } else { "deepseek_v3" });
     match fields.size("expert_gating_func")? {
@@ -360,7 +360,7 @@ fn deepseek(fields: &Fields, shape: &Shape, out: &mut Map<String, Value>) -> Res
 }
 
 /// llama.cpp ignores a window in these architectures; one that no sequence exceeds has no effect.
-fn window(fields: &Fields) -> Result<(), GgufError> {
+fn window(fields: &MetadataFields) -> Result<(), GgufError> {
     let context = fields.required("context_length")?;
     match fields.size("attention.sliding_window")? {
         Some(window) if window > 0 && window < context => {

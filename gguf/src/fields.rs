@@ -10,14 +10,14 @@ use crate::container::{Gguf, MetadataArray, MetadataValue};
 const MAX_SIZE: u64 = 1 << 31;
 
 /// The keys that begin with the architecture's name.
-pub(crate) struct Fields<'a> {
+pub(crate) struct MetadataFields<'a> {
     pub gguf: &'a Gguf,
     /// `general.architecture`.
     pub arch: &'a str,
     read: RefCell<BTreeSet<String>>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> MetadataFields<'a> {
     pub fn new(gguf: &'a Gguf) -> Result<Self, GgufError> {
         const KEY: &str = "general.architecture";
         let Some(arch) = string(gguf, KEY)? else {

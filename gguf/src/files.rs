@@ -6,11 +6,19 @@ use serde_json::{Map, Value, json};
 
 use crate::GgufError;
 use crate::config::config;
-use crate::container::Gguf;
+use crate::container::{Gguf, MetadataValue};
 use crate::fields::string;
 use crate::tokenizer::Vocabulary;
 
 const TEMPLATE: &str = "tokenizer.chat_template";
+/// The model's defaults for sampling: the ends of llama.cpp's keys, and those of generation_config.json.
+const SAMPLING: [(&str, &str); 5] = [
+    ("temp", "temperature"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("penalty_repeat", "repetition_penalty"),
+];
 
 /// The text files of the directory that this model would have on Hugging Face: name and content.
 ///
@@ -29,7 +37,7 @@ pub fn hf_files(gguf: &Gguf, rope_factors: Option<&[f32]>) -> Result<Vec<(String
         file("config.json", &Value::Object(config)),
         file("tokenizer.json", &vocabulary.tokenizer_json()?),
         file("tokenizer_config.json", &tokenizer_config(&vocabulary)),
-        file("generation_config.json", &generation_config(&vocabulary)),
+        file("generation_config.json", &generation_config(gguf, &vocabulary)?),
     ];
     files.extend(templates(gguf)?);
     Ok(files)
@@ -59,7 +67,7 @@ fn tokenizer_config(vocabulary: &Vocabulary) -> Value {
     Value::Object(out)
 }
 
-fn generation_config(vocabulary: &Vocabulary) -> Value {
+fn generation_config(gguf: &Gguf, vocabulary: &Vocabulary) -> Result<Value, GgufError> {
     let mut out = Map::new();
     if let Some(bos) = vocabulary.bos {
         out.insert("bos_token_id".into(), bos.into());
@@ -70,7 +78,23 @@ fn generation_config(vocabulary: &Vocabulary) -> Value {
     if let Some(pad) = vocabulary.pad {
         out.insert("pad_token_id".into(), pad.into());
     }
-    Value::Object(out)
+    for (theirs, name) in SAMPLING {
+        let key = format!("general.sampling.{theirs}");
+        let value: Value = match gguf.metadata.get(&key) {
+            None => continue,
+            // Off, in both.
+            Some(&MetadataValue::Signed(..=0)) if name == "top_k" => 0.into(),
+            Some(&MetadataValue::Signed(n)) => n.into(),
+            Some(&MetadataValue::Unsigned(n)) => n.into(),
+            Some(&MetadataValue::Float(n)) if n.is_finite() => n.into(),
+            Some(other) => {
+                let what = format!("must be a finite number, got {}", other.kind_name());
+                return Err(GgufError::invalid(key, what));
+            }
+        };
+        out.insert(name.into(), value);
+    }
+    Ok(Value::Object(out))
 }
 
 /// The chat template, and others by their name.

@@ -10,7 +10,7 @@ mod names;
 mod rope;
 mod split;
 #[cfg(test)]
-mod testing;
+mod tests;
 mod tokenizer;
 
 pub use config::GGUF_ARCHITECTURES;

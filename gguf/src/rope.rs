@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use serde_json::{Map, Value, json};
 
 use crate::GgufError;
-use crate::fields::Fields;
+use crate::fields::MetadataFields;
 
 /// The tensor with Llama 3.1's factors, one per pair of rotated dimensions.
 pub const ROPE_FACTORS_TENSOR: &str = "rope_freqs.weight";
@@ -22,7 +22,7 @@ const DEEPSEEK_MSCALE_UNIT: f64 = 0.1;
 
 /// `rope_scaling`; None if the frequencies are not scaled.
 pub(crate) fn rope_scaling(
-    fields: &Fields,
+    fields: &MetadataFields,
     theta: f64,
     dims: u64,
     factors: Option<&[f32]>,
@@ -58,7 +58,7 @@ pub(crate) fn rope_scaling(
     }
 }
 
-fn yarn(fields: &Fields, factor: f64, trained: Option<u64>) -> Result<Value, GgufError> {
+fn yarn(fields: &MetadataFields, factor: f64, trained: Option<u64>) -> Result<Value, GgufError> {
     fields.neutral("rope.scaling.yarn_ext_factor", &[-1.0, 1.0])?;
     let mut out = Map::new();
     out.insert("rope_type".into(), "yarn".into());

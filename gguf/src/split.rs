@@ -28,12 +28,13 @@ pub fn split_files(path: &Path, first: &Gguf) -> Result<Vec<PathBuf>, GgufError>
         return Err(GgufError::invalid(NO, format!("must be below {COUNT}, {count}, got {no}")));
     }
     let Some(stem) = file.strip_suffix(name(no).as_str()) else {
-        let what = format!("is part {} of {count}, so its name must end with {}, got {file}", no + 1, name(no));
-        return Err(GgufError::invalid(path.display().to_string(), what));
+        let what =
+            format!("the file is part {} of {count}, so its name must end with {}, got {file}", no + 1, name(no));
+        return Err(GgufError::invalid(NO, what));
     };
     if no != 0 {
-        let what = format!("is part {} of {count}; give the first part, {stem}{}", no + 1, name(0));
-        return Err(GgufError::invalid(path.display().to_string(), what));
+        let what = format!("the file is part {} of {count}; give the first part, {stem}{}", no + 1, name(0));
+        return Err(GgufError::invalid(NO, what));
     }
     Ok((0..count).map(|no| path.with_file_name(format!("{stem}{}", name(no)))).collect())
 }

@@ -7,3 +7,18 @@ fn a_model_is_named_after_its_file() {
     assert_eq!(name("K2-00001-of-00013.gguf"), "K2");
     assert_eq!(name("one-of-many.gguf"), "one-of-many");
 }
+
+#[test]
+fn the_configs_of_the_fixtures_are_what_is_written() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    for first in ["gguf_llama/model.gguf", "gguf_qwen3_moe/model-00001-of-00002.gguf", "gguf_deepseek_v3/model.gguf"] {
+        let first = models.join(first);
+        let paths = split_files(&first, &header(&first).unwrap()).unwrap();
+        let gguf = join_headers(paths.iter().map(|path| header(path).unwrap()).collect()).unwrap();
+        let files = hf_files(&gguf, None).unwrap();
+        let made = &files.iter().find(|(name, _)| name == "config.json").unwrap().1;
+        let stored = fs::read_to_string(first.with_file_name("config.json")).unwrap();
+        let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(json(made), json(&stored), "{}", first.display());
+    }
+}

@@ -39,10 +39,15 @@ impl Server {
     }
 
     /// The same with a given command.
-    pub fn of(mut command: Command, extra: &[&str]) -> Server {
+    pub fn of(command: Command, extra: &[&str]) -> Server {
+        Server::serving(command, &demo_model(), extra)
+    }
+
+    /// The same with a given model.
+    pub fn serving(mut command: Command, model: &Path, extra: &[&str]) -> Server {
         let mut child = command
             .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--model"])
-            .arg(demo_model())
+            .arg(model)
             .args(extra)
             .stdout(Stdio::piped())
             .spawn()

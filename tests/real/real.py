@@ -39,6 +39,9 @@ def options():
     parser.add_argument("--prompts", type=int, default=20, help="prompts of identity")
     parser.add_argument("--prompt-tokens", type=int, default=48, help="max_tokens of identity")
     parser.add_argument("--dtypes", nargs="+", default=["f32", "bf16"], choices=("f32", "bf16"), help="types of identity")
+    parser.add_argument(
+        "--weights", default="file", choices=("file", "dequantized"),
+        help="what Rein serves for BFCL and structured answers: llama-server's GGUF file, or its weights in bf16")
     parser.add_argument("--dtype", default="auto", help="rein serve's --dtype for BFCL and structured answers")
     parser.add_argument("--quantize", default="none", help="rein serve's --quantize for BFCL and structured answers")
     parser.add_argument("--format", help="rein serve's --format; detected if absent")
@@ -67,15 +70,16 @@ class Model:
             self.tokenizer.chat_template = self.template.read_text()
         self.running = {}
 
-    def rein(self, *more):
+    def rein(self, *more, file=False):
         given = {"--chat-template": self.template, "--format": self.arguments.format}
-        return start_rein(self.directory, self.hub, *(part for pair in given.items() if pair[1] for part in pair), *more)
+        return start_rein(self.directory, self.gguf if file else self.hub, *(part for pair in given.items() if pair[1] for part in pair), *more)
 
     def start(self, kind):
         if kind == "llama":
             return start_llama(self.directory, self.llama, self.gguf, *(["--chat-template-file", self.template] if self.template else []))
         enforcement = "off" if kind == "rein-off" else "names+arguments"
-        return self.rein("--enforcement", enforcement, "--dtype", self.arguments.dtype, "--quantize", self.arguments.quantize)
+        types = ["--dtype", self.arguments.dtype, "--quantize", self.arguments.quantize]
+        return self.rein("--enforcement", enforcement, *types, file=self.arguments.weights == "file")
 
     def server(self, kind):
         """The server of a kind, in place of one of another kind: two would share the processors."""

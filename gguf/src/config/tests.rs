@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{BYTE_LEVEL, Header, Put};
+use crate::tests::{BYTE_LEVEL, Header, Put};
 
 fn of(header: &Header) -> Result<Map<String, Value>, String> {
     config(&header.read(), BYTE_LEVEL.len() as u64, None).map_err(|error| error.to_string())

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Header, Put, text};
+use crate::tests::{Header, Put, text};
 
 fn small() -> Header {
     Header::new()

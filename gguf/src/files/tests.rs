@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::testing::{Header, Put};
+use crate::tests::{Header, Put};
 
 fn files(header: &Header) -> Result<BTreeMap<String, String>, String> {
     hf_files(&header.read(), None).map(|files| files.into_iter().collect()).map_err(|error| error.to_string())
@@ -59,4 +59,24 @@ fn a_template_s_name_cannot_leave_the_directory() {
         .put("tokenizer.chat_template.rag", Put::Str("x"))
         .put("tokenizer.chat_template.RAG", Put::Str("y"));
     assert!(files(&twice).unwrap_err().contains("another template has the same name"));
+}
+
+#[test]
+fn the_defaults_for_sampling_are_those_of_the_model() {
+    let header = Header::dense("llama")
+        .put("general.sampling.temp", Put::F32(0.6))
+        .put("general.sampling.top_k", Put::I32(20))
+        .put("general.sampling.top_p", Put::F32(0.95))
+        .put("general.sampling.min_p", Put::F32(0.0))
+        .put("general.sampling.penalty_repeat", Put::F32(1.05))
+        .put("general.sampling.mirostat", Put::I32(0));
+    let made = json_of(&files(&header).unwrap(), "generation_config.json");
+    let expected = json!({
+        "bos_token_id": 8, "eos_token_id": [9], "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0,
+        "repetition_penalty": 1.05,
+    });
+    assert_eq!(made, expected);
+    let made = |value: Put| files(&Header::dense("llama").put("general.sampling.top_k", value));
+    assert_eq!(json_of(&made(Put::I32(-1)).unwrap(), "generation_config.json")["top_k"], 0);
+    assert_eq!(made(Put::Str("x")).unwrap_err(), "general.sampling.top_k: must be a finite number, got a string");
 }

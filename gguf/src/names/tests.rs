@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Header, Put};
+use crate::tests::{Header, Put};
 
 fn named(header: &Header) -> Result<Vec<NamedTensor>, String> {
     hf_tensors(&header.read()).map_err(|error| error.to_string())

@@ -1,10 +1,10 @@
 use super::*;
-use crate::fields::Fields;
-use crate::testing::{Header, Put};
+use crate::fields::MetadataFields;
+use crate::tests::{Header, Put};
 
 fn scaling(header: Header, factors: Option<&[f32]>) -> Result<Option<Value>, String> {
     let gguf = header.read();
-    let fields = Fields::new(&gguf).unwrap();
+    let fields = MetadataFields::new(&gguf).unwrap();
     rope_scaling(&fields, 5e5, 16, factors).map_err(|error| error.to_string())
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Header, Put};
+use crate::tests::{Header, Put};
 
 fn part(no: u16, count: u16) -> Header {
     Header::new().put("split.no", Put::U16(no)).put("split.count", Put::U16(count))

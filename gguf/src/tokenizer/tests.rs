@@ -3,7 +3,7 @@ use std::str::FromStr;
 use tokenizers::Tokenizer;
 
 use super::*;
-use crate::testing::{BYTE_LEVEL, Header, Put};
+use crate::tests::{BYTE_LEVEL, Header, Put};
 
 fn load(header: &Header) -> Tokenizer {
     let gguf = header.read();

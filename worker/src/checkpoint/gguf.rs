@@ -48,7 +48,13 @@ pub fn open(path: &Path, reads: &Arc<Reads>) -> Result<Opened, LoadError> {
     let first_header = header(&first)?;
     let paths: Vec<PathBuf> = split_files(path, &first_header).map_err(failed(path))?;
     let (mut files, mut headers) = (vec![first], vec![first_header]);
-    for path in paths.iter().skip(1) {
+    for (i, path) in paths.iter().enumerate().skip(1) {
+        // A dangling link counts as present; it is reported when it is opened.
+        if reads.during(path, || path.symlink_metadata().is_err()) {
+            let first = paths[0].file_name().unwrap_or_default().display();
+            let what = format!("is missing; it is part {} of the {} of {first}", i + 1, paths.len());
+            return Err(LoadError::File { path: path.clone(), what });
+        }
         let file = CheckpointFile::open(path, reads)?;
         headers.push(header(&file)?);
         files.push(file);

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::FETCH_ROWS;
-use crate::cpu::codes::{CodePlaces, FETCH_GROUPS, WIDE_FACTORS, code_bytes, code_parts, high_bits, next_high_bits};
+use crate::cpu::codes::{CodePlaces, WIDE_FACTORS, code_bytes, code_parts, high_bits, next_high_bits};
 use crate::cpu::simd::Simd;
 use crate::cpu::weights::{GROUP_BYTES, GROUP_STEPS, PANEL};
 
@@ -87,9 +87,6 @@ pub unsafe fn group_kernel<S: Simd, const ROWS: usize, const HALF: bool>(
         let mut a = a.cast::<f32>();
         for g in 0..groups {
             let group = panel.add(g * GROUP_BYTES);
-            for line in (0..GROUP_BYTES).step_by(64) {
-                S::prefetch(group.wrapping_add(FETCH_GROUPS * GROUP_BYTES + line));
-            }
             // Integers: the bits of 0.0 are those of 0.
             let mut c = [[S::splat(0.0); 2]; ROWS];
             for s in 0..GROUP_STEPS {

@@ -346,7 +346,11 @@ impl CheckpointWeights {
         };
         let each = || rows.clone().flat_map(|row| (0..groups).map(move |group| (row, group)));
         Ok(Codes {
-            numbers: rows.clone().flat_map(|row| cols.clone().map(move |col| (row, col))).map(|(r, c)| number(r, c)).collect(),
+            numbers: rows
+                .clone()
+                .flat_map(|row| cols.clone().map(move |col| (row, col)))
+                .map(|(r, c)| number(r, c))
+                .collect(),
             scales: each().map(|(row, group)| scales[group * out + row]).collect(),
             zeros: each().map(|(row, group)| f32::from(zero(row, group))).collect(),
             groups,

@@ -77,7 +77,8 @@ fn errors_name_parts_that_are_missing_or_of_another_file() {
     let [first, second] = [1, 2].map(|n| copy.path().join(format!("model-0000{n}-of-00002.gguf")));
     let aside = copy.path().join("aside");
     fs::rename(&second, &aside).expect("rename");
-    assert_names(&refusal(copy.path()), &["model-00002-of-00002.gguf", "No such file"]);
+    let expected = "model-00002-of-00002.gguf: is missing; it is part 2 of the 2 of model-00001-of-00002.gguf";
+    assert_names(&refusal(copy.path()), &[expected]);
     fs::copy(&first, &second).expect("copy");
     assert_names(&refusal(copy.path()), &["split.no", "file 2 of 2 must have split.no 1"]);
     fs::copy(fixture("gguf_llama").dir.join("model.gguf"), &second).expect("copy");
@@ -85,12 +86,17 @@ fn errors_name_parts_that_are_missing_or_of_another_file() {
     fs::rename(&aside, &second).expect("rename");
     load(copy.path(), &f32_options());
 
-    // As if another model's part had the same number.
-    let mut bytes = fs::read(&second).expect("file");
-    let at = after_name(&bytes, "blk.0.attn_k.weight") - 8;
-    bytes[at] = b'v';
+    let (whole, mut bytes) = (fs::read(&first).expect("file"), fs::read(&second).expect("file"));
+    let mut more = whole.clone();
+    let at = after_name(&more, "split.tensors.count") + 4;
+    put(&mut more, at, 15);
+    fs::write(&first, more).expect("write");
+    assert_names(&refusal(copy.path()), &["split.tensors.count: is 15, but the files have 14 tensors"]);
+    fs::write(&first, whole).expect("write");
+    let at = after_name(&bytes, "blk.0.attn_q_norm.weight");
+    bytes[at - "q_norm.weight".len()] = b'k';
     fs::write(&second, &bytes).expect("write");
-    assert_names(&refusal(copy.path()), &["blk.0.attn_v.weight", "appears twice"]);
+    assert_names(&refusal(copy.path()), &["blk.0.attn_k_norm.weight: the tensor is in two files"]);
     fs::remove_file(&first).expect("remove");
     assert_names(&refusal(copy.path()), &["has neither model.safetensors nor"]);
 }
@@ -115,7 +121,7 @@ fn errors_name_experts_that_do_not_fit() {
     });
     assert_names(&message, &[first, "truncated"]);
     let message = with_config("gguf_qwen3_moe", |config| config["num_experts"] = 5.into());
-    assert_names(&message, &["model.layers.0.mlp.experts.4.gate_proj.weight"]);
+    assert_names(&message, &["model.layers.0.mlp.gate.weight", "[4, 256]", "[5, 256]"]);
     let message = with_config("gguf_deepseek_v3", |config| config["n_routed_experts"] = 4.into());
     assert_names(&message, &["model.layers.1.mlp.gate.weight", "[8, 64]", "[4, 64]"]);
 }
