@@ -39,7 +39,7 @@ pub(crate) enum Arch {
 }
 
 /// What `hf_tensors` needs.
-pub(crate) struct ModelShape {
+pub(crate) struct ArchShape {
     pub arch: Arch,
     /// Without the layers of multi-token prediction.
     pub layers: u64,
@@ -50,7 +50,7 @@ pub(crate) struct ModelShape {
     pub experts: u64,
 }
 
-impl ModelShape {
+impl ArchShape {
     pub fn read(fields: &MetadataFields) -> Result<Self, GgufError> {
         let experts = fields.size("expert_count")?.unwrap_or(0);
         let arch = match fields.arch {
@@ -117,7 +117,7 @@ pub(crate) fn config(
     rope_factors: Option<&[f32]>,
 ) -> Result<Map<String, Value>, GgufError> {
     let fields = MetadataFields::new(gguf)?;
-    let shape = ModelShape::read(&fields)?;
+    let shape = ArchShape::read(&fields)?;
     let mut out = common(&fields, &shape, vocab_size)?;
     let mut harmless = HARMLESS.to_vec();
     match shape.arch {
@@ -154,7 +154,7 @@ pub(crate) fn config(
 }
 
 /// The keys that all architectures have.
-fn common(fields: &MetadataFields, shape: &ModelShape, vocab_size: u64) -> Result<Map<String, Value>, GgufError> {
+fn common(fields: &MetadataFields, shape: &ArchShape, vocab_size: u64) -> Result<Map<String, Value>, GgufError> {
     let hidden = fields.required("embedding_length")?;
     let heads = fields.required("attention.head_count")?;
     let embedding = fields.gguf.tensor("token_embd.weight");
@@ -230,7 +230,7 @@ fn attention_bias(fields: &MetadataFields) -> Result<bool, GgufError> {
     Ok(q)
 }
 
-fn llama(fields: &MetadataFields, _: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn llama(fields: &MetadataFields, _: &ArchShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     named(out, "LlamaForCausalLM", "llama");
     biases(fields, out)
 }
@@ -241,7 +241,7 @@ fn biases(fields: &MetadataFields, out: &mut Map<String, Value>) -> Result<(), G
     Ok(())
 }
 
-fn mixtral(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn mixtral(fields: &MetadataFields, shape: &ArchShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     named(out, "MixtralForCausalLM", "mixtral");
     softmax_routing(fields)?;
     fields.require("expert_weights_norm", true)?;
@@ -254,7 +254,7 @@ fn mixtral(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Va
     Ok(())
 }
 
-fn qwen3_moe(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn qwen3_moe(fields: &MetadataFields, shape: &ArchShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     named(out, "Qwen3MoeForCausalLM", "qwen3_moe");
     softmax_routing(fields)?;
     out.insert("attention_bias".into(), attention_bias(fields)?.into());
@@ -281,7 +281,7 @@ fn softmax_routing(fields: &MetadataFields) -> Result<(), GgufError> {
     fields.neutral("expert_shared_feed_forward_length", &[0.0])
 }
 
-fn granite(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn granite(fields: &MetadataFields, shape: &ArchShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     named(out, "GraniteForCausalLM", "granite");
     biases(fields, out)?;
     fields.neutral("expert_shared_feed_forward_length", &[0.0])?;
@@ -295,7 +295,7 @@ fn granite(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Va
     Ok(())
 }
 
-fn deepseek(fields: &MetadataFields, shape: &ModelShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+fn deepseek(fields: &MetadataFields, shape: &ArchShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
     let kimi = string(fields.gguf, "tokenizer.ggml.pre")? == Some("kimi-k2");
     named(out, "DeepseekV3ForCausalLM", if kimi { "kimi_k2" } else { "deepseek_v3" });
     match fields.size("expert_gating_func")? {

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::GgufError;
-use crate::config::{Arch, ModelShape};
+use crate::config::{Arch, ArchShape};
 use crate::container::{Gguf, TensorInfo};
 use crate::fields::MetadataFields;
 use crate::rope::ROPE_FACTORS_TENSOR;
@@ -45,7 +45,7 @@ pub enum RowOrder {
 
 /// All tensors that Rein loads. The layers of multi-token prediction and Llama 3.1's rotary factors are left out.
 pub fn hf_tensors(gguf: &Gguf) -> Result<Vec<NamedTensor>, GgufError> {
-    let shape = ModelShape::read(&MetadataFields::new(gguf)?)?;
+    let shape = ArchShape::read(&MetadataFields::new(gguf)?)?;
     let predicting = prediction_layers(gguf);
     let mut named = Vec::with_capacity(gguf.tensors.len());
     for (tensor, info) in gguf.tensors.iter().enumerate() {
@@ -86,7 +86,7 @@ fn unknown(info: &TensorInfo) -> GgufError {
     GgufError::unsupported(&info.name, "the tensor is unknown in this architecture")
 }
 
-fn place(info: &TensorInfo, shape: &ModelShape, predicting: &HashSet<&str>) -> Result<Place, GgufError> {
+fn place(info: &TensorInfo, shape: &ArchShape, predicting: &HashSet<&str>) -> Result<Place, GgufError> {
     let stored = |name: &str| Ok(Place::One { name: name.into(), rows: RowOrder::Stored });
     match info.name.as_str() {
         "token_embd.weight" => return stored("model.embed_tokens.weight"),
@@ -118,7 +118,7 @@ fn prediction_layers(gguf: &Gguf) -> HashSet<&str> {
     blocks.filter(|(_, rest)| rest.starts_with("nextn.")).map(|(layer, _)| layer).collect()
 }
 
-fn in_layer(info: &TensorInfo, rest: &str, at: &str, shape: &ModelShape) -> Result<Place, GgufError> {
+fn in_layer(info: &TensorInfo, rest: &str, at: &str, shape: &ArchShape) -> Result<Place, GgufError> {
     let Some((base, suffix)) = rest.rsplit_once('.').filter(|(_, suffix)| matches!(*suffix, "weight" | "bias")) else {
         return Err(unknown(info));
     };
@@ -200,7 +200,7 @@ fn latent(base: &str, suffix: &str) -> Option<&'static str> {
     })
 }
 
-fn rotary_pairs(info: &TensorInfo, shape: &ModelShape) -> Result<RowOrder, GgufError> {
+fn rotary_pairs(info: &TensorInfo, shape: &ArchShape) -> Result<RowOrder, GgufError> {
     let rows = info.dims.last().copied().unwrap_or(0);
     match usize::try_from(shape.head_dim) {
         Ok(head_dim) if head_dim > 0 && rows.is_multiple_of(shape.head_dim) => Ok(RowOrder::RotaryPairs { head_dim }),

@@ -102,22 +102,35 @@ fn seconds(mut f: impl FnMut()) -> f64 {
 fn products(cpu: &Cpu) {
     let mut rng = Numbers(1);
     let (n, count) = (2048, 32);
-    for (precision, bytes) in [(Precision::F32, 4.0), (Precision::Bf16, 2.0), (Precision::Int8, 1.0625)] {
-        let source = rng.matrix(n, n);
+    let numbers = |precision: Precision| (format!("{precision:?}"), rng.matrix(n, n), precision);
+    let mut all: Vec<_> = [Precision::F32, Precision::Bf16, Precision::Int8].into_iter().map(numbers).collect();
+    for form in [BlockForm::Q4_0, BlockForm::Q4K, BlockForm::Q5_0, BlockForm::Q6K, BlockForm::Q8_0] {
+        // Without the bits that would make factors infinite.
+        let bytes = (0..n * n / form.numbers() * form.bytes()).map(|i| (i * 37 % 251) as u8 & 0x3b).collect();
+        let data = HostData::Blocks { form, bytes };
+        all.push((form.name().to_owned(), HostMatrix { rows: n, cols: n, data }, Precision::Bf16));
+    }
+    for (name, source, precision) in all {
+        let bytes = match (&source.data, precision) {
+            (HostData::Blocks { bytes, .. }, _) => bytes.len() as f64 / (n * n) as f64,
+            (_, Precision::F32) => 4.0,
+            (_, Precision::Bf16) => 2.0,
+            (_, Precision::Int8) => 1.0625,
+        };
         let weights: Vec<Linear> =
             (0..count).map(|_| cpu.linear_weight(source.clone(), precision).expect("memory")).collect();
         let time = seconds(|| drop(cpu.linear_weight(source.clone(), precision)));
-        println!("{precision:?} packing: {:.2} GB/s of bf16", (2 * n * n) as f64 / time / 1e9);
+        println!("{name} packing: {:.2} GB/s of bf16", (2 * n * n) as f64 / time / 1e9);
         for rows in [1, 2, 4, 8, 16] {
             let x = cpu.to_device(rows, n, rng.values(rows, n));
             let time = seconds(|| weights.iter().for_each(|w| drop(cpu.linear(&x, w, None))));
             let gb = (count * n * n) as f64 * bytes / time / 1e9;
             let flops = (2 * rows * count * n * n) as f64 / time / 1e9;
-            println!("{precision:?} {rows:2} rows x {count} weights {n} x {n}: {gb:6.1} GB/s, {flops:6.0} GFLOPS");
+            println!("{name} {rows:2} rows x {count} weights {n} x {n}: {gb:6.1} GB/s, {flops:6.0} GFLOPS");
         }
         let x = cpu.to_device(512, n, rng.values(512, n));
         let time = seconds(|| drop(cpu.linear(&x, &weights[0], None)));
-        println!("{precision:?} 512 x {n} x {n}: {:.0} GFLOPS", (2 * 512 * n * n) as f64 / time / 1e9);
+        println!("{name} 512 x {n} x {n}: {:.0} GFLOPS", (2 * 512 * n * n) as f64 / time / 1e9);
     }
 }
 

@@ -30,8 +30,8 @@ pub struct WeightArgs {
     /// The model, in place of --model
     #[arg(value_name = "MODEL")]
     pub first: Option<PathBuf>,
-    /// Model directory in the Hub's layout (config.json, *.safetensors, tokenizer, chat template), or ORG/NAME@REVISION
-    /// of the Hub
+    /// Model directory in the Hub's layout (config.json, *.safetensors, tokenizer, chat template), a GGUF file, or
+    /// ORG/NAME@REVISION of the Hub
     // Empty: none is given.
     #[arg(long, env = "REIN_MODEL", value_name = "DIR|ORG/NAME", default_value = "", hide_default_value = true, value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub model: PathBuf,
