@@ -11,7 +11,7 @@ use crate::fields::{MetadataFields, string};
 use crate::rope::rope_scaling;
 
 /// `general.architecture` of the files that can be read.
-pub const GGUF_ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "deepseek2", "granite"];
+pub const GGUF_ARCHITECTURES: [&str; 7] = ["llama", "qwen2", "qwen3", "qwen3moe", "deepseek2", "granite", "gemma3"];
 
 /// Keys that do not change the results of a forward pass, or repeat what the tensors say.
 const HARMLESS: &[&str] = &[
@@ -36,6 +36,7 @@ pub(crate) enum Arch {
     Qwen3Moe,
     Deepseek,
     Granite,
+    Gemma3,
 }
 
 /// What `hf_tensors` needs.
@@ -61,6 +62,7 @@ impl ArchShape {
             "qwen3moe" => Arch::Qwen3Moe,
             "deepseek2" => Arch::Deepseek,
             "granite" => Arch::Granite,
+            "gemma3" => Arch::Gemma3,
             other => {
                 let what = format!("must be one of {}, got {other}", GGUF_ARCHITECTURES.join(", "));
                 return Err(GgufError::unsupported("general.architecture", what));
@@ -68,7 +70,7 @@ impl ArchShape {
         };
         match (arch, experts) {
             (Arch::Qwen3Moe | Arch::Deepseek, 0) => return Err(fields.invalid("expert_count", "must be at least 1")),
-            (Arch::Qwen2 | Arch::Qwen3 | Arch::Granite, 1..) => {
+            (Arch::Qwen2 | Arch::Qwen3 | Arch::Granite | Arch::Gemma3, 1..) => {
                 return Err(fields.unsupported("expert_count", "must be 0 or missing for this architecture"));
             }
             _ => {}
@@ -130,6 +132,7 @@ pub(crate) fn config(
         }
         Arch::Qwen3Moe => qwen3_moe(&fields, &shape, &mut out)?,
         Arch::Deepseek => deepseek(&fields, &shape, &mut out)?,
+        Arch::Gemma3 => gemma3(&fields, &shape, &mut out)?,
         Arch::Granite => {
             granite(&fields, &shape, &mut out)?;
             // In granite, false turns the rotary embedding off.
@@ -141,12 +144,15 @@ pub(crate) fn config(
         Arch::Deepseek => fields.required("rope.dimension_count")?,
         _ => shape.head_dim,
     };
-    let theta = fields.float("rope.freq_base")?.unwrap_or(1e4);
+    let usual_theta = if shape.arch == Arch::Gemma3 { 1e6 } else { 1e4 };
+    let theta = fields.float("rope.freq_base")?.unwrap_or(usual_theta);
     out.insert("rope_theta".into(), theta.into());
     if let Some(scaling) = rope_scaling(&fields, theta, rotated, rope_factors)? {
         out.insert("rope_scaling".into(), scaling);
     }
-    window(&fields)?;
+    if shape.arch != Arch::Gemma3 {
+        window(&fields)?;
+    }
     fields.require("attention.causal", true)?;
     fields.require("use_parallel_residual", false)?;
     fields.finish(&harmless)?;
@@ -355,6 +361,33 @@ fn deepseek(fields: &MetadataFields, shape: &ArchShape, out: &mut Map<String, Va
     put("topk_method", "noaux_tc".into());
     if first_dense > 0 && fields.size("feed_forward_length")?.is_none() {
         return Err(fields.invalid("feed_forward_length", "is required"));
+    }
+    Ok(())
+}
+
+/// Layers of Gemma 3 27B, whose queries are scaled by other than the size of a head.
+const GEMMA3_27B_LAYERS: u64 = 62;
+
+fn gemma3(fields: &MetadataFields, shape: &ArchShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+    named(out, "Gemma3ForCausalLM", "gemma3_text");
+    out.remove("hidden_act");
+    fields.neutral("final_logit_softcapping", &[0.0])?;
+    let (hidden, heads) = (fields.required("embedding_length")?, fields.required("attention.head_count")?);
+    let scalar = if shape.all_layers == GEMMA3_27B_LAYERS { hidden / heads } else { shape.head_dim };
+    let mut put = |name: &str, value: Value| out.insert(name.into(), value);
+    put("hidden_activation", "gelu_pytorch_tanh".into());
+    put("query_pre_attn_scalar", scalar.into());
+    put("rope_local_base_freq", fields.float("rope.freq_base_swa")?.unwrap_or(1e4).into());
+    let pattern = fields.size("attention.sliding_window_pattern")?.unwrap_or(6);
+    match fields.size("attention.sliding_window")?.filter(|&window| window > 0) {
+        Some(window) => {
+            put("sliding_window", window.into());
+            put("sliding_window_pattern", pattern.into());
+        }
+        // No layer has one.
+        None => {
+            put("sliding_window_pattern", 1.into());
+        }
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ pub struct NamedTensor {
     /// Expert `e` of `n`: the `e`-th of `n` equal parts of the tensor along its outermost (last) dimension.
     pub part: Option<(usize, usize)>,
     pub rows: RowOrder,
+    /// What is stored is one more than the Hugging Face tensor: a norm's factors around one.
+    pub plus_one: bool,
 }
 
 /// How the rows (the outermost dimension) of a tensor in the file are ordered.
@@ -51,7 +53,10 @@ pub fn hf_tensors(gguf: &Gguf) -> Result<Vec<NamedTensor>, GgufError> {
     for (tensor, info) in gguf.tensors.iter().enumerate() {
         match place(info, &shape, &predicting)? {
             Place::LeftOut => {}
-            Place::One { name, rows } => named.push(NamedTensor { name, tensor, part: None, rows }),
+            Place::One { name, rows } => {
+                let plus_one = shape.arch == Arch::Gemma3 && name.ends_with("norm.weight");
+                named.push(NamedTensor { name, tensor, part: None, rows, plus_one });
+            }
             Place::Experts { before, after } => {
                 let experts = outermost(info, shape.experts)?;
                 if named.len() + experts > MAX_NAMES {
@@ -62,6 +67,7 @@ pub fn hf_tensors(gguf: &Gguf) -> Result<Vec<NamedTensor>, GgufError> {
                     tensor,
                     part: Some((e, experts)),
                     rows: RowOrder::Stored,
+                    plus_one: false,
                 }));
             }
         }
@@ -126,9 +132,13 @@ fn in_layer(info: &TensorInfo, rest: &str, at: &str, shape: &ArchShape) -> Resul
     let one = |name: &str| Ok(Place::One { name: format!("{at}{name}.{suffix}"), rows: RowOrder::Stored });
     let mixtral = shape.arch == Arch::Mixtral;
     let mla = shape.arch == Arch::Deepseek;
+    let gemma = shape.arch == Arch::Gemma3;
     let moe = if mixtral { "block_sparse_moe" } else { "mlp" };
     match base {
         "attn_norm" if weight => return one("input_layernorm"),
+        "post_attention_norm" if weight && gemma => return one("post_attention_layernorm"),
+        "ffn_norm" if weight && gemma => return one("pre_feedforward_layernorm"),
+        "post_ffw_norm" if weight && gemma => return one("post_feedforward_layernorm"),
         "ffn_norm" if weight => return one("post_attention_layernorm"),
         "attn_output" => return one("self_attn.o_proj"),
         "attn_q" | "attn_k" if !mla || base == "attn_q" => {
@@ -140,10 +150,10 @@ fn in_layer(info: &TensorInfo, rest: &str, at: &str, shape: &ArchShape) -> Resul
             return Ok(Place::One { name: format!("{at}self_attn.{name}.{suffix}"), rows });
         }
         "attn_v" if !mla => return one("self_attn.v_proj"),
-        "attn_q_norm" if weight && matches!(shape.arch, Arch::Qwen3 | Arch::Qwen3Moe) => {
+        "attn_q_norm" if weight && matches!(shape.arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3) => {
             return one("self_attn.q_norm");
         }
-        "attn_k_norm" if weight && matches!(shape.arch, Arch::Qwen3 | Arch::Qwen3Moe) => {
+        "attn_k_norm" if weight && matches!(shape.arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3) => {
             return one("self_attn.k_norm");
         }
         "ffn_gate" if !mixtral => return one("mlp.gate_proj"),

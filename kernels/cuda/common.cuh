@@ -60,6 +60,9 @@ DEVICE float add(float a, float b) {
 
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 
+// The form with tanh, of which (1 + tanh(u)) / 2 is sigmoid(2 u).
+DEVICE float gelu(float x) { return x / (1.0f + expf(-x * (1.5957691f + 0.071354814f * x * x))); }
+
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 template <class T>

@@ -1,6 +1,6 @@
 // silu_mul: out [rows, n] T = silu(gate [rows, n]) * up [rows, n], both T with rows `stride` apart, as in the result of
 // one product with gate and up side by side. Rows where routes [rows] (may be null) is NONE are not written.
-// Grid: (rows, ceil(n / 2048)). Any n. Error: expf and rounding to T.
+// Grid: (rows, ceil(n / 2048)). Any n. Error: expf and rounding to T. gelu_mul: the same with gelu (tanh).
 //
 // sigmoid_mul: x [rows, n] T *= sigmoid of gate [rows, n] G, or of one gate for each row, rows of it `stride` apart.
 // Grid: (rows, ceil(n / 256)). Error: expf and rounding to T.
@@ -78,8 +78,8 @@ DEVICE void copy(T *to, const T *from, int n, bool several) {
 
 }  // namespace elementwise
 
-template <class T>
-DEVICE void silu_mul(const SiluMulArgs &a) {
+template <class T, bool GELU>
+DEVICE void gate_mul(const SiluMulArgs &a) {
   using namespace elementwise;
   if (a.routes && a.routes[blockIdx.x] == NONE) return;
   const T *gates = static_cast<const T *>(a.gate), *ups = static_cast<const T *>(a.up);
@@ -91,7 +91,10 @@ DEVICE void silu_mul(const SiluMulArgs &a) {
     auto gate = read(gates + row + i, count), up = read(ups + row + i, count);
     constexpr int N = sizeof gate.of / sizeof(T);
 #pragma unroll
-    for (int j = 0; j < N; j++) gate.of[j] = from_float<T>(silu(to_float(gate.of[j])) * to_float(up.of[j]));
+    for (int j = 0; j < N; j++) {
+      float x = to_float(gate.of[j]);
+      gate.of[j] = from_float<T>((GELU ? gelu(x) : silu(x)) * to_float(up.of[j]));
+    }
     write(out + size_t(blockIdx.x) * a.n + i, gate);
   });
 }
@@ -135,8 +138,10 @@ DEVICE void scatter(const ScatterArgs &a) {
   copy(out + size_t(index) * a.n, x + size_t(blockIdx.x) * a.n, a.n, several);
 }
 
-extern "C" __global__ void __launch_bounds__(256) silu_mul_f32(const SiluMulArgs a) { silu_mul<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) silu_mul_bf16(const SiluMulArgs a) { silu_mul<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) silu_mul_f32(const SiluMulArgs a) { gate_mul<float, false>(a); }
+extern "C" __global__ void __launch_bounds__(256) silu_mul_bf16(const SiluMulArgs a) { gate_mul<bf16, false>(a); }
+extern "C" __global__ void __launch_bounds__(256) gelu_mul_f32(const SiluMulArgs a) { gate_mul<float, true>(a); }
+extern "C" __global__ void __launch_bounds__(256) gelu_mul_bf16(const SiluMulArgs a) { gate_mul<bf16, true>(a); }
 extern "C" __global__ void __launch_bounds__(256) sigmoid_mul_f32(const SigmoidMulArgs a) {
   sigmoid_mul<float, float>(a);
 }

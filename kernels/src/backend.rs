@@ -387,6 +387,8 @@ pub trait Backend: Sized + Send + 'static {
     fn scale(&self, x: &mut Self::Tensor, factor: f32);
     /// silu(gate) * up
     fn silu_mul(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
+    /// gelu(gate) * up, of gelu's form with tanh (arXiv:1606.08415).
+    fn gelu_mul(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
     /// x *= sigmoid(gate); the gate has the columns of x, or one for all of them.
     fn sigmoid_mul(&self, x: &mut Self::Tensor, gate: &Self::Tensor);
 

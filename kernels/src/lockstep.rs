@@ -284,6 +284,12 @@ impl<B: Backend> Backend for Lockstep<B> {
         out
     }
 
+    fn gelu_mul(&self, gate: &B::Tensor, up: &B::Tensor) -> B::Tensor {
+        let out = self.device.gelu_mul(gate, up);
+        self.check("gelu_mul", &out, &self.oracle.gelu_mul(&self.read(gate), &self.read(up)));
+        out
+    }
+
     fn sigmoid_mul(&self, x: &mut B::Tensor, gate: &B::Tensor) {
         let mut want = self.read(x);
         self.oracle.sigmoid_mul(&mut want, &self.read(gate));

@@ -44,6 +44,16 @@ pub fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
+/// The form with tanh.
+pub fn gelu(x: f64) -> f64 {
+    let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+    0.5 * x * (1.0 + u.tanh())
+}
+
+pub fn gelu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    gate.iter().zip(up).map(|(g, u)| (gelu(f64::from(*g)) * f64::from(*u)) as f32).collect()
+}
+
 pub fn silu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(g, u)| (silu(f64::from(*g)) * f64::from(*u)) as f32).collect()
 }

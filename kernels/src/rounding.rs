@@ -280,6 +280,10 @@ impl Backend for RoundingCpu {
         self.activation(self.cpu.silu_mul(gate, up))
     }
 
+    fn gelu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
+        self.activation(self.cpu.gelu_mul(gate, up))
+    }
+
     fn sigmoid_mul(&self, x: &mut Tensor, gate: &Tensor) {
         self.cpu.sigmoid_mul(x, gate);
         *x = self.activation(x.clone());

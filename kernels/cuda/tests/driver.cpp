@@ -99,6 +99,7 @@ Kernel KERNELS[] = {
     KERNEL(group_norm_f32),    KERNEL(group_norm_bf16),
     KERNEL(add_scaled_f32),    KERNEL(add_scaled_bf16),
     KERNEL(silu_mul_f32),      KERNEL(silu_mul_bf16),
+    KERNEL(gelu_mul_f32),      KERNEL(gelu_mul_bf16),
     KERNEL(gather_f32),        KERNEL(gather_bf16),
     KERNEL(rope_write_f32),    KERNEL(rope_write_bf16),
     KERNEL(linear_f32),        KERNEL(linear_bf16),

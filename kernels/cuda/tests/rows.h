@@ -1,4 +1,4 @@
-// Kernels that work row by row against plain loops: embed, norms, silu_mul, gather, rope and cache writes.
+// Kernels that work row by row against plain loops: embed, norms, silu_mul, gelu_mul, gather, rope and cache writes.
 #include "check.h"
 
 namespace row_tests {
@@ -96,17 +96,21 @@ void group_norm(int rows, int groups, int n, int stride) {
 }
 
 template <class T>
-void silu_mul(int rows, int n) {
-  check::every_order(named("silu_mul", check::type_name<T>(), {rows, n}), [&] {
+void gate_mul(int rows, int n, bool gelu) {
+  check::every_order(named(gelu ? "gelu_mul" : "silu_mul", check::type_name<T>(), {rows, n}), [&] {
     Random random(rows + n);
     auto x = random.numbers<T>(size_t(rows) * 2 * n, 20);
     Buffer<T> xs(x), out(size_t(rows) * n);
     SiluMulArgs args = {xs.data, xs.data + n, out.data, nullptr, n, 2 * n};
-    host::launch("silu_mul", dim3(rows, (n + 255) / 256), 256, 0, [&] { FOR_TYPE(T, silu_mul)(args); });
+    host::launch("gate_mul", dim3(rows, (n + 255) / 256), 256, 0, [&] {
+      if (gelu) FOR_TYPE(T, gelu_mul)(args);
+      else FOR_TYPE(T, silu_mul)(args);
+    });
     std::vector<double> want(out.size);
     for (size_t i = 0; i < want.size(); i++) {
       double gate = value(x, i / n * 2 * n + i % n), up = value(x, i / n * 2 * n + n + i % n);
-      want[i] = gate / (1 + std::exp(-gate)) * up;
+      double u = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+      want[i] = (gelu ? 0.5 * gate * (1 + std::tanh(u)) : gate / (1 + std::exp(-gate))) * up;
     }
     check::close(out.data, want);
     return check::bytes(out);
@@ -236,7 +240,10 @@ void test_type() {
   group_norm<T>(2, 3, 64, 200);
   group_norm<T>(3, 2, 5, 10);
   group_norm<T>(1, 1, 300, 300);
-  for (int n : {1, 70, 513}) silu_mul<T>(3, n);
+  for (int n : {1, 70, 513}) {
+    gate_mul<T>(3, n, false);
+    gate_mul<T>(3, n, true);
+  }
   for (bool with_y : {false, true}) add_scaled<T>(300, with_y);
   gather<T>(4, 9, 37, 37);
   gather<T>(3, 3, 260, 300);

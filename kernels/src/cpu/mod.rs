@@ -159,6 +159,14 @@ impl Cpu {
         });
     }
 
+    fn gate_mul(&self, gate: &Tensor, up: &Tensor, f: &(dyn Fn(&mut [f32], &[f32]) + Sync)) -> Tensor {
+        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up must have the same shape");
+        let mut out = gate.clone();
+        let cols = out.cols;
+        self.by_rows(&mut out.data, cols, &|from, part| f(part, &up.data[from * cols..]));
+        out
+    }
+
     fn pack(&self, source: &PackSource, precision: Precision) -> Result<Panels> {
         Panels::pack(&self.pool, self.isa, &self.arena, source, precision)
     }
@@ -342,14 +350,15 @@ impl Backend for Cpu {
     }
 
     fn silu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "silu_mul: gate and up must have the same shape");
-        let (mut out, isa) = (gate.clone(), self.isa);
-        let cols = out.cols;
-        self.by_rows(&mut out.data, cols, &|from, part| {
-            // SAFETY: the set was detected.
-            unsafe { moe::silu_mul(isa, part, &up.data[from * cols..]) }
-        });
-        out
+        let isa = self.isa;
+        // SAFETY: the set was detected.
+        self.gate_mul(gate, up, &|part, up| unsafe { moe::silu_mul(isa, part, up) })
+    }
+
+    fn gelu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
+        let isa = self.isa;
+        // SAFETY: the set was detected.
+        self.gate_mul(gate, up, &|part, up| unsafe { moe::gelu_mul(isa, part, up) })
     }
 
     fn sigmoid_mul(&self, x: &mut Tensor, gate: &Tensor) {

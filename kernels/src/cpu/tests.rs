@@ -372,6 +372,8 @@ fn small_ops_agree_with_the_reference() {
                 let (ta, tb) = (cpu.to_device(rows, cols, a.clone()), cpu.to_device(rows, cols, b.clone()));
                 let silu = cpu.to_host(&cpu.silu_mul(&ta, &tb));
                 assert_close(&silu, &reference::silu_mul(&a, &b), 1e-6, "silu_mul");
+                let gelu = cpu.to_host(&cpu.gelu_mul(&ta, &tb));
+                assert_close(&gelu, &reference::gelu_mul(&a, &b), 1e-6, "gelu_mul");
                 let weight = rng.numbers(if cols == 5 { 5 } else { 24 }, 1.0);
                 let norm = cpu.to_host(&cpu.rms_norm(&ta, &weight, 1e-6));
                 assert_close(&norm, &reference::rms_norm(&a, &weight, 1e-6), 1e-6, "rms_norm");

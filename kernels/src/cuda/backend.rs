@@ -343,6 +343,10 @@ impl Backend for Cuda {
         self.ops.silu_mul_rows(gate, up, 0)
     }
 
+    fn gelu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
+        self.ops.gate_mul_rows(gate, up, 0, gate.element.of("gelu_mul_f32", "gelu_mul_bf16"))
+    }
+
     fn sigmoid_mul(&self, x: &mut DeviceTensor, gate: &DeviceTensor) {
         self.ops.sigmoid_mul(x, gate);
     }

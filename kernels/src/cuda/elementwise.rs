@@ -61,16 +61,27 @@ impl OpStream {
 
     /// silu(gate) * up; where `routes` is none (address 0: nowhere) rows are not written.
     pub fn silu_mul_rows(&self, gate: &DeviceTensor, up: &DeviceTensor, routes: u64) -> DeviceTensor {
+        self.gate_mul_rows(gate, up, routes, gate.element.of("silu_mul_f32", "silu_mul_bf16"))
+    }
+
+    /// The same by another kernel.
+    pub fn gate_mul_rows(
+        &self,
+        gate: &DeviceTensor,
+        up: &DeviceTensor,
+        routes: u64,
+        kernel: &'static str,
+    ) -> DeviceTensor {
         assert_eq!(
             (gate.rows, gate.cols, gate.stride),
             (up.rows, up.cols, up.stride),
-            "silu_mul: gate and up must have the same shape and stride"
+            "{kernel}: gate and up must have the same shape and stride"
         );
-        assert_eq!(gate.element, up.element, "silu_mul: gate and up must hold the same kind of numbers");
+        assert_eq!(gate.element, up.element, "{kernel}: gate and up must hold the same kind of numbers");
         let out = self.tensor(gate.rows, gate.cols, gate.element);
         let (n, stride) = (int(gate.cols), int(gate.stride));
         let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, routes, n, stride };
-        let plan = LaunchPlan::by_columns(gate.element.of("silu_mul_f32", "silu_mul_bf16"), gate.rows, gate.cols);
+        let plan = LaunchPlan::by_columns(kernel, gate.rows, gate.cols);
         // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
         unsafe { self.launch(&plan, &args) };
         out

@@ -154,5 +154,5 @@ fn entry(gguf: &Gguf, named: &NamedTensor, files: &[CheckpointFile]) -> Result<T
             Some(head_dim)
         }
     };
-    Ok(TensorEntry { dtype, shape, file: info.file, range, pairs })
+    Ok(TensorEntry { dtype, shape, file: info.file, range, pairs, plus_one: named.plus_one })
 }

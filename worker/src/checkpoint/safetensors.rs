@@ -90,6 +90,8 @@ pub struct TensorEntry {
     /// The rows of each head of this many are stored in pairs that are rotated together: first the first of both
     /// halves, then the second, and so on. They are read as two halves.
     pub(super) pairs: Option<usize>,
+    /// What is stored is one more.
+    pub(super) plus_one: bool,
 }
 
 impl TensorEntry {
@@ -175,7 +177,7 @@ impl Shards {
                 let what = format!("tensor {name} is also in {}; it must be in one file", other.unwrap_or_default());
                 return Err(bad(what));
             }
-            self.tensors.insert(name, TensorEntry { dtype, shape, file, range, pairs: None });
+            self.tensors.insert(name, TensorEntry { dtype, shape, file, range, pairs: None, plus_one: false });
         }
         self.files.push(source);
         Ok(())

@@ -454,6 +454,9 @@ impl CheckpointWeights {
         let size = entry.dtype.size();
         let mut out = Vec::with_capacity(range.len());
         extend_f32(&mut out, &self.bytes(entry, range.start * size..range.end * size)?, entry.dtype);
+        if entry.plus_one {
+            out.iter_mut().for_each(|number| *number -= 1.0);
+        }
         Ok(out)
     }
 

@@ -7,7 +7,7 @@ use rein_kernels::{RopeSpec, RouteSpec, WeightRole};
 use super::linear::{LinearSpec, Norm, Shard};
 use super::mixer::{Gqa, MixerSpec};
 use super::rope::{self, Frequencies};
-use super::spec::{Gated, LayerSpec, Mlp, Moe, Spec};
+use super::spec::{Activation, Gated, LayerSpec, Mlp, Moe, Spec};
 use crate::checkpoint::{ConfigFields, LoadError};
 
 const MAX_LAYERS: usize = 1 << 12;
@@ -205,8 +205,10 @@ impl<'a> Base<'a> {
         LayerSpec {
             input_norm: self.norm(format!("{at}input_layernorm"), self.hidden),
             mixer,
+            mixer_result_norm: None,
             mlp_norm: self.norm(format!("{at}post_attention_layernorm"), self.hidden),
             mlp,
+            mlp_result_norm: None,
         }
     }
 
@@ -218,6 +220,7 @@ impl<'a> Base<'a> {
     pub fn gated_named(&self, at: &str, [gate, up, down]: [&str; 3], inter: usize, bias: bool) -> Gated {
         let h = self.hidden;
         Gated {
+            activation: Activation::Silu,
             gate: LinearSpec::new(format!("{at}{gate}"), [inter, h], bias, Shard::Out),
             up: LinearSpec::new(format!("{at}{up}"), [inter, h], bias, Shard::Out),
             down: LinearSpec::new(format!("{at}{down}"), [h, inter], bias, Shard::In),

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, DryRun, DryWants, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds,
+    Backend, DryRun, DryWants, ExpertCounts, KernelError, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds,
     StepInputs, StepOutputs,
 };
 
 use super::load::{LoadedLinear, LoadedNorm};
 use super::mixer::{Mixer, StateSize};
-use super::spec::Spec;
+use super::spec::{Activation, Spec};
 
 mod load;
 
@@ -46,14 +46,32 @@ enum LayerResult<T> {
     Partial(T),
 }
 
+impl<T> LayerResult<T> {
+    /// The norm of the sum over ranks.
+    fn normed<B: Backend<Tensor = T>>(self, b: &B, norm: &LoadedNorm<B>) -> KernelResult<T> {
+        let sum = match self {
+            LayerResult::Sum(out) => out,
+            LayerResult::Partial(mut out) => {
+                b.all_reduce(&mut out)?;
+                out
+            }
+            LayerResult::None => return Err(KernelError::Shape { op: "norm", what: "a layer has no result".into() }),
+        };
+        Ok(norm.apply(b, &sum))
+    }
+}
+
 struct Layer<B: Backend> {
     input_norm: LoadedNorm<B>,
     mixer: Box<dyn Mixer<B>>,
+    mixer_result_norm: Option<LoadedNorm<B>>,
     mlp_norm: LoadedNorm<B>,
     mlp: MlpWeights<B>,
+    mlp_result_norm: Option<LoadedNorm<B>>,
 }
 
 struct Gated<B: Backend> {
+    activation: Activation,
     gate: LoadedLinear<B>,
     up: LoadedLinear<B>,
     down: LoadedLinear<B>,
@@ -203,11 +221,20 @@ impl<B: Backend> Network<B> {
                     LayerResult::Partial(out) => layer.input_norm.add_sum(b, &mut x, out, residual)?,
                 };
                 let out = layer.mixer.forward(b, batch, &normed)?;
-                let normed = layer.mlp_norm.add_sum(b, &mut x, out, residual)?;
+                let normed = match &layer.mixer_result_norm {
+                    None => layer.mlp_norm.add_sum(b, &mut x, out, residual)?,
+                    Some(norm) => {
+                        let out = LayerResult::Partial(out).normed(b, norm)?;
+                        layer.mlp_norm.add(b, &mut x, &out, residual)
+                    }
+                };
                 before = match &layer.mlp {
                     MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(b, &normed)),
                     MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(b, batch, &normed)?),
                 };
+                if let Some(norm) = &layer.mlp_result_norm {
+                    before = LayerResult::Sum(before.normed(b, norm)?);
+                }
             }
             match before {
                 LayerResult::None => {}
@@ -224,7 +251,12 @@ impl<B: Backend> Network<B> {
 
 impl<B: Backend> Gated<B> {
     fn forward(&self, b: &B, x: &B::Tensor) -> B::Tensor {
-        self.down.apply(b, &b.silu_mul(&self.gate.apply(b, x), &self.up.apply(b, x)))
+        let (gate, up) = (self.gate.apply(b, x), self.up.apply(b, x));
+        let middle = match self.activation {
+            Activation::Silu => b.silu_mul(&gate, &up),
+            Activation::Gelu => b.gelu_mul(&gate, &up),
+        };
+        self.down.apply(b, &middle)
     }
 }
 

@@ -45,8 +45,19 @@ pub fn read_partial(
     let Some(rope) = new.or(old) else {
         return Ok(plain(dims, check_theta(config, top_theta.unwrap_or(default_theta))?));
     };
+    of_parameters(config, rope, dims, max_positions, top_theta.unwrap_or(default_theta))
+}
+
+/// From an object of such keys; `theta` if it has none.
+pub fn of_parameters(
+    config: &ConfigFields,
+    rope: ConfigFields,
+    dims: usize,
+    max_positions: usize,
+    theta: f64,
+) -> Result<Frequencies, LoadError> {
     rope.f64("partial_rotary_factor")?;
-    let theta = check_theta(&rope, rope.f64("rope_theta")?.or(top_theta).unwrap_or(default_theta))?;
+    let theta = check_theta(&rope, rope.f64("rope_theta")?.unwrap_or(theta))?;
     let kind = match (rope.str("rope_type")?, rope.str("type")?) {
         (Some(a), Some(b)) if a != b => {
             return Err(rope.error("rope_type", format!("is {a:?}, but type is {b:?}")));
@@ -92,7 +103,7 @@ pub fn read_partial(
     Ok(made)
 }
 
-fn check_theta(fields: &ConfigFields, theta: f64) -> Result<f64, LoadError> {
+pub fn check_theta(fields: &ConfigFields, theta: f64) -> Result<f64, LoadError> {
     if theta > 1.0 {
         Ok(theta)
     } else {
@@ -108,7 +119,7 @@ fn factor(rope: &ConfigFields) -> Result<f64, LoadError> {
     }
 }
 
-fn plain(dims: usize, theta: f64) -> Frequencies {
+pub fn plain(dims: usize, theta: f64) -> Frequencies {
     let inv_freq = (0..dims / 2).map(|i| 1.0 / theta.powf(2.0 * i as f64 / dims as f64)).collect();
     Frequencies { inv_freq, magnitude: 1.0, softmax_mscale: 1.0 }
 }

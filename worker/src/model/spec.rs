@@ -7,9 +7,17 @@ use rein_kernels::{RouteSpec, WeightRole};
 use super::linear::{LinearSpec, Norm, Shard};
 use super::mixer::MixerSpec;
 
-/// down(silu(gate(x)) * up(x))
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// The form with tanh.
+    Gelu,
+}
+
+/// down(activation(gate(x)) * up(x)); of experts it is silu.
 #[derive(Debug, Clone)]
 pub struct Gated {
+    pub activation: Activation,
     pub gate: LinearSpec,
     pub up: LinearSpec,
     pub down: LinearSpec,
@@ -43,8 +51,12 @@ pub enum Mlp {
 pub struct LayerSpec {
     pub input_norm: Norm,
     pub mixer: MixerSpec,
+    /// Of what the mixer adds to the residual stream.
+    pub mixer_result_norm: Option<Norm>,
     pub mlp_norm: Norm,
     pub mlp: Mlp,
+    /// Of what the MLP adds.
+    pub mlp_result_norm: Option<Norm>,
 }
 
 #[derive(Debug, Clone)]
@@ -119,8 +131,12 @@ impl Spec {
 
     /// Plain tensors that the checkpoint must have, with their shapes.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let norms = self.layers.iter().flat_map(|layer| [&layer.input_norm, &layer.mlp_norm]).chain([&self.norm]);
-        let mut tensors: Vec<_> = norms.map(Norm::stored).collect();
+        let of_layer = |layer: &'_ LayerSpec| {
+            let results = layer.mixer_result_norm.iter().chain(&layer.mlp_result_norm);
+            [&layer.input_norm, &layer.mlp_norm].into_iter().chain(results).map(Norm::stored).collect::<Vec<_>>()
+        };
+        let norms = self.layers.iter().flat_map(of_layer).chain([self.norm.stored()]);
+        let mut tensors: Vec<_> = norms.collect();
         tensors.extend(self.layers.iter().flat_map(|layer| layer.mixer.tensors()));
         tensors.extend(self.linears().filter(|l| l.bias).map(|l| (format!("{}.bias", l.module), vec![l.out])));
         for layer in &self.layers {
@@ -136,7 +152,7 @@ impl Gated {
     /// Every rank that has an expert has all of it.
     pub fn into_expert(self) -> Self {
         let whole = |l: LinearSpec| LinearSpec { role: WeightRole::Expert, shard: Shard::Whole, ..l };
-        Self { gate: whole(self.gate), up: whole(self.up), down: whole(self.down) }
+        Self { gate: whole(self.gate), up: whole(self.up), down: whole(self.down), ..self }
     }
 
     pub fn linears(&self) -> [&LinearSpec; 3] {

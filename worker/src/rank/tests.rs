@@ -235,6 +235,20 @@ fn two_and_four_ranks_agree_with_one() {
     }
 }
 
+/// In bf16, unlike in f32, blocks stay as they are stored: a rank has whole blocks of each row, or decodes its part.
+#[test]
+fn ranks_share_rows_of_blocks() {
+    for name in ["gguf_llama", "gguf_qwen3_moe", "gguf_deepseek_v3"] {
+        let fixture = fixture(name);
+        for tp in [2, 4] {
+            let scored = fixture.score(&ModelOptions { dtype: Dtype::Bf16, tp, ..f32_options() });
+            let far = distance(&scored.logprobs, &fixture.reference.bf16.logprobs);
+            println!("{name}: tp {tp} in bf16 within {far:.1e} of transformers");
+            assert!(far <= BF16, "{name}: tp {tp} in bf16 differs by {far}");
+        }
+    }
+}
+
 #[test]
 fn both_spellings_of_a_config_are_equivalent() {
     let mut seen = 0;

@@ -131,7 +131,7 @@ fn op_checks<D: Devices>(devices: &D, small: bool) -> Vec<DeviceCheck<'static>> 
     let ops: [(&str, OpCheck<D::Backend>); 10] = [
         ("embed", Pair::embed),
         ("add_scaled, scale", Pair::sums),
-        ("silu_mul", Pair::silu_mul),
+        ("silu_mul, gelu_mul", Pair::silu_mul),
         ("rms_norm, add_norm", Pair::norms),
         ("rope", Pair::rope),
         ("linear", Pair::products),
@@ -260,6 +260,8 @@ impl<B: Backend> Pair<B> {
                 let (up, up_cpu) = self.activation(rows, cols)?;
                 let got = self.device.to_host(&self.device.silu_mul(&gate, &up));
                 check.compare(format_args!("[{rows}, {cols}]"), &got, self.cpu.silu_mul(&gate_cpu, &up_cpu).data());
+                let got = self.device.to_host(&self.device.gelu_mul(&gate, &up));
+                check.compare(format_args!("gelu [{rows}, {cols}]"), &got, self.cpu.gelu_mul(&gate_cpu, &up_cpu).data());
                 let (both, both_cpu) = self.activation(rows, 2 * cols)?;
                 let (gate, up) = (self.device.slice_cols(&both, 0, cols), self.device.slice_cols(&both, cols, cols));
                 let got = self.device.to_host(&self.device.silu_mul(&gate, &up));

@@ -2,6 +2,7 @@
 //! one is executed.
 
 mod deepseek_v3;
+mod gemma3;
 mod granite;
 mod llama;
 mod mistral;
@@ -31,6 +32,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "MistralForCausalLM", model_types: &["mistral"], build: mistral::build },
     Architecture { name: "Qwen2ForCausalLM", model_types: &["qwen2"], build: qwen::build_qwen2 },
     Architecture { name: "Qwen3ForCausalLM", model_types: &["qwen3"], build: qwen::build_qwen3 },
+    Architecture { name: "Gemma3ForCausalLM", model_types: &["gemma3_text"], build: gemma3::build },
     Architecture { name: "GraniteForCausalLM", model_types: &["granite"], build: granite::build },
 ];
 

@@ -69,7 +69,8 @@ fn expert<D: Devices>(reader: &WeightReader<D>, moe: &spec::Moe, id: u32) -> Ker
 
 impl<D: Devices> Loader<'_, D> {
     fn gated(&self, gated: &spec::Gated) -> Result<Gated<D::Backend>, LoadError> {
-        Ok(Gated { gate: self.linear(&gated.gate)?, up: self.linear(&gated.up)?, down: self.linear(&gated.down)? })
+        let [gate, up, down] = gated.linears().map(|l| self.linear(l));
+        Ok(Gated { activation: gated.activation, gate: gate?, up: up?, down: down? })
     }
 
     fn experts(
@@ -133,6 +134,8 @@ impl<B: Backend> Network<B> {
             layers.push(Layer {
                 input_norm: loader.norm(&layer.input_norm)?,
                 mixer: layer.mixer.load(&loader)?,
+                mixer_result_norm: layer.mixer_result_norm.as_ref().map(|norm| loader.norm(norm)).transpose()?,
+                mlp_result_norm: layer.mlp_result_norm.as_ref().map(|norm| loader.norm(norm)).transpose()?,
                 mlp_norm: loader.norm(&layer.mlp_norm)?,
                 mlp: match &layer.mlp {
                     Mlp::Dense(gated) => MlpWeights::Dense(loader.gated(gated)?),
