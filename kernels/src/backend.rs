@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use half::bf16;
 
+pub use crate::blocks::BlockForm;
 use crate::collective::{Collective, ControlLink};
 use crate::error::Result;
 pub use crate::inputs::*;
-pub use crate::quant::BlockForm;
 use crate::storage::DeviceStorage;
 pub use crate::storage::{HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 

@@ -2,6 +2,7 @@
 //! or model names.
 
 pub mod backend;
+pub mod blocks;
 pub mod collective;
 pub mod cpu;
 #[cfg(feature = "cuda")]

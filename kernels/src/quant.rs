@@ -1,12 +1,9 @@
 //! Dequantizes checkpoint weight formats.
 
-mod blocks;
-
-pub use blocks::{BlockForm, CODE_GROUP, CodeGroup, Factors};
-
 use half::bf16;
 
 use crate::backend::{GroupScales, HostData, HostForm, HostMatrix};
+pub use crate::blocks::{BlockForm, CODE_GROUP, CodeGroup, Factors};
 use crate::error::{KernelError, Result};
 
 /// Columns of MXFP4 that share a scale.

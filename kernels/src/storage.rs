@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use crate::quant::BlockForm;
+use crate::blocks::BlockForm;
 
 /// How the checkpoint stores a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

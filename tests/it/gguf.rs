@@ -129,7 +129,7 @@ fn commands_take_a_file_and_make_its_directory_once() {
     assert_score(&scratch, &file, &fixture("gguf_llama", "reference.json"));
     // The directory is a model like any other.
     assert_score(&scratch, made, &fixture("gguf_llama", "reference.json"));
-    assert_eq!(scratch.made(), [made.clone()]);
+    assert_eq!(scratch.made(), vec![made.clone()]);
     assert_eq!(expected.map(written), before);
 }
 

@@ -24,6 +24,7 @@ const NEVER: &[(&str, &[&str])] = &[
     ("adapter/Cargo.toml", &["rein-router", "rein-text", "rein-grammar", "rein-worker", "rein-control-plane", "axum"]),
     ("control-plane/Cargo.toml", &["rein-router", "rein-worker", "rein-kernels"]),
     ("hub/Cargo.toml", &["rein-router", "rein-worker", "rein-adapter", "rein-control-plane", "rein-measure", "clap"]),
+    ("gguf/Cargo.toml", &["rein-router", "rein-worker", "rein-kernels", "rein-text", "tokio", "clap"]),
     ("measure/Cargo.toml", &["rein-router", "rein-worker", "rein-control-plane"]),
 ];
 const BANNED_WORDS: &[&str] = &["Manager", "Helper", "utils"];
@@ -36,6 +37,7 @@ const REQUEST_PATH: &[&str] = &[
     "adapter/src",
     "measure/src",
     "hub/src",
+    "gguf/src",
     "src",
 ];
 

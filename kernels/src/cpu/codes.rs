@@ -9,11 +9,14 @@
 use half::{bf16, f16};
 
 use super::simd::Simd;
-use super::weights::{GROUP, PANEL};
 use crate::backend::GroupScales;
 use crate::error::{KernelError, Result};
 use crate::quant::{BlockForm, CodeGroup, Factors, e8m0};
 
+/// Outputs per panel.
+pub const PANEL: usize = 32;
+/// Inputs that share one int8 scale; inputs are padded to a multiple of it in every precision.
+pub const GROUP: usize = 32;
 /// How far ahead weights are prefetched, at any number of rows (measured; the factors of codes are read first).
 pub const FETCH_GROUPS: usize = 16;
 /// Steps of a group of codes of less than eight bits.
@@ -122,7 +125,7 @@ impl CodeForm {
     fn words(self, codes: &[u8; GROUP]) -> impl Iterator<Item = u32> {
         let high = self.bits - 4;
         let fours = codes.as_chunks::<4>().0;
-        // Fours of inputs that share a word of high bits.
+        // Fours of inputs whose high bits are in one word.
         let sharing = if high == 2 { 4 } else { 8 };
         let low = fours.as_chunks::<2>().0.iter().map(|[first, second]| {
             u32::from_le_bytes(first.map(|code| code & 0xf)) | u32::from_le_bytes(second.map(|code| code & 0xf)) << 4
@@ -333,7 +336,7 @@ pub unsafe fn code_bytes<S: Simd, const HIGH: usize>(low: S::V, high: S::V, seco
 
 /// The rows of a weight in a form of codes.
 #[derive(Debug, Clone, Copy)]
-pub enum CodeRows<'a> {
+pub enum StoredCodes<'a> {
     Blocks {
         form: BlockForm,
         bytes: &'a [u8],
@@ -354,11 +357,11 @@ pub enum CodeRows<'a> {
     },
 }
 
-impl<'a> CodeRows<'a> {
+impl<'a> StoredCodes<'a> {
     /// The number of bytes must fit.
-    pub fn blocks(form: BlockForm, bytes: &'a [u8], rows: usize, cols: usize) -> Result<CodeRows<'a>> {
+    pub fn blocks(form: BlockForm, bytes: &'a [u8], rows: usize, cols: usize) -> Result<StoredCodes<'a>> {
         match form.row_bytes(cols) {
-            Some(row_bytes) if row_bytes * rows == bytes.len() => Ok(CodeRows::Blocks { form, bytes, row_bytes }),
+            Some(row_bytes) if row_bytes * rows == bytes.len() => Ok(StoredCodes::Blocks { form, bytes, row_bytes }),
             _ => {
                 let what =
                     format!("[{rows}, {cols}] of {} must be whole blocks, got {} bytes", form.name(), bytes.len());
@@ -374,23 +377,23 @@ impl<'a> CodeRows<'a> {
         zeros: Option<&'a [u8]>,
         group: usize,
         cols: usize,
-    ) -> Option<CodeRows<'a>> {
+    ) -> Option<StoredCodes<'a>> {
         let narrow = match scales {
             GroupScales::Bf16(_) => true,
             GroupScales::F32(scales) => scales.iter().all(|&scale| f16::from_f32(scale).to_f32() == scale),
         };
         let whole = group > 0 && group.is_multiple_of(GROUP);
-        (narrow && whole).then_some(CodeRows::Int4 { packed, scales, zeros, group, cols })
+        (narrow && whole).then_some(StoredCodes::Int4 { packed, scales, zeros, group, cols })
     }
 
     pub fn form(self) -> CodeForm {
         match self {
-            CodeRows::Blocks { form, .. } => CodeForm::of(form),
-            CodeRows::Int4 { scales, zeros, group, .. } => {
+            StoredCodes::Blocks { form, .. } => CodeForm::of(form),
+            StoredCodes::Int4 { scales, zeros, group, .. } => {
                 let factors = if zeros.is_some() { Factors::ScaleZero } else { Factors::Scale };
                 CodeForm::int4(factors, group, matches!(scales, GroupScales::Bf16(_)))
             }
-            CodeRows::Mxfp4 { .. } => CodeForm::mxfp4(),
+            StoredCodes::Mxfp4 { .. } => CodeForm::mxfp4(),
         }
     }
 
@@ -404,12 +407,12 @@ impl<'a> CodeRows<'a> {
             })
         };
         match self {
-            CodeRows::Blocks { form, bytes, row_bytes } => {
+            StoredCodes::Blocks { form, bytes, row_bytes } => {
                 let per_block = form.numbers() / GROUP;
                 let at = row * row_bytes + g / per_block * form.bytes();
                 form.group(&bytes[at..at + form.bytes()], g % per_block)
             }
-            CodeRows::Int4 { packed, scales, zeros, group, cols } => {
+            StoredCodes::Int4 { packed, scales, zeros, group, cols } => {
                 let at = row * cols.div_ceil(group) + g * GROUP / group;
                 let scale = match scales {
                     GroupScales::F32(scales) => f16::from_f32(scales[at]).to_bits(),
@@ -419,7 +422,7 @@ impl<'a> CodeRows<'a> {
                 let codes = nibbles(packed, cols.div_ceil(8) * 4, cols, zero.min(15));
                 CodeGroup { codes, own: [scale, f16::from_f32(f32::from(zero)).to_bits()], shared: [0; 2] }
             }
-            CodeRows::Mxfp4 { packed, scales, cols } => {
+            StoredCodes::Mxfp4 { packed, scales, cols } => {
                 let exponent = scales[row * cols.div_ceil(GROUP) + g];
                 let scale = bf16::from_f32(e8m0(exponent) / 2.0).to_bits();
                 CodeGroup { codes: nibbles(packed, cols.div_ceil(8) * 4, cols, 0), own: [scale, 0], shared: [0; 2] }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use attention::{AttentionPlan, EntryField, QueryPart};
 use buffer::Buffer;
-use codes::CodeRows;
+use codes::StoredCodes;
 use dispatch::Counts;
 use gemm::{GemmJob, Packed};
 use memory::Arena;
@@ -175,9 +175,9 @@ impl Cpu {
 /// Int4 whose scales do not fit in 16 bits, or whose groups are cut, becomes numbers.
 fn packable(weight: HostMatrix) -> Result<HostMatrix> {
     let codes = match &weight.data {
-        HostData::Int4 { packed, scales, group } => CodeRows::int4(packed, scales, None, *group, weight.cols),
+        HostData::Int4 { packed, scales, group } => StoredCodes::int4(packed, scales, None, *group, weight.cols),
         HostData::Int4Zeros { packed, scales, zeros, group } => {
-            CodeRows::int4(packed, scales, Some(zeros), *group, weight.cols)
+            StoredCodes::int4(packed, scales, Some(zeros), *group, weight.cols)
         }
         _ => return Ok(weight),
     };

@@ -251,7 +251,7 @@ unsafe fn gate_times<S: Simd, const GELU: bool>(gate: S::V, up: S::V) -> S::V {
 }
 
 /// 2 sqrt(2 / pi), and that times 0.044715.
-const GELU_FACTORS: [f32; 2] = [1.595_769_1, 0.071_354_814];
+const GELU_FACTORS: [f32; 2] = [1.595_769_2, 0.071_354_814];
 
 #[inline(always)]
 unsafe fn gate_mul<S: Simd, const GELU: bool>(gate: &mut [f32], up: &[f32]) {

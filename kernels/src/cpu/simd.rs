@@ -104,8 +104,8 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn halves(pairs: Self::V) -> [Self::V; 2];
     /// Each 32-bit lane of a and b is a pair of 16-bit integers, and acc is 32-bit integers; as `dot_pair`.
     unsafe fn dot_integers(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// Each 32-bit lane of a is four integers from 0 to 127, of b four from -127 to 127, and acc is 32-bit integers: acc +
-    /// the sum of the four products.
+    /// Each 32-bit lane of a is four integers from 0 to 127, of b four from -127 to 127, and acc is 32-bit integers:
+    /// acc + the sum of the four products.
     unsafe fn dot_bytes(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// 32-bit integers as f32.
     unsafe fn from_integers(v: Self::V) -> Self::V;
@@ -333,9 +333,13 @@ unsafe impl Simd for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86;
+mod avx2;
 #[cfg(target_arch = "x86_64")]
-pub use x86::{Avx2, Avx512};
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
 
 /// Defines `unsafe fn name(isa, args)`, which calls the generic kernel compiled for that instruction set.
 macro_rules! simd_fn {

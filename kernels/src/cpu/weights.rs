@@ -7,17 +7,14 @@
 
 use half::bf16;
 
-use super::codes::{CodeForm, CodeRows};
+use super::codes::{CodeForm, StoredCodes};
+pub use super::codes::{GROUP, PANEL};
 use super::memory::{Arena, Block};
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 use crate::backend::{HostData, HostMatrix, Precision};
 use crate::error::{KernelError, Result};
 
-/// Outputs per panel.
-pub const PANEL: usize = 32;
-/// Inputs that share one int8 scale; inputs are padded to a multiple of it in every precision.
-pub const GROUP: usize = 32;
 pub const GROUP_STEPS: usize = GROUP / 2;
 pub const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
 /// Least weight bytes per work item.
@@ -70,7 +67,7 @@ pub struct Panels {
 pub enum Numbers<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
-    Codes(CodeRows<'a>),
+    Codes(StoredCodes<'a>),
 }
 
 impl<'a> Numbers<'a> {
@@ -81,17 +78,17 @@ impl<'a> Numbers<'a> {
             HostData::F32(v) => Ok(Numbers::F32(v)),
             HostData::Bf16(v) => Ok(Numbers::Bf16(v)),
             HostData::Blocks { form, bytes } => {
-                Ok(Numbers::Codes(CodeRows::blocks(*form, bytes, matrix.rows, matrix.cols)?))
+                Ok(Numbers::Codes(StoredCodes::blocks(*form, bytes, matrix.rows, matrix.cols)?))
             }
             HostData::Int4 { packed, scales, group } => {
-                CodeRows::int4(packed, scales, None, *group, matrix.cols).map(Numbers::Codes).ok_or_else(quantized)
+                StoredCodes::int4(packed, scales, None, *group, matrix.cols).map(Numbers::Codes).ok_or_else(quantized)
             }
             HostData::Int4Zeros { packed, scales, zeros, group } => {
-                let rows = CodeRows::int4(packed, scales, Some(zeros), *group, matrix.cols);
+                let rows = StoredCodes::int4(packed, scales, Some(zeros), *group, matrix.cols);
                 rows.map(Numbers::Codes).ok_or_else(quantized)
             }
             HostData::Mxfp4 { packed, scales } => {
-                Ok(Numbers::Codes(CodeRows::Mxfp4 { packed, scales, cols: matrix.cols }))
+                Ok(Numbers::Codes(StoredCodes::Mxfp4 { packed, scales, cols: matrix.cols }))
             }
             HostData::Fp8 { .. } => Err(quantized()),
         }

@@ -9,8 +9,8 @@ use rein_kernels::BlockForm;
 
 use super::error::LoadError;
 use super::reads::Reads;
-use super::safetensors::{StoredDtype, TensorEntry};
 use super::source::CheckpointFile;
+use super::stored::{StoredDtype, TensorEntry};
 
 /// Read at a time of a header.
 const HEADER_PART: usize = 4 << 20;

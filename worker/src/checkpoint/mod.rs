@@ -10,13 +10,14 @@ mod quant;
 mod reads;
 mod safetensors;
 mod source;
+mod stored;
 mod weights;
 
 pub use config::{ConfigFields, parse_config, read_config};
 pub use error::LoadError;
 pub use quant::{Quantization, StatedForms};
 pub use reads::Reads;
-pub use safetensors::StoredDtype;
 pub use source::read_file;
+pub use stored::StoredDtype;
 pub use weights::CheckpointWeights;
 pub use xxhash_rust::xxh3::xxh3_64 as content_hash;

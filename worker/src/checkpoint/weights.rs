@@ -17,7 +17,8 @@ use super::forms::CodedForm;
 use super::parts::{cut_bytes, cut_nibbles, cut_scales};
 use super::quant::Quantization;
 use super::reads::Reads;
-use super::safetensors::{Shards, StoredDtype, TensorEntry};
+use super::safetensors::Shards;
+use super::stored::{StoredDtype, TensorEntry};
 
 /// Bytes of a plain tensor that are read at a time, unless a row is longer.
 const PART: usize = 4 << 20;

@@ -1,11 +1,11 @@
 //! How many bytes a rank's weights take on its device, without vectors. It does not read weights.
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{DeviceStorage, StoredForm, WeightRole};
+use rein_kernels::{DeviceStorage, HostForm, StoredForm, WeightRole};
 use serde::Serialize;
 
 use super::linear::LinearSpec;
-use super::load::{Precisions, head_is_embedding};
+use super::load::Precisions;
 use super::spec::{Gated, LayerSpec, Mlp, Spec};
 
 pub struct Footprint<'a, D> {
@@ -90,4 +90,19 @@ impl<D: DeviceStorage> Footprint<'_, D> {
         }
         parts
     }
+}
+
+/// Whether the devices keep the embedding and the head as one matrix.
+pub fn head_is_embedding(
+    spec: &Spec,
+    precisions: Precisions,
+    devices: &impl DeviceStorage,
+    stored: &dyn Fn(&str) -> StoredForm,
+) -> bool {
+    let kept = |role| {
+        let form = devices.host_form(role, stored(&spec.embed), precisions.of(role));
+        // What is kept as it is stored does not depend on the precision.
+        (form, Some(precisions.of(role)).filter(|_| form != HostForm::Stored))
+    };
+    spec.tied && devices.shares_tied_head() && kept(WeightRole::Embedding) == kept(WeightRole::Linear)
 }

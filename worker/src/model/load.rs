@@ -3,12 +3,9 @@
 use std::ops::Range;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{
-    Backend, DeviceStorage, Devices, HostForm, HostMatrix, Precision, Result as KernelResult, StoredForm, WeightRole,
-};
+use rein_kernels::{Backend, Devices, HostMatrix, Precision, Result as KernelResult, WeightRole};
 
 use super::linear::{LinearSpec, Norm};
-use super::spec::Spec;
 use crate::checkpoint::{CheckpointWeights, LoadError};
 
 /// Types of stored weights. Routers are always f32; embeddings and latent expansions are never int8.
@@ -28,21 +25,6 @@ impl Precisions {
             WeightRole::Router => Precision::F32,
         }
     }
-}
-
-/// Whether the devices keep the embedding and the head as one matrix.
-pub fn head_is_embedding(
-    spec: &Spec,
-    precisions: Precisions,
-    devices: &impl DeviceStorage,
-    stored: &dyn Fn(&str) -> StoredForm,
-) -> bool {
-    let kept = |role| {
-        let form = devices.host_form(role, stored(&spec.embed), precisions.of(role));
-        // What is kept as it is stored does not depend on the precision.
-        (form, Some(precisions.of(role)).filter(|_| form != HostForm::Stored))
-    };
-    spec.tied && devices.shares_tied_head() && kept(WeightRole::Embedding) == kept(WeightRole::Linear)
 }
 
 /// Reads one rank's parts of weights, on any thread.

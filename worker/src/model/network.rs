@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, DryRun, DryWants, ExpertCounts, KernelError, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds,
-    StepInputs, StepOutputs,
+    Backend, DryRun, DryWants, ExpertCounts, KernelError, OutputHead, Precision, Result as KernelResult, RouteSpec,
+    StepBounds, StepInputs, StepOutputs,
 };
 
 use super::load::{LoadedLinear, LoadedNorm};

@@ -151,8 +151,8 @@ pub unsafe fn wide_kernel<S: Simd, const ROWS: usize, const NONE: u8>(
     acc: *mut f32,
     first: bool,
 ) {
-    // SAFETY: the caller gives groups * 16 steps at a and w as for tile_kernel, groups * WIDE_FACTORS factors and groups
-    // * ROWS scales.
+    // SAFETY: the caller gives groups * 16 steps at a and w as for tile_kernel, WIDE_FACTORS factors for each group and
+    // groups * ROWS scales.
     unsafe {
         if first {
             clear::<S, ROWS>(acc);
@@ -180,8 +180,8 @@ pub unsafe fn code_kernel<S: Simd, const ROWS: usize, const HIGH: usize>(
     acc: *mut f32,
     first: bool,
 ) {
-    // SAFETY: the caller gives groups * 8 steps at a, as many groups of codes, groups * WIDE_FACTORS factors and groups *
-    // ROWS scales.
+    // SAFETY: the caller gives groups * 8 steps at a, as many groups of codes, WIDE_FACTORS factors for each group, and
+    // groups * ROWS scales and twice as many sums.
     unsafe {
         if first {
             clear::<S, ROWS>(acc);

@@ -261,7 +261,11 @@ impl<B: Backend> Pair<B> {
                 let got = self.device.to_host(&self.device.silu_mul(&gate, &up));
                 check.compare(format_args!("[{rows}, {cols}]"), &got, self.cpu.silu_mul(&gate_cpu, &up_cpu).data());
                 let got = self.device.to_host(&self.device.gelu_mul(&gate, &up));
-                check.compare(format_args!("gelu [{rows}, {cols}]"), &got, self.cpu.gelu_mul(&gate_cpu, &up_cpu).data());
+                check.compare(
+                    format_args!("gelu [{rows}, {cols}]"),
+                    &got,
+                    self.cpu.gelu_mul(&gate_cpu, &up_cpu).data(),
+                );
                 let (both, both_cpu) = self.activation(rows, 2 * cols)?;
                 let (gate, up) = (self.device.slice_cols(&both, 0, cols), self.device.slice_cols(&both, cols, cols));
                 let got = self.device.to_host(&self.device.silu_mul(&gate, &up));

@@ -10,7 +10,7 @@ use rein_kernels::{GroupScales, HostData, StoredForm};
 use super::super::error::LoadError;
 use super::super::forms::{CodedForm, Fp4Scales};
 use super::super::parts::{cut_bytes, cut_nibbles};
-use super::super::safetensors::{StoredDtype, TensorEntry};
+use super::super::stored::{StoredDtype, TensorEntry};
 use super::{CheckpointWeights, is_float, mis_shaped, mistyped};
 
 /// A weight in one of these forms.

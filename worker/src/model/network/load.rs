@@ -8,8 +8,9 @@ use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::{Backend, Devices, ExpertTable, ExpertWeights, KernelError, Result as KernelResult, WeightRole};
 
 use super::super::experts;
+use super::super::footprint::head_is_embedding;
 use super::super::linear::LinearSpec;
-use super::super::load::{Loader, Precisions, WeightReader, head_is_embedding};
+use super::super::load::{Loader, Precisions, WeightReader};
 use super::super::spec::{self, Mlp, Spec};
 use super::{Gated, Layer, LayoutSwap, MlpWeights, Moe, Network, StateSize};
 use crate::checkpoint::{CheckpointWeights, LoadError};

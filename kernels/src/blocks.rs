@@ -30,7 +30,8 @@ pub enum Factors {
     ScaleZero,
     /// Codes of a scale and a minimum, whose factors eight groups share: code * (d * scale) - dmin * minimum.
     Shared,
-    /// Codes of two scales, one for each half of the group, whose factor eight groups share: (code - zero) * (d * scale).
+    /// Codes of two scales, one for each half of the group, whose factor eight groups share:
+    /// (code - zero) * (d * scale).
     SharedHalves,
 }
 

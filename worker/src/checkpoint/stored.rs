@@ -1,0 +1,82 @@
+//! What is known of a stored tensor before it is read. It does not know containers.
+
+use std::ops::Range;
+
+use rein_kernels::BlockForm;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredDtype {
+    F32,
+    F16,
+    Bf16,
+    F8E4m3,
+    I8,
+    U8,
+    I32,
+    I64,
+    /// Of GGUF: numbers in blocks.
+    Blocks(BlockForm),
+}
+
+impl StoredDtype {
+    /// By its name in safetensors.
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "F32" => Self::F32,
+            "F16" => Self::F16,
+            "BF16" => Self::Bf16,
+            "F8_E4M3" => Self::F8E4m3,
+            "I8" => Self::I8,
+            "U8" => Self::U8,
+            "I32" => Self::I32,
+            "I64" => Self::I64,
+            _ => return None,
+        })
+    }
+
+    /// Bytes of an element, or of a block.
+    pub fn size(self) -> usize {
+        match self {
+            Self::Blocks(form) => form.bytes(),
+            Self::F8E4m3 | Self::I8 | Self::U8 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::I64 => 8,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::F8E4m3 => "F8_E4M3",
+            Self::I8 => "I8",
+            Self::U8 => "U8",
+            Self::I32 => "I32",
+            Self::I64 => "I64",
+            Self::Blocks(form) => form.name(),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct TensorEntry {
+    pub dtype: StoredDtype,
+    pub shape: Vec<usize>,
+    pub(super) file: usize,
+    /// Byte range within the file.
+    pub(super) range: Range<usize>,
+    /// The rows of each head of this many are stored in pairs that are rotated together: first the first of both
+    /// halves, then the second, and so on. They are read as two halves.
+    pub(super) pairs: Option<usize>,
+    /// What is stored is one more.
+    pub(super) plus_one: bool,
+}
+
+impl TensorEntry {
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+}
