@@ -73,7 +73,7 @@ fn config(dir: &Path) -> Result<Map<String, Value>, Box<dyn Error>> {
         let names = shapes::names().collect::<Vec<_>>().join(", ");
         let shown = dir.display();
         format!(
-            "{shown}: cannot read its config.json ({error}); expected a model directory, ORG/NAME or one of {names}"
+            "{shown}: cannot read its config.json ({error}); expected a model directory, a GGUF file, ORG/NAME or one of {names}"
         )
     })?;
     Ok(parse_config(dir, &text)?)

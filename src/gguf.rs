@@ -30,7 +30,10 @@ pub fn directory(file: &Path) -> Result<PathBuf, String> {
     let failed = |error: String| format!("{shown}: {error}");
     let first = header(file)?;
     let paths = split_files(file, &first).map_err(|error| failed(error.to_string()))?;
-    let more = paths.iter().skip(1).map(|path| header(path));
+    let part = |(i, path): (usize, &PathBuf)| {
+        header(path).map_err(|error| format!("{error}; it is part {} of the {} of {shown}", i + 1, paths.len()))
+    };
+    let more = paths.iter().enumerate().skip(1).map(part);
     let headers = [Ok(first)].into_iter().chain(more).collect::<Result<Vec<_>, _>>()?;
     let gguf = join_headers(headers).map_err(|error| failed(error.to_string()))?;
     let factors = rope_factors(&gguf, &paths).map_err(|error| failed(error.to_string()))?;

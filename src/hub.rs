@@ -43,16 +43,44 @@ impl<'a> NamedModel<'a> {
     }
 }
 
+/// A model of the Hub, or a GGUF file in its repository (`ORG/NAME/FILE.gguf`, `ORG/NAME/FOLDER/FILE.gguf@REVISION`).
+struct NamedFiles {
+    id: ModelId,
+    file: Option<String>,
+}
+
+impl NamedFiles {
+    fn parse(text: &str) -> Option<Self> {
+        let (path, revision) = text.split_once('@').map_or((text, None), |(path, revision)| (path, Some(revision)));
+        let parts = path.splitn(3, '/').collect::<Vec<_>>();
+        let (name, file) = match parts[..] {
+            [organization, model, file] if file.ends_with(".gguf") && file.split('/').all(is_plain) => {
+                (format!("{organization}/{model}"), Some(file.to_owned()))
+            }
+            _ => (path.to_owned(), None),
+        };
+        let id = revision.map_or(name.clone(), |revision| format!("{name}@{revision}")).parse().ok()?;
+        Some(NamedFiles { id, file })
+    }
+}
+
+/// Whether a part of a path names a file or a folder.
+fn is_plain(part: &str) -> bool {
+    !matches!(part, "" | "." | "..")
+}
+
 /// Puts the directory of its files in the place of each model that a command names.
 pub fn resolve(command: &mut Command) -> Result<(), Box<dyn Error>> {
     for asked in models(command) {
+        let named = asked.dir.to_str().and_then(NamedFiles::parse).filter(|_| !asked.dir.exists());
+        if let Some(named) = named {
+            let shown = asked.dir.display();
+            *asked.dir = fetch(&named, asked.need, Freshness::Cached).map_err(|error| {
+                format!("{}: {shown} is no directory, so a model of the Hub: {error}", asked.option)
+            })?;
+        }
         if gguf::is_file(asked.dir) {
             *asked.dir = gguf::directory(asked.dir).map_err(|error| format!("{}: {error}", asked.option))?;
-        }
-        let id = asked.dir.to_str().and_then(|text| text.parse::<ModelId>().ok()).filter(|_| !asked.dir.exists());
-        if let Some(id) = id {
-            *asked.dir = directory(&id, asked.need, Freshness::Cached)
-                .map_err(|error| format!("{}: {id} is no directory, so a model of the Hub: {error}", asked.option))?;
         }
         // Also for the directory of the cache itself, which is named after a commit.
         if let Some(names) = asked.served_name.filter(|names| names.is_empty()) {
@@ -95,15 +123,18 @@ fn models(command: &mut Command) -> Vec<NamedModel<'_>> {
 }
 
 pub fn pull(args: &PullArgs) -> Result<(), Box<dyn Error>> {
-    let id: ModelId = args.model.parse().map_err(|()| {
-        format!("MODEL: expected ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B, got {:?}", args.model)
+    let named = NamedFiles::parse(&args.model).ok_or_else(|| {
+        let expected = "ORG/NAME, ORG/NAME@REVISION or ORG/NAME/FILE.gguf";
+        format!("MODEL: expected {expected}, such as Qwen/Qwen3-0.6B, got {:?}", args.model)
     })?;
     let need = if args.text_only { Need::Text } else { Need::Weights };
-    terminal::out(directory(&id, need, Freshness::Newest)?.display());
+    terminal::out(fetch(&named, need, Freshness::Newest)?.display());
     Ok(())
 }
 
-fn directory(id: &ModelId, need: Need, freshness: Freshness) -> Result<PathBuf, Box<dyn Error>> {
+/// The directory of the model, or the path of the file.
+fn fetch(named: &NamedFiles, need: Need, freshness: Freshness) -> Result<PathBuf, Box<dyn Error>> {
+    let id = &named.id;
     let ca_file = std::env::var_os("SSL_CERT_FILE").filter(|file| !file.is_empty());
     let tls =
         rein_adapter::client_config(ca_file.as_deref().map(Path::new)).map_err(|e| format!("SSL_CERT_FILE: {e}"))?;
@@ -120,8 +151,10 @@ fn directory(id: &ModelId, need: Need, freshness: Freshness) -> Result<PathBuf, 
         false => Box::new(Lines::new(id)),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let directory = runtime.block_on(hub.directory(id, wanted, freshness, &*progress))?;
-    Ok(directory)
+    Ok(match &named.file {
+        Some(file) => runtime.block_on(hub.file_directory(id, file, freshness, &*progress))?.join(file),
+        None => runtime.block_on(hub.directory(id, wanted, freshness, &*progress))?,
+    })
 }
 
 /// The files beside the weights, with those that tell how embeddings are pooled.

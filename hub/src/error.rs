@@ -18,7 +18,7 @@ pub enum HubError {
     #[error("{id} is not whole in {} and HF_HUB_OFFLINE is set", .cache.display())]
     Offline { id: String, cache: PathBuf },
     #[error("{id} has no file {missing}{}", found(.others))]
-    NoFile { id: String, missing: &'static str, others: Vec<String> },
+    NoFile { id: String, missing: String, others: Vec<String> },
     #[error("{}: the download needs {needed} more bytes and {free} are free: free some space, or set HF_HOME to a directory on a larger disk; what is downloaded is kept", .path.display())]
     Full { path: PathBuf, needed: u64, free: u64 },
     #[error(
@@ -60,6 +60,6 @@ fn refusal(id: &str, status: StatusCode, message: &str) -> String {
 fn found(others: &[String]) -> String {
     match others {
         [] => String::new(),
-        others => format!(", but {}; Rein reads safetensors", others.join(", ")),
+        others => format!(", but {}; Rein reads safetensors and, as ORG/NAME/FILE.gguf, GGUF files", others.join(", ")),
     }
 }

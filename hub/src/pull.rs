@@ -73,6 +73,46 @@ impl Hub {
     ) -> Result<PathBuf, HubError> {
         let cached = Cached::new(&self.settings.cache, id);
         let known = cached.known(id.revision()).filter(|dir| is_whole(dir, wanted));
+        self.up_to_date(id, known, freshness, |attempts| self.pull(&cached, id, wanted, attempts, progress)).await
+    }
+
+    /// The directory in which a file of a repository is whole; of a split GGUF model all its files.
+    pub async fn file_directory(
+        &self,
+        id: &ModelId,
+        file: &str,
+        freshness: Freshness,
+        progress: &dyn DownloadProgress,
+    ) -> Result<PathBuf, HubError> {
+        let cached = Cached::new(&self.settings.cache, id);
+        let (cached, files) = (&cached, &split_files(file));
+        let is_whole = |dir: &PathBuf| files.iter().all(|file| dir.join(file).is_file());
+        let known = cached.known(id.revision()).filter(is_whole);
+        let pull = |attempts| async move {
+            let listing = self.listing(id, attempts).await?;
+            let found = |path: &String| {
+                let file = listing.files.iter().find(|file| file.path == *path).cloned();
+                file.ok_or_else(|| no_file(id, path, others(&listing)))
+            };
+            let files = files.iter().map(found).collect::<Result<Vec<_>, _>>()?;
+            self.fetch(cached, id, &listing.commit, files, progress).await?;
+            cached.set_ref(id.revision(), &listing.commit)?;
+            Ok(cached.snapshot(&listing.commit))
+        };
+        self.up_to_date(id, known, freshness, pull).await
+    }
+
+    /// What is `known` in the cache, or what `pull` brings in so many attempts.
+    async fn up_to_date<F>(
+        &self,
+        id: &ModelId,
+        known: Option<PathBuf>,
+        freshness: Freshness,
+        pull: impl Fn(u32) -> F,
+    ) -> Result<PathBuf, HubError>
+    where
+        F: Future<Output = Result<PathBuf, HubError>>,
+    {
         if self.settings.offline {
             let missing = || HubError::Offline { id: id.to_string(), cache: self.settings.cache.clone() };
             return known.ok_or_else(missing);
@@ -82,12 +122,12 @@ impl Hub {
                 if is_commit(id.revision()) {
                     return Ok(dir);
                 }
-                self.pull(&cached, id, wanted, 1, progress).await.or_else(|error| {
+                pull(1).await.or_else(|error| {
                     tracing::warn!(model = %id, dir = %dir.display(), %error, "the cached files are used");
                     Ok(dir)
                 })
             }
-            _ => self.pull(&cached, id, wanted, MAX_ATTEMPTS, progress).await,
+            _ => pull(MAX_ATTEMPTS).await,
         }
     }
 
@@ -102,7 +142,7 @@ impl Hub {
         let listing = self.listing(id, attempts).await?;
         let commit = &listing.commit;
         let has = |path: &str| listing.files.iter().find(|file| file.path == path);
-        let none = |missing, others| HubError::NoFile { id: id.to_string(), missing, others };
+        let none = |missing: &str, others| no_file(id, missing, others);
         let config = has(CONFIG).ok_or_else(|| none(CONFIG, others(&listing)))?;
         let index = has(INDEX).filter(|_| wanted.weights);
         let is_text = |file: &&RepoFile| file.path != CONFIG && (wanted.text)(&file.path);
@@ -212,6 +252,20 @@ impl Hub {
             }
         }
     }
+}
+
+fn no_file(id: &ModelId, missing: &str, others: Vec<String>) -> HubError {
+    HubError::NoFile { id: id.to_string(), missing: missing.to_owned(), others }
+}
+
+/// The files of a split GGUF model of which this is the first (NAME-00001-of-00003.gguf), or this file.
+fn split_files(file: &str) -> Vec<String> {
+    let split = || {
+        let (stem, count) = file.strip_suffix(".gguf")?.rsplit_once("-00001-of-")?;
+        let number = count.parse::<u32>().ok().filter(|_| count.len() == 5)?;
+        Some((1..=number).map(|i| format!("{stem}-{i:05}-of-{count}.gguf")).collect())
+    };
+    split().unwrap_or_else(|| vec![file.to_owned()])
 }
 
 const INDEX_LISTS: &str = "that model.safetensors.index.json lists";

@@ -272,6 +272,26 @@ def test_a_repository_without_what_rein_reads_says_what_it_has(hub, rein):
     assert "has no file config.json" in rein.refused()
 
 
+def test_gguf_files_of_a_repository_are_downloaded_alone(hub, rein, tmp_path):
+    fixtures = REPOSITORY / "tests/fixtures/models"
+    parts = {f"q4/two-{part}": (fixtures / "gguf_qwen3_moe" / f"model-{part}").read_bytes() for part in ("00001-of-00002.gguf", "00002-of-00002.gguf")}
+    hub.files = {"README.md": b"# GGUF", "one.gguf": (fixtures / "gguf_llama/model.gguf").read_bytes(), "other.gguf": b"GGUF", **parts}
+    path = rein.pull(f"{NAME}/one.gguf")
+    assert path.name == "one.gguf" and set(contents(path.parent)) == {"one.gguf"}
+    first = rein.pull(f"{NAME}/q4/two-00001-of-00002.gguf@main")
+    assert {file.name for file in first.parent.iterdir()} == {"two-00001-of-00002.gguf", "two-00002-of-00002.gguf"}
+    # Without the server, from the cache; the model has the file's name.
+    hub.close()
+    code, out, log = rein.run("capacity", f"{NAME}/one.gguf", HF_HUB_OFFLINE="1", XDG_CACHE_HOME=str(tmp_path))
+    assert code == 0 and "LlamaForCausalLM" in out, log
+
+
+def test_a_gguf_file_that_a_repository_lacks_is_told_with_those_that_it_has(hub, rein):
+    hub.files = {"one.gguf": b"GGUF"}
+    assert "has no file two.gguf, but one.gguf" in rein.refused(f"{NAME}/two.gguf")
+    assert "has no file config.json, but one.gguf; Rein reads safetensors and, as ORG/NAME/FILE.gguf, GGUF files" in rein.refused()
+
+
 @pytest.mark.parametrize("value, says", [("nothing", "expected ORG/NAME"), ("a/b/c", "expected ORG/NAME"), ("../b", "expected ORG/NAME"), ("a/b@", "expected ORG/NAME")])
 def test_names_that_are_none(rein, value, says):
     assert says in rein.refused(value)
