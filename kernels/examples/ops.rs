@@ -110,9 +110,13 @@ fn products(cpu: &Cpu) {
         let data = HostData::Blocks { form, bytes };
         all.push((form.name().to_owned(), HostMatrix { rows: n, cols: n, data }, Precision::Bf16));
     }
+    let codes = (0..n * n).map(|i| (i * 37 % 251) as u8 & 0x77).collect();
+    let data = HostData::Fp8 { codes, scales: vec![0.01; (n / 128) * (n / 128)], block: [128, 128] };
+    all.push(("FP8".to_owned(), HostMatrix { rows: n, cols: n, data }, Precision::Bf16));
     for (name, source, precision) in all {
         let bytes = match (&source.data, precision) {
             (HostData::Blocks { bytes, .. }, _) => bytes.len() as f64 / (n * n) as f64,
+            (HostData::Fp8 { .. }, _) => 1.03125,
             (_, Precision::F32) => 4.0,
             (_, Precision::Bf16) => 2.0,
             (_, Precision::Int8) => 1.0625,

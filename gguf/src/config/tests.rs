@@ -146,6 +146,23 @@ fn granite_s_scales_are_multipliers() {
 }
 
 #[test]
+fn gemma_s_windows_and_bases_are_those_of_its_layers() {
+    let gemma = Header::dense("gemma3").put("gemma3.attention.sliding_window", Put::U32(32));
+    let config = of(&gemma).unwrap();
+    has(
+        &config,
+        json!({
+            "architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 32,
+            "sliding_window_pattern": 6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 4,
+        }),
+    );
+    assert!(!config.contains_key("hidden_act"));
+    has(&of(&Header::dense("gemma3")).unwrap(), json!({"sliding_window_pattern": 1}));
+    let capped = gemma.put("gemma3.final_logit_softcapping", Put::F32(30.0));
+    assert!(of(&capped).unwrap_err().contains("gemma3.final_logit_softcapping"));
+}
+
+#[test]
 fn layers_of_multi_token_prediction_are_not_counted() {
     let header = Header::dense("llama").put("llama.nextn_predict_layers", Put::U32(1));
     has(&of(&header).unwrap(), json!({"num_hidden_layers": 1}));
@@ -175,8 +192,8 @@ fn keys_that_may_change_results_are_refused_by_name() {
 fn invalid_values_name_the_key() {
     let message = |key: &str, value: Put| of(&Header::dense("llama").set(key, value)).unwrap_err();
     assert_eq!(
-        message("general.architecture", Put::Str("gemma3")),
-        "general.architecture: must be one of llama, qwen2, qwen3, qwen3moe, deepseek2, granite, got gemma3"
+        message("general.architecture", Put::Str("phi3")),
+        "general.architecture: must be one of llama, qwen2, qwen3, qwen3moe, deepseek2, granite, gemma3, got phi3"
     );
     assert_eq!(message("llama.block_count", Put::U32(0)), "llama.block_count: must be at least 1, got 0");
     assert_eq!(message("llama.block_count", Put::Str("2")), "llama.block_count: must be a whole number, got a string");

@@ -1,6 +1,6 @@
 //! The CPU as a device: its threads and memory, which the ranks of a process share.
 
-use super::{Cpu, free};
+use super::{Cpu, Isa, free};
 use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
 use crate::collective::{Collective, threads};
 use crate::error::Result;
@@ -44,6 +44,9 @@ impl DeviceStorage for CpuDevices {
             {
                 HostForm::Stored
             }
+            (_, StoredForm::Fp8 { block }) if whole && block[1].is_multiple_of(CODE_GROUP) => {
+                if Isa::detect().multiplies_pairs() { HostForm::Stored } else { HostForm::Bf16 }
+            }
             (Precision::Bf16, _) | (Precision::Int8, StoredForm::Bf16) => HostForm::Bf16,
             (Precision::Int8, _) => HostForm::F32,
         }
@@ -55,6 +58,7 @@ impl DeviceStorage for CpuDevices {
             let codes = numbers.div_ceil(2);
             return match stored {
                 StoredForm::Blocks(form) => numbers.div_ceil(form.numbers()) * form.bytes(),
+                StoredForm::Fp8 { block } => numbers + 4 * numbers.div_ceil(block[1]),
                 StoredForm::Int4 { group, .. } => codes + 2 * numbers.div_ceil(group),
                 StoredForm::Int4Zeros { group } => codes + 4 * numbers.div_ceil(group),
                 _ => codes + 2 * numbers.div_ceil(CODE_GROUP),

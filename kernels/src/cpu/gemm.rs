@@ -8,10 +8,11 @@ use std::ops::Range;
 
 use super::buffer::Buffer;
 use super::codes::{CODE_STEPS, FLOAT_CODES, WIDE_FACTORS};
+use super::fp8::Fp8Form;
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{ActivationForm, GROUP, GROUP_BYTES, GROUP_STEPS, PANEL, Panels};
-use tiles::{code_kernel, group_kernel, halves_into, tile_kernel, wide_kernel, widen_group};
+use tiles::{code_kernel, fp8_kernel, group_kernel, halves_into, tile_kernel, wide_kernel, widen_fp8, widen_group};
 
 /// Words of a column computed for all row tiles before continuing: 32 KiB of weights, which stay in the first-level
 /// cache.
@@ -290,6 +291,10 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
             && (w.takes != ActivationForm::Int8 || a.sums.len() >= 2 * rows * a.groups)
     );
     let panel = w.panel(p);
+    if let Some(form) = w.fp8 {
+        // SAFETY: the panel has w.steps() steps in this form; the sizes are asserted above.
+        return unsafe { fp8_panel::<S>((form, panel), w.steps(), a, (tiles, first_row), acc) };
+    }
     // Steps of a group, of integers.
     let of_group = if w.takes == ActivationForm::Int8 { CODE_STEPS } else { GROUP_STEPS };
     let chunk = CHUNK_STEPS / split / GROUP_STEPS * of_group;
@@ -368,6 +373,48 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
             }
         }
         from += steps;
+    }
+}
+
+/// As `panel_generic`, for FP8 weights on sets that multiply pairs.
+///
+/// # Safety
+/// As asserted there.
+#[inline(always)]
+unsafe fn fp8_panel<S: Simd>(
+    (form, panel): (Fp8Form, *const u8),
+    steps: usize,
+    a: &Packed,
+    (tiles, first_row): (&[Tile], usize),
+    acc: &mut [f32],
+) {
+    let groups = steps / GROUP_STEPS;
+    let mut widened = std::mem::MaybeUninit::<Widened>::uninit();
+    // SAFETY: only the address of a field is taken.
+    let widened = unsafe { (&raw mut (*widened.as_mut_ptr()).words).cast::<f32>() };
+    let widen = tiles.len() > WIDEN_TILES;
+    let mut from = 0;
+    while from < groups {
+        let count = form.same_scale(from).min(groups - from).min(CHUNK_STEPS / GROUP_STEPS);
+        let [scales, codes] = form.place(from);
+        let n = count * GROUP_STEPS;
+        // SAFETY: the panel has these groups; the scratch has CHUNK_STEPS; tiles as in `panel_generic`.
+        unsafe {
+            let (scales, codes) = (panel.add(scales).cast::<f32>(), panel.add(codes));
+            if widen {
+                widen_fp8::<S>(codes, n, widened);
+            }
+            for tile in tiles {
+                let x = a.words.as_ptr().add(tile.first * a.row_words + from * GROUP_STEPS * tile.rows).cast::<u32>();
+                let acc = acc.as_mut_ptr().add((tile.first - first_row) * PANEL);
+                let (w, first) = ((codes, widened.cast_const()), from == 0);
+                match widen {
+                    true => by_rows!(S, tile.rows, true, fp8_kernel(x, w, scales, n, acc, first)),
+                    false => by_rows!(S, tile.rows, false, fp8_kernel(x, w, scales, n, acc, first)),
+                }
+            }
+        }
+        from += count;
     }
 }
 

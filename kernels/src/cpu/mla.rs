@@ -107,7 +107,7 @@ impl Cpu {
             return Err(shape("mla_weight", what));
         }
         let data = Numbers::of(&kv_b)?;
-        if data.codes().is_some() {
+        if data.codes().is_some() || data.fp8().is_some() {
             return Err(shape("mla_weight", "kv_b must be numbers, got codes".into()));
         }
         let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());

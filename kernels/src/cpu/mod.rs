@@ -10,6 +10,7 @@ mod delta;
 mod devices;
 mod dispatch;
 mod draw;
+mod fp8;
 mod free;
 
 pub use free::bytes as free_memory;
@@ -33,6 +34,7 @@ use attention::{AttentionPlan, EntryField, QueryPart};
 use buffer::Buffer;
 use codes::StoredCodes;
 use dispatch::Counts;
+use fp8::Fp8Rows;
 use gemm::{GemmJob, Packed};
 use memory::Arena;
 use pool::{SharedPtr, ThreadPool};
@@ -172,16 +174,23 @@ impl Cpu {
     }
 }
 
-/// Int4 whose scales do not fit in 16 bits, or whose groups are cut, becomes numbers.
-fn packable(weight: HostMatrix) -> Result<HostMatrix> {
-    let codes = match &weight.data {
-        HostData::Int4 { packed, scales, group } => StoredCodes::int4(packed, scales, None, *group, weight.cols),
-        HostData::Int4Zeros { packed, scales, zeros, group } => {
-            StoredCodes::int4(packed, scales, Some(zeros), *group, weight.cols)
+/// What cannot be multiplied as it is stored becomes numbers: int4 whose scales do not fit in 16 bits, cut groups, FP8
+/// where the set has no products of bf16.
+fn packable(isa: Isa, weight: HostMatrix) -> Result<HostMatrix> {
+    let shape = [weight.rows, weight.cols];
+    let stays = match &weight.data {
+        HostData::Int4 { packed, scales, group } => {
+            StoredCodes::int4(packed, scales, None, *group, weight.cols).is_some()
         }
-        _ => return Ok(weight),
+        HostData::Int4Zeros { packed, scales, zeros, group } => {
+            StoredCodes::int4(packed, scales, Some(zeros), *group, weight.cols).is_some()
+        }
+        HostData::Fp8 { codes, scales, block } => {
+            isa.multiplies_pairs() && Fp8Rows::of(codes, scales, *block, shape).is_some()
+        }
+        _ => true,
     };
-    if codes.is_some() { Ok(weight) } else { weight.into_form(HostForm::F32) }
+    if stays { Ok(weight) } else { weight.into_form(HostForm::F32) }
 }
 
 fn tensor(rows: usize, cols: usize, data: Vec<f32>) -> Tensor {
@@ -219,7 +228,7 @@ impl Backend for Cpu {
     }
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Linear> {
-        let weight = packable(weight)?;
+        let weight = packable(self.isa, weight)?;
         Ok(Linear(self.pack(&PackSource::whole(&weight)?, precision)?))
     }
 
@@ -247,9 +256,10 @@ impl Backend for Cpu {
                 let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
                 return Err(shape("experts", what));
             }
-            let (gate, up, down) = (packable(gate)?, packable(up)?, packable(down)?);
+            let [gate, up, down] = [gate, up, down].map(|weight| packable(self.isa, weight));
+            let (gate, up, down) = (gate?, up?, down?);
             let (gate, up) = (PackSource::whole(&gate)?, PackSource::whole(&up)?);
-            let [gate, up] = match gate.data.codes() == up.data.codes() {
+            let [gate, up] = match (gate.data.codes(), gate.data.fp8()) == (up.data.codes(), up.data.fp8()) {
                 true => Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?,
                 false => [self.pack(&gate, precision)?, self.pack(&up, precision)?],
             };

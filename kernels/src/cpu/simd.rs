@@ -4,6 +4,8 @@
 
 use half::{bf16, f16};
 
+use crate::quant::e4m3;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
     /// AVX-512 F, BW, DQ, VL, BF16 and VNNI.
@@ -119,6 +121,8 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn transpose(v: [Self::V; 16]) -> [Self::V; 16];
     /// 64 bytes, which are integers, as 32 pairs of 16-bit integers.
     unsafe fn widen_int8(src: *const u8) -> [Self::V; 2];
+    /// 64 codes of e4m3, none of them NaN, as 32 pairs of bf16.
+    unsafe fn widen_fp8(src: *const u8) -> [Self::V; 2];
     unsafe fn load_f16(p: *const f16) -> Self::V;
     /// 16 integers as f32.
     unsafe fn load_u8(p: *const u8) -> Self::V;
@@ -287,6 +291,16 @@ unsafe impl Simd for Portable {
         // SAFETY: valid for 64 bytes by the trait's contract.
         let bytes = unsafe { src.cast::<[i8; 64]>().read() };
         let word = |i: usize| f32::from_bits(bytes[2 * i] as u32 & 0xffff | (bytes[2 * i + 1] as u32) << 16);
+        [std::array::from_fn(word), std::array::from_fn(|i| word(16 + i))]
+    }
+    #[inline(always)]
+    unsafe fn widen_fp8(src: *const u8) -> [[f32; 16]; 2] {
+        // SAFETY: valid for 64 bytes by the trait's contract.
+        let bytes = unsafe { src.cast::<[u8; 64]>().read() };
+        let word = |i: usize| {
+            let [low, high] = [bytes[2 * i], bytes[2 * i + 1]].map(|code| e4m3(code).to_bits());
+            f32::from_bits(low >> 16 | high & 0xffff_0000)
+        };
         [std::array::from_fn(word), std::array::from_fn(|i| word(16 + i))]
     }
     #[inline(always)]

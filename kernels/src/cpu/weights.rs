@@ -9,6 +9,7 @@ use half::bf16;
 
 use super::codes::{CodeForm, StoredCodes};
 pub use super::codes::{GROUP, PANEL};
+use super::fp8::{Fp8Form, Fp8Rows};
 use super::memory::{Arena, Block};
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
@@ -52,6 +53,7 @@ impl ActivationForm {
 pub struct Panels {
     pub takes: ActivationForm,
     pub codes: Option<CodeForm>,
+    pub fp8: Option<Fp8Form>,
     pub outs: usize,
     pub ins: usize,
     steps: usize,
@@ -68,6 +70,7 @@ pub enum Numbers<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
     Codes(StoredCodes<'a>),
+    Fp8(Fp8Rows<'a>),
 }
 
 impl<'a> Numbers<'a> {
@@ -90,15 +93,22 @@ impl<'a> Numbers<'a> {
             HostData::Mxfp4 { packed, scales } => {
                 Ok(Numbers::Codes(StoredCodes::Mxfp4 { packed, scales, cols: matrix.cols }))
             }
-            HostData::Fp8 { .. } => Err(quantized()),
+            HostData::Fp8 { codes, scales, block } => {
+                let rows = Fp8Rows::of(codes, scales, *block, [matrix.rows, matrix.cols]);
+                rows.map(Numbers::Fp8).ok_or_else(quantized)
+            }
         }
     }
 
     pub fn codes(self) -> Option<CodeForm> {
         match self {
             Numbers::Codes(rows) => Some(rows.form()),
-            Numbers::F32(_) | Numbers::Bf16(_) => None,
+            Numbers::F32(_) | Numbers::Bf16(_) | Numbers::Fp8(_) => None,
         }
+    }
+
+    pub fn fp8(self) -> Option<Fp8Form> {
+        if let Numbers::Fp8(rows) = self { Some(rows.form()) } else { None }
     }
 }
 
@@ -123,7 +133,7 @@ impl<'a> PackSource<'a> {
             Numbers::F32(v) => v.len(),
             Numbers::Bf16(v) => v.len(),
             // Checked when they were made.
-            Numbers::Codes(_) => return Ok(()),
+            Numbers::Codes(_) | Numbers::Fp8(_) => return Ok(()),
         };
         let last =
             self.offset + self.rows.saturating_sub(1) * self.row_stride + self.cols.saturating_sub(1) * self.col_stride;
@@ -201,19 +211,22 @@ impl Panels {
             source.check()?;
             assert_eq!((source.rows, source.cols), (outs, ins), "stacked matrices must have the same shape");
         }
-        let codes = sources[0].data.codes();
+        let (codes, fp8) = (sources[0].data.codes(), sources[0].data.fp8());
         let takes = match (codes, precision) {
             (Some(codes), _) if codes.bits() < 8 => ActivationForm::Int8,
-            (Some(_), _) | (None, Precision::Int8) => ActivationForm::Int16,
+            (Some(_), _) => ActivationForm::Int16,
+            _ if fp8.is_some() => ActivationForm::Bf16,
             (None, Precision::F32) => ActivationForm::F32,
             (None, Precision::Bf16) => ActivationForm::Bf16,
+            (None, Precision::Int8) => ActivationForm::Int16,
         };
         let groups = ins.div_ceil(GROUP);
         let steps = groups * GROUP / takes.inputs();
-        let panel_bytes = match (codes, precision) {
-            (Some(codes), _) => codes.panel_bytes(groups),
-            (None, Precision::F32 | Precision::Bf16) => steps * PANEL * 4,
-            (None, Precision::Int8) => groups * GROUP_BYTES,
+        let panel_bytes = match (codes, fp8, precision) {
+            (Some(codes), ..) => codes.panel_bytes(groups),
+            (None, Some(fp8), _) => fp8.panel_bytes(groups),
+            (None, None, Precision::F32 | Precision::Bf16) => steps * PANEL * 4,
+            (None, None, Precision::Int8) => groups * GROUP_BYTES,
         };
         let panels = outs.div_ceil(PANEL) * N;
         let block = arena.take(panels * panel_bytes)?;
@@ -228,12 +241,13 @@ impl Panels {
                 // SAFETY: as above.
                 Numbers::Bf16(data) => unsafe { pack_bf16(isa, source, data, p, precision, panel) },
                 Numbers::Codes(rows) => rows.pack(p, outs, groups, panel),
+                Numbers::Fp8(rows) => rows.pack(p, panel),
             }
         });
         Ok(std::array::from_fn(|n| {
             let block = block.clone();
             let (first, stride) = (n * panel_bytes, N * panel_bytes);
-            Panels { takes, codes, outs, ins, steps, panel_bytes, first, stride, block }
+            Panels { takes, codes, fp8, outs, ins, steps, panel_bytes, first, stride, block }
         }))
     }
 
@@ -260,6 +274,10 @@ impl Panels {
         let panel = unsafe { std::slice::from_raw_parts(self.panel(out / PANEL), self.panel_bytes) };
         let half = |at: usize| bf16::from_ne_bytes([panel[at], panel[at + 1]]);
         for (g, into) in into.chunks_mut(GROUP).enumerate() {
+            if let Some(fp8) = self.fp8 {
+                into.copy_from_slice(&fp8.read(panel, c, g)[..into.len()]);
+                continue;
+            }
             match (self.codes, self.takes) {
                 (Some(codes), _) => into.copy_from_slice(&codes.read(panel, c, g)[..into.len()]),
                 (None, ActivationForm::F32) => into.iter_mut().enumerate().for_each(|(i, x)| {

@@ -23,6 +23,9 @@ use super::stored::{StoredDtype, TensorEntry};
 /// Bytes of a plain tensor that are read at a time, unless a row is longer.
 const PART: usize = 4 << 20;
 
+/// Columns of a block that has all of any row, and whole groups.
+const WHOLE_ROW: usize = 1 << 26;
+
 pub struct CheckpointWeights {
     shards: Shards,
     quantization: Quantization,
@@ -408,8 +411,8 @@ impl CheckpointWeights {
                 StoredForm::Fp8 { block }
             }
             (Some(entry), Quantization::Fp8Scaled { block }) if entry.dtype == StoredDtype::F8E4m3 => {
-                // Of other sizes than GPUs multiply; which ones, the scales say.
-                StoredForm::Fp8 { block: block.unwrap_or([1, 1]) }
+                // Without blocks a scale is for all inputs.
+                StoredForm::Fp8 { block: block.unwrap_or([1, WHOLE_ROW]) }
             }
             (Some(entry), _) if is_float(entry.dtype) => dense_form(entry.dtype),
             (_, Quantization::Coded(form)) if self.is_coded(form, module) => form.stored(),

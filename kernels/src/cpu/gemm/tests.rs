@@ -125,6 +125,56 @@ fn coded(outs: usize, ins: usize) -> Vec<HostMatrix> {
     all
 }
 
+fn fp8(outs: usize, ins: usize, block: [usize; 2]) -> HostMatrix {
+    let mut random = Random::new(11);
+    let codes = (0..outs * ins).map(|_| random.below(256) as u8).map(|code| if code & 127 == 127 { 1 } else { code });
+    let codes = codes.collect();
+    let scales = numbers(outs.div_ceil(block[0]) * ins.div_ceil(block[1]), 12);
+    HostMatrix { rows: outs, cols: ins, data: HostData::Fp8 { codes, scales, block } }
+}
+
+#[test]
+fn fp8_is_multiplied_as_it_is_stored() {
+    for (outs, ins, block) in [(70, 640, [128, 128]), (40, 1100, [1, 1100]), (33, 96, [33, 96]), (64, 2048, [16, 64])] {
+        let (w, x) = (fp8(outs, ins, block), numbers(40 * ins, 7));
+        let HostData::F32(wide) = w.clone().into_form(HostForm::F32).unwrap().data else { panic!("f32") };
+        for isa in Isa::available().into_iter().filter(|isa| isa.multiplies_pairs()) {
+            let all = product(isa, 2, &x, 40, &w, Precision::Bf16);
+            for r in 0..40 {
+                for o in 0..outs {
+                    let round = |v: f32| f64::from(bf16::from_f32(v).to_f32());
+                    let terms = (0..ins).map(|k| round(x[r * ins + k]) * f64::from(wide[o * ins + k]));
+                    let (want, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term * term));
+                    let error = (f64::from(all[r * outs + o]) - want).abs() / size.sqrt();
+                    assert!(error < 2e-5, "{isa:?} {block:?}: {error}");
+                }
+            }
+            for (from, rows) in [(0, 1), (3, 2), (11, 13), (15, 25)] {
+                let some = product(isa, 1, &x[from * ins..][..rows * ins], rows, &w, Precision::Bf16);
+                assert_eq!(some, all[from * outs..][..rows * outs], "{isa:?} {block:?}");
+            }
+        }
+        let panels = {
+            let (pool, arena) = (ThreadPool::new(1), Arena::default());
+            Panels::pack(&pool, Isa::detect(), &arena, &PackSource::whole(&w).unwrap(), Precision::Bf16).unwrap()
+        };
+        for out in 0..outs {
+            let mut row = vec![0.0; ins];
+            panels.output(out, &mut row);
+            assert_eq!(row, wide[out * ins..][..ins], "{block:?} {out}");
+        }
+    }
+}
+
+#[test]
+fn fp8_with_a_code_that_is_no_number_is_refused() {
+    let mut w = fp8(4, 64, [4, 64]);
+    let HostData::Fp8 { codes, .. } = &mut w.data else { panic!("fp8") };
+    codes[100] = 0xff;
+    assert!(PackSource::whole(&w).is_err());
+    assert!(PackSource::whole(&fp8(4, 64, [4, 48])).is_err());
+}
+
 #[test]
 fn codes_are_multiplied_as_they_are_stored() {
     let (ins, outs) = (768, 70);

@@ -283,3 +283,62 @@ pub unsafe fn halves_into<S: Simd>(from: *const f32, steps: usize, to: *mut f32)
         }
     }
 }
+
+/// As `tile_kernel`, for FP8 weights with the same scales: their sum is scaled and added. With WIDENED, the weights are
+/// at `widened` as pairs of bf16.
+#[inline(always)]
+pub unsafe fn fp8_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
+    a: *const u32,
+    (codes, widened): (*const u8, *const f32),
+    scales: *const f32,
+    steps: usize,
+    acc: *mut f32,
+    first: bool,
+) {
+    // SAFETY: the caller gives steps * ROWS words at a, steps * 64 codes or steps * 32 words, 32 scales and ROWS * 32
+    // numbers at acc.
+    unsafe {
+        if first {
+            clear::<S, ROWS>(acc);
+        }
+        let mut a = a.cast::<f32>();
+        let mut c = [[S::splat(0.0); 2]; ROWS];
+        for s in 0..steps {
+            let [w0, w1] = if WIDENED {
+                [S::load(widened.add(s * PANEL)), S::load(widened.add(s * PANEL + 16))]
+            } else {
+                S::prefetch(codes.wrapping_add(s * 2 * PANEL + FP8_AHEAD));
+                S::widen_fp8(codes.add(s * 2 * PANEL))
+            };
+            for (r, c) in c.iter_mut().enumerate() {
+                let x = S::splat(*a.add(r));
+                c[0] = S::dot_pair(c[0], x, w0);
+                c[1] = S::dot_pair(c[1], x, w1);
+            }
+            a = a.add(ROWS);
+        }
+        let scale = [S::load(scales), S::load(scales.add(16))];
+        for (r, c) in c.iter().enumerate() {
+            for half in 0..2 {
+                let to = acc.add(r * PANEL + 16 * half);
+                S::store(to, S::fma(c[half], scale[half], S::load(to)));
+            }
+        }
+    }
+}
+
+/// How far ahead FP8 weights are prefetched.
+const FP8_AHEAD: usize = 8 << 10;
+
+/// Steps of FP8 weights for `fp8_kernel`.
+#[inline(always)]
+pub unsafe fn widen_fp8<S: Simd>(codes: *const u8, steps: usize, words: *mut f32) {
+    for s in 0..steps {
+        // SAFETY: the caller gives steps * 64 codes, and room for steps * PANEL words.
+        unsafe {
+            let [low, high] = S::widen_fp8(codes.add(s * 2 * PANEL));
+            S::store(words.add(s * PANEL), low);
+            S::store(words.add(s * PANEL + 16), high);
+        }
+    }
+}

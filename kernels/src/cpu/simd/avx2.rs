@@ -279,6 +279,11 @@ unsafe impl Simd for Avx2 {
     unsafe fn widen_int8(src: *const u8) -> [Pair; 2] {
         unsafe { [[widen_256(src), widen_256(src.add(16))], [widen_256(src.add(32)), widen_256(src.add(48))]] }
     }
+    /// FP8 weights stay so only where pairs are multiplied.
+    #[inline(always)]
+    unsafe fn widen_fp8(src: *const u8) -> [Pair; 2] {
+        unsafe { super::Portable::widen_fp8(src).map(|words| Self::load(words.as_ptr())) }
+    }
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Pair {
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }

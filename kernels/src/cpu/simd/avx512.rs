@@ -208,6 +208,10 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn widen_fp8(src: *const u8) -> [__m512; 2] {
+        unsafe { [fp8_pairs(_mm256_loadu_si256(src.cast())), fp8_pairs(_mm256_loadu_si256(src.add(32).cast()))] }
+    }
+    #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
@@ -281,4 +285,33 @@ fn dot_bytes_512(acc: __m512, a: __m512, b: __m512) -> __m512 {
         );
     }
     acc
+}
+
+/// 32 codes of e4m3 as bf16: exponents differ by 120. Those below 2^-6 have no exponent and are looked up.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn fp8_pairs(codes: __m256i) -> __m512 {
+    // By code: code * 2^-9.
+    const SMALL: [u16; 8] = [0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60];
+    let small = _mm512_set1_epi32(0);
+    let small = _mm512_inserti32x4::<0>(
+        small,
+        _mm_setr_epi16(
+            SMALL[0] as i16,
+            SMALL[1] as i16,
+            SMALL[2] as i16,
+            SMALL[3] as i16,
+            SMALL[4] as i16,
+            SMALL[5] as i16,
+            SMALL[6] as i16,
+            SMALL[7] as i16,
+        ),
+    );
+    let codes = _mm512_cvtepu8_epi16(codes);
+    let size = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+    let sign = _mm512_slli_epi16::<8>(_mm512_andnot_si512(_mm512_set1_epi16(0x7f), codes));
+    let normal = _mm512_add_epi16(_mm512_slli_epi16::<4>(size), _mm512_set1_epi16(120 << 7));
+    let is_small = _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8));
+    let bits = _mm512_mask_permutexvar_epi16(normal, is_small, size, small);
+    _mm512_castsi512_ps(_mm512_or_si512(bits, sign))
 }

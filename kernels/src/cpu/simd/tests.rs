@@ -150,3 +150,31 @@ fn products_of_integers_are_exact() {
         assert_eq!(out, want.map(|x| x as f32), "{isa:?}");
     }
 }
+
+#[inline(always)]
+unsafe fn widened_fp8_generic<S: Simd>(codes: &[u8; 64], out: &mut [f32; 32]) {
+    // SAFETY: 64 codes, and room for 32 words.
+    unsafe {
+        let [low, high] = S::widen_fp8(codes.as_ptr());
+        S::store(out.as_mut_ptr(), low);
+        S::store(out.as_mut_ptr().add(16), high);
+    }
+}
+
+simd_fn!(fn widened_fp8(codes: &[u8; 64], out: &mut [f32; 32]) = widened_fp8_generic);
+
+#[test]
+fn every_code_of_fp8_is_its_number() {
+    let all: Vec<u8> = (0..=255).map(|code| if code & 127 == 127 { 0 } else { code }).collect();
+    for isa in Isa::available() {
+        for codes in all.as_chunks::<64>().0 {
+            let mut words = [0.0; 32];
+            // SAFETY: the set is available.
+            unsafe { widened_fp8(isa, codes, &mut words) };
+            let pairs = words.iter().flat_map(|word| [word.to_bits() << 16, word.to_bits() & 0xffff_0000]);
+            for (code, bits) in codes.iter().zip(pairs) {
+                assert_eq!(bits, e4m3(*code).to_bits(), "{isa:?} {code}");
+            }
+        }
+    }
+}
