@@ -131,7 +131,7 @@ fn op_checks<D: Devices>(devices: &D, small: bool) -> Vec<DeviceCheck<'static>> 
     let ops: [(&str, OpCheck<D::Backend>); 10] = [
         ("embed", Pair::embed),
         ("add_scaled, scale", Pair::sums),
-        ("silu_mul, gelu_mul", Pair::silu_mul),
+        ("silu_mul", Pair::silu_mul),
         ("rms_norm, add_norm", Pair::norms),
         ("rope", Pair::rope),
         ("linear", Pair::products),
