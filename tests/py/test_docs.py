@@ -251,7 +251,7 @@ FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "-
            "--namespace", "--create-namespace", "--wait", "--retry", "--retry-connrefused", "--retry-all-errors", "--retry-delay",
            "--data-dir", "--log-level", "--listen-client-urls", "--advertise-client-urls", "--cert-file", "--key-file", "--client-cert-auth", "--trusted-ca-file",
            "--kv-events-config", "--disable-radix-cache", "--no-enable-prefix-caching",
-           "--models", "--parts", "--modes", "--cases", "--again", "--answers", "--prompts", "--tool-tokens", "--no-llama",
+           "--models", "--parts", "--modes", "--cases", "--again", "--answers", "--prompts", "--tool-tokens", "--no-llama", "--weights",
            "--ssl-certfile", "--ssl-keyfile", "--sum-us", "--link-gbs", "--data"}
 
 
