@@ -180,50 +180,48 @@ impl CodeForm {
         self.bits
     }
 
-    /// The groups from g on.
-    #[inline(always)]
-    pub fn walk(self, panel: *const u8, g: usize) -> GroupWalk {
-        let [shared, own] = self.place(g).map(|at| panel.wrapping_add(at));
-        let (own_bytes, group_bytes, shared_bytes) = (self.own_bytes(), self.group_bytes(), self.shared_bytes());
-        let (sharing, left) = (self.sharing, self.sharing - g % self.sharing);
-        GroupWalk { shared, own, left, own_bytes, group_bytes, shared_bytes, sharing }
+    /// Where the codes of groups from `from` on are.
+    pub fn places(self, panel: *const u8, from: usize) -> CodePlaces {
+        let codes = panel.wrapping_add(self.shared_bytes() + self.own_bytes());
+        let (group_bytes, shared_bytes, sharing) = (self.group_bytes(), self.shared_bytes(), self.sharing);
+        CodePlaces { codes, group_bytes, shared_bytes, sharing, from }
     }
 
-    /// Two factors of a group for each output: the scale and the minimum, or the scales of the halves.
+    /// Two factors of group g for each output: the scale and the minimum, or the scales of the halves.
     ///
     /// # Safety
-    /// `group` is one of a panel of this form.
+    /// `panel` has the group.
     #[inline(always)]
-    unsafe fn factors_of<S: Simd>(self, group: GroupPlace) -> [[S::V; 2]; 2] {
-        let GroupPlace { shared, own, .. } = group;
+    unsafe fn factors_of<S: Simd>(self, panel: *const u8, g: usize) -> [[S::V; 2]; 2] {
+        let [shared, own] = self.place(g);
         // SAFETY: the caller's promise; the offsets are those that `write` fills.
         unsafe {
             let mut all = [[S::splat(0.0); 2]; 2];
             for half in 0..2 {
                 let outs = 16 * half;
-                let f16s = |at: usize| shared.add(at).cast::<f16>().add(outs);
+                let f16s = |at: usize| panel.add(at).cast::<f16>().add(outs);
                 let [first, second] = match self.factors {
                     Factors::Scale | Factors::ScaleZero => {
                         let scale = match self.bf16 {
-                            true => S::load_bf16(shared.cast::<bf16>().add(outs)),
-                            false => S::load_f16(f16s(0)),
+                            true => S::load_bf16(panel.add(shared).cast::<bf16>().add(outs)),
+                            false => S::load_f16(f16s(shared)),
                         };
                         let zero = match self.factors {
-                            Factors::ScaleZero => S::load_f16(f16s(2 * PANEL)),
+                            Factors::ScaleZero => S::load_f16(f16s(shared + 2 * PANEL)),
                             _ => S::splat(f32::from(self.zero)),
                         };
                         [scale, S::sub(S::splat(0.0), S::mul(scale, zero))]
                     }
-                    Factors::ScaleMin => [S::load_f16(f16s(0)), S::load_f16(f16s(2 * PANEL))],
+                    Factors::ScaleMin => [S::load_f16(f16s(shared)), S::load_f16(f16s(shared + 2 * PANEL))],
                     Factors::Shared => {
-                        let scale = S::load_u8(own.add(outs));
-                        let minimum = S::load_u8(own.add(PANEL + outs));
-                        let minimum = S::mul(S::load_f16(f16s(2 * PANEL)), minimum);
-                        [S::mul(S::load_f16(f16s(0)), scale), S::sub(S::splat(0.0), minimum)]
+                        let scale = S::load_u8(panel.add(own + outs));
+                        let minimum = S::load_u8(panel.add(own + PANEL + outs));
+                        let minimum = S::mul(S::load_f16(f16s(shared + 2 * PANEL)), minimum);
+                        [S::mul(S::load_f16(f16s(shared)), scale), S::sub(S::splat(0.0), minimum)]
                     }
                     Factors::SharedHalves => {
-                        let d = S::load_f16(f16s(0));
-                        let [a, b] = [own, own.add(PANEL)].map(|at| at.add(outs).cast::<i8>());
+                        let d = S::load_f16(f16s(shared));
+                        let [a, b] = [own, own + PANEL].map(|at| panel.add(at + outs).cast::<i8>());
                         [S::mul(d, S::load_i8(a)), S::mul(d, S::load_i8(b))]
                     }
                 };
@@ -233,15 +231,15 @@ impl CodeForm {
         }
     }
 
-    /// The factors of a group as f32.
+    /// The factors of group g as f32.
     ///
     /// # Safety
-    /// `group` is one of a panel of this form, `wide` has room for WIDE_FACTORS numbers.
+    /// `panel` has the group, `wide` room for WIDE_FACTORS numbers.
     #[inline(always)]
-    pub unsafe fn widen_factors<S: Simd>(self, group: GroupPlace, wide: *mut f32) {
+    pub unsafe fn widen_factors<S: Simd>(self, panel: *const u8, g: usize, wide: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
-            for (part, factors) in self.factors_of::<S>(group).into_iter().enumerate() {
+            for (part, factors) in self.factors_of::<S>(panel, g).into_iter().enumerate() {
                 S::store(wide.add(part * PANEL), factors[0]);
                 S::store(wide.add(part * PANEL + 16), factors[1]);
             }
@@ -254,44 +252,29 @@ fn word_place(w: usize, c: usize) -> usize {
     (2 * w + c / 16) * 64 + c % 16 * 4
 }
 
-/// Goes through groups without divisions, which would take as long as the products of a row.
+/// Where the codes of groups are.
 #[derive(Clone, Copy)]
-pub struct GroupWalk {
-    shared: *const u8,
-    own: *const u8,
-    /// Groups before the next shared factors.
-    left: usize,
-    own_bytes: usize,
+pub struct CodePlaces {
+    /// Of group 0.
+    codes: *const u8,
     group_bytes: usize,
     shared_bytes: usize,
     sharing: usize,
+    from: usize,
 }
 
-/// Where the parts of a group begin.
-#[derive(Clone, Copy)]
-pub struct GroupPlace {
-    shared: *const u8,
-    own: *const u8,
-    pub codes: *const u8,
-}
-
-impl GroupWalk {
+impl CodePlaces {
+    /// The codes of the g-th group from `from` on.
     #[inline(always)]
-    pub fn next_group(&mut self) -> GroupPlace {
-        let place = GroupPlace { shared: self.shared, own: self.own, codes: self.own.wrapping_add(self.own_bytes) };
-        self.own = self.own.wrapping_add(self.group_bytes);
-        self.left -= 1;
-        if self.left == 0 {
-            (self.shared, self.left) = (self.own, self.sharing);
-            self.own = self.own.wrapping_add(self.shared_bytes);
-        }
-        place
+    pub fn group(self, g: usize) -> *const u8 {
+        let g = self.from + g;
+        self.codes.wrapping_add(g * self.group_bytes + g / self.sharing * self.shared_bytes)
     }
 
     /// Prefetches what follows `FETCH_GROUPS` later.
     #[inline(always)]
-    pub fn fetch<S: Simd>(&self) {
-        let from = self.own.wrapping_add(FETCH_GROUPS * self.group_bytes);
+    pub fn fetch<S: Simd>(self, g: usize) {
+        let from = self.group(g + FETCH_GROUPS);
         for line in (0..self.group_bytes).step_by(64) {
             // SAFETY: the address need not be valid.
             unsafe { S::prefetch(from.wrapping_add(line)) };

@@ -313,14 +313,13 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
             // SAFETY: the panel has steps * 32 words from step `from` on, the scratch room for twice as many.
             unsafe { halves_into::<S>(panel.cast::<f32>().add(from * PANEL), steps, widened) };
         }
-        let mut walk = w.codes.map(|codes| codes.walk(panel, group));
         for g in 0..if w.takes.has_scales() { steps / of_group } else { 0 } {
             // SAFETY: the panel has this group; the scratch has room for those of CHUNK_STEPS.
             unsafe {
                 let (to, factors) = (widened.add(g * GROUP_STEPS * PANEL), factors.add(g * WIDE_FACTORS));
-                match w.codes.zip(walk.as_mut()) {
-                    Some((codes, walk)) if w.takes == ActivationForm::Int8 => {
-                        codes.widen_factors::<S>(walk.next_group(), factors);
+                match w.codes {
+                    Some(codes) if w.takes == ActivationForm::Int8 => {
+                        codes.widen_factors::<S>(panel, group + g, factors);
                     }
                     Some(_) if widen => widen_group::<S, true>(panel.add((group + g) * GROUP_BYTES), to, factors),
                     None if widen => widen_group::<S, false>(panel.add((group + g) * GROUP_BYTES), to, factors),
@@ -354,7 +353,7 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
                         by_rows!(S, rows, true, tile_kernel(x, w_steps, steps, ahead, acc, first))
                     }
                     (ActivationForm::Int8, Some(codes)) => {
-                        let (x, groups) = ((x, (scales, sums)), (codes.walk(panel, group), factors));
+                        let (x, groups) = ((x, (scales, sums)), (codes.places(panel, group), factors));
                         match codes.high() {
                             0 => by_rows!(S, rows, 0, code_kernel(x, groups, n, acc, first)),
                             1 => by_rows!(S, rows, 1, code_kernel(x, groups, n, acc, first)),

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::FETCH_ROWS;
-use crate::cpu::codes::{GroupWalk, WIDE_FACTORS, code_bytes, code_parts, high_bits, next_high_bits};
+use crate::cpu::codes::{CodePlaces, WIDE_FACTORS, code_bytes, code_parts, high_bits, next_high_bits};
 use crate::cpu::simd::Simd;
 use crate::cpu::weights::{GROUP_BYTES, GROUP_STEPS, PANEL};
 
@@ -175,7 +175,7 @@ pub unsafe fn wide_kernel<S: Simd, const ROWS: usize, const NONE: u8>(
 #[inline(always)]
 pub unsafe fn code_kernel<S: Simd, const ROWS: usize, const HIGH: usize>(
     (a, (scales, sums)): (*const u32, (*const f32, *const f32)),
-    (mut walk, factors): (GroupWalk, *const f32),
+    (codes, factors): (CodePlaces, *const f32),
     groups: usize,
     acc: *mut f32,
     first: bool,
@@ -188,13 +188,13 @@ pub unsafe fn code_kernel<S: Simd, const ROWS: usize, const HIGH: usize>(
         }
         let mut a = a.cast::<f32>();
         for g in 0..groups {
-            walk.fetch::<S>();
-            let codes = walk.next_group().codes;
-            let mut words = codes;
+            codes.fetch::<S>(g);
+            let mut words = codes.group(g);
             let factors = factors.add(g * WIDE_FACTORS);
             for part in 0..code_parts(HIGH) {
                 let mut c = [[S::splat(0.0); 2]; ROWS];
-                let mut high = [high_bits::<S, HIGH>(codes, part, 0), high_bits::<S, HIGH>(codes, part, 1)];
+                let mut high =
+                    [high_bits::<S, HIGH>(codes.group(g), part, 0), high_bits::<S, HIGH>(codes.group(g), part, 1)];
                 for _ in 0..4 / code_parts(HIGH) {
                     let low = [S::load(words.cast()), S::load(words.add(64).cast())];
                     words = words.add(128);
