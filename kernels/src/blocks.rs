@@ -190,22 +190,28 @@ impl BlockForm {
         for block in bytes.chunks_exact(self.bytes()) {
             for g in 0..self.numbers() / CODE_GROUP {
                 let group = self.group(block, g);
-                let [first, second] = group.factors(self.factors());
+                let factors = group.factors(self.factors());
                 let number = |(i, &code): (usize, &u8)| {
                     let code = if self.bits() == 8 { f32::from(code as i8) } else { f32::from(code) };
-                    match self.factors() {
-                        Factors::Scale => (code - f32::from(self.zero())) * first,
-                        Factors::ScaleZero => (code - second) * first,
-                        Factors::ScaleMin | Factors::Shared => code * first + second,
-                        Factors::SharedHalves => {
-                            (code - f32::from(self.zero())) * if i < CODE_GROUP / 2 { first } else { second }
-                        }
-                    }
+                    self.factors().number(i, code, f32::from(self.zero()), factors)
                 };
                 out.extend(group.codes.iter().enumerate().map(number));
             }
         }
         out
+    }
+}
+
+impl Factors {
+    /// The number of code i of a group. `zero`: the code of zero, where the form has one.
+    #[inline]
+    pub fn number(self, i: usize, code: f32, zero: f32, [first, second]: [f32; 2]) -> f32 {
+        match self {
+            Factors::Scale => (code - zero) * first,
+            Factors::ScaleZero => (code - second) * first,
+            Factors::ScaleMin | Factors::Shared => code * first + second,
+            Factors::SharedHalves => (code - zero) * if i < CODE_GROUP / 2 { first } else { second },
+        }
     }
 }
 

@@ -84,19 +84,9 @@ pub fn int4_group_dequant(packed: &[u8], rows: usize, cols: usize, scales: &[f32
     if group == 0 {
         return Err(KernelError::Shape { op: OP, what: "group size must be at least 1".into() });
     }
-    let (bytes, groups) = (cols.div_ceil(8) * 4, cols.div_ceil(group));
-    check(OP, "weight_packed (in bytes)", packed.len(), rows * bytes)?;
+    let groups = cols.div_ceil(group);
     check(OP, "weight_scale", scales.len(), rows * groups)?;
-    let mut out = Vec::with_capacity(rows * cols);
-    for r in 0..rows {
-        // Little-endian words with the lowest nibble first are bytes with the low nibble first.
-        let row = &packed[r * bytes..][..bytes];
-        out.extend((0..cols).map(|c| {
-            let nibble = row[c / 2] >> (4 * (c % 2)) & 0xf;
-            (f32::from(nibble) - 8.0) * scales[r * groups + c / group]
-        }));
-    }
-    Ok(out)
+    nibble_numbers(packed, rows, cols, |r, c, code| (f32::from(code) - 8.0) * scales[r * groups + c / group])
 }
 
 /// Rows of ceil(cols / 8) words of eight codes, lowest nibble first. `number` gets row, column and code.
@@ -108,6 +98,7 @@ fn nibble_numbers(
 ) -> Result<Vec<f32>> {
     let bytes = cols.div_ceil(8) * 4;
     check("int4_dequant", "weight (in bytes)", packed.len(), rows * bytes)?;
+    // Little-endian words with the lowest nibble first are bytes with the low nibble first.
     let code = |r: usize, c: usize| packed[r * bytes + c / 2] >> (4 * (c % 2)) & 0xf;
     Ok((0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| number(r, c, code(r, c))).collect())
 }

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use super::simd::Simd;
 use crate::backend::GroupScales;
 use crate::error::{KernelError, Result};
-use crate::quant::{BlockForm, CodeGroup, Factors, e8m0};
+use crate::quant::{BlockForm, CodeGroup, E2M1, Factors, e8m0};
 
 /// Outputs per panel.
 pub const PANEL: usize = 32;
@@ -37,8 +37,15 @@ pub struct CodeForm {
     floats: bool,
 }
 
-/// Twice the numbers of e2m1 (OCP Microscaling Formats 1.0) by code, plus `FLOAT_ZERO`.
-const FLOATS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+/// Twice the numbers of e2m1 by code, plus `FLOAT_ZERO`.
+const FLOATS: [u8; 16] = {
+    let (mut table, mut code) = ([0; 16], 0);
+    while code < 16 {
+        table[code] = (2.0 * E2M1[code] + FLOAT_ZERO as f32) as u8;
+        code += 1;
+    }
+    table
+};
 const FLOAT_ZERO: u8 = 12;
 
 impl CodeForm {
@@ -147,7 +154,7 @@ impl CodeForm {
             (of_all, own_factors) = (own_factors, [panel[own + c], panel[own + PANEL + c]].map(u16::from));
         }
         let group = CodeGroup { codes: [0; GROUP], own: own_factors, shared: of_all };
-        let [first, second] = match self.bf16 {
+        let factors = match self.bf16 {
             true => [bf16::from_bits(own_factors[0]).to_f32(), f32::from(f16::from_bits(own_factors[1]))],
             false => group.factors(self.factors),
         };
@@ -167,12 +174,7 @@ impl CodeForm {
                 };
                 f32::from(if self.floats { FLOATS[usize::from(low)] } else { low | more << 4 })
             };
-            match self.factors {
-                Factors::Scale => (code - f32::from(self.zero)) * first,
-                Factors::ScaleZero => (code - second) * first,
-                Factors::ScaleMin | Factors::Shared => code * first + second,
-                Factors::SharedHalves => (code - f32::from(self.zero)) * if i < GROUP / 2 { first } else { second },
-            }
+            self.factors.number(i, code, f32::from(self.zero), factors)
         })
     }
 

@@ -11,7 +11,7 @@ use super::codes::{CODE_STEPS, FLOAT_CODES, WIDE_FACTORS};
 use super::fp8::Fp8Form;
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
-use super::weights::{ActivationForm, GROUP, GROUP_BYTES, GROUP_STEPS, PANEL, Panels};
+use super::weights::{ActivationForm, GROUP, GROUP_BYTES, GROUP_STEPS, PANEL, PanelForm, Panels};
 use tiles::{code_kernel, fp8_kernel, group_kernel, halves_into, tile_kernel, wide_kernel, widen_fp8, widen_group};
 
 /// Words of a column computed for all row tiles before continuing: 32 KiB of weights, which stay in the first-level
@@ -276,27 +276,28 @@ struct Widened {
 
 #[inline(always)]
 unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) {
-    debug_assert_eq!(w.takes, a.form);
+    let (takes, all_steps) = (w.takes(), w.steps());
+    debug_assert_eq!(takes, a.form);
     let tiles = &a.tiles[tiles];
     let Some(first_row) = tiles.first().map(|t| t.first) else { return };
     let last = tiles[tiles.len() - 1];
     let rows = last.first + last.rows;
     // Words of activations for each step of the weight.
-    let split = if w.takes == ActivationForm::Bf16 && !S::MULTIPLIES_PAIRS { 2 } else { 1 };
+    let split = if takes == ActivationForm::Bf16 && !S::MULTIPLIES_PAIRS { 2 } else { 1 };
     assert!(
         acc.len() >= (rows - first_row) * PANEL
-            && a.row_words == w.steps() * split
+            && a.row_words == all_steps * split
             && a.words.len() >= rows * a.row_words
-            && (!w.takes.has_scales() || a.scales.len() >= rows * a.groups)
-            && (w.takes != ActivationForm::Int8 || a.sums.len() >= 2 * rows * a.groups)
+            && (!takes.has_scales() || a.scales.len() >= rows * a.groups)
+            && (takes != ActivationForm::Int8 || a.sums.len() >= 2 * rows * a.groups)
     );
     let panel = w.panel(p);
-    if let Some(form) = w.fp8 {
-        // SAFETY: the panel has w.steps() steps in this form; the sizes are asserted above.
-        return unsafe { fp8_panel::<S>((form, panel), w.steps(), a, (tiles, first_row), acc) };
+    if let PanelForm::Fp8(form) = w.form {
+        // SAFETY: the panel has as many steps in this form; the sizes are asserted above.
+        return unsafe { fp8_panel::<S>((form, panel), all_steps, a, (tiles, first_row), acc) };
     }
     // Steps of a group, of integers.
-    let of_group = if w.takes == ActivationForm::Int8 { CODE_STEPS } else { GROUP_STEPS };
+    let of_group = if takes == ActivationForm::Int8 { CODE_STEPS } else { GROUP_STEPS };
     let chunk = CHUNK_STEPS / split / GROUP_STEPS * of_group;
     let mut from = 0;
     let mut widened = std::mem::MaybeUninit::<Widened>::uninit();
@@ -306,23 +307,24 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
         ((&raw mut (*widened).words).cast::<f32>(), (&raw mut (*widened).factors).cast::<f32>())
     };
     let widen = tiles.len() > WIDEN_TILES;
-    while from < w.steps() {
-        let steps = chunk.min(w.steps() - from);
+    while from < all_steps {
+        let steps = chunk.min(all_steps - from);
         let group = from / of_group;
         if widen && split == 2 {
             // SAFETY: the panel has steps * 32 words from step `from` on, the scratch room for twice as many.
             unsafe { halves_into::<S>(panel.cast::<f32>().add(from * PANEL), steps, widened) };
         }
-        for g in 0..if w.takes.has_scales() { steps / of_group } else { 0 } {
+        for g in 0..if takes.has_scales() { steps / of_group } else { 0 } {
             // SAFETY: the panel has this group; the scratch has room for those of CHUNK_STEPS.
             unsafe {
                 let (to, factors) = (widened.add(g * GROUP_STEPS * PANEL), factors.add(g * WIDE_FACTORS));
-                match w.codes {
-                    Some(codes) if w.takes == ActivationForm::Int8 => {
+                let at = panel.wrapping_add((group + g) * GROUP_BYTES);
+                match w.form {
+                    PanelForm::Codes(codes) if takes == ActivationForm::Int8 => {
                         codes.widen_factors::<S>(panel, group + g, factors);
                     }
-                    Some(_) if widen => widen_group::<S, true>(panel.add((group + g) * GROUP_BYTES), to, factors),
-                    None if widen => widen_group::<S, false>(panel.add((group + g) * GROUP_BYTES), to, factors),
+                    PanelForm::Codes(_) if widen => widen_group::<S, true>(at, to, factors),
+                    PanelForm::Int8 if widen => widen_group::<S, false>(at, to, factors),
                     _ => {}
                 }
             }
@@ -333,7 +335,7 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
             let ahead = if t + 1 == tiles.len() { CHUNK_STEPS * PANEL } else { 0 };
             let first = from == 0;
             // SAFETY: a tile's words are rows * row_words from first * row_words on, in [word][row] order, its scales
-            // and sums likewise; the panel has w.steps() steps; acc has PANEL numbers for each row of the tiles
+            // and sums likewise; the panel has all_steps steps; acc has PANEL numbers for each row of the tiles
             // (asserted above).
             unsafe {
                 let x = a.words.as_ptr().add(tile.first * a.row_words + from * split * tile.rows).cast::<u32>();
@@ -342,7 +344,7 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
                 let at = tile.first * a.groups + group * tile.rows;
                 let (scales, sums) = (a.scales.as_ptr().wrapping_add(at), a.sums.as_ptr().wrapping_add(2 * at));
                 let (rows, n) = (tile.rows, steps / of_group);
-                match (w.takes, w.codes) {
+                match (takes, w.form) {
                     (ActivationForm::F32, _) => {
                         by_rows!(S, rows, false, tile_kernel(x, w_steps, steps, ahead, acc, first))
                     }
@@ -352,7 +354,7 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
                     (ActivationForm::Bf16, _) => {
                         by_rows!(S, rows, true, tile_kernel(x, w_steps, steps, ahead, acc, first))
                     }
-                    (ActivationForm::Int8, Some(codes)) => {
+                    (ActivationForm::Int8, PanelForm::Codes(codes)) => {
                         let (x, groups) = ((x, (scales, sums)), (codes.places(panel, group), factors));
                         match codes.high() {
                             0 => by_rows!(S, rows, 0, code_kernel(x, groups, n, acc, first)),
@@ -362,11 +364,13 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
                         }
                     }
                     _ if widen => by_rows!(S, rows, 0, wide_kernel((x, scales), (widened, factors), n, acc, first)),
-                    (_, codes) => {
+                    (_, form) => {
                         let groups = panel.add(group * GROUP_BYTES);
-                        match codes {
-                            Some(_) => by_rows!(S, rows, true, group_kernel((x, scales), groups, n, acc, first)),
-                            None => by_rows!(S, rows, false, group_kernel((x, scales), groups, n, acc, first)),
+                        match form {
+                            PanelForm::Int8 => {
+                                by_rows!(S, rows, false, group_kernel((x, scales), groups, n, acc, first))
+                            }
+                            _ => by_rows!(S, rows, true, group_kernel((x, scales), groups, n, acc, first)),
                         }
                     }
                 }

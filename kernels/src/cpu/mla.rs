@@ -53,7 +53,7 @@ impl Cpu {
         let by_head =
             |weights: &[Panels], x: &[f32], ins: usize, at: &(dyn Fn(usize, usize) -> usize + Sync), y: &mut [f32]| {
                 let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::repeat_n(rows, heads));
-                let takes = weights[0].takes;
+                let takes = weights[0].takes();
                 let packed = Packed::pack(&self.pool, self.isa, tiles, x, ins, takes, &|i| at(i % rows, i / rows));
                 let base = SharedPtr(y.as_mut_ptr());
                 let outs = weights[0].outs;
@@ -107,7 +107,7 @@ impl Cpu {
             return Err(shape("mla_weight", what));
         }
         let data = Numbers::of(&kv_b)?;
-        if data.codes().is_some() || data.fp8().is_some() {
+        if !data.is_dense() {
             return Err(shape("mla_weight", "kv_b must be numbers, got codes".into()));
         }
         let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());

@@ -259,7 +259,7 @@ impl Backend for Cpu {
             let [gate, up, down] = [gate, up, down].map(|weight| packable(self.isa, weight));
             let (gate, up, down) = (gate?, up?, down?);
             let (gate, up) = (PackSource::whole(&gate)?, PackSource::whole(&up)?);
-            let [gate, up] = match (gate.data.codes(), gate.data.fp8()) == (up.data.codes(), up.data.fp8()) {
+            let [gate, up] = match gate.data.packs_like(up.data, precision) {
                 true => Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?,
                 false => [self.pack(&gate, precision)?, self.pack(&up, precision)?],
             };
@@ -337,12 +337,15 @@ impl Backend for Cpu {
         let ids = &batch.rows.ids;
         let Embedding { first, table } = table;
         let mut out = stale(ids.len(), table.ins);
-        for (&id, out) in ids.iter().zip(out.data.chunks_exact_mut(table.ins.max(1))) {
-            match (id as usize).checked_sub(*first).filter(|&row| row < table.outs) {
-                Some(row) => table.output(row, out),
-                None => out.fill(-0.0),
+        let cols = table.ins.max(1);
+        self.by_rows(&mut out.data, cols, &|from, part| {
+            for (&id, out) in ids[from..].iter().zip(part.chunks_exact_mut(cols)) {
+                match (id as usize).checked_sub(*first).filter(|&row| row < table.outs) {
+                    Some(row) => table.output(row, out),
+                    None => out.fill(-0.0),
+                }
             }
-        }
+        });
         out
     }
 
@@ -430,7 +433,7 @@ impl Backend for Cpu {
             return out;
         }
         let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::once(x.rows));
-        let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.takes, &|i| i * x.cols);
+        let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.takes(), &|i| i * x.cols);
         let job = GemmJob {
             weight,
             tiles: groups[0].clone(),

@@ -43,9 +43,9 @@ impl Experts {
 
     /// All experts take activations in the same way.
     pub fn push(&mut self, id: u32, [gate, up, down]: [Panels; 3]) -> Result<()> {
-        let taken = |expert: [&Panels; 3]| expert.map(|panels| panels.takes);
+        let taken = |expert: [&Panels; 3]| expert.map(|panels| panels.takes());
         let first = self.held.first().map(|first| taken([&first.gate, &first.up, &first.down]));
-        if gate.takes != up.takes || first.is_some_and(|first| first != taken([&gate, &up, &down])) {
+        if gate.takes() != up.takes() || first.is_some_and(|first| first != taken([&gate, &up, &down])) {
             let what = format!("expert {id}: must be stored like the layer's other experts");
             return Err(KernelError::Shape { op: "experts", what });
         }
@@ -150,7 +150,7 @@ fn experts_into(
     let Some(first) = groups.first().map(|group| group.expert) else { return };
     let rows = picks.map_or(routes.experts.len() / routes.top_k, <[u32]>::len);
     assert_eq!(out.len(), rows * hidden, "experts: a result for each row");
-    let (taken, between) = (first.gate.takes, first.down.takes);
+    let (taken, between) = (first.gate.takes(), first.down.takes());
     let source: Vec<usize> = groups.iter().flat_map(|g| g.rows.iter().map(|pick| pick.from * hidden)).collect();
     let (tiles, ranges) = gemm::cut_groups(isa, groups.iter().map(|g| g.rows.len()));
     let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, taken, &|i| source[i]);

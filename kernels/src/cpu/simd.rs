@@ -106,7 +106,7 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn halves(pairs: Self::V) -> [Self::V; 2];
     /// Each 32-bit lane of a and b is a pair of 16-bit integers, and acc is 32-bit integers; as `dot_pair`.
     unsafe fn dot_integers(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
-    /// Each 32-bit lane of a is four integers from 0 to 127, of b four from -127 to 127, and acc is 32-bit integers:
+    /// Each 32-bit lane of a is four integers from -127 to 127, of b four from 0 to 127, and acc is 32-bit integers:
     /// acc + the sum of the four products.
     unsafe fn dot_bytes(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// 32-bit integers as f32.
@@ -255,7 +255,7 @@ unsafe impl Simd for Portable {
     unsafe fn dot_bytes(acc: [f32; 16], a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|i| {
             let (a, b) = (a[i].to_bits().to_le_bytes(), b[i].to_bits().to_le_bytes());
-            let sum: i32 = a.iter().zip(b).map(|(&a, b)| i32::from(a) * i32::from(b as i8)).sum();
+            let sum: i32 = a.iter().zip(b).map(|(&a, b)| i32::from(a as i8) * i32::from(b)).sum();
             f32::from_bits((acc[i].to_bits() as i32).wrapping_add(sum) as u32)
         })
     }

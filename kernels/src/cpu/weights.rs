@@ -48,15 +48,54 @@ impl ActivationForm {
     }
 }
 
+/// What panels hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PanelForm {
+    F32,
+    Bf16,
+    Int8,
+    Codes(CodeForm),
+    Fp8(Fp8Form),
+}
+
+impl PanelForm {
+    fn of(data: Numbers, precision: Precision) -> PanelForm {
+        match (data, precision) {
+            (Numbers::Codes(rows), _) => PanelForm::Codes(rows.form()),
+            (Numbers::Fp8(rows), _) => PanelForm::Fp8(rows.form()),
+            (_, Precision::F32) => PanelForm::F32,
+            (_, Precision::Bf16) => PanelForm::Bf16,
+            (_, Precision::Int8) => PanelForm::Int8,
+        }
+    }
+
+    pub fn takes(self) -> ActivationForm {
+        match self {
+            PanelForm::F32 => ActivationForm::F32,
+            PanelForm::Bf16 | PanelForm::Fp8(_) => ActivationForm::Bf16,
+            PanelForm::Codes(codes) if codes.bits() < 8 => ActivationForm::Int8,
+            PanelForm::Int8 | PanelForm::Codes(_) => ActivationForm::Int16,
+        }
+    }
+
+    /// Of so many groups of inputs.
+    fn panel_bytes(self, groups: usize) -> usize {
+        match self {
+            PanelForm::F32 => groups * GROUP * PANEL * 4,
+            PanelForm::Bf16 => groups * GROUP * PANEL * 2,
+            PanelForm::Int8 => groups * GROUP_BYTES,
+            PanelForm::Codes(codes) => codes.panel_bytes(groups),
+            PanelForm::Fp8(fp8) => fp8.panel_bytes(groups),
+        }
+    }
+}
+
 /// A weight [outs, ins] packed for the product.
 #[derive(Debug, Clone)]
 pub struct Panels {
-    pub takes: ActivationForm,
-    pub codes: Option<CodeForm>,
-    pub fp8: Option<Fp8Form>,
+    pub form: PanelForm,
     pub outs: usize,
     pub ins: usize,
-    steps: usize,
     panel_bytes: usize,
     /// Panel p starts at `first + p * stride` of the block.
     first: usize,
@@ -100,15 +139,13 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    pub fn codes(self) -> Option<CodeForm> {
-        match self {
-            Numbers::Codes(rows) => Some(rows.form()),
-            Numbers::F32(_) | Numbers::Bf16(_) | Numbers::Fp8(_) => None,
-        }
+    pub fn is_dense(self) -> bool {
+        matches!(self, Numbers::F32(_) | Numbers::Bf16(_))
     }
 
-    pub fn fp8(self) -> Option<Fp8Form> {
-        if let Numbers::Fp8(rows) = self { Some(rows.form()) } else { None }
+    /// Whether panels of both can lie side by side.
+    pub fn packs_like(self, other: Numbers, precision: Precision) -> bool {
+        PanelForm::of(self, precision) == PanelForm::of(other, precision)
     }
 }
 
@@ -211,23 +248,8 @@ impl Panels {
             source.check()?;
             assert_eq!((source.rows, source.cols), (outs, ins), "stacked matrices must have the same shape");
         }
-        let (codes, fp8) = (sources[0].data.codes(), sources[0].data.fp8());
-        let takes = match (codes, precision) {
-            (Some(codes), _) if codes.bits() < 8 => ActivationForm::Int8,
-            (Some(_), _) => ActivationForm::Int16,
-            _ if fp8.is_some() => ActivationForm::Bf16,
-            (None, Precision::F32) => ActivationForm::F32,
-            (None, Precision::Bf16) => ActivationForm::Bf16,
-            (None, Precision::Int8) => ActivationForm::Int16,
-        };
-        let groups = ins.div_ceil(GROUP);
-        let steps = groups * GROUP / takes.inputs();
-        let panel_bytes = match (codes, fp8, precision) {
-            (Some(codes), ..) => codes.panel_bytes(groups),
-            (None, Some(fp8), _) => fp8.panel_bytes(groups),
-            (None, None, Precision::F32 | Precision::Bf16) => steps * PANEL * 4,
-            (None, None, Precision::Int8) => groups * GROUP_BYTES,
-        };
+        let (form, groups) = (PanelForm::of(sources[0].data, precision), ins.div_ceil(GROUP));
+        let panel_bytes = form.panel_bytes(groups);
         let panels = outs.div_ceil(PANEL) * N;
         let block = arena.take(panels * panel_bytes)?;
         let base = SharedPtr(block.ptr());
@@ -247,7 +269,7 @@ impl Panels {
         Ok(std::array::from_fn(|n| {
             let block = block.clone();
             let (first, stride) = (n * panel_bytes, N * panel_bytes);
-            Panels { takes, codes, fp8, outs, ins, steps, panel_bytes, first, stride, block }
+            Panels { form, outs, ins, panel_bytes, first, stride, block }
         }))
     }
 
@@ -261,9 +283,13 @@ impl Panels {
         by_size.min((self.panels() / (4 * threads)).max(1))
     }
 
+    pub fn takes(&self) -> ActivationForm {
+        self.form.takes()
+    }
+
     /// Steps of a panel, including padding.
     pub fn steps(&self) -> usize {
-        self.steps
+        self.ins.next_multiple_of(GROUP) / self.takes().inputs()
     }
 
     /// The inputs of an output, as they were packed.
@@ -274,20 +300,17 @@ impl Panels {
         let panel = unsafe { std::slice::from_raw_parts(self.panel(out / PANEL), self.panel_bytes) };
         let half = |at: usize| bf16::from_ne_bytes([panel[at], panel[at + 1]]);
         for (g, into) in into.chunks_mut(GROUP).enumerate() {
-            if let Some(fp8) = self.fp8 {
-                into.copy_from_slice(&fp8.read(panel, c, g)[..into.len()]);
-                continue;
-            }
-            match (self.codes, self.takes) {
-                (Some(codes), _) => into.copy_from_slice(&codes.read(panel, c, g)[..into.len()]),
-                (None, ActivationForm::F32) => into.iter_mut().enumerate().for_each(|(i, x)| {
+            match self.form {
+                PanelForm::Codes(codes) => into.copy_from_slice(&codes.read(panel, c, g)[..into.len()]),
+                PanelForm::Fp8(fp8) => into.copy_from_slice(&fp8.read(panel, c, g)[..into.len()]),
+                PanelForm::F32 => into.iter_mut().enumerate().for_each(|(i, x)| {
                     let at = ((g * GROUP + i) * PANEL + c) * 4;
                     *x = f32::from_ne_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]]);
                 }),
-                (None, ActivationForm::Bf16) => into.iter_mut().enumerate().for_each(|(i, x)| {
+                PanelForm::Bf16 => into.iter_mut().enumerate().for_each(|(i, x)| {
                     *x = half(((g * GROUP_STEPS + i / 2) * PANEL + c) * 4 + i % 2 * 2).to_f32();
                 }),
-                (None, _) => {
+                PanelForm::Int8 => {
                     let group = g * GROUP_BYTES;
                     let scale = half(group + 2 * c).to_f32();
                     into.iter_mut().enumerate().for_each(|(i, x)| {

@@ -15,7 +15,7 @@ fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, pre
     let (pool, arena) = (ThreadPool::new(threads), Arena::default());
     let panels = Panels::pack(&pool, isa, &arena, &PackSource::whole(w).unwrap(), precision).unwrap();
     let (tiles, groups) = cut_groups(isa, [rows].into_iter());
-    let packed = Packed::pack(&pool, isa, tiles, x, w.cols, panels.takes, &|i| i * w.cols);
+    let packed = Packed::pack(&pool, isa, tiles, x, w.cols, panels.takes(), &|i| i * w.cols);
     let mut out = vec![f32::NAN; rows * w.rows];
     let job = GemmJob {
         weight: &panels,

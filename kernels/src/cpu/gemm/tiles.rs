@@ -7,6 +7,16 @@ use crate::cpu::codes::{CodePlaces, WIDE_FACTORS, code_bytes, code_parts, high_b
 use crate::cpu::simd::Simd;
 use crate::cpu::weights::{GROUP_BYTES, GROUP_STEPS, PANEL};
 
+/// Adds the products of a step to the sums of each row. A macro, since a closure would be compiled without the set.
+macro_rules! dot_rows {
+    ($S:ty, $dot:ident, $c:ident, $a:ident, $w0:expr, $w1:expr) => {
+        for (r, c) in $c.iter_mut().enumerate() {
+            let x = <$S>::splat(*$a.add(r));
+            (c[0], c[1]) = (<$S>::$dot(c[0], x, $w0), <$S>::$dot(c[1], x, $w1));
+        }
+    };
+}
+
 /// `rows` rows times one panel over `steps` steps: acc [rows][32] is overwritten if `first`, otherwise added to.
 /// Meanwhile the weights `ahead` numbers further on are prefetched.
 #[inline(always)]
@@ -48,14 +58,12 @@ pub unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
                 S::prefetch(w.wrapping_add(ahead).cast());
                 S::prefetch(w.wrapping_add(ahead + 16).cast());
             }
-            for (r, c) in c.iter_mut().enumerate() {
-                let x = S::splat(*a.add(r));
-                if PAIRS {
-                    c[0] = S::dot_pair(c[0], x, w0);
-                    c[1] = S::dot_pair(c[1], x, w1);
-                } else {
-                    c[0] = S::fma(x, w0, c[0]);
-                    c[1] = S::fma(x, w1, c[1]);
+            if PAIRS {
+                dot_rows!(S, dot_pair, c, a, w0, w1);
+            } else {
+                for (r, c) in c.iter_mut().enumerate() {
+                    let x = S::splat(*a.add(r));
+                    (c[0], c[1]) = (S::fma(x, w0, c[0]), S::fma(x, w1, c[1]));
                 }
             }
             a = a.add(ROWS);
@@ -91,7 +99,7 @@ pub unsafe fn group_kernel<S: Simd, const ROWS: usize, const HALF: bool>(
             let mut c = [[S::splat(0.0); 2]; ROWS];
             for s in 0..GROUP_STEPS {
                 let [w0, w1] = S::widen_int8(group.add(PANEL * 2 + s * 64));
-                dot_step::<S, ROWS>([w0, w1], a, &mut c);
+                dot_rows!(S, dot_integers, c, a, w0, w1);
                 a = a.add(ROWS);
             }
             let scale = [scales_of::<S, HALF>(group, 0), scales_of::<S, HALF>(group, 16)];
@@ -161,7 +169,8 @@ pub unsafe fn wide_kernel<S: Simd, const ROWS: usize, const NONE: u8>(
         for g in 0..groups {
             let mut c = [[S::splat(0.0); 2]; ROWS];
             for _ in 0..GROUP_STEPS {
-                dot_step::<S, ROWS>([S::load(w), S::load(w.add(16))], a, &mut c);
+                let (w0, w1) = (S::load(w), S::load(w.add(16)));
+                dot_rows!(S, dot_integers, c, a, w0, w1);
                 a = a.add(ROWS);
                 w = w.add(PANEL);
             }
@@ -203,11 +212,7 @@ pub unsafe fn code_kernel<S: Simd, const ROWS: usize, const HIGH: usize>(
                             code_bytes::<S, HIGH>(low[0], high[0], second),
                             code_bytes::<S, HIGH>(low[1], high[1], second),
                         ];
-                        for (r, c) in c.iter_mut().enumerate() {
-                            let x = S::splat(*a.add(r));
-                            c[0] = S::dot_bytes(c[0], w[0], x);
-                            c[1] = S::dot_bytes(c[1], w[1], x);
-                        }
+                        dot_rows!(S, dot_bytes, c, a, w[0], w[1]);
                         a = a.add(ROWS);
                     }
                     high = [next_high_bits::<S, HIGH>(high[0]), next_high_bits::<S, HIGH>(high[1])];
@@ -237,18 +242,6 @@ pub unsafe fn code_kernel<S: Simd, const ROWS: usize, const HIGH: usize>(
                     }
                 }
             }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn dot_step<S: Simd, const ROWS: usize>(w: [S::V; 2], a: *const f32, c: &mut [[S::V; 2]; ROWS]) {
-    for (r, c) in c.iter_mut().enumerate() {
-        // SAFETY: the caller gives ROWS words at a.
-        unsafe {
-            let x = S::splat(*a.add(r));
-            c[0] = S::dot_integers(c[0], x, w[0]);
-            c[1] = S::dot_integers(c[1], x, w[1]);
         }
     }
 }
@@ -310,11 +303,7 @@ pub unsafe fn fp8_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
                 S::prefetch(codes.wrapping_add(s * 2 * PANEL + FP8_AHEAD));
                 S::widen_fp8(codes.add(s * 2 * PANEL))
             };
-            for (r, c) in c.iter_mut().enumerate() {
-                let x = S::splat(*a.add(r));
-                c[0] = S::dot_pair(c[0], x, w0);
-                c[1] = S::dot_pair(c[1], x, w1);
-            }
+            dot_rows!(S, dot_pair, c, a, w0, w1);
             a = a.add(ROWS);
         }
         let scale = [S::load(scales), S::load(scales.add(16))];

@@ -61,7 +61,7 @@ unsafe fn dot_integers_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
 #[inline(always)]
 unsafe fn dot_bytes_256(acc: __m256, a: __m256, b: __m256) -> __m256 {
     unsafe {
-        let pairs = _mm256_maddubs_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b));
+        let pairs = _mm256_maddubs_epi16(_mm256_castps_si256(b), _mm256_castps_si256(a));
         let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(acc), sums))
     }

@@ -115,7 +115,8 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn dot_bytes(acc: __m512, a: __m512, b: __m512) -> __m512 {
-        unsafe { dot_bytes_512(acc, a, b) }
+        // The instruction takes the unsigned ones first.
+        unsafe { dot_bytes_512(acc, b, a) }
     }
     #[inline(always)]
     unsafe fn from_integers(v: __m512) -> __m512 {
@@ -252,40 +253,30 @@ unsafe impl Simd for Avx512 {
     }
 }
 
-/// The compiler would split the intrinsic into a product and a sum, to shorten chains, and run out of registers.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn dot_integers_512(acc: __m512, a: __m512, b: __m512) -> __m512 {
-    let mut acc = acc;
-    // SAFETY: an instruction of AVX512_VNNI, which is enabled here, that touches only registers.
-    unsafe {
-        asm!(
-            "vpdpwssd {acc}, {a}, {b}",
-            acc = inout(zmm_reg) acc,
-            a = in(zmm_reg) a,
-            b = in(zmm_reg) b,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    acc
+/// One instruction of AVX512_VNNI. The compiler would split its intrinsic into a product and a sum, to shorten chains,
+/// and run out of registers.
+macro_rules! dot_instruction {
+    ($name:ident, $instruction:literal) => {
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512vnni")]
+        fn $name(mut acc: __m512, a: __m512, b: __m512) -> __m512 {
+            // SAFETY: an instruction of the set that is enabled here, which touches only registers.
+            unsafe {
+                asm!(
+                    concat!($instruction, " {acc}, {a}, {b}"),
+                    acc = inout(zmm_reg) acc,
+                    a = in(zmm_reg) a,
+                    b = in(zmm_reg) b,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            acc
+        }
+    };
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn dot_bytes_512(acc: __m512, a: __m512, b: __m512) -> __m512 {
-    let mut acc = acc;
-    // SAFETY: as for dot_integers_512.
-    unsafe {
-        asm!(
-            "vpdpbusd {acc}, {a}, {b}",
-            acc = inout(zmm_reg) acc,
-            a = in(zmm_reg) a,
-            b = in(zmm_reg) b,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    acc
-}
+dot_instruction!(dot_integers_512, "vpdpwssd");
+dot_instruction!(dot_bytes_512, "vpdpbusd");
 
 /// 32 codes of e4m3 as bf16: exponents differ by 120. Those below 2^-6 have no exponent and are looked up.
 #[inline]
