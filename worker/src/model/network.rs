@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, DryRun, DryWants, ExpertCounts, KernelError, OutputHead, Precision, Result as KernelResult, RouteSpec,
-    StepBounds, StepInputs, StepOutputs,
+    Backend, DryRun, DryWants, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds,
+    StepInputs, StepOutputs,
 };
 
 use super::load::{LoadedLinear, LoadedNorm};
@@ -47,17 +47,16 @@ enum LayerResult<T> {
 }
 
 impl<T> LayerResult<T> {
-    /// The norm of the sum over ranks.
-    fn normed<B: Backend<Tensor = T>>(self, b: &B, norm: &LoadedNorm<B>) -> KernelResult<T> {
-        let sum = match self {
-            LayerResult::Sum(out) => out,
+    /// The sum over ranks.
+    fn summed<B: Backend<Tensor = T>>(self, b: &B) -> KernelResult<Option<T>> {
+        Ok(match self {
+            LayerResult::None => None,
+            LayerResult::Sum(out) => Some(out),
             LayerResult::Partial(mut out) => {
                 b.all_reduce(&mut out)?;
-                out
+                Some(out)
             }
-            LayerResult::None => return Err(KernelError::Shape { op: "norm", what: "a layer has no result".into() }),
-        };
-        Ok(norm.apply(b, &sum))
+        })
     }
 }
 
@@ -220,12 +219,12 @@ impl<B: Backend> Network<B> {
                     LayerResult::Sum(out) => layer.input_norm.add(b, &mut x, &out, residual),
                     LayerResult::Partial(out) => layer.input_norm.add_sum(b, &mut x, out, residual)?,
                 };
-                let out = layer.mixer.forward(b, batch, &normed)?;
+                let mut out = layer.mixer.forward(b, batch, &normed)?;
                 let normed = match &layer.mixer_result_norm {
                     None => layer.mlp_norm.add_sum(b, &mut x, out, residual)?,
                     Some(norm) => {
-                        let out = LayerResult::Partial(out).normed(b, norm)?;
-                        layer.mlp_norm.add(b, &mut x, &out, residual)
+                        b.all_reduce(&mut out)?;
+                        layer.mlp_norm.add(b, &mut x, &norm.apply(b, &out), residual)
                     }
                 };
                 before = match &layer.mlp {
@@ -233,16 +232,11 @@ impl<B: Backend> Network<B> {
                     MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(b, batch, &normed)?),
                 };
                 if let Some(norm) = &layer.mlp_result_norm {
-                    before = LayerResult::Sum(before.normed(b, norm)?);
+                    before = before.summed(b)?.map_or(LayerResult::None, |out| LayerResult::Sum(norm.apply(b, &out)));
                 }
             }
-            match before {
-                LayerResult::None => {}
-                LayerResult::Sum(out) => b.add_scaled(&mut x, &out, residual),
-                LayerResult::Partial(mut out) => {
-                    b.all_reduce(&mut out)?;
-                    b.add_scaled(&mut x, &out, residual);
-                }
+            if let Some(out) = before.summed(b)? {
+                b.add_scaled(&mut x, &out, residual);
             }
             Ok(x)
         })
