@@ -11,6 +11,8 @@ use rein_worker::checkpoint::content_hash;
 const BUFFER: usize = 1 << 20;
 /// A head has at most this many rotated pairs.
 const MAX_FACTORS: u64 = 1 << 12;
+/// ggml's number of this type.
+const F32: u32 = 0;
 
 /// Whether a path is a GGUF file.
 pub fn is_file(path: &Path) -> bool {
@@ -46,42 +48,71 @@ pub fn directory(file: &Path) -> Result<PathBuf, String> {
         1 => "model.gguf".to_owned(),
         _ => format!("model-{:05}-of-{count:05}.gguf", i + 1),
     };
-    let mut identity: Vec<u8> =
-        texts.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()].concat()).collect();
-    paths.iter().for_each(|path| identity.extend(path.as_os_str().as_encoded_bytes()));
+    let made = ModelFiles { texts, links: (0..count).map(link).zip(paths).collect() };
     let name = stem(file);
     let mut last = None;
     for cache in caches() {
-        let parent = cache.join(format!("{:016x}", content_hash(&identity)));
-        let target = parent.join(&name);
-        if target.join("config.json").exists() {
-            return Ok(target);
-        }
-        let made = parent.join(format!(".{}", std::process::id()));
-        let fill = || -> io::Result<()> {
-            fs::create_dir_all(&made)?;
-            for (name, text) in &texts {
-                let path = made.join(name);
-                path.parent().map_or(Ok(()), fs::create_dir_all)?;
-                fs::write(path, text)?;
-            }
-            for (i, path) in paths.iter().enumerate() {
-                std::os::unix::fs::symlink(path, made.join(link(i)))?;
-            }
-            fs::rename(&made, &target)
-        };
-        match fill() {
-            Ok(()) => return Ok(target),
-            // Another process was faster.
-            Err(_) if target.join("config.json").exists() => {
-                // What is left behind does no harm.
-                let _ = fs::remove_dir_all(&made);
-                return Ok(target);
-            }
-            Err(error) => last = Some(format!("cannot write {}: {error}", made.display())),
+        match made.within(&cache, &name) {
+            Ok(target) => return Ok(target),
+            Err(error) => last = Some(format!("cannot write below {}: {error}", cache.display())),
         }
     }
     Err(failed(last.unwrap_or_default()))
+}
+
+/// What a model directory consists of, by name.
+struct ModelFiles {
+    texts: Vec<(String, String)>,
+    links: Vec<(String, PathBuf)>,
+}
+
+impl ModelFiles {
+    /// The directory of these files in a cache, made if it is not there.
+    fn within(&self, cache: &Path, name: &str) -> io::Result<PathBuf> {
+        let mut identity: Vec<u8> =
+            self.texts.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()].concat()).collect();
+        self.links.iter().for_each(|(_, path)| identity.extend(path.as_os_str().as_encoded_bytes()));
+        let parent = cache.join(format!("{:016x}", content_hash(&identity)));
+        let (target, draft) = (parent.join(name), parent.join(format!(".{}", std::process::id())));
+        if self.are_in(&target) {
+            return Ok(target);
+        }
+        // What an earlier process with this number left, and what is not as it was made.
+        for stale in [&draft, &target] {
+            match fs::remove_dir_all(stale) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        let filled = self.fill(&draft).and_then(|()| fs::rename(&draft, &target));
+        match filled {
+            Ok(()) => Ok(target),
+            Err(error) => {
+                // The first error tells more than one of cleaning up.
+                let _ = fs::remove_dir_all(&draft);
+                // Another process may have been faster.
+                if self.are_in(&target) { Ok(target) } else { Err(error) }
+            }
+        }
+    }
+
+    fn fill(&self, draft: &Path) -> io::Result<()> {
+        fs::create_dir_all(draft)?;
+        for (name, text) in &self.texts {
+            let path = draft.join(name);
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            fs::write(path, text)?;
+        }
+        self.links.iter().try_for_each(|(name, path)| std::os::unix::fs::symlink(path, draft.join(name)))
+    }
+
+    /// Whether a directory has exactly these contents: one for temporary files is open to others.
+    fn are_in(&self, dir: &Path) -> bool {
+        let same_text =
+            |(name, text): &(String, String)| fs::read(dir.join(name)).is_ok_and(|is| is == text.as_bytes());
+        let same_link = |(name, path): &(String, PathBuf)| fs::read_link(dir.join(name)).is_ok_and(|is| is == *path);
+        self.texts.iter().all(same_text) && self.links.iter().all(same_link)
+    }
 }
 
 /// Directories for what is made of files, best first.
@@ -110,7 +141,12 @@ fn header(path: &Path) -> Result<Gguf, String> {
 /// The factors of rotary frequencies that Llama 3.1 and later store as a tensor.
 fn rope_factors(gguf: &Gguf, paths: &[PathBuf]) -> io::Result<Option<Vec<f32>>> {
     let Some(tensor) = gguf.tensor(ROPE_FACTORS_TENSOR) else { return Ok(None) };
-    let numbers = tensor.dims.iter().product::<u64>().min(MAX_FACTORS);
+    let numbers = tensor.dims.iter().try_fold(1, |n: u64, &dim| n.checked_mul(dim)).filter(|&n| n <= MAX_FACTORS);
+    let numbers = numbers.filter(|_| tensor.kind == F32).ok_or_else(|| {
+        let what =
+            format!("must be at most {MAX_FACTORS} numbers of type F32, got {:?} of type {}", tensor.dims, tensor.kind);
+        io::Error::other(format!("tensor {ROPE_FACTORS_TENSOR}: {what}"))
+    })?;
     let path = paths.get(tensor.file).ok_or_else(|| io::Error::other("a tensor is in no file"))?;
     let mut file = File::open(path)?;
     file.seek(SeekFrom::Start(tensor.offset))?;

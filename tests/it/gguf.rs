@@ -192,7 +192,7 @@ fn the_directory_is_made_elsewhere_if_the_cache_cannot_be_written() {
     let output = command.output().expect("rein runs");
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("model.gguf: cannot write ") && error.contains("file/rein/gguf/"), "{error}");
+    assert!(error.contains("model.gguf: cannot write below ") && error.contains("file/rein/gguf: "), "{error}");
 }
 
 #[test]
