@@ -262,7 +262,7 @@ fn no_file(id: &ModelId, missing: &str, others: Vec<String>) -> HubError {
 fn split_files(file: &str) -> Vec<String> {
     let split = || {
         let (stem, count) = file.strip_suffix(".gguf")?.rsplit_once("-00001-of-")?;
-        let number = count.parse::<u32>().ok().filter(|_| count.len() == 5)?;
+        let number = count.parse::<u32>().ok().filter(|&number| number > 0 && count.len() == 5)?;
         Some((1..=number).map(|i| format!("{stem}-{i:05}-of-{count}.gguf")).collect())
     };
     split().unwrap_or_else(|| vec![file.to_owned()])
