@@ -237,8 +237,11 @@ fn two_and_four_ranks_agree_with_one() {
 
 /// In bf16, unlike in f32, blocks stay as they are stored: a rank has whole blocks of each row, or decodes its part.
 #[test]
-fn ranks_share_rows_of_blocks() {
-    for name in ["gguf_llama", "gguf_qwen3_moe", "gguf_deepseek_v3"] {
+fn ranks_share_weights_as_they_are_stored() {
+    // Of these, two ranks have whole groups of each weight, four have parts of groups.
+    let others =
+        ["llama_gptq_symmetric", "llama_awq", "llama_mxfp4", "llama_fp8_dynamic", "deepseek_v3_fp8", "kimi_k2_int4"];
+    for name in ["gguf_llama", "gguf_qwen3_moe", "gguf_deepseek_v3"].into_iter().chain(others) {
         let fixture = fixture(name);
         for tp in [2, 4] {
             let scored = fixture.score(&ModelOptions { dtype: Dtype::Bf16, tp, ..f32_options() });
@@ -246,6 +249,33 @@ fn ranks_share_rows_of_blocks() {
             println!("{name}: tp {tp} in bf16 within {far:.1e} of transformers");
             assert!(far <= BF16, "{name}: tp {tp} in bf16 differs by {far}");
         }
+    }
+}
+
+/// A GPU's share of the weights would be larger otherwise.
+#[test]
+fn a_part_within_a_group_stays_int4() {
+    use rein_kernels::{HostData, HostForm, HostMatrix};
+    const SHAPE: [usize; 2] = [64, 96];
+    let numbers = |matrix: HostMatrix| match matrix.into_form(HostForm::F32).expect("numbers").data {
+        HostData::F32(numbers) => numbers,
+        other => panic!("{other:?}"),
+    };
+    for (name, zeros) in [("llama_gptq_symmetric", false), ("llama_awq", true)] {
+        let open = open::open(&fixture(name).dir, &f32_options(), &Reads::new(READ_TIMEOUT)).expect(name);
+        let part = |cols: std::ops::Range<usize>| {
+            let module = "model.layers.0.mlp.down_proj";
+            open.weights.matrix(module, SHAPE, 0..SHAPE[0], cols, |_| HostForm::Stored).expect(name)
+        };
+        let (whole, cut) = (numbers(part(0..96)), part(24..48));
+        let group = match &cut.data {
+            HostData::Int4 { group, .. } if !zeros => *group,
+            HostData::Int4Zeros { group, .. } if zeros => *group,
+            other => panic!("{name}: {other:?}"),
+        };
+        assert_eq!(group, 8, "{name}");
+        let want: Vec<f32> = whole.chunks_exact(96).flat_map(|row| &row[24..48]).copied().collect();
+        assert_eq!(numbers(cut), want, "{name}");
     }
 }
 

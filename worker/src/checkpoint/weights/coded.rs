@@ -9,7 +9,7 @@ use rein_kernels::{GroupScales, HostData, StoredForm};
 
 use super::super::error::LoadError;
 use super::super::forms::{CodedForm, Fp4Scales};
-use super::super::parts::{cut_bytes, cut_nibbles};
+use super::super::parts::{cut_bytes, cut_nibbles, cut_scales};
 use super::super::stored::{StoredDtype, TensorEntry};
 use super::{CheckpointWeights, is_float, mis_shaped, mistyped};
 
@@ -159,8 +159,8 @@ impl CheckpointWeights {
         Ok(Some(Coded { form, out, codes, scales, zeros, groups, group_of }))
     }
 
-    /// Outputs `rows` and inputs `cols` of a weight as it is stored: as int4 or MXFP4 of a backend. None: a part of a
-    /// group is cut off, or groups are not of neighbours.
+    /// Outputs `rows` and inputs `cols` of a weight as it is stored: as int4 or MXFP4 of a backend. None: its groups
+    /// are not of neighbours, or a group of MXFP4 is cut.
     pub(super) fn kept(
         &self,
         weight: &Coded,
@@ -173,22 +173,22 @@ impl CheckpointWeights {
             _ => return Ok(None),
         };
         let neighbours = weight.group_of.iter().enumerate().all(|(input, &group)| group == input / size.max(1));
-        if !neighbours || !cols.start.is_multiple_of(size) {
-            return match weight.form.int4_group() {
-                // What config.json says is not what the file has.
-                Some(_) if !neighbours => Err(unlike(weight.form)),
-                _ => Ok(None),
-            };
+        if !neighbours {
+            // Then config.json may say what the file has not.
+            return weight.form.int4_group().map_or(Ok(None), |_| Err(unlike(weight.form)));
         }
-        let groups = cols.start / size..cols.end.div_ceil(size);
         if let CodedForm::Fp4 { .. } = weight.form {
+            if !cols.start.is_multiple_of(size) {
+                return Ok(None);
+            }
+            let groups = cols.start / size..cols.end.div_ceil(size);
             let stride = weight.codes.len() / weight.out.max(1);
             let codes = self.bytes(weight.codes, rows.start * stride..rows.end * stride)?;
             let scales = self.bytes(weight.scales, rows.start * weight.groups..rows.end * weight.groups)?;
             let nibbles = cut_nibbles(padded(codes, stride), stride.next_multiple_of(4), weight.group_of.len(), cols);
             return Ok(Some(HostData::Mxfp4 { packed: nibbles, scales: cut_bytes(scales, weight.groups, groups) }));
         }
-        let codes = self.codes(weight, rows, cols.clone())?;
+        let codes = self.codes(weight, rows.clone(), cols.clone())?;
         let packed = codes.numbers.chunks_exact(cols.len().max(1)).flat_map(|row| {
             let words = row.chunks(8).map(|eight| {
                 eight.iter().enumerate().fold(0, |word: u32, (i, &code)| word | (code as u32 & 0xf) << (4 * i))
@@ -196,17 +196,16 @@ impl CheckpointWeights {
             words.flat_map(u32::to_le_bytes)
         });
         let packed = packed.collect();
-        let cut = |all: &[f32]| -> Vec<f32> {
-            all.chunks_exact(codes.groups.max(1)).flat_map(|row| &row[groups.clone()]).copied().collect()
-        };
-        let scales = GroupScales::F32(cut(&codes.scales));
-        let zeros = cut(&codes.zeros);
+        // Where a part begins within a group, its groups are smaller.
+        let cut = |all: &[f32]| cut_scales(all, codes.groups, [1, size], &(0..rows.len()), &cols);
+        let ((scales, [_, group]), (zeros, _)) = (cut(&codes.scales), cut(&codes.zeros));
+        let scales = GroupScales::F32(scales);
         if weight.form.int4_group().is_none() {
             let zeros = zeros.into_iter().map(|zero| zero as u8).collect();
-            return Ok(Some(HostData::Int4Zeros { packed, scales, zeros, group: size }));
+            return Ok(Some(HostData::Int4Zeros { packed, scales, zeros, group }));
         }
         match zeros.iter().all(|&zero| zero == INT4_ZERO) {
-            true => Ok(Some(HostData::Int4 { packed, scales, group: size })),
+            true => Ok(Some(HostData::Int4 { packed, scales, group })),
             false => Err(unlike(weight.form)),
         }
     }
