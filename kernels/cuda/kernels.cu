@@ -9,6 +9,7 @@
 #include "linear.cu"
 #include "linear_mixed.cu"
 #include "linear_sm90.cu"
+#include "low_rank.cu"
 #include "moe.cu"
 #include "norm.cu"
 #include "ptx_test.cu"

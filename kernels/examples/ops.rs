@@ -285,7 +285,7 @@ fn model(cpu: &mut Cpu, precision: Precision) {
                 let routes = cpu.moe_route(&cpu.linear(&h, router, None), None, &route);
                 let t5 = now();
                 parts[4] += t5 - t4;
-                let out = cpu.moe(&batch, &h, &routes, experts, None).expect("one rank");
+                let out = cpu.moe(&batch, &h, &routes, experts, None, None).expect("one rank");
                 cpu.add_scaled(&mut x, &out, 1.0);
                 parts[3] += now() - t5;
             }

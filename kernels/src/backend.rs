@@ -266,6 +266,46 @@ pub struct ExpertWeights {
     pub down: HostMatrix,
 }
 
+/// A low-rank adapter (LoRA, arXiv:2106.09685) of one linear module: y += (x times down transposed) times up transposed.
+#[derive(Debug, Clone)]
+pub struct LowRankPair {
+    /// [rank, in]
+    pub down: HostMatrix,
+    /// [out, rank], with the adapter's scale.
+    pub up: HostMatrix,
+}
+
+/// The adapters of the experts of one layer: the place of slot s and expert e is s * experts + e.
+#[derive(Debug)]
+pub struct ExpertAdapters<'a, T> {
+    /// Of all ranks.
+    pub experts: usize,
+    pub gate: &'a T,
+    pub up: &'a T,
+    pub down: &'a T,
+}
+
+impl<T> Clone for ExpertAdapters<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for ExpertAdapters<'_, T> {}
+
+impl<'a, T> ExpertAdapters<'a, T> {
+    /// The same with parts of the tables.
+    pub(crate) fn map<U>(self, part: impl Fn(&'a T) -> &'a U) -> ExpertAdapters<'a, U> {
+        let Self { experts, gate, up, down } = self;
+        ExpertAdapters { experts, gate: part(gate), up: part(up), down: part(down) }
+    }
+
+    /// The places of a slot.
+    pub fn places(&self, slot: usize) -> std::ops::Range<usize> {
+        slot * self.experts..(slot + 1) * self.experts
+    }
+}
+
 /// The devices of this process, on which its ranks compute. A device has an index, and one rank computes on it.
 pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     type Backend: Backend;
@@ -311,6 +351,8 @@ pub trait Backend: Sized + Send + 'static {
     type Cache: Send;
     /// The recurrent states of one layer, by cell.
     type States: Send;
+    /// Low-rank adapters of one module by slot, or of one matrix of a layer's experts.
+    type LowRank: Send + Sync;
 
     // Set-up.
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector>;
@@ -345,6 +387,16 @@ pub trait Backend: Sized + Send + 'static {
     ) -> Result<Self::Cache>;
     /// Room for `cells` recurrent states of `numbers` f32 each.
     fn states(&self, cells: usize, numbers: usize) -> Result<Self::States>;
+    /// Places for adapters, which are empty.
+    fn low_rank(&self, places: usize) -> Result<Self::LowRank>;
+    /// Puts an adapter into a place, or empties it. Between two steps.
+    fn set_low_rank(
+        &self,
+        table: &mut Self::LowRank,
+        place: usize,
+        pair: Option<LowRankPair>,
+        precision: Precision,
+    ) -> Result<()>;
     /// Steps stash to slots below `slots` only: a device can allocate all of them now.
     fn open_stash(&mut self, _slots: usize) -> Result<()> {
         Ok(())
@@ -407,6 +459,9 @@ pub trait Backend: Sized + Send + 'static {
     // Products.
     /// x [rows, in] times weight [out, in] transposed, plus bias [out].
     fn linear(&self, x: &Self::Tensor, weight: &Self::Linear, bias: Option<&Self::Vector>) -> Self::Tensor;
+    /// Adds to y [rows, out] what the adapters of the batch's sequences make of x [rows, in], where a module has one in
+    /// the sequence's slot.
+    fn add_low_rank(&self, batch: &Self::Batch<'_>, x: &Self::Tensor, y: &mut Self::Tensor, table: &Self::LowRank);
 
     // Attention.
     /// Rotates every head of x in place.
@@ -457,13 +512,14 @@ pub trait Backend: Sized + Send + 'static {
     /// Sum over each row's routes of weight * down(silu(gate(x)) * up(x)), over the experts of all ranks, plus the
     /// ranks' partial sums `shared` [rows, hidden] (given by all ranks or by none). [`ExpertTable::holder`] says which
     /// rank computes what. A row's parts are added in an order that does not depend on it, and all ranks get the same
-    /// bits.
+    /// bits. `adapters` change the matrices of experts as `add_low_rank` does.
     fn moe(
         &self,
         batch: &Self::Batch<'_>,
         x: &Self::Tensor,
         routes: &Self::Routes,
         experts: &Self::Experts,
+        adapters: Option<ExpertAdapters<'_, Self::LowRank>>,
         shared: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
     /// From now on, `moe` counts the rows of each expert, starting at zero and until `relink`. `layers` has the number

@@ -41,6 +41,8 @@ pub struct StepInputs<'a> {
     pub spans: Vec<Span<'a>>,
     /// For each span, where its recurrent state is; empty if the model has none.
     pub cells: Vec<StateCells<'a>>,
+    /// For each span, the slot of its low-rank adapter; empty if none has one.
+    pub loras: Vec<Option<u32>>,
     pub draws: Vec<Draw<'a>>,
     pub stashes: Vec<Stash>,
     pub scores: Vec<Score>,

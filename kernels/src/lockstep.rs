@@ -133,6 +133,7 @@ impl<B: Backend> Backend for Lockstep<B> {
     type Routes = Both<B::Routes, Routes>;
     type Cache = Both<B::Cache, KvCache>;
     type States = Both<B::States, cpu::States>;
+    type LowRank = Both<B::LowRank, cpu::LowRank>;
 
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector> {
         Ok(Both { device: self.device.vector(values.clone())?, oracle: self.oracle.vector(values)? })
@@ -194,6 +195,21 @@ impl<B: Backend> Backend for Lockstep<B> {
 
     fn states(&self, cells: usize, numbers: usize) -> Result<Self::States> {
         Ok(Both { device: self.device.states(cells, numbers)?, oracle: self.oracle.states(cells, numbers)? })
+    }
+
+    fn low_rank(&self, places: usize) -> Result<Self::LowRank> {
+        Ok(Both { device: self.device.low_rank(places)?, oracle: self.oracle.low_rank(places)? })
+    }
+
+    fn set_low_rank(
+        &self,
+        table: &mut Self::LowRank,
+        place: usize,
+        pair: Option<LowRankPair>,
+        precision: Precision,
+    ) -> Result<()> {
+        self.device.set_low_rank(&mut table.device, place, pair.clone(), precision)?;
+        self.oracle.set_low_rank(&mut table.oracle, place, pair, precision)
     }
 
     fn open_stash(&mut self, slots: usize) -> Result<()> {
@@ -319,6 +335,13 @@ impl<B: Backend> Backend for Lockstep<B> {
         out
     }
 
+    fn add_low_rank(&self, batch: &Self::Batch<'_>, x: &B::Tensor, y: &mut B::Tensor, table: &Self::LowRank) {
+        let mut want = self.read(y);
+        self.oracle.add_low_rank(&batch.oracle, &self.read(x), &mut want, &table.oracle);
+        self.device.add_low_rank(&batch.device, x, y, &table.device);
+        self.check("add_low_rank", y, &want);
+    }
+
     fn rope(&self, batch: &Self::Batch<'_>, x: &mut B::Tensor, spec: &RopeSpec) {
         let mut want = self.read(x);
         self.oracle.rope(&batch.oracle, &mut want, spec);
@@ -410,12 +433,17 @@ impl<B: Backend> Backend for Lockstep<B> {
         x: &B::Tensor,
         routes: &Self::Routes,
         experts: &Self::Experts,
+        adapters: Option<ExpertAdapters<'_, Self::LowRank>>,
         shared: Option<&B::Tensor>,
     ) -> Result<B::Tensor> {
-        let out = self.device.moe(&batch.device, x, &routes.device, &experts.device, shared)?;
+        let out = {
+            let adapters = adapters.map(|adapters| adapters.map(|table| &table.device));
+            self.device.moe(&batch.device, x, &routes.device, &experts.device, adapters, shared)?
+        };
         let shared = shared.map(|shared| self.read(shared));
         let x = self.read(x);
-        let want = self.oracle.moe(&batch.oracle, &x, &routes.oracle, &experts.oracle, shared.as_ref())?;
+        let adapters = adapters.map(|adapters| adapters.map(|table| &table.oracle));
+        let want = self.oracle.moe(&batch.oracle, &x, &routes.oracle, &experts.oracle, adapters, shared.as_ref())?;
         self.check("moe_route, moe", &out, &want);
         Ok(out)
     }

@@ -10,7 +10,7 @@ use half::bf16;
 
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
-use crate::cpu::{self, Cpu, CpuDevices, KvCache, Routes, Tensor};
+use crate::cpu::{self, AdaptedRows, Cpu, CpuDevices, KvCache, Routes, Tensor};
 use crate::error::{KernelError, Result};
 use crate::reference;
 use crate::storage::{CudaStorage, DeviceStorage};
@@ -121,17 +121,31 @@ impl RoundingCpu {
     }
 
     /// The sum over each row's routes; each product on the way is an activation.
-    fn sum_of_routes(&self, x: &Tensor, routes: &Routes, experts: &RoundingExperts) -> Result<Tensor> {
+    fn sum_of_routes(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        experts: &RoundingExperts,
+        adapted: Option<AdaptedRows>,
+    ) -> Result<Tensor> {
         let (rows, hidden, top_k) = (self.cpu.rows(x), self.cpu.cols(x), routes.top_k);
         let mut out = vec![0.0; rows * hidden];
         for (id, expert) in &experts.0 {
             let mine: Vec<usize> = (0..rows * top_k).filter(|&route| routes.experts[route] == *id).collect();
             let input: Vec<f32> =
                 mine.iter().flat_map(|route| &x.data()[route / top_k * hidden..][..hidden]).copied().collect();
-            let gate = self.activations(expert.gate.multiply(&input, None));
-            let up = self.activations(expert.up.multiply(&input, None));
+            let rows_of: Vec<usize> = mine.iter().map(|route| route / top_k).collect();
+            let product = |matrix: &NumberMatrix, which: usize, input: &[f32]| {
+                let mut out = self.activations(matrix.multiply(input, None));
+                if let Some(adapted) = &adapted {
+                    adapted.add(&self.cpu, which, (*id, &rows_of), input, &mut out);
+                    out = self.activations(out);
+                }
+                out
+            };
+            let (gate, up) = (product(&expert.gate, 0, &input), product(&expert.up, 1, &input));
             let middle = self.activations(reference::silu_mul(&gate, &up));
-            let part = self.activations(expert.down.multiply(&middle, None));
+            let part = product(&expert.down, 2, &middle);
             for (&route, part) in mine.iter().zip(part.chunks_exact(hidden.max(1))) {
                 let row = &mut out[route / top_k * hidden..][..hidden];
                 row.iter_mut().zip(part).for_each(|(to, part)| *to += routes.weights[route] * part);
@@ -155,6 +169,7 @@ impl Backend for RoundingCpu {
     type Routes = Routes;
     type Cache = KvCache;
     type States = cpu::States;
+    type LowRank = cpu::LowRank;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         self.cpu.vector(values)
@@ -214,6 +229,29 @@ impl Backend for RoundingCpu {
 
     fn states(&self, cells: usize, numbers: usize) -> Result<cpu::States> {
         self.cpu.states(cells, numbers)
+    }
+
+    fn low_rank(&self, places: usize) -> Result<cpu::LowRank> {
+        self.cpu.low_rank(places)
+    }
+
+    /// Rounded as on a device, where their products are f32.
+    fn set_low_rank(
+        &self,
+        table: &mut cpu::LowRank,
+        place: usize,
+        pair: Option<LowRankPair>,
+        precision: Precision,
+    ) -> Result<()> {
+        let rounded = |matrix: HostMatrix| -> Result<HostMatrix> {
+            let NumberMatrix { numbers, ins, .. } = NumberMatrix::new(matrix, precision)?;
+            Ok(HostMatrix { rows: numbers.len() / ins.max(1), cols: ins, data: HostData::F32(numbers) })
+        };
+        let pair = match pair {
+            Some(LowRankPair { down, up }) => Some(LowRankPair { down: rounded(down)?, up: rounded(up)? }),
+            None => None,
+        };
+        self.cpu.set_low_rank(table, place, pair, Precision::F32)
     }
 
     fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Tensor {
@@ -310,6 +348,11 @@ impl Backend for RoundingCpu {
         }
     }
 
+    fn add_low_rank(&self, batch: &cpu::Batch<'_>, x: &Tensor, y: &mut Tensor, table: &cpu::LowRank) {
+        self.cpu.add_low_rank(batch, x, y, table);
+        *y = self.activation(y.clone());
+    }
+
     fn rope(&self, batch: &cpu::Batch<'_>, x: &mut Tensor, spec: &RopeSpec) {
         self.cpu.rope(batch, x, spec);
         *x = self.activation(x.clone());
@@ -368,13 +411,14 @@ impl Backend for RoundingCpu {
     /// The result is f32.
     fn moe(
         &self,
-        _: &cpu::Batch<'_>,
+        batch: &cpu::Batch<'_>,
         x: &Tensor,
         routes: &Routes,
         experts: &RoundingExperts,
+        adapters: Option<ExpertAdapters<'_, cpu::LowRank>>,
         shared: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let mut out = self.sum_of_routes(x, routes, experts)?;
+        let mut out = self.sum_of_routes(x, routes, experts, AdaptedRows::of(batch, adapters))?;
         shared.iter().for_each(|shared| self.cpu.add_scaled(&mut out, shared, 1.0));
         Ok(out)
     }

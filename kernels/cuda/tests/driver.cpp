@@ -122,6 +122,8 @@ Kernel KERNELS[] = {
     KERNEL(delta_mix_f32),     KERNEL(delta_mix_bf16),
     KERNEL(delta_net_f32),     KERNEL(delta_net_bf16),
     KERNEL(sigmoid_mul_f32),   KERNEL(sigmoid_mul_bf16),   KERNEL(sigmoid_mul_bf16_f32),
+    KERNEL(low_rank_down_f32), KERNEL(low_rank_down_bf16),
+    KERNEL(low_rank_up_f32),   KERNEL(low_rank_up_bf16),   KERNEL(low_rank_up_bf16_f32),
     KERNEL(meet_ranks),        KERNEL(write_table),
     KERNEL(sum_ranks_f32),     KERNEL(sum_ranks_bf16),
     KERNEL(add_norm_ranks_f32), KERNEL(add_norm_ranks_bf16),

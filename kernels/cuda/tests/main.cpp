@@ -5,6 +5,7 @@
 #include "draw.h"
 #include "experts.h"
 #include "faults.h"
+#include "low_rank.h"
 #include "places.h"
 #include "products.h"
 #include "ptx.h"
@@ -20,6 +21,7 @@ int main(int argc, char **argv) {
   fault_tests::test();
   ptx_tests::test();
   row_tests::test();
+  low_rank_tests::test();
   product_tests::test();
   quantized_tests::test();
   expert_tests::test();

@@ -2,6 +2,7 @@
 //! these are gathered. Small results: every rank gets all parts and adds everything. The bits are the same.
 
 use super::dispatch::dispatch;
+use super::low_rank::AdaptedRows;
 use super::{Batch, Cpu, Experts, Routes, Tensor, shape, zeros};
 use crate::backend::Backend;
 use crate::collective::Collective;
@@ -18,6 +19,7 @@ impl Cpu {
         x: &Tensor,
         routes: &Routes,
         experts: &Experts,
+        adapted: Option<&AdaptedRows>,
         shared: Option<&Tensor>,
     ) -> Result<Tensor> {
         let (rank, table) = (self.rank(), experts.table());
@@ -25,7 +27,7 @@ impl Cpu {
         let dispatch = dispatch(table, routes, &batch.rows.ids, batch.positions())?;
         let mine = dispatch.iter().enumerate().filter(|&(_, &to)| to as usize == rank);
         let picks: Vec<u32> = mine.map(|(route, _)| route as u32).collect();
-        let parts = self.moe_parts(x, routes, &picks, experts);
+        let parts = self.moe_parts(x, routes, &picks, experts, adapted);
         self.moe_combine(&parts, routes, &dispatch, shared)
     }
 

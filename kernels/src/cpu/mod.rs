@@ -16,6 +16,7 @@ mod free;
 pub use free::bytes as free_memory;
 mod gemm;
 mod kv_cache;
+mod low_rank;
 mod memory;
 mod mla;
 mod moe;
@@ -104,6 +105,8 @@ pub struct Embedding {
 pub use delta::States;
 pub use devices::CpuDevices;
 pub use kv_cache::KvCache;
+pub(crate) use low_rank::AdaptedRows;
+pub use low_rank::LowRank;
 pub use moe::Experts;
 pub use route::Routes;
 
@@ -169,6 +172,27 @@ impl Cpu {
         out
     }
 
+    fn product(&self, x: &Tensor, weight: &Panels, bias: Option<&Vec<f32>>) -> Tensor {
+        assert_eq!(x.cols, weight.ins, "linear: inputs");
+        assert!(bias.is_none_or(|b| b.len() == weight.outs), "linear: the bias needs {} numbers", weight.outs);
+        let mut out = stale(x.rows, weight.outs);
+        if x.rows == 0 {
+            return out;
+        }
+        let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::once(x.rows));
+        let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.takes(), &|i| i * x.cols);
+        let job = GemmJob {
+            weight,
+            tiles: groups[0].clone(),
+            out: SharedPtr(out.data.as_mut_ptr()),
+            stride: weight.outs,
+            bias: bias.map(Vec::as_slice),
+        };
+        // SAFETY: out has outs numbers for each row.
+        unsafe { gemm::multiply(&self.pool, self.isa, &packed, &[job]) };
+        out
+    }
+
     fn pack(&self, source: &PackSource, precision: Precision) -> Result<Panels> {
         Panels::pack(&self.pool, self.isa, &self.arena, source, precision)
     }
@@ -222,6 +246,7 @@ impl Backend for Cpu {
     type Routes = Routes;
     type Cache = KvCache;
     type States = States;
+    type LowRank = LowRank;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         Ok(values)
@@ -286,6 +311,20 @@ impl Backend for Cpu {
 
     fn states(&self, cells: usize, numbers: usize) -> Result<States> {
         States::new(&self.arena, cells, numbers)
+    }
+
+    fn low_rank(&self, places: usize) -> Result<LowRank> {
+        Ok(LowRank::new(places))
+    }
+
+    fn set_low_rank(
+        &self,
+        table: &mut LowRank,
+        place: usize,
+        pair: Option<LowRankPair>,
+        precision: Precision,
+    ) -> Result<()> {
+        self.set_pair(table, place, pair, precision)
     }
 
     fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Tensor {
@@ -426,24 +465,11 @@ impl Backend for Cpu {
     }
 
     fn linear(&self, x: &Tensor, Linear(weight): &Linear, bias: Option<&Vec<f32>>) -> Tensor {
-        assert_eq!(x.cols, weight.ins, "linear: inputs");
-        assert!(bias.is_none_or(|b| b.len() == weight.outs), "linear: the bias needs {} numbers", weight.outs);
-        let mut out = stale(x.rows, weight.outs);
-        if x.rows == 0 {
-            return out;
-        }
-        let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::once(x.rows));
-        let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.takes(), &|i| i * x.cols);
-        let job = GemmJob {
-            weight,
-            tiles: groups[0].clone(),
-            out: SharedPtr(out.data.as_mut_ptr()),
-            stride: weight.outs,
-            bias: bias.map(Vec::as_slice),
-        };
-        // SAFETY: out has outs numbers for each row.
-        unsafe { gemm::multiply(&self.pool, self.isa, &packed, &[job]) };
-        out
+        self.product(x, weight, bias)
+    }
+
+    fn add_low_rank(&self, batch: &Batch, x: &Tensor, y: &mut Tensor, table: &LowRank) {
+        self.add_pairs(batch, x, y, table);
     }
 
     fn rope(&self, batch: &Batch, x: &mut Tensor, spec: &RopeSpec) {
@@ -531,14 +557,16 @@ impl Backend for Cpu {
         x: &Tensor,
         routes: &Routes,
         experts: &Experts,
+        adapters: Option<ExpertAdapters<LowRank>>,
         shared: Option<&Tensor>,
     ) -> Result<Tensor> {
+        let adapted = AdaptedRows::of(batch, adapters);
         if self.ranks() == 1 {
-            let mut out = self.moe_experts(x, routes, experts);
+            let mut out = self.moe_experts(x, routes, experts, adapted.as_ref());
             shared.iter().for_each(|shared| self.add_scaled(&mut out, shared, 1.0));
             return Ok(out);
         }
-        self.moe_over_ranks(batch, x, routes, experts, shared)
+        self.moe_over_ranks(batch, x, routes, experts, adapted.as_ref(), shared)
     }
 
     fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts {

@@ -2,6 +2,7 @@
 //! contributions of several experts to a row are added in the order in which the experts are held.
 
 use super::gemm::{self, Packed};
+use super::low_rank::AdaptedRows;
 use super::pool::{SharedPtr, ThreadPool};
 use super::route::Routes;
 use super::simd::{Isa, Simd, simd_fn};
@@ -65,6 +66,11 @@ impl Experts {
         Ok(())
     }
 
+    /// Each held expert's id and matrices, with its entry of `of`.
+    pub(super) fn with<'a, T>(&'a self, of: &'a [T]) -> impl Iterator<Item = (u32, [&'a Panels; 3], &'a T)> {
+        self.held.iter().zip(of).map(|(expert, of)| (expert.id, [&expert.gate, &expert.up, &expert.down], of))
+    }
+
     fn find(&self, id: u32) -> Option<usize> {
         self.place.get(id as usize).filter(|&&place| place != ABSENT).map(|&place| place as usize)
     }
@@ -83,10 +89,10 @@ impl Experts {
 
 /// One row's use of one expert: weight times the result is added to row `to`.
 #[derive(Clone, Copy)]
-struct Pick {
-    from: usize,
-    to: usize,
-    weight: f32,
+pub(super) struct Pick {
+    pub from: usize,
+    pub to: usize,
+    pub weight: f32,
 }
 
 /// The rows of one expert.
@@ -95,41 +101,8 @@ struct Group<'a> {
     rows: Vec<Pick>,
 }
 
-impl Cpu {
-    fn through_experts(&self, x: &Tensor, routes: &Routes, picks: Option<&[u32]>, experts: &Experts) -> Tensor {
-        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe: each row must have top_k routes");
-        assert!(
-            experts.shape().is_none_or(|(_, hidden)| hidden == x.cols),
-            "moe: x must have as many columns as the experts have inputs"
-        );
-        let mut out = zeros(picks.map_or(x.rows, <[u32]>::len), x.cols);
-        experts_into(&self.pool, self.isa, &x.data, routes, picks, experts, &mut out.data);
-        out
-    }
-
-    /// All routes to the experts of this rank. A row's contributions are added in the order in which the experts are
-    /// held.
-    pub(super) fn moe_experts(&self, x: &Tensor, routes: &Routes, experts: &Experts) -> Tensor {
-        self.through_experts(x, routes, None, experts)
-    }
-
-    /// Some of the routes, given by index: one row per route.
-    pub(super) fn moe_parts(&self, x: &Tensor, routes: &Routes, picks: &[u32], experts: &Experts) -> Tensor {
-        self.through_experts(x, routes, Some(picks), experts)
-    }
-}
-
-/// Adds to `out`: to the row of each token, or, with `picks` (indices of some routes), to the row of each pick.
-fn experts_into(
-    pool: &ThreadPool,
-    isa: Isa,
-    x: &[f32],
-    routes: &Routes,
-    picks: Option<&[u32]>,
-    experts: &Experts,
-    out: &mut [f32],
-) {
-    let Some((inter, hidden)) = experts.shape() else { return };
+/// By held expert, all routes that go to it, or those of `picks`.
+fn picks_of(routes: &Routes, picks: Option<&[u32]>, experts: &Experts) -> Vec<Vec<Pick>> {
     let mut rows_of: Vec<Vec<Pick>> = vec![Vec::new(); experts.held.len()];
     let mut add = |route: usize, to: usize| {
         if let Some(place) = experts.find(routes.experts[route]) {
@@ -140,6 +113,61 @@ fn experts_into(
         Some(picks) => picks.iter().enumerate().for_each(|(to, &route)| add(route as usize, to)),
         None => (0..routes.experts.len()).for_each(|route| add(route, route / routes.top_k)),
     }
+    rows_of
+}
+
+impl Cpu {
+    fn through_experts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        picks: Option<&[u32]>,
+        experts: &Experts,
+        adapted: Option<&AdaptedRows>,
+    ) -> Tensor {
+        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe: each row must have top_k routes");
+        assert!(
+            experts.shape().is_none_or(|(_, hidden)| hidden == x.cols),
+            "moe: x must have as many columns as the experts have inputs"
+        );
+        let mut out = zeros(picks.map_or(x.rows, <[u32]>::len), x.cols);
+        let mut rows_of = picks_of(routes, picks, experts);
+        if let Some(adapted) = adapted {
+            self.adapted_experts_into(x, adapted, &rows_of, experts, &mut out);
+            rows_of.iter_mut().for_each(|picks| picks.retain(|pick| !adapted.has(pick.from)));
+        }
+        experts_into(&self.pool, self.isa, &x.data, rows_of, experts, &mut out.data);
+        out
+    }
+
+    /// All routes to the experts of this rank. A row's contributions are added in the order in which the experts are
+    /// held.
+    pub(super) fn moe_experts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        experts: &Experts,
+        adapted: Option<&AdaptedRows>,
+    ) -> Tensor {
+        self.through_experts(x, routes, None, experts, adapted)
+    }
+
+    /// Some of the routes, given by index: one row per route.
+    pub(super) fn moe_parts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        picks: &[u32],
+        experts: &Experts,
+        adapted: Option<&AdaptedRows>,
+    ) -> Tensor {
+        self.through_experts(x, routes, Some(picks), experts, adapted)
+    }
+}
+
+/// Adds to `out` what each held expert makes of its picks.
+fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>, experts: &Experts, out: &mut [f32]) {
+    let Some((inter, hidden)) = experts.shape() else { return };
     let groups: Vec<Group> = experts
         .held
         .iter()
@@ -148,8 +176,8 @@ fn experts_into(
         .map(|(expert, rows)| Group { expert, rows })
         .collect();
     let Some(first) = groups.first().map(|group| group.expert) else { return };
-    let rows = picks.map_or(routes.experts.len() / routes.top_k, <[u32]>::len);
-    assert_eq!(out.len(), rows * hidden, "experts: a result for each row");
+    let last = groups.iter().flat_map(|group| &group.rows).map(|pick| pick.to + 1).max().unwrap_or(0);
+    assert!(out.len() >= last * hidden, "experts: a result for each row");
     let (taken, between) = (first.gate.takes(), first.down.takes());
     let source: Vec<usize> = groups.iter().flat_map(|g| g.rows.iter().map(|pick| pick.from * hidden)).collect();
     let (tiles, ranges) = gemm::cut_groups(isa, groups.iter().map(|g| g.rows.len()));

@@ -255,7 +255,7 @@ fn experts_match_the_reference_and_are_batch_invariant() {
                     Ok(ExpertWeights { id: i as u32 + 2, gate, up, down })
                 });
                 let local = cpu.experts(ExpertTable::default(), &mut weights, precision).unwrap();
-                let all = cpu.to_host(&cpu.moe_experts(&cpu.to_device(rows, hidden, x.clone()), &routes, &local));
+                let all = cpu.to_host(&cpu.moe_experts(&cpu.to_device(rows, hidden, x.clone()), &routes, &local, None));
                 let mut want = vec![0.0f32; rows * hidden];
                 for (slot, (&id, &weight)) in routes.experts.iter().zip(&routes.weights).enumerate() {
                     let Some(m) = (id as usize).checked_sub(2).and_then(|i| matrices.get(i)) else { continue };
@@ -280,7 +280,7 @@ fn experts_match_the_reference_and_are_batch_invariant() {
                         experts: picked.iter().flat_map(|r| routes.experts[pick(r)].to_vec()).collect(),
                         weights: picked.iter().flat_map(|r| routes.weights[pick(r)].to_vec()).collect(),
                     };
-                    let got = cpu.to_host(&cpu.moe_experts(&some, &some_routes, &local));
+                    let got = cpu.to_host(&cpu.moe_experts(&some, &some_routes, &local, None));
                     for (i, &r) in picked.iter().enumerate() {
                         let same = got[i * hidden..][..hidden] == all[r * hidden..][..hidden];
                         assert!(same, "{isa:?} {precision:?} {hidden}: row {r} among {picked:?}");
@@ -322,7 +322,7 @@ fn combine_is_the_same(rows: usize) {
     let alone = cpu(Isa::detect(), 1);
     let all: Vec<u32> = (0..experts).collect();
     let whole = load(&alone, &all);
-    let want = alone.to_host(&alone.moe_experts(&alone.to_device(rows, hidden, x.clone()), &routes, &whole));
+    let want = alone.to_host(&alone.moe_experts(&alone.to_device(rows, hidden, x.clone()), &routes, &whole, None));
     for ranks in [2usize, 3, 5] {
         for _ in 0..4 {
             let dispatch: Vec<u32> = (0..rows * top_k).map(|_| rng.below(ranks) as u32).collect();
@@ -338,7 +338,7 @@ fn combine_is_the_same(rows: usize) {
                         let held = cpu.regroup(&load(&cpu, first), &load(&cpu, later), all).unwrap();
                         let picks: Vec<u32> =
                             (0..dispatch.len() as u32).filter(|&i| dispatch[i as usize] == rank as u32).collect();
-                        let parts = cpu.moe_parts(&cpu.to_device(rows, hidden, x.clone()), routes, &picks, &held);
+                        let parts = cpu.moe_parts(&cpu.to_device(rows, hidden, x.clone()), routes, &picks, &held, None);
                         let shared = cpu.to_device(rows, hidden, partial[rank].clone());
                         [None, Some(&shared)]
                             .map(|shared| cpu.to_host(&cpu.moe_combine(&parts, routes, dispatch, shared).unwrap()))

@@ -36,6 +36,27 @@ pub struct LinearArgs {
     pub group: i32,
 }
 
+/// low_rank.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct LowRankArgs {
+    pub x: u64,
+    pub y: u64,
+    pub t: u64,
+    pub table: u64,
+    pub slots: u64,
+    pub routes: u64,
+    pub expert: u64,
+    pub k: i32,
+    pub n: i32,
+    pub x_stride: i32,
+    pub y_stride: i32,
+    pub most: i32,
+    pub per_row: i32,
+    pub experts: i32,
+    pub of_batch: i32,
+}
+
 /// embed.cu
 #[derive(Clone, Copy)]
 #[repr(C)]

@@ -16,6 +16,7 @@ use super::error::shape;
 use super::experts::DeviceExperts;
 use super::fast::KernelTier;
 use super::graphs::{Kept, Mode, Results};
+use super::low_rank::DeviceLowRank;
 use super::moe::DeviceRoutes;
 use super::op_stream::OpStream;
 use super::ranks::{DeviceGroup, ExpertCounters, PeerRegistry, RankOps, StepIntent};
@@ -137,6 +138,7 @@ impl Backend for Cuda {
     type Routes = DeviceRoutes;
     type Cache = DeviceCache;
     type States = DeviceStates;
+    type LowRank = DeviceLowRank;
 
     fn vector(&self, values: Vec<f32>) -> Result<DeviceVector> {
         self.ops.check()?;
@@ -200,6 +202,26 @@ impl Backend for Cuda {
         self.steps.limits.update(|limits| StepLimits { cells, ..limits });
         self.steps.graphs.borrow_mut().clear();
         Ok(states)
+    }
+
+    fn low_rank(&self, places: usize) -> Result<DeviceLowRank> {
+        self.ops.check()?;
+        DeviceLowRank::new(self.writer(), places)
+    }
+
+    /// Steps launch other kernels then.
+    fn set_low_rank(
+        &self,
+        table: &mut DeviceLowRank,
+        place: usize,
+        pair: Option<LowRankPair>,
+        precision: Precision,
+    ) -> Result<()> {
+        self.ops.device.enter()?;
+        if table.set(self.writer(), place, pair, precision)? {
+            self.steps.graphs.borrow_mut().clear();
+        }
+        Ok(())
     }
 
     /// As f32.
@@ -373,6 +395,10 @@ impl Backend for Cuda {
         self.ops.product(x, &weight.0, bias, x.element)
     }
 
+    fn add_low_rank(&self, batch: &DeviceBatch<'_>, x: &DeviceTensor, y: &mut DeviceTensor, table: &DeviceLowRank) {
+        self.ops.add_low_rank(&self.steps.placed(batch), x, y, table, None);
+    }
+
     fn rope(&self, batch: &DeviceBatch<'_>, x: &mut DeviceTensor, spec: &RopeSpec) {
         self.ops.rope(&self.steps.placed(batch), x, spec, &mut self.steps.angles.borrow_mut());
     }
@@ -429,9 +455,10 @@ impl Backend for Cuda {
         x: &DeviceTensor,
         routes: &DeviceRoutes,
         experts: &DeviceExperts,
+        adapters: Option<ExpertAdapters<'_, DeviceLowRank>>,
         shared: Option<&DeviceTensor>,
     ) -> Result<DeviceTensor> {
-        self.over_ranks().through_experts(&self.steps.placed(batch), x, routes, experts, shared)
+        self.over_ranks().through_experts(&self.steps.placed(batch), x, routes, experts, adapters, shared)
     }
 
     /// A rank that is alone counts nothing.

@@ -53,6 +53,7 @@ pub(super) fn largest_shapes(bounds: &StepBounds, blocks: usize) -> [StepShape; 
         results: result_words(Some(MOST_ALTERNATIVES)) * wanted,
         // A checkpoint at the end of each block at most.
         saves: rows + 2 * sequences,
+        loras: true,
         decode,
     };
     let stride = blocks.next_power_of_two().max(FIRST_STRIDE);

@@ -30,6 +30,7 @@ mod grouped;
 mod image;
 mod latent;
 mod linear;
+mod low_rank;
 mod memory;
 mod moe;
 mod op_stream;

@@ -8,13 +8,14 @@ use super::experts::{DeviceExperts, ExpertSlots};
 use super::form::{Element, WeightForm};
 use super::grouped::ExpertPlans;
 use super::linear::result_of;
+use super::low_rank::{DeviceLowRank, ExpertRows};
 use super::op_stream::OpStream;
 use super::operand::{CodeRows, Operand};
 use super::plan::{LaunchPlan, int};
 use super::ranks::{LayerRoutes, RankOps};
 use super::tensor::DeviceTensor;
 use super::weights::DeviceVector;
-use crate::backend::{RouteSpec, Scoring};
+use crate::backend::{ExpertAdapters, RouteSpec, Scoring};
 use crate::error::Result;
 
 /// The most experts of a row that `moe_combine` adds.
@@ -35,6 +36,47 @@ struct Aligned {
     counts: ArenaBlock,
     starts: ArenaBlock,
     order: ArenaBlock,
+}
+
+/// The adapters of a layer's experts in a step that has some.
+#[derive(Clone, Copy)]
+struct AdaptedExperts<'a> {
+    ops: &'a OpStream,
+    batch: &'a PlacedBatch<'a>,
+    adapters: ExpertAdapters<'a, DeviceLowRank>,
+    /// The expert of each route.
+    ids: u64,
+}
+
+impl<'a> AdaptedExperts<'a> {
+    fn of(
+        ops: &'a OpStream,
+        batch: &'a PlacedBatch<'a>,
+        adapters: Option<ExpertAdapters<'a, DeviceLowRank>>,
+        ids: u64,
+    ) -> Option<Self> {
+        let adapters = adapters.filter(|_| batch.shape.loras)?;
+        let any = [adapters.gate, adapters.up, adapters.down].iter().any(|table| !table.is_empty());
+        any.then_some(AdaptedExperts { ops, batch, adapters, ids })
+    }
+
+    fn rows(&self, per_row: usize, routes: u64, of_batch: bool) -> Option<ExpertRows> {
+        Some(ExpertRows { routes, expert: self.ids, per_row, experts: self.adapters.experts, of_batch })
+    }
+
+    /// Changes gate and up, and gives silu(gate) * up as numbers. `routes`: of each of their rows (0: they are the
+    /// routes).
+    fn middle(&self, [x, gate, up]: [&DeviceTensor; 3], per_row: usize, routes: u64) -> DeviceTensor {
+        let rows = self.rows(per_row, routes, true);
+        self.ops.add_low_rank(self.batch, x, gate, self.adapters.gate, rows);
+        self.ops.add_low_rank(self.batch, x, up, self.adapters.up, rows);
+        self.ops.silu_mul_rows(gate, up, routes)
+    }
+
+    fn add_down(&self, middle: &DeviceTensor, parts: &DeviceTensor, per_row: usize, routes: u64) {
+        let rows = self.rows(per_row, routes, false);
+        self.ops.add_low_rank(self.batch, middle, parts, self.adapters.down, rows);
+    }
 }
 
 impl OpStream {
@@ -126,19 +168,27 @@ impl OpStream {
         routes: &DeviceRoutes,
         ids: u64,
         slots: &ExpertSlots,
+        adapters: Option<ExpertAdapters<'_, DeviceLowRank>>,
     ) -> DeviceTensor {
+        let adapted = AdaptedExperts::of(self, batch, adapters, ids);
         assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
         let aligned = self.align(batch.parts.ids, ids, routes, slots);
         if let Some(plans) = self.expert_plans(&slots.shape, slots.capacity, x.element) {
-            return self.fast_parts(plans, x, routes, &aligned, slots);
+            return self.fast_parts(plans, x, routes, &aligned, slots, adapted);
         }
         let middle = {
             let input = self.operand(x, slots.shape.forms[0]);
             let by = |which| self.expert_product(&input, routes.top_k, routes, &aligned, slots, which);
             let (gate, up) = (by(0), by(1));
-            self.silu_mul_operand(&gate, &up, slots.shape.forms[2], CodeRows::All)
+            let middle = adapted.map(|adapted| adapted.middle([x, &gate, &up], routes.top_k, 0));
+            (self.silu_mul_operand(&gate, &up, slots.shape.forms[2], CodeRows::All), middle)
         };
-        self.expert_product(&middle, 1, routes, &aligned, slots, 2)
+        let (operand, middle) = middle;
+        let parts = self.expert_product(&operand, 1, routes, &aligned, slots, 2);
+        if let (Some(adapted), Some(middle)) = (adapted, middle) {
+            adapted.add_down(&middle, &parts, routes.top_k, 0);
+        }
+        parts
     }
 
     /// The same by the fast kernels.
@@ -149,6 +199,7 @@ impl OpStream {
         routes: &DeviceRoutes,
         aligned: &Aligned,
         slots: &ExpertSlots,
+        adapted: Option<AdaptedExperts>,
     ) -> DeviceTensor {
         let (count, [first, _, last]) = (routes.rows * routes.top_k, slots.shape.forms);
         let lists = [&aligned.counts, &aligned.starts, &aligned.order].map(|list| list.address);
@@ -162,9 +213,14 @@ impl OpStream {
             };
             let by = |which| self.placed_product(&placed, &input, slots, which);
             let (gate, up) = (by(0), by(1));
-            self.silu_mul_operand(&gate, &up, last, rows)
+            let middle = adapted.map(|adapted| adapted.middle([x, &gate, &up], routes.top_k, placed.routes.address));
+            (self.silu_mul_operand(&gate, &up, last, rows), middle)
         };
-        let parts = self.placed_product(&placed, &middle, slots, 2);
+        let (operand, middle) = middle;
+        let parts = self.placed_product(&placed, &operand, slots, 2);
+        if let (Some(adapted), Some(middle)) = (adapted, middle) {
+            adapted.add_down(&middle, &parts, routes.top_k, placed.routes.address);
+        }
         self.by_route(&placed, &parts, count)
     }
 }
@@ -176,6 +232,7 @@ impl RankOps<'_> {
         x: &DeviceTensor,
         routes: &DeviceRoutes,
         experts: &DeviceExperts,
+        adapters: Option<ExpertAdapters<'_, DeviceLowRank>>,
         shared: Option<&DeviceTensor>,
     ) -> Result<DeviceTensor> {
         let rows = (batch.shape.rows, routes.rows);
@@ -185,14 +242,14 @@ impl RankOps<'_> {
             "moe: the shared experts' output must have the shape and the numbers of x, and be no view"
         );
         if self.group.ranks() > 1 {
-            return self.through_experts_of_all(batch, x, routes, experts, shared);
+            return self.through_experts_of_all(batch, x, routes, experts, adapters, shared);
         }
         let held = experts.ids().len();
         let Some(slots) = experts.slots().filter(|_| held == routes.experts) else {
             return Err(shape("moe", format!("the only rank holds {held} of {} experts", routes.experts)));
         };
         let top_k = routes.top_k;
-        let parts = self.ops.parts_of(batch, x, routes, routes.ids.address, &slots);
+        let parts = self.ops.parts_of(batch, x, routes, routes.ids.address, &slots, adapters);
         let out = self.ops.tensor(x.rows, x.cols, Element::F32);
         let args = MoeCombineArgs {
             parts: parts.address,
@@ -218,6 +275,7 @@ impl RankOps<'_> {
         x: &DeviceTensor,
         routes: &DeviceRoutes,
         experts: &DeviceExperts,
+        adapters: Option<ExpertAdapters<'_, DeviceLowRank>>,
         shared: Option<&DeviceTensor>,
     ) -> Result<DeviceTensor> {
         let (known, table) = (routes.experts, experts.table());
@@ -233,7 +291,7 @@ impl RankOps<'_> {
         };
         let dispatched = self.dispatch(batch, of_layer, holders);
         let parts = match experts.slots() {
-            Some(slots) => self.ops.parts_of(batch, x, routes, dispatched.mine.address, &slots),
+            Some(slots) => self.ops.parts_of(batch, x, routes, dispatched.mine.address, &slots, adapters),
             // Nobody reads what a rank without experts offers.
             None => self.ops.tensor(routes.rows * routes.top_k, x.cols, x.element),
         };

@@ -76,6 +76,11 @@ impl LaunchPlan {
         LaunchPlan::new(kernel, [rows, cols.div_ceil(8 * ROW_THREADS as usize), 1], ROW_THREADS)
     }
 
+    /// A warp for each number of each row.
+    pub(super) fn by_warp(kernel: &'static str, rows: usize, cols: usize) -> LaunchPlan {
+        LaunchPlan::new(kernel, [rows, cols.div_ceil(ROW_THREADS as usize / 32), 1], ROW_THREADS)
+    }
+
     /// A thread for each of some numbers.
     pub(super) fn by_number(kernel: &'static str, numbers: usize) -> LaunchPlan {
         LaunchPlan::new(kernel, [numbers.div_ceil(ROW_THREADS as usize), 1, 1], ROW_THREADS)

@@ -35,6 +35,8 @@ pub(super) struct StepShape {
     pub results: usize,
     /// Room for places to which recurrent states go; 0: the model has none.
     pub saves: usize,
+    /// Some sequence has a low-rank adapter.
+    pub loras: bool,
     /// Every sequence has one row: such steps repeat, and are recorded.
     pub decode: bool,
 }
@@ -63,6 +65,7 @@ impl StepShape {
             && rows.draws.iter().all(|draw| draw.logprobs.is_none_or(|top| top <= MOST_ALTERNATIVES));
         let saves = rows.cells.iter().map(|cells| cells.saves.len()).sum::<usize>();
         let decode = decode && rows.cells.iter().all(|cells| cells.saves.len() <= DECODE_SAVES);
+        let loras = rows.loras.iter().any(Option::is_some);
         let drawn = rows.draws.iter().map(|draw| result_words(draw.logprobs)).sum::<usize>();
         let scored = rows.scores.iter().map(|score| result_words(Some(score.top))).sum::<usize>();
         match bucket(rows.ids.len()).filter(|_| decode) {
@@ -74,6 +77,7 @@ impl StepShape {
                 wanted: bucket,
                 results: result_words(Some(MOST_ALTERNATIVES)) * bucket,
                 saves: if saves > 0 { DECODE_SAVES * bucket } else { 0 },
+                loras,
                 decode: true,
             },
             None => StepShape {
@@ -83,6 +87,7 @@ impl StepShape {
                 wanted,
                 results: drawn + scored,
                 saves,
+                loras,
                 decode: false,
             },
         }
@@ -94,7 +99,8 @@ impl StepShape {
         let wanted = 4 * rows + self.sequences * self.table_stride;
         let cells = wanted + self.wanted;
         let of_sequences = if self.saves > 0 { 3 * (self.sequences + 1) } else { 0 };
-        let end = cells + of_sequences + 2 * self.saves;
+        let loras = cells + of_sequences + 2 * self.saves;
+        let end = loras + if self.loras { rows } else { 0 };
         StepParts {
             ids: 0,
             positions: rows,
@@ -103,6 +109,7 @@ impl StepShape {
             tables: 4 * rows,
             wanted,
             cells,
+            loras,
             end,
         }
     }
@@ -123,6 +130,8 @@ pub(super) struct StepParts<T> {
     pub wanted: T,
     /// Of recurrent states, as delta.cu takes them.
     pub cells: T,
+    /// The slot of each row's low-rank adapter, if any has one.
+    pub loras: T,
     /// The end of these parts. The parameters of the step's draws follow.
     pub end: T,
 }
@@ -139,6 +148,7 @@ impl StepParts<usize> {
             tables: at(self.tables),
             wanted: at(self.wanted),
             cells: at(self.cells),
+            loras: at(self.loras),
             end: at(self.end),
         }
     }
@@ -164,7 +174,9 @@ pub(super) fn pack(rows: &StepInputs, shape: &StepShape, limits: StepLimits, wor
     }
     let (of_rows, rest) = words.split_at_mut(parts.tables);
     let (tables, rest) = rest.split_at_mut(parts.wanted - parts.tables);
-    let (index, cells) = rest.split_at_mut(parts.cells - parts.wanted);
+    let (index, rest) = rest.split_at_mut(parts.cells - parts.wanted);
+    let (cells, loras) = rest.split_at_mut(parts.loras - parts.cells);
+    loras.fill(NONE);
     of_rows.fill(NONE);
     of_rows[parts.positions..parts.sequences].fill(0);
     tables.fill(0);
@@ -195,6 +207,9 @@ pub(super) fn pack(rows: &StepInputs, shape: &StepShape, limits: StepLimits, wor
         for i in 0..span.len {
             let (row, position) = (span.row + i, span.start + i);
             let block = span.blocks[position / limits.block_size] as usize;
+            if let Some(Some(slot)) = rows.loras.get(sequence) {
+                loras[row] = *slot;
+            }
             of_rows[parts.positions + row] = position as u32;
             of_rows[parts.sequences + row] = sequence as u32;
             of_rows[parts.places + row] = (block * limits.block_size + position % limits.block_size) as u32;

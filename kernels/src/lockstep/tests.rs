@@ -58,7 +58,7 @@ fn play(precision: Precision, wrong: bool) -> BTreeMap<&'static str, OpDifferenc
         let spec =
             RouteSpec { top_k: 2, scoring: Scoring::Softmax, n_group: 1, topk_group: 1, normalize: true, scaling: 1.0 };
         let routes = b.moe_route(&b.linear(&h, &router, None), None, &spec);
-        let out = b.moe(&batch, &h, &routes, &experts, Some(&h))?;
+        let out = b.moe(&batch, &h, &routes, &experts, None, Some(&h))?;
         b.add_scaled(&mut x, &out, 1.0);
         Ok(x)
     });

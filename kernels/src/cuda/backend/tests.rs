@@ -278,7 +278,7 @@ impl<B: Backend> Toy<B> {
                             };
                             let routes = b.moe_route(&b.linear(&h, router, None), Some(bias), &spec);
                             let shared = gated(shared);
-                            b.moe(&batch, &h, &routes, experts, Some(&shared))?
+                            b.moe(&batch, &h, &routes, experts, None, Some(&shared))?
                         }
                     });
                 }

@@ -6,6 +6,7 @@ mod draw;
 mod experts;
 mod fast;
 mod figures;
+mod low_rank;
 mod products;
 
 use std::fmt::Display;
@@ -128,16 +129,18 @@ type OpCheck<B> = fn(&mut Pair<B>) -> Result<Row>;
 
 /// Every op of the first of these devices. `small`: over fewer shapes.
 fn op_checks<D: Devices>(devices: &D, small: bool) -> Vec<DeviceCheck<'static>> {
-    let ops: [(&str, OpCheck<D::Backend>); 10] = [
+    let ops: [(&str, OpCheck<D::Backend>); 12] = [
         ("embed", Pair::embed),
         ("add_scaled, scale", Pair::sums),
         ("silu_mul", Pair::silu_mul),
         ("rms_norm, add_norm", Pair::norms),
         ("rope", Pair::rope),
         ("linear", Pair::products),
+        ("add_low_rank", Pair::low_rank),
         ("gqa_attention", Pair::gqa),
         ("mla_attention", Pair::latent),
         ("moe_route, moe", Pair::experts),
+        ("moe with adapters", Pair::adapted_experts),
         ("draw", Pair::draws),
     ];
     // Against loops that round where the kernels do.

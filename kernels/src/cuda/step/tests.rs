@@ -31,7 +31,16 @@ fn a_prompt_is_not_filled_up() {
     let (shape, words) = packed(&rows).expect("fits");
     assert_eq!(
         shape,
-        StepShape { rows: 4, sequences: 2, table_stride: 2, wanted: 2, results: 5, saves: 0, decode: false }
+        StepShape {
+            rows: 4,
+            sequences: 2,
+            table_stride: 2,
+            wanted: 2,
+            results: 5,
+            saves: 0,
+            loras: false,
+            decode: false
+        }
     );
     let want = [
         [11, 12, 13, 14], // ids
@@ -51,7 +60,16 @@ fn a_decode_step_is_filled_up_to_its_bucket() {
         packed(&StepInputs { ids: vec![1, 2, 3], spans, draws: vec![draw(2)], ..StepInputs::default() }).expect("fits");
     assert_eq!(
         shape,
-        StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, results: 4 * 44, saves: 0, decode: true }
+        StepShape {
+            rows: 4,
+            sequences: 4,
+            table_stride: 8,
+            wanted: 4,
+            results: 4 * 44,
+            saves: 0,
+            loras: false,
+            decode: true
+        }
     );
     let rows = [[1, 2, 3, NONE], [0, 2, 4, 0], [0, 1, 2, NONE], [4, 6, 12, NONE]];
     assert_eq!(words[..16], rows.concat());

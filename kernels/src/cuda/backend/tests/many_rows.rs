@@ -24,7 +24,7 @@ fn through_experts<D: Devices>(devices: &D, stored: Stored, x: &[f32]) -> Vec<f3
         RouteSpec { top_k: 8, scoring: Scoring::Softmax, n_group: 1, topk_group: 1, normalize: true, scaling: 1.0 };
     let routes = b.moe_route(&b.to_device(ROWS, 8, vec![0.5; ROWS * 8]), None, &spec);
     let batch = b.begin(StepInputs { ids: vec![0; ROWS], ..StepInputs::default() }).expect("begin");
-    let out = b.moe(&batch, &x, &routes, &experts, None).expect("moe");
+    let out = b.moe(&batch, &x, &routes, &experts, None, None).expect("moe");
     let out = b.to_host(&out);
     b.begin(StepInputs::default()).expect("no error");
     out

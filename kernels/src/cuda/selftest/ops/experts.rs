@@ -40,7 +40,7 @@ pub(super) enum ExpertForm {
 
 impl<B: Backend> Pair<B> {
     /// Scores with gaps that exceed any rounding; in the last row all are equal.
-    fn scores(&mut self, rows: usize, experts: usize) -> Vec<f32> {
+    pub(super) fn scores(&mut self, rows: usize, experts: usize) -> Vec<f32> {
         let mut scores = Vec::with_capacity(rows * experts);
         for row in 0..rows {
             let mut places: Vec<usize> = (0..experts).collect();
@@ -89,11 +89,11 @@ impl<B: Backend> Pair<B> {
                 let of_device = self.device.to_device(rows, experts, scores.clone());
                 let routes = self.device.moe_route(&of_device, biased.then_some(&on_device), &spec);
                 let batch = self.device.begin(step.clone())?;
-                let got = self.device.moe(&batch, &x, &routes, &moved, shared.then_some(&add))?;
+                let got = self.device.moe(&batch, &x, &routes, &moved, None, shared.then_some(&add))?;
                 let of_cpu = self.cpu.to_device(rows, experts, scores);
                 let routes = self.cpu.moe_route(&of_cpu, biased.then_some(&on_cpu), &spec);
                 let batch = self.cpu.begin(step)?;
-                let want = self.cpu.moe(&batch, &x_cpu, &routes, &whole, shared.then_some(&add_cpu))?;
+                let want = self.cpu.moe(&batch, &x_cpu, &routes, &whole, None, shared.then_some(&add_cpu))?;
                 let name = format!("{} of {experts} experts, [{rows}, {hidden}], inner {inter}", spec.top_k);
                 check.compare(name, &self.device.to_host(&got), want.data());
             }
@@ -132,7 +132,7 @@ impl<B: Backend> Pair<B> {
                 let scores = self.device.to_device(rows, experts, vec![1.0; rows * experts]);
                 let routes = self.device.moe_route(&scores, None, &spec);
                 let batch = self.device.begin(StepInputs { ids: vec![0; rows], ..StepInputs::default() })?;
-                let got = self.device.moe(&batch, &x, &routes, &on_device, None)?;
+                let got = self.device.moe(&batch, &x, &routes, &on_device, None, None)?;
                 let quantize = |x: &[f32], cols| {
                     if form == ExpertForm::Fp8 { reference::quantize_fp8(x, cols) } else { x.to_vec() }
                 };

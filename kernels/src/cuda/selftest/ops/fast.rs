@@ -367,7 +367,7 @@ impl MoeCase {
         let routes = backend.moe_route(&scores, None, &spec);
         let x = Tiers::activation(backend, &self.numbers[rows.start * hidden..rows.end * hidden], hidden)?;
         let batch = backend.begin(StepInputs { ids: vec![0; rows.len()], ..StepInputs::default() })?;
-        let out = backend.moe(&batch, &x, &routes, experts, None)?;
+        let out = backend.moe(&batch, &x, &routes, experts, None, None)?;
         Ok(backend.to_host(&out))
     }
 }

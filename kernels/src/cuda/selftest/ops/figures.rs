@@ -163,7 +163,7 @@ impl Tiers {
             let x = Tiers::activation(backend, &numbers, hidden)?;
             let batch = backend.begin(StepInputs { ids: vec![0; rows], ..StepInputs::default() })?;
             let backend = &*backend;
-            seconds(backend, || backend.moe(&batch, &x, &routes, &held, None).map(drop))
+            seconds(backend, || backend.moe(&batch, &x, &routes, &held, None, None).map(drop))
         };
         Ok([time(&mut self.fast)?, time(&mut self.plain)?])
     }
