@@ -9,6 +9,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_transport(true)
         .codec_path("crate::codec::WholeCodec")
         .bytes(".rein.internal.v1.Start.packed_prompt")
+        .bytes(".rein.internal.v1.LoraPart.down")
+        .bytes(".rein.internal.v1.LoraPart.up")
         .bytes(".rein.internal.v1.Steer.mask")
         .bytes(".rein.internal.v1.Draw.mask")
         .file_descriptor_set_path(out.join("descriptors.bin"))

@@ -1,5 +1,5 @@
 //! The content hash of a KV block, with which workers report blocks and routers look them up: a pure function of the
-//! cache salt and all tokens up to the block's end.
+//! cache salt, the LoRA adapter and all tokens up to the block's end.
 //!
 //! Version 1 uses XXH3 with 64 bits (xxHash 0.8) over little-endian bytes:
 //! - `root = xxh3(salt as UTF-8, seed 0)`;
@@ -9,15 +9,30 @@
 //! The hash only decides where a sequence is routed. Engines compare the tokens themselves before they share a block,
 //! so a collision costs a worse choice, never a wrong answer.
 
+use std::sync::Arc;
+
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Changes with the function. Hashes of different versions are unrelated.
 pub const VERSION: u32 = 1;
 
+/// Before the digest of a LoRA adapter in a salt.
+const LORA_MARK: char = '\u{0}';
 const ROOT_SEED: u64 = 0;
 const BLOCK_SEED: u64 = 1;
 /// Blocks of up to this many tokens are hashed without an allocation.
 const INLINE_TOKENS: usize = 128;
+
+/// The salt of sequences with a LoRA adapter of this digest (0: without): whatever the request's salt is, their blocks
+/// are shared only with sequences of the same adapter.
+pub fn salt_of(salt: &str, lora_digest: u64) -> Arc<str> {
+    match lora_digest {
+        0 if !salt.starts_with(LORA_MARK) => salt.into(),
+        // No request's salt is taken for that of an adapter, which has a digit here.
+        0 => format!("{LORA_MARK}{LORA_MARK}{salt}").into(),
+        digest => format!("{LORA_MARK}{digest:016x}{salt}").into(),
+    }
+}
 
 /// The parent of the first block of sequences with this salt.
 pub fn root(salt: &str) -> u64 {

@@ -12,15 +12,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::histogram::Histogram;
-use rein_proto::internal::{FromEngine, Start, Steer, Step};
+use rein_proto::internal::{FromEngine, LoraInfo, Start, Steer, Step};
 use tokio::sync::mpsc::error::TryRecvError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tracing::Span;
 
 use crate::error::Rejected;
 use crate::events::EventSource;
-use crate::executor::{Executor, ExecutorError};
+use crate::executor::{Executor, ExecutorError, StepPlacement};
 use crate::limits::{COMMAND_QUEUE, OUTPUT_BACKLOG, OUTPUT_HEADROOM};
+use crate::lora::{Lora, LoraSlots, NoLoraSlot};
 use crate::metrics::{EngineMetrics, step_times};
 use crate::scheduler::{EngineOptions, Output, Scheduler, SchedulerEvent};
 use crate::seq::SeqId;
@@ -38,6 +39,18 @@ pub enum EngineCommand {
     Steer {
         seq: SeqId,
         steer: Steer,
+    },
+    /// Answers when sequences can have it.
+    LoadLora {
+        name: String,
+        path: String,
+        lora: Arc<Lora>,
+        reply: oneshot::Sender<Result<LoraInfo, NoLoraSlot>>,
+    },
+    /// Answers whether there was one of this name.
+    UnloadLora {
+        name: String,
+        reply: oneshot::Sender<bool>,
     },
     /// The router broke the protocol.
     Fail {
@@ -124,6 +137,8 @@ struct OutputPort {
     /// Messages that do not fit into the queue.
     backlog: VecDeque<FromEngine>,
     paused: bool,
+    /// The slot of its LoRA adapter.
+    lora: Option<u32>,
     /// The sequence has ended; the backlog is still to be sent.
     last: bool,
     stages: Stages,
@@ -163,7 +178,10 @@ impl OutputPort {
 /// A step that was submitted.
 struct RunningStep {
     id: u64,
+    /// 0: it brings only parts of LoRA adapters, and the scheduler does not know it.
     rows: usize,
+    /// LoRA slots that the ranks have whole after it.
+    loras: Vec<u32>,
 }
 
 pub struct EngineThread {
@@ -183,6 +201,11 @@ pub struct EngineThread {
     /// Traced sequences for which no step has run yet.
     queued: BTreeSet<SeqId>,
     next_seq: SeqId,
+    loras: LoraSlots,
+    /// Who waits for the adapter of a slot.
+    lora_replies: BTreeMap<u32, oneshot::Sender<Result<LoraInfo, NoLoraSlot>>>,
+    /// For other threads.
+    ready_loras: watch::Sender<Vec<LoraInfo>>,
     drains: Vec<oneshot::Sender<()>>,
     draining: bool,
 }
@@ -196,6 +219,7 @@ impl EngineThread {
         metrics: Arc<EngineMetrics>,
         feed: EventSource,
         vitals: Arc<EngineHealth>,
+        ready_loras: watch::Sender<Vec<LoraInfo>>,
         runtime: tokio::runtime::Runtime,
     ) -> Self {
         let shape = executor.shape();
@@ -205,6 +229,9 @@ impl EngineThread {
             scheduler,
             running: VecDeque::new(),
             runs_ahead: shape.runs_ahead,
+            loras: LoraSlots::new(shape.lora_slots, executor.lora_reader().map_or(0, |reader| reader.room)),
+            lora_replies: BTreeMap::new(),
+            ready_loras,
             executor: Some(executor),
             vitals,
             commands,
@@ -254,9 +281,18 @@ impl EngineThread {
     /// False: there is nothing to do.
     fn begin_step(&mut self) -> bool {
         let placed = self.executor.as_ref().map(|executor| executor.placed()).unwrap_or_default();
-        let Some(step) = self.scheduler.schedule(placed, self.started.elapsed()) else { return false };
+        let mut step = match self.scheduler.schedule(placed, self.started.elapsed()) {
+            Some(step) => step,
+            None if self.loras.has_parts() && self.running.is_empty() => {
+                let StepPlacement { epoch, layout } = placed;
+                Step { epoch, layout, ..Step::default() }
+            }
+            None => return false,
+        };
+        let (parts, whole) = self.loras.take_parts();
+        step.loras = parts;
         self.note_begun();
-        self.submit(step);
+        self.submit(step, whole);
         true
     }
 
@@ -301,6 +337,13 @@ impl EngineThread {
                     self.cancel(seq);
                 }
             }
+            EngineCommand::LoadLora { name, path, lora, reply } => self.load_lora([name, path], lora, reply),
+            EngineCommand::UnloadLora { name, reply } => {
+                let known = self.loras.unload(&name);
+                self.publish_loras();
+                // The caller may have given up.
+                let _ = reply.send(known);
+            }
             EngineCommand::Steer { seq, steer } => self.apply(SchedulerEvent::Steer { seq, steer }),
             EngineCommand::Fail { seq, error } => self.apply(SchedulerEvent::Fail { seq, error }),
             EngineCommand::Cancel { seq } => self.cancel(seq),
@@ -341,15 +384,27 @@ impl EngineThread {
         if self.draining {
             return Err(Rejected::Draining);
         }
+        let lora = match start.lora.as_str() {
+            "" => None,
+            name => match self.loras.open(name, start.lora_digest) {
+                Some(slot) => Some(slot),
+                None => return Err(Rejected::NoLora(name.to_owned())),
+            },
+        };
         let seq = self.next_seq;
         self.next_seq += 1;
-        self.scheduler.apply(SchedulerEvent::Start { seq, start })?;
+        if let Err(rejected) = self.scheduler.apply(SchedulerEvent::Start { seq, start, lora }) {
+            lora.into_iter().for_each(|slot| self.loras.close(slot));
+            return Err(rejected);
+        }
         let stages = Stages::new(span);
         if stages.traced() {
             self.queued.insert(seq);
         }
-        self.ports
-            .insert(seq, OutputPort { outputs, room, backlog: VecDeque::new(), paused: false, last: false, stages });
+        self.ports.insert(
+            seq,
+            OutputPort { outputs, room, backlog: VecDeque::new(), paused: false, lora, last: false, stages },
+        );
         Ok(seq)
     }
 
@@ -366,7 +421,9 @@ impl EngineThread {
     }
 
     fn close(&mut self, seq: SeqId) {
-        self.ports.remove(&seq);
+        if let Some(slot) = self.ports.remove(&seq).and_then(|port| port.lora) {
+            self.loras.close(slot);
+        }
         self.queued.remove(&seq);
     }
 
@@ -408,8 +465,9 @@ impl EngineThread {
         events.into_iter().for_each(|event| self.apply(event));
     }
 
-    fn submit(&mut self, step: Step) {
-        let running = RunningStep { id: step.id, rows: step.rows.len() };
+    /// `loras`: slots that the ranks have whole after it.
+    fn submit(&mut self, step: Step, loras: Vec<u32>) {
+        let running = RunningStep { id: step.id, rows: step.rows.len(), loras };
         if self.running.is_empty() {
             self.vitals.begins();
         }
@@ -432,17 +490,24 @@ impl EngineThread {
             self.vitals.begins();
         }
         match result {
-            Ok(result) => self.scheduler.commit(result),
+            Ok(result) => {
+                if running.rows > 0 {
+                    self.scheduler.commit(result);
+                }
+                running.loras.iter().for_each(|&slot| self.lora_arrived(slot));
+            }
             Err(error) => self.fail(running, error, false),
         }
     }
 
     /// `newest`: the step could not begin; else it is the oldest.
-    fn fail(&mut self, RunningStep { id, rows }: RunningStep, error: ExecutorError, newest: bool) {
+    fn fail(&mut self, RunningStep { id, rows, .. }: RunningStep, error: ExecutorError, newest: bool) {
         match &error {
             ExecutorError::Step(_) => {
                 tracing::error!(step = id, rows, %error, "step failed");
-                self.scheduler.fail(&error.to_string(), newest);
+                if rows > 0 {
+                    self.scheduler.fail(&error.to_string(), newest);
+                }
             }
             ExecutorError::Lost(_) => {
                 tracing::warn!(step = id, rows, %error, "lost a rank; the group ends");
@@ -452,8 +517,37 @@ impl EngineThread {
                 self.scheduler.fail_all(&error.to_string());
                 self.executor = None;
                 self.running.clear();
+                self.lora_replies.clear();
+                self.ready_loras.send_replace(Vec::new());
             }
         }
+    }
+
+    fn load_lora(
+        &mut self,
+        [name, path]: [String; 2],
+        lora: Arc<Lora>,
+        reply: oneshot::Sender<Result<LoraInfo, NoLoraSlot>>,
+    ) {
+        match self.loras.load(&name, &path, lora) {
+            Ok(slot) => drop(self.lora_replies.insert(slot, reply)),
+            // The caller may have given up.
+            Err(full) => drop(reply.send(Err(full))),
+        }
+    }
+
+    fn lora_arrived(&mut self, slot: u32) {
+        let Some(info) = self.loras.arrived(slot) else { return };
+        tracing::info!(name = info.name, slot, rank = info.rank, "loaded a LoRA adapter");
+        self.publish_loras();
+        if let Some(reply) = self.lora_replies.remove(&slot) {
+            // The caller may have given up.
+            let _ = reply.send(Ok(info));
+        }
+    }
+
+    fn publish_loras(&self) {
+        self.ready_loras.send_replace(self.loras.ready().cloned().collect());
     }
 
     /// After a panic the state of the executor is unknown, so it counts as lost.

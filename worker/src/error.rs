@@ -9,4 +9,6 @@ pub enum Rejected {
     Draining,
     #[error("the engine cannot execute: {0}")]
     Lost(String),
+    #[error("the LoRA adapter '{0}' is not loaded here")]
+    NoLora(String),
 }

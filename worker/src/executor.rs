@@ -5,6 +5,7 @@ use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::{Draw, Row, StateSave, Step, StepResult};
 
 use crate::cells::StateShape;
+use crate::lora::LoraReader;
 use crate::seq::penalizes;
 
 /// Properties of an executor that the scheduler needs. Constant.
@@ -31,6 +32,8 @@ pub struct ExecutorShape {
     pub runs_ahead: bool,
     /// None: the model has no recurrent layers.
     pub states: Option<StateShape>,
+    /// LoRA adapters at the same time.
+    pub lora_slots: usize,
 }
 
 impl ExecutorShape {
@@ -49,6 +52,7 @@ impl ExecutorShape {
 /// Executes steps one after the other. It decides nothing: the step says which rows run and where their KV entries are.
 ///
 /// For each row, in the order of the step:
+/// - Before all rows, the parts of LoRA adapters in `step.loras` are applied in their order.
 /// - First, block tables and stashed logits of the slots in `step.dropped` are forgotten. Empty slots are no error.
 /// - `kept_blocks` and `blocks` change the slot's table, which the executor keeps.
 /// - `tokens` at positions `start..` are computed and their KV entries written to the blocks of the table. Only blocks
@@ -71,6 +75,10 @@ pub trait Executor: Send {
     /// Tells other threads that it is lost, also while it executes a step that may not end. None: only `execute` says
     /// so.
     fn end_watch(&self) -> Option<AbortWatch> {
+        None
+    }
+    /// Reads LoRA adapters for it. None: it takes none.
+    fn lora_reader(&self) -> Option<LoraReader> {
         None
     }
     /// Begins a step, after those that were submitted before. All but one of them must have been waited for.

@@ -13,6 +13,7 @@ mod events;
 pub mod executor;
 pub mod limits;
 mod load_log;
+mod lora;
 pub mod metrics;
 pub mod model;
 pub mod node;

@@ -63,3 +63,9 @@ pub const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 pub const FULL_HASH_BYTES: u64 = 4 << 30;
 /// Total size of a model's text files.
 pub const TEXT_BYTES: u64 = 512 << 20;
+/// The largest rank of a LoRA adapter, as in PEFT's usual range.
+pub const MAX_LORA_RANK: usize = 256;
+/// Size of `adapter_config.json`.
+pub const MAX_LORA_CONFIG_BYTES: u64 = 4 << 20;
+/// Bytes of the name of a LoRA adapter.
+pub const MAX_LORA_NAME_BYTES: usize = 256;

@@ -23,6 +23,8 @@ use rein_proto::internal::{After, Step, StepResult};
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape, StepPlacement};
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
+pub use crate::lora::LoraLimits;
+use crate::lora::LoraReader;
 use crate::model::{self, check_row};
 use crate::tables::BlockTables;
 
@@ -95,6 +97,7 @@ pub struct ModelOptions {
     pub read_timeout: Duration,
     /// When a running step counts as hung. None: nothing watches steps.
     pub step_deadline: Option<Duration>,
+    pub loras: LoraLimits,
 }
 
 impl Default for ModelOptions {
@@ -116,6 +119,7 @@ impl Default for ModelOptions {
             embeds: false,
             read_timeout: READ_TIMEOUT,
             step_deadline: None,
+            loras: LoraLimits::default(),
         }
     }
 }
@@ -157,6 +161,7 @@ pub struct Seated {
     shape: ExecutorShape,
     epoch: u64,
     layouts: Arc<Layouts>,
+    loras: Option<LoraReader>,
     /// Of a group whose ranks are all in this process.
     ended: Option<AbortWatch>,
 }
@@ -210,6 +215,13 @@ impl ModelLoader {
     /// Where its GPUs are; None on the CPU.
     pub fn locality(&self) -> Option<Locality> {
         self.devices.locality()
+    }
+
+    fn lora_reader(&self, ranks: usize, room: usize) -> Option<LoraReader> {
+        let Checkpoint { spec, reads, precisions, .. } = &*self.checkpoint;
+        let slots = self.options.loras.slots;
+        let (spec, precision, reads) = (spec.clone(), precisions.base, reads.clone());
+        (slots > 0).then(|| LoraReader { spec, ranks, precision, slots, room, reads })
     }
 
     /// The hash of config.json as it was read.
@@ -300,6 +312,7 @@ impl ModelLoader {
         let Checkpoint { spec, weights, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
         open::check_recurrent(spec, size)?;
+        let lora_room = self.options.loras.room_of(spec, size, self.checkpoint.precisions.base)?;
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
         let mut found: Vec<Option<DeviceWeights<D::Backend>>> =
             mine.iter().map(|rank| DeviceWeights::take(&mut resident_weights, rank, size)).collect();
@@ -360,9 +373,11 @@ impl ModelLoader {
                 rank: rank.rank,
                 plan: plan.clone(),
                 stashes: self.options.max_sequences,
+                lora_slots: self.options.loras.slots,
                 prepares: rows.map(|rows| Preparation {
                     rows,
                     kv_of_device: kv_of(device),
+                    loras_of_device: lora_room * assigned.iter().filter(|other| **other == device).count(),
                     fixed: self.options.kv_is_fixed(),
                 }),
                 inbox,
@@ -405,17 +420,20 @@ impl ModelLoader {
             hidden_size: spec.hidden,
             runs_ahead: D::KIND != CpuDevices::KIND,
             states: plan.states(plan.blocks),
+            lora_slots: self.options.loras.slots,
         };
+        let loras = self.lora_reader(size, lora_room);
         let leader = leads.then_some(Leader { steps: steps_in, results });
         let slots = self.options.max_sequences;
-        Ok(Seated { slots, plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts, ended })
+        let epoch = placement.epoch;
+        Ok(Seated { slots, plan, weights: held, ranks, leader, shape, epoch, layouts, loras, ended })
     }
 }
 
 impl Seated {
     /// The executor, if the leader is in this process. Dropping it ends the group.
     pub fn executor(self) -> Option<RankGroup> {
-        let Seated { plan, slots, weights, ranks, leader, shape, epoch, layouts, ended } = self;
+        let Seated { plan, slots, weights, ranks, leader, shape, epoch, layouts, loras, ended } = self;
         let wanted = layouts.wanted.clone();
         leader.map(|leader| RankGroup {
             shape,
@@ -429,6 +447,7 @@ impl Seated {
             slots,
             stashed: HashSet::new(),
             lost: None,
+            loras,
             ended,
         })
     }
@@ -470,6 +489,7 @@ pub struct RankGroup {
     /// Slots are below it.
     slots: usize,
     lost: Option<String>,
+    loras: Option<LoraReader>,
     ended: Option<AbortWatch>,
 }
 
@@ -557,6 +577,10 @@ impl Executor for RankGroup {
 
     fn placed(&self) -> StepPlacement {
         StepPlacement { epoch: self.epoch, layout: self.wanted.load(Ordering::Acquire) }
+    }
+
+    fn lora_reader(&self) -> Option<LoraReader> {
+        self.loras.clone()
     }
 
     fn end_watch(&self) -> Option<AbortWatch> {

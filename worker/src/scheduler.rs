@@ -71,6 +71,8 @@ pub enum SchedulerEvent {
     Start {
         seq: SeqId,
         start: Box<Start>,
+        /// The slot of its LoRA adapter.
+        lora: Option<u32>,
     },
     Steer {
         seq: SeqId,
@@ -182,7 +184,7 @@ impl Scheduler {
     pub fn apply(&mut self, event: SchedulerEvent) -> Result<(), Rejected> {
         debug_assert!(self.running_steps.len() <= 1, "events are applied after a commit");
         match event {
-            SchedulerEvent::Start { seq, start } => return self.start(seq, *start),
+            SchedulerEvent::Start { seq, start, lora } => return self.start(seq, *start, lora),
             SchedulerEvent::Steer { seq, steer } => self.steer(seq, steer),
             SchedulerEvent::Cancel { seq } => {
                 if self.remove(seq) {
@@ -196,7 +198,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn start(&mut self, id: SeqId, start: Start) -> Result<(), Rejected> {
+    fn start(&mut self, id: SeqId, start: Start, lora: Option<u32>) -> Result<(), Rejected> {
         // SequenceSlots are assigned at the next step, so a burst between two steps finds all sequences in `waiting`.
         let waiting = self.seqs.len().saturating_sub(self.options.max_sequences);
         if waiting >= self.options.max_queue && self.waiting.knows(start.caller) {
@@ -204,7 +206,7 @@ impl Scheduler {
         }
         // Nothing is drawn before a Steer, which ends a held sequence that fills the context.
         let draws = !start.hold && !start.embed;
-        let seq = Seq::new(start);
+        let seq = Seq::new(start, lora);
         let (len, full) = (seq.tokens.len(), seq.generated() >= seq.max_tokens());
         self.waiting.enter(seq.caller, id);
         self.seqs.insert(id, seq);
@@ -418,7 +420,8 @@ impl Scheduler {
         let rows = rows.collect();
         self.running_steps.push_back(planned);
         let StepPlacement { epoch, layout } = placed;
-        Some(Step { epoch, id: self.stats.steps, rows, dropped: self.slots.drops(), layout })
+        let (id, dropped) = (self.stats.steps, self.slots.drops());
+        Some(Step { epoch, id, rows, dropped, layout, ..Step::default() })
     }
 
     /// Applies the result of the oldest step that was not committed.

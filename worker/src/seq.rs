@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use rein_proto::block_hash;
 use rein_proto::checks::{self, SteerError};
 use rein_proto::internal::{Draw, Limits, Sampling, Start, Steer, TokenLogprob};
 
@@ -69,6 +70,8 @@ pub struct Seq {
     pub sampling: Sampling,
     pub limits: Limits,
     pub salt: Arc<str>,
+    /// The slot of its LoRA adapter.
+    pub lora: Option<u32>,
     pub caller: CallerHash,
     pub logprobs: i32,
     pub prompt_logprobs: i32,
@@ -114,7 +117,7 @@ pub struct Seq {
 }
 
 impl Seq {
-    pub fn new(start: Start) -> Self {
+    pub fn new(start: Start, lora: Option<u32>) -> Self {
         let prompt_len = start.prompt.len();
         let mut tokens = start.prompt;
         tokens.extend_from_slice(&start.resume);
@@ -124,7 +127,8 @@ impl Seq {
             prompt_len,
             sampling: start.sampling.unwrap_or_default(),
             limits: start.limits.unwrap_or_default(),
-            salt: start.cache_salt.into(),
+            salt: block_hash::salt_of(&start.cache_salt, start.lora_digest),
+            lora,
             caller: start.caller,
             logprobs: start.logprobs,
             prompt_logprobs: start.prompt_logprobs,

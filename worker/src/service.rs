@@ -16,8 +16,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
-    EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, Start, StatsRequest, ToEngine,
-    from_engine, to_engine,
+    EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, LoadLoraRequest, LoraInfo, Start,
+    StatsRequest, ToEngine, UnloadLoraRequest, UnloadLoraResponse, from_engine, loras_server, to_engine,
 };
 use rein_proto::{deadline, protocol};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -31,6 +31,7 @@ use crate::error::Rejected;
 use crate::events::{self, EventFeed};
 use crate::executor::{Executor, ExecutorShape};
 use crate::limits;
+use crate::lora::{LoraReader, NoLoraSlot};
 use crate::metrics::EngineMetrics;
 use crate::request;
 use crate::scheduler::{EngineOptions, context_limit};
@@ -55,6 +56,10 @@ struct Shared {
     /// The engine thread has been abandoned.
     given_up: watch::Sender<bool>,
     ended: Option<AbortWatch>,
+    /// None: it takes no LoRA adapters.
+    lora_reader: Option<LoraReader>,
+    /// Those that new sequences can get.
+    loras: watch::Receiver<Vec<LoraInfo>>,
 }
 
 impl Shared {
@@ -80,6 +85,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
     let shape = executor.shape();
     let vitals = Arc::new(EngineHealth::new());
     let (source, feed) = events::new(&shape);
+    let (ready_loras, loras) = watch::channel(Vec::new());
     let shared = Shared {
         shape,
         options: options.clone(),
@@ -89,6 +95,8 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         vitals: vitals.clone(),
         given_up: watch::Sender::new(false),
         ended: executor.end_watch(),
+        lora_reader: executor.lora_reader(),
+        loras,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -96,7 +104,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         .unwrap_or_else(|error| panic!("cannot create a runtime for the engine thread: {error}"));
     std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || EngineThread::new(executor, options, queue, metrics, source, vitals, runtime).run())
+        .spawn(move || EngineThread::new(executor, options, queue, metrics, source, vitals, ready_loras, runtime).run())
         .unwrap_or_else(|error| panic!("cannot start the engine thread: {error}"));
     EngineService { commands, shared: Arc::new(shared) }
 }
@@ -125,7 +133,56 @@ impl EngineService {
             version: protocol::VERSION.into(),
             embedding_size: if options.embeds { shape.hidden_size as u32 } else { 0 },
             takes_packed_prompt: true,
+            loras: self.loras(),
+            lora_slots: shape.lora_slots as u32,
         }
+    }
+
+    /// The LoRA adapters that new sequences can get.
+    pub fn loras(&self) -> Vec<LoraInfo> {
+        self.shared.loras.borrow().clone()
+    }
+
+    /// Loads a LoRA adapter from a directory, and returns once sequences can get it. One of the same name and the same
+    /// files is no error. `replace`: nor is one with other files, which leaves with its last sequence.
+    pub async fn load_lora(&self, request: LoadLoraRequest) -> Result<LoraInfo, LoraError> {
+        let LoadLoraRequest { name, path, replace } = request;
+        let reader = self.shared.lora_reader.clone().ok_or(LoraError::None)?;
+        if name.is_empty() || name.len() > limits::MAX_LORA_NAME_BYTES {
+            return Err(LoraError::Name(limits::MAX_LORA_NAME_BYTES));
+        }
+        let dir = std::path::PathBuf::from(&path);
+        let read = tokio::task::spawn_blocking(move || reader.read(&dir)).await;
+        let lora = read.map_err(|panic| LoraError::Files(panic.to_string()))?;
+        let lora = lora.map_err(|error| LoraError::Files(error.to_string()))?;
+        if let Some(known) = self.loras().into_iter().find(|known| known.name == name) {
+            if known.digest == lora.digest {
+                return Ok(known);
+            }
+            if !replace {
+                return Err(LoraError::Taken { name, path: known.path });
+            }
+        }
+        let (reply, loaded) = oneshot::channel();
+        let command = EngineCommand::LoadLora { name, path, lora: Arc::new(lora), reply };
+        self.commands.send(command).await.map_err(|_| LoraError::Stopped)?;
+        let loaded = tokio::select! {
+            loaded = loaded => loaded.map_err(|_| LoraError::Stopped)?,
+            () = self.shared.given_up() => return Err(LoraError::Stopped),
+        };
+        Ok(loaded?)
+    }
+
+    /// New sequences no longer get it. False: there is none of this name.
+    pub async fn unload_lora(&self, name: String) -> Result<bool, LoraError> {
+        let (reply, known) = oneshot::channel();
+        self.commands.send(EngineCommand::UnloadLora { name, reply }).await.map_err(|_| LoraError::Stopped)?;
+        known.await.map_err(|_| LoraError::Stopped)
+    }
+
+    /// Changes when other adapters can be had.
+    pub fn lora_changes(&self) -> watch::Receiver<Vec<LoraInfo>> {
+        self.shared.loras.clone()
     }
 
     /// Counters, at most one step old.
@@ -220,6 +277,51 @@ struct Open {
     room: RoomWanted,
 }
 
+/// Why an adapter is not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoraError {
+    #[error("this engine takes no LoRA adapters: start it with --max-loras")]
+    None,
+    #[error("the name of a LoRA adapter must have from 1 to {0} bytes")]
+    Name(usize),
+    #[error("{0}")]
+    Files(String),
+    #[error("the LoRA adapter '{name}' is loaded from other files ({path}): unload it first, or ask to replace it")]
+    Taken { name: String, path: String },
+    #[error(transparent)]
+    Full(#[from] NoLoraSlot),
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+impl From<LoraError> for Status {
+    fn from(error: LoraError) -> Status {
+        let what = error.to_string();
+        match error {
+            LoraError::None => Status::failed_precondition(what),
+            LoraError::Name(_) | LoraError::Files(_) => Status::invalid_argument(what),
+            LoraError::Taken { .. } => Status::already_exists(what),
+            LoraError::Full(_) => Status::resource_exhausted(what),
+            LoraError::Stopped => Status::unavailable(what),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl loras_server::Loras for EngineService {
+    async fn load(&self, request: Request<LoadLoraRequest>) -> Result<Response<LoraInfo>, Status> {
+        Ok(Response::new(self.load_lora(request.into_inner()).await?))
+    }
+
+    async fn unload(&self, request: Request<UnloadLoraRequest>) -> Result<Response<UnloadLoraResponse>, Status> {
+        let UnloadLoraRequest { name } = request.into_inner();
+        match self.unload_lora(name.clone()).await? {
+            true => Ok(Response::new(UnloadLoraResponse {})),
+            false => Err(Status::not_found(format!("the LoRA adapter '{name}' is not loaded here"))),
+        }
+    }
+}
+
 fn stopped() -> Status {
     Status::unavailable("the engine has stopped")
 }
@@ -234,6 +336,7 @@ fn rejected(rejected: Rejected) -> Status {
     match rejected {
         Rejected::QueueFull { .. } => Status::resource_exhausted(rejected.to_string()),
         Rejected::Draining | Rejected::Lost(_) => Status::unavailable(rejected.to_string()),
+        Rejected::NoLora(_) => Status::not_found(rejected.to_string()),
     }
 }
 

@@ -159,6 +159,7 @@ impl Executor for Sim {
             hidden_size: EMBEDDING_SIZE,
             runs_ahead: true,
             states: None,
+            lora_slots: 0,
         }
     }
 

@@ -212,6 +212,11 @@ impl<'a> ConfigFields<'a> {
         Ok(map.map(|map| ConfigFields::new(map, format!("{}{key}.", self.prefix))))
     }
 
+    /// Keys and values.
+    pub fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+        self.map.iter()
+    }
+
     pub fn usizes(&self, key: &str) -> Result<Option<Vec<usize>>, LoadError> {
         self.typed(key, "a list of whole numbers", |value| {
             value.as_array()?.iter().map(|v| v.as_u64().map(|n| n as usize)).collect()
@@ -274,7 +279,12 @@ pub fn read_config(dir: &Path, reads: &Reads) -> Result<Vec<u8>, LoadError> {
 }
 
 pub fn parse_config(dir: &Path, text: &[u8]) -> Result<Map<String, Value>, LoadError> {
-    let bad = |what: String| LoadError::File { path: dir.join("config.json"), what };
+    parse_json(&dir.join("config.json"), text)
+}
+
+/// A file that is a JSON object.
+pub fn parse_json(path: &Path, text: &[u8]) -> Result<Map<String, Value>, LoadError> {
+    let bad = |what: String| LoadError::File { path: path.to_owned(), what };
     match serde_json::from_slice(text).map_err(|e| bad(format!("is not JSON: {e}")))? {
         Value::Object(map) => Ok(map),
         _ => Err(bad("must be a JSON object".into())),

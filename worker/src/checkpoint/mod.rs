@@ -13,7 +13,7 @@ mod source;
 mod stored;
 mod weights;
 
-pub use config::{ConfigFields, parse_config, read_config};
+pub use config::{ConfigFields, parse_config, parse_json, read_config};
 pub use error::LoadError;
 pub use quant::{Quantization, StatedForms};
 pub use reads::Reads;

@@ -63,6 +63,13 @@ impl Shards {
         Ok(shards)
     }
 
+    pub fn of_file(path: &Path, reads: &Arc<Reads>) -> Result<Self, LoadError> {
+        let unverified = AtomicBool::new(true);
+        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new(), reads: reads.clone(), unverified };
+        shards.add(path)?;
+        Ok(shards)
+    }
+
     fn open_indexed(&mut self, dir: &Path, index: &Path, is_there: impl Fn(&Path) -> bool) -> Result<(), LoadError> {
         let map = read_index(index, &self.reads)?;
         let bad = |what: String| LoadError::File { path: index.to_owned(), what };

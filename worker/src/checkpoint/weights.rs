@@ -58,6 +58,24 @@ impl CheckpointWeights {
         Ok(Self { shards: Shards::open(dir, reads)?, quantization })
     }
 
+    /// The plain tensors of one safetensors file.
+    pub fn of_file(path: &Path, reads: &Arc<Reads>) -> Result<Self, LoadError> {
+        Ok(Self { shards: Shards::of_file(path, reads)?, quantization: Quantization::None })
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.shards.names()
+    }
+
+    /// The shape of the plain tensor `name`, which must be of floats.
+    pub fn shape(&self, name: &str) -> Result<&[usize], LoadError> {
+        match self.shards.get(name) {
+            None => Err(LoadError::Missing(vec![name.to_owned()])),
+            Some(entry) if !is_float(entry.dtype) => Err(mistyped(name, entry, "F32, F16 or BF16")),
+            Some(entry) => Ok(&entry.shape),
+        }
+    }
+
     /// [`Shards::nest`].
     pub fn nest(&mut self, prefix: &str) {
         self.shards.nest(prefix);

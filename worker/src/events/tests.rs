@@ -16,6 +16,7 @@ fn feed(blocks: usize) -> (EventSource, Arc<EventFeed>) {
         hidden_size: 4,
         runs_ahead: true,
         states: None,
+        lora_slots: 0,
     })
 }
 

@@ -48,6 +48,10 @@ impl<'a> StepPlan<'a> {
                     start: row.start as usize,
                     blocks: tables.of(row.slot),
                 });
+                if let Some(slot) = row.lora {
+                    plan.rows.loras.resize(plan.rows.spans.len(), None);
+                    plan.rows.loras[plan.rows.spans.len() - 1] = Some(slot);
+                }
                 if !inputs.saves.is_empty() {
                     plan.rows.cells.push(StateCells { from: row.state, saves: &inputs.saves });
                 }
@@ -79,6 +83,9 @@ impl<'a> StepPlan<'a> {
                 _ => {}
             }
         }
+        if !plan.rows.loras.is_empty() {
+            plan.rows.loras.resize(plan.rows.spans.len(), None);
+        }
         plan
     }
 }
@@ -104,6 +111,10 @@ impl<B: Backend> Executing<B> {
     pub fn step(&mut self, step: &Step) -> KernelResult<Option<StepResult>> {
         let applied = self.tables.apply(step).and_then(|()| self.histories.apply(step));
         applied.map_err(|what| KernelError::Shape { op: "step", what })?;
+        step.loras.iter().try_for_each(|part| self.network.put_adapter(part))?;
+        if step.rows.is_empty() {
+            return Ok((self.network.backend().rank() == 0).then(|| StepResult { id: step.id, rows: Vec::new() }));
+        }
         let inputs: Vec<_> = step.rows.iter().map(RowInputs::of).collect();
         let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &inputs, &self.tables, &self.histories);
         let drawn = self.network.step(rows)?;
@@ -203,6 +214,9 @@ pub fn check_row(row: &Row, held: usize, slots: usize, shape: &ExecutorShape) ->
     }
     if kept > held {
         return Err(keeps_too_many(slot, kept, held));
+    }
+    if let Some(lora) = row.lora.filter(|&lora| lora as usize >= shape.lora_slots) {
+        return Err(format!("slot {slot}: no LoRA slot {lora}; there are {}", shape.lora_slots));
     }
     check_states(row, slots, shape)?;
     let covered = kept + row.blocks.len();

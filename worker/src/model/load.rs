@@ -6,6 +6,7 @@ use rein_control_plane::RankPlacement;
 use rein_kernels::{Backend, Devices, HostMatrix, Precision, Result as KernelResult, WeightRole};
 
 use super::linear::{LinearSpec, Norm};
+use super::low_rank::{LowRanks, TableId, TableIds};
 use crate::checkpoint::{CheckpointWeights, LoadError};
 
 /// Types of stored weights. Routers are always f32; embeddings and latent expansions are never int8.
@@ -56,6 +57,7 @@ impl<D: Devices> WeightReader<'_, D> {
 /// Puts them on a device.
 pub struct Loader<'a, D: Devices> {
     pub backend: &'a D::Backend,
+    pub tables: &'a TableIds,
     pub reader: WeightReader<'a, D>,
 }
 
@@ -82,7 +84,7 @@ impl<D: Devices> Loader<'_, D> {
         } else {
             None
         };
-        Ok(LoadedLinear { weight, bias })
+        Ok(LoadedLinear { weight, bias, table: self.tables.get(l) })
     }
 
     /// Of a plain tensor.
@@ -127,10 +129,33 @@ impl<B: Backend> LoadedNorm<B> {
 pub struct LoadedLinear<B: Backend> {
     pub weight: B::Linear,
     bias: Option<B::Vector>,
+    /// None: it takes no adapters.
+    table: Option<TableId>,
 }
 
+/// What a module needs in a forward pass, besides its weights.
+pub struct Pass<'a, 'b, B: Backend> {
+    pub b: &'a B,
+    pub batch: &'a B::Batch<'b>,
+    /// None: the rank takes no adapters.
+    pub adapters: Option<&'a LowRanks<B>>,
+}
+
+impl<B: Backend> Clone for Pass<'_, '_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Pass<'_, '_, B> {}
+
 impl<B: Backend> LoadedLinear<B> {
-    pub fn apply(&self, b: &B, x: &B::Tensor) -> B::Tensor {
-        b.linear(x, &self.weight, self.bias.as_ref())
+    pub fn apply(&self, pass: Pass<B>, x: &B::Tensor) -> B::Tensor {
+        let mut out = pass.b.linear(x, &self.weight, self.bias.as_ref());
+        let table = self.table.and_then(|table| pass.adapters?.of(table));
+        if let Some(table) = table {
+            pass.b.add_low_rank(pass.batch, x, &mut out, table);
+        }
+        out
     }
 }

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, DryRun, DryWants, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds,
-    StepInputs, StepOutputs,
+    Backend, DryRun, DryWants, ExpertCounts, KernelError, OutputHead, Precision, Result as KernelResult, RouteSpec,
+    StepBounds, StepInputs, StepOutputs,
 };
 
-use super::load::{LoadedLinear, LoadedNorm};
+use rein_proto::internal::LoraPart;
+
+use super::load::{LoadedLinear, LoadedNorm, Pass};
+use super::low_rank::{LowRanks, TableIds};
 use super::mixer::{Mixer, StateSize};
 use super::spec::{Activation, Spec};
 
@@ -30,6 +33,8 @@ pub struct Network<B: Backend> {
     norm: LoadedNorm<B>,
     /// None: the model only computes embeddings.
     head: Option<B::Linear>,
+    /// None: the rank takes no adapters.
+    adapters: Option<LowRanks<B>>,
 }
 
 /// What a rank needs to change to another expert layout.
@@ -142,6 +147,24 @@ impl<B: Backend> Network<B> {
         self.state_size
     }
 
+    /// Has places for so many low-rank adapters, which are empty.
+    pub fn take_adapters(&mut self, slots: usize) -> KernelResult<()> {
+        let ids = TableIds::of(&self.spec);
+        self.adapters = match slots {
+            0 => None,
+            slots => Some(LowRanks::new(&self.backend, &self.spec, &ids, slots, self.base)?),
+        };
+        Ok(())
+    }
+
+    /// [`LowRanks::put`].
+    pub fn put_adapter(&mut self, part: &LoraPart) -> KernelResult<()> {
+        let Self { adapters, backend, placement, rank, .. } = self;
+        let none = || KernelError::Shape { op: "LoRA", what: "the rank takes no adapters".into() };
+        let adapters = adapters.as_mut().ok_or_else(none)?;
+        adapters.put(backend, part, &placement.ranks[*rank], placement.ranks.len())
+    }
+
     /// Leaves the group; the weights stay, and the room for sequences if the rank keeps it.
     pub fn leave(&mut self, alone: Box<dyn Collective>, keeps_caches: bool) {
         if !keeps_caches {
@@ -203,9 +226,10 @@ impl<B: Backend> Network<B> {
 
     /// The result of the last layer, [rows, hidden], before the final norm.
     fn hidden(&mut self, batch: &B::Batch<'_>) -> KernelResult<B::Tensor> {
-        let Self { backend, spec, embed, layers, .. } = self;
+        let Self { backend, spec, embed, layers, adapters, .. } = self;
         let residual = spec.residual_multiplier;
         backend.run(batch, |b| {
+            let pass = Pass { b, batch, adapters: adapters.as_ref() };
             let mut x = b.embed(embed, batch);
             b.all_reduce(&mut x)?;
             if spec.embedding_multiplier != 1.0 {
@@ -213,13 +237,13 @@ impl<B: Backend> Network<B> {
             }
             // The result of the layer before, which is not in x yet.
             let mut before = LayerResult::None;
-            for layer in layers {
+            for (i, layer) in layers.iter_mut().enumerate() {
                 let normed = match before {
                     LayerResult::None => layer.input_norm.apply(b, &x),
                     LayerResult::Sum(out) => layer.input_norm.add(b, &mut x, &out, residual),
                     LayerResult::Partial(out) => layer.input_norm.add_sum(b, &mut x, out, residual)?,
                 };
-                let mut out = layer.mixer.forward(b, batch, &normed)?;
+                let mut out = layer.mixer.forward(pass, &normed)?;
                 let normed = match &layer.mixer_result_norm {
                     None => layer.mlp_norm.add_sum(b, &mut x, out, residual)?,
                     Some(norm) => {
@@ -228,8 +252,8 @@ impl<B: Backend> Network<B> {
                     }
                 };
                 before = match &layer.mlp {
-                    MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(b, &normed)),
-                    MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(b, batch, &normed)?),
+                    MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(pass, &normed)),
+                    MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(pass, i, &normed)?),
                 };
                 if let Some(norm) = &layer.mlp_result_norm {
                     before = before.summed(b)?.map_or(LayerResult::None, |out| LayerResult::Sum(norm.apply(b, &out)));
@@ -244,26 +268,29 @@ impl<B: Backend> Network<B> {
 }
 
 impl<B: Backend> Gated<B> {
-    fn forward(&self, b: &B, x: &B::Tensor) -> B::Tensor {
-        let (gate, up) = (self.gate.apply(b, x), self.up.apply(b, x));
+    fn forward(&self, pass: Pass<B>, x: &B::Tensor) -> B::Tensor {
+        let b = pass.b;
+        let (gate, up) = (self.gate.apply(pass, x), self.up.apply(pass, x));
         let middle = match self.activation {
             Activation::Silu => b.silu_mul(&gate, &up),
             Activation::Gelu => b.gelu_mul(&gate, &up),
         };
-        self.down.apply(b, &middle)
+        self.down.apply(pass, &middle)
     }
 }
 
 impl<B: Backend> Moe<B> {
-    fn forward(&self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor) -> KernelResult<B::Tensor> {
-        let routes = b.moe_route(&self.router.apply(b, x), self.choice_bias.as_ref(), &self.route);
+    fn forward(&self, pass: Pass<B>, layer: usize, x: &B::Tensor) -> KernelResult<B::Tensor> {
+        let Pass { b, batch, adapters } = pass;
+        let routes = b.moe_route(&self.router.apply(pass, x), self.choice_bias.as_ref(), &self.route);
         let shared = self.shared.as_ref().map(|(shared, gate)| {
-            let mut out = shared.forward(b, x);
+            let mut out = shared.forward(pass, x);
             if let Some(gate) = gate {
-                b.sigmoid_mul(&mut out, &gate.apply(b, x));
+                b.sigmoid_mul(&mut out, &gate.apply(pass, x));
             }
             out
         });
-        b.moe(batch, x, &routes, &self.experts, shared.as_ref())
+        let adapters = adapters.and_then(|adapters| adapters.of_experts(layer));
+        b.moe(batch, x, &routes, &self.experts, adapters, shared.as_ref())
     }
 }

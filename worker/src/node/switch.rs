@@ -5,7 +5,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use prometheus_client::metrics::histogram::Histogram;
 use rein_proto::internal::engine_server::{self, EngineServer};
-use rein_proto::internal::{EngineInfo, EngineStats, EventsRequest, InfoRequest, StatsRequest, ToEngine};
+use rein_proto::internal::{
+    EngineInfo, EngineStats, EventsRequest, InfoRequest, LoadLoraRequest, LoraInfo, StatsRequest, ToEngine,
+    UnloadLoraRequest, UnloadLoraResponse, loras_server,
+};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -95,5 +98,16 @@ impl engine_server::Engine for EngineSwitch {
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
         self.engine()?.events(request).await
+    }
+}
+
+#[tonic::async_trait]
+impl loras_server::Loras for EngineSwitch {
+    async fn load(&self, request: Request<LoadLoraRequest>) -> Result<Response<LoraInfo>, Status> {
+        loras_server::Loras::load(&self.engine()?, request).await
+    }
+
+    async fn unload(&self, request: Request<UnloadLoraRequest>) -> Result<Response<UnloadLoraResponse>, Status> {
+        loras_server::Loras::unload(&self.engine()?, request).await
     }
 }

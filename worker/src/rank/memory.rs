@@ -209,7 +209,8 @@ impl KvPlan {
         let copies = footprint.copies(options.redundant_experts);
         let weights: usize = to_load.map(|rank| footprint.held(rank, ranks) + copies).sum();
         let moves: usize = mine.iter().map(|rank| bytes_of_moves(footprint, rank, options.redundant_experts)).sum();
-        Self::with_free(footprint, mine, ranks, weights + moves, options, free)
+        let loras = options.loras.room_of(footprint.spec, ranks, footprint.precisions.base)? * mine.len();
+        Self::with_free(footprint, mine, ranks, weights + moves + loras, options, free)
     }
 
     /// Uses the number of blocks that all ranks have room for, which may be lower.

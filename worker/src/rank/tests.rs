@@ -18,6 +18,7 @@ mod broken;
 mod cuda;
 mod embeddings;
 mod layouts;
+mod loras;
 mod recurrent;
 mod replaced;
 mod steps;

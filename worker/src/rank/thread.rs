@@ -45,6 +45,8 @@ pub struct Preparation {
     pub rows: usize,
     /// KV bytes of a token on the rank's device, for all ranks there.
     pub kv_of_device: usize,
+    /// Bytes that LoRA adapters may take there.
+    pub loras_of_device: usize,
     /// The KV cache has a size that was asked for.
     pub fixed: bool,
 }
@@ -62,6 +64,7 @@ pub struct RankJob<D: Devices> {
     pub plan: KvPlan,
     /// Sequences whose logits are stashed at the same time.
     pub stashes: usize,
+    pub lora_slots: usize,
     /// None: steps are not prepared.
     pub prepares: Option<Preparation>,
     pub inbox: Arc<LayoutInbox<D::Backend>>,
@@ -116,6 +119,8 @@ impl<D: Devices> RankJob<D> {
         if let Some(desk) = &self.leads {
             desk.counts.get_or_init(|| network.expert_counts());
         }
+        // Those of another group are gone.
+        network.take_adapters(self.lora_slots)?;
         let fresh = network.state_size() == StateSize::default();
         let prepares = match self.prepares.filter(|_| D::PREPARES) {
             Some(prepares) => {
@@ -162,7 +167,7 @@ impl<D: Devices> RankJob<D> {
         network.close();
         // Other ranks may have the same device.
         network.backend().control().gather_bytes(&[])?;
-        let free = self.devices.free_after_dry_run(self.device)?;
+        let free = self.devices.free_after_dry_run(self.device)?.saturating_sub(prepares.loras_of_device);
         let fits = free / (block_size * prepares.kv_of_device).max(1);
         if prepares.fixed && fits < self.plan.blocks {
             let [asked, free] = [self.plan.bytes(), free].map(|bytes| ByteCount(bytes as u64));
@@ -297,8 +302,17 @@ fn for_followers(step: &Step) -> Step {
         awaits_token: false,
         state: row.state,
         saves: row.saves.clone(),
+        lora: row.lora,
     });
-    Step { epoch: step.epoch, id: step.id, rows: rows.collect(), dropped: step.dropped.clone(), layout: step.layout }
+    let Step { epoch, id, dropped, layout, loras, .. } = step;
+    Step {
+        epoch: *epoch,
+        id: *id,
+        rows: rows.collect(),
+        dropped: dropped.clone(),
+        layout: *layout,
+        loras: loras.clone(),
+    }
 }
 
 /// Returns why it ended: the group ended, or this rank failed, which ends the group.

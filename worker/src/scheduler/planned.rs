@@ -83,6 +83,7 @@ impl Planned {
             next: (self.scored && end < seq.prompt_len).then(|| seq.tokens[end]),
             state: self.state,
             saves: self.saves.clone(),
+            lora: seq.lora,
         }
     }
 }

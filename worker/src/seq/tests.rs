@@ -2,7 +2,10 @@ use super::*;
 
 fn seq(sampling: Sampling, limits: Limits) -> Seq {
     let (sampling, limits) = (Some(sampling), Some(limits));
-    Seq::new(Start { prompt: vec![1, 2, 3], resume: vec![4, 5], sampling, limits, logprobs: 3, ..Start::default() })
+    Seq::new(
+        Start { prompt: vec![1, 2, 3], resume: vec![4, 5], sampling, limits, logprobs: 3, ..Start::default() },
+        None,
+    )
 }
 
 fn neutral() -> Sampling {

@@ -7,7 +7,7 @@ use rein_kernels::{Backend, DeltaSpec, DeltaVectors, Devices, Precision, Result 
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
-use crate::model::load::{LoadedLinear, LoadedNorm, Loader};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass};
 
 #[derive(Debug, Clone)]
 pub struct DeltaNet {
@@ -121,15 +121,16 @@ impl<B: Backend> Mixer<B> for DeltaNetMixer<B> {
         self.states = None;
     }
 
-    fn forward(&mut self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor) -> KernelResult<B::Tensor> {
+    fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor> {
+        let Pass { b, batch, .. } = pass;
         let vectors = DeltaVectors {
             conv: &self.conv,
             log_decay: &self.log_decay,
             step_bias: &self.step_bias,
             norm: &self.norm.weight,
         };
-        let (qkvz, ba) = (self.qkvz.apply(b, x), self.ba.apply(b, x));
+        let (qkvz, ba) = (self.qkvz.apply(pass, x), self.ba.apply(pass, x));
         let states = opened(&mut self.states)?;
-        Ok(self.o.apply(b, &b.delta_net(batch, &qkvz, &ba, &vectors, states, &self.spec)))
+        Ok(self.o.apply(pass, &b.delta_net(batch, &qkvz, &ba, &vectors, states, &self.spec)))
     }
 }

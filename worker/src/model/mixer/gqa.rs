@@ -8,7 +8,7 @@ use rein_kernels::{Backend, Devices, GqaSpec, Precision, Result as KernelResult,
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
-use crate::model::load::{LoadedLinear, LoadedNorm, Loader};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass};
 
 #[derive(Debug, Clone)]
 pub struct Gqa {
@@ -93,8 +93,9 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
         self.cache = None;
     }
 
-    fn forward(&mut self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor) -> KernelResult<B::Tensor> {
-        let (mut q, mut k, v) = (self.q.apply(b, x), self.k.apply(b, x), self.v.apply(b, x));
+    fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor> {
+        let Pass { b, batch, .. } = pass;
+        let (mut q, mut k, v) = (self.q.apply(pass, x), self.k.apply(pass, x), self.v.apply(pass, x));
         if let Some((q_norm, k_norm)) = &self.qk_norm {
             (q, k) = (q_norm.apply(b, &q), k_norm.apply(b, &k));
         }
@@ -102,8 +103,8 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
         b.rope(batch, &mut k, &self.rope);
         let mut out = b.gqa_attention(batch, &q, &k, &v, opened(&mut self.cache)?, &self.spec);
         if let Some(gate) = &self.gate {
-            b.sigmoid_mul(&mut out, &gate.apply(b, x));
+            b.sigmoid_mul(&mut out, &gate.apply(pass, x));
         }
-        Ok(self.o.apply(b, &out))
+        Ok(self.o.apply(pass, &out))
     }
 }

@@ -8,7 +8,7 @@ use rein_kernels::{Backend, Devices, MlaSpec, Precision, Result as KernelResult,
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
-use crate::model::load::{LoadedLinear, LoadedNorm, Loader};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass};
 
 #[derive(Debug, Clone)]
 pub enum MlaQuery {
@@ -116,17 +116,18 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
         self.cache = None;
     }
 
-    fn forward(&mut self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor) -> KernelResult<B::Tensor> {
+    fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor> {
+        let Pass { b, batch, .. } = pass;
         let mut q = match &self.query {
-            Query::Full(q) => q.apply(b, x),
-            Query::LowRank { a, norm, b: up } => up.apply(b, &norm.apply(b, &a.apply(b, x))),
+            Query::Full(q) => q.apply(pass, x),
+            Query::LowRank { a, norm, b: up } => up.apply(pass, &norm.apply(b, &a.apply(pass, x))),
         };
         b.rope(batch, &mut q, &self.q_rope);
-        let kv = self.kv_a.apply(b, x);
+        let kv = self.kv_a.apply(pass, x);
         let latent = self.kv_norm.apply(b, &b.slice_cols(&kv, 0, self.spec.kv_rank));
         let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
         b.rope(batch, &mut k_rope, &self.k_rope);
         let cache = opened(&mut self.cache)?;
-        Ok(self.o.apply(b, &b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, cache, &self.spec)))
+        Ok(self.o.apply(pass, &b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, cache, &self.spec)))
     }
 }

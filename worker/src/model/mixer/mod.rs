@@ -13,7 +13,7 @@ use rein_control_plane::RankPlacement;
 use rein_kernels::{Backend, Devices, KernelError, Precision, Result as KernelResult};
 
 use super::linear::{LinearSpec, Norm};
-use super::load::Loader;
+use super::load::{Loader, Pass};
 use crate::checkpoint::LoadError;
 
 /// What a rank keeps of a sequence for one layer.
@@ -62,7 +62,7 @@ pub trait Mixer<B: Backend>: Send {
     fn close(&mut self);
     /// x [rows, hidden], normed. Reads and writes the state of the batch's sequences. The result is this rank's part of
     /// the sum over ranks.
-    fn forward(&mut self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor) -> KernelResult<B::Tensor>;
+    fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor>;
 }
 
 #[derive(Debug, Clone)]

@@ -11,6 +11,7 @@ use super::super::experts;
 use super::super::footprint::head_is_embedding;
 use super::super::linear::LinearSpec;
 use super::super::load::{Loader, Precisions, WeightReader};
+use super::super::low_rank::TableIds;
 use super::super::spec::{self, Mlp, Spec};
 use super::{Gated, Layer, LayoutSwap, MlpWeights, Moe, Network, StateSize};
 use crate::checkpoint::{CheckpointWeights, LoadError};
@@ -125,7 +126,8 @@ impl<B: Backend> Network<B> {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, LoadError> {
         let own = &placement.ranks[rank];
-        let loader = Loader { backend: &backend, reader: source.reader(own, backend.ranks(), progress) };
+        let tables = &TableIds::of(source.spec);
+        let loader = Loader { backend: &backend, tables, reader: source.reader(own, backend.ranks(), progress) };
         let (spec, base) = (source.spec.clone(), source.precisions.base);
         let table = spec.embedding();
         let first = table.cut(own, backend.ranks()).0.start;
@@ -158,7 +160,7 @@ impl<B: Backend> Network<B> {
         };
         let placement = placement.clone();
         let state_size = StateSize::default();
-        Ok(Self { backend, spec, placement, rank, base, embed, layers, state_size, norm, head })
+        Ok(Self { backend, spec, placement, rank, base, embed, layers, state_size, norm, head, adapters: None })
     }
 
     /// Loads the experts that `rank` of `placement` holds and `before` did not. It runs on its own backend, beside one
@@ -171,7 +173,8 @@ impl<B: Backend> Network<B> {
         stop: &AtomicBool,
     ) -> Result<LayoutSwap<B>, LoadError> {
         let (own, spec) = (&placement.ranks[rank], source.spec);
-        let loader: Loader<D> = Loader { backend, reader: source.reader(own, placement.ranks.len(), &|_| ()) };
+        let tables = &TableIds::default();
+        let loader: Loader<D> = Loader { backend, tables, reader: source.reader(own, placement.ranks.len(), &|_| ()) };
         let mut fresh = Vec::with_capacity(spec.layers.len());
         for (i, ((layer, held), before)) in spec.layers.iter().zip(&own.experts).zip(&before.experts).enumerate() {
             fresh.push(match &layer.mlp {

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::layouts::{Running, start, turned};
+use super::loras::{self, LoraReference, lora, scores, scoring};
 use super::*;
 
 /// Partial sums are rounded to bf16, and activations to FP8 in groups that depend on the number of ranks.
@@ -112,4 +113,51 @@ fn the_weights_of_a_survivor_serve_the_next_group() {
     back.pop();
     let mut next = start(&model, &placement, back, None);
     assert_eq!(run(&mut next, |_, _| ()), want);
+}
+
+/// Beside rows without an adapter, on one device and on two; adapters come between recorded steps.
+#[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda_ranks.py"]
+fn adapters_on_devices_are_those_of_peft() {
+    for name in ["qwen3_all", "qwen3_moe_experts", "qwen3_moe_modules", "deepseek_v3"] {
+        let fixture = lora(name);
+        let LoraReference { model, tokens, logprobs, .. } = &fixture.reference;
+        let model = super::fixture(model);
+        for ranks in [1, 2] {
+            let mut group =
+                super::load(&model.dir, &ModelOptions { loras: loras::LIMITS, ..options(ranks, Dtype::F32) });
+            let decode = |group: &mut RankGroup, lora| {
+                let mut drawn = Vec::new();
+                for i in 0..8 {
+                    let rows = [(1, None), (2, lora)].map(|(slot, lora)| {
+                        let last = drawn.last().map_or(5, |tokens: &[u32; 2]| tokens[slot as usize - 1]);
+                        let first = 2 * slot;
+                        Row { lora, ..row(slot, &[last], i, &[first, first + 1], After::Draw) }
+                    });
+                    let rows = super::run(group, rows.into());
+                    drawn.push([rows[0].token.expect("a token"), rows[1].token.expect("a token")]);
+                }
+                drawn
+            };
+            let before = decode(&mut group, None);
+            fixture.load(&mut group, 1);
+            let after = decode(&mut group, Some(1));
+            assert!(before.iter().zip(&after).all(|(before, after)| before[0] == after[0]), "{name}: rows without");
+            let mut oracle = super::load(&model.dir, &ModelOptions { loras: loras::LIMITS, ..f32_options() });
+            fixture.load(&mut oracle, 1);
+            assert_eq!(after, decode(&mut oracle, Some(1)), "{name}, {ranks} ranks");
+            let rows = [scoring(1, tokens, 0..tokens.len(), &[0, 1, 2], None)];
+            let result = super::run(&mut group, rows.into());
+            let of_model = scores(&result, 1);
+            let rows = [
+                scoring(1, tokens, 0..tokens.len(), &[0, 1, 2], None),
+                scoring(2, tokens, 0..tokens.len(), &[3, 4, 5], Some(1)),
+            ];
+            let result = super::run(&mut group, rows.into());
+            let apart = distance(&scores(&result, 2), logprobs);
+            println!("{name}, {ranks} ranks: {apart:e}");
+            assert!(apart <= F32, "{name}, {ranks} ranks: {apart:e} from PEFT");
+            assert!(distance(&scores(&result, 1), &of_model) <= F32, "{name}, {ranks} ranks: rows without");
+        }
+    }
 }

@@ -78,7 +78,7 @@ impl World {
             prompt_logprobs: -1,
             ..Start::default()
         };
-        self.scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start) }).expect("room");
+        self.scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start), lora: None }).expect("room");
     }
 
     fn steer(&mut self, seq: u64, last: bool) {

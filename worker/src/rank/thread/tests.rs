@@ -1,4 +1,4 @@
-use rein_proto::internal::{After, Sampling};
+use rein_proto::internal::{After, LoraPart, Sampling};
 
 use super::*;
 
@@ -14,9 +14,10 @@ fn followers_get_what_they_compute_and_no_more() {
         logprobs: 5,
         ..Draw::default()
     };
-    let row = |slot| Row { slot, tokens: vec![7], draw: Some(draw.clone()), ..Row::default() };
+    let row = |slot| Row { slot, lora: Some(2), tokens: vec![7], draw: Some(draw.clone()), ..Row::default() };
     let rows = (0..64).map(|slot| Row { after: After::Draw as i32, start: 9_191, ..row(slot) }).collect();
-    let step = Step { epoch: 3, id: 9, rows, dropped: vec![70], layout: 2 };
+    let loras = vec![LoraPart { slot: 1, ..LoraPart::default() }];
+    let step = Step { epoch: 3, id: 9, rows, dropped: vec![70], layout: 2, loras };
     let shared = for_followers(&step);
     let (all, sent) = (step.encoded_len(), shared.encoded_len());
     assert!(all > 3_000_000 && sent < 2_000, "{all} bytes, {sent} are sent");

@@ -14,7 +14,7 @@ fn a_held_row_gets_a_token_in_every_forward() {
         let limits = Some(Limits { max_tokens: 40, ..Limits::default() });
         let prompt = vec![seq as u32; 5];
         let start = Start { prompt, limits, logprobs: -1, prompt_logprobs: -1, hold: seq == 2, ..Start::default() };
-        scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start) }).expect("room");
+        scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start), lora: None }).expect("room");
     }
     let (mut forwards, mut generated) = (0, [0; 3]);
     let mut steer = Some(1);

@@ -55,7 +55,7 @@ fn run(
     let mut finished = 0;
     for round in 0.. {
         for (index, (_, start)) in requests.iter().enumerate().filter(|(_, (at, _))| *at == round) {
-            let event = SchedulerEvent::Start { seq: index as SeqId, start: Box::new(start.clone()) };
+            let event = SchedulerEvent::Start { seq: index as SeqId, start: Box::new(start.clone()), lora: None };
             scheduler.apply(event).expect("there is room in the queue");
         }
         if let Some(rng) = &mut rewinds {

@@ -195,6 +195,7 @@ impl World {
                 checkpoints: rng.random_range(0..12),
                 every: block_size * rng.random_range(1..5),
             }),
+            lora_slots: 3,
         };
         let options = EngineOptions {
             max_sequences: rng.random_range(1..9),
@@ -270,7 +271,7 @@ impl World {
         };
         let id = self.next;
         self.next += 1;
-        let event = SchedulerEvent::Start { seq: id, start: Box::new(start.clone()) };
+        let event = SchedulerEvent::Start { seq: id, start: Box::new(start.clone()), lora: None };
         match self.scheduler.apply(event) {
             Ok(()) => drop(self.oracles.insert(id, Oracle::new(start, context))),
             Err(rejected) => assert!(matches!(rejected, Rejected::QueueFull { .. })),
@@ -528,6 +529,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
         hidden_size: 4,
         runs_ahead: true,
         states: None,
+        lora_slots: 0,
     };
     let options = EngineOptions { max_sequences: 2, token_budget: 5, ..EngineOptions::default() };
     let mut scheduler = Scheduler::new(&shape, options);
@@ -537,8 +539,8 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
     let sampling = Some(Sampling::default());
     let scored = Start { resume: vec![9; 9], sampling, hold: false, prompt_logprobs: 0, ..other.clone() };
     let mut oracle = Oracle::new(scored.clone(), 60);
-    scheduler.apply(SchedulerEvent::Start { seq: 1, start: Box::new(other) }).expect("room");
-    scheduler.apply(SchedulerEvent::Start { seq: 2, start: Box::new(scored) }).expect("room");
+    scheduler.apply(SchedulerEvent::Start { seq: 1, start: Box::new(other), lora: None }).expect("room");
+    scheduler.apply(SchedulerEvent::Start { seq: 2, start: Box::new(scored), lora: None }).expect("room");
     while scheduler.seqs[&2].computed < 8 {
         let step = scheduler.schedule(StepPlacement::default(), Duration::ZERO).expect("a step");
         scheduler.commit(ledger.execute(&step));

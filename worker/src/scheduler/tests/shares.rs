@@ -20,7 +20,7 @@ fn start(scheduler: &mut Scheduler, seq: SeqId, caller: CallerHash, prompt: usiz
     let sampling = Some(Sampling::default());
     let prompt = vec![1; prompt];
     let start = Start { caller, prompt, limits, sampling, logprobs: -1, prompt_logprobs: -1, ..Start::default() };
-    scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start) })
+    scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start), lora: None })
 }
 
 /// Runs a step. The number of tokens of each sequence in it.

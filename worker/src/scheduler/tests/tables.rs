@@ -16,7 +16,7 @@ fn start(scheduler: &mut Scheduler, seq: SeqId, prompt: Vec<u32>) {
     let sampling =
         Some(Sampling { temperature: 0.7, top_p: 0.95, repetition_penalty: 1.0, seed: seq, ..Sampling::default() });
     let start = Start { prompt, limits, sampling, logprobs: -1, prompt_logprobs: -1, ..Start::default() };
-    scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start) }).expect("room");
+    scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start), lora: None }).expect("room");
 }
 
 fn commit(scheduler: &mut Scheduler, step: &Step) {
