@@ -65,6 +65,7 @@ pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig,
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
         responses_store,
         aliases: args.alias.iter().cloned().collect(),
+        lora_api: args.lora_api,
         ..RouterConfig::default()
     })
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use rein_worker::LoadLog;
 use rein_worker::checkpoint::LoadError;
 use rein_worker::node::TextFiles;
-use rein_worker::rank::{DeviceChoice, Dtype, GpuKernels, Gpus, ModelLoader, ModelOptions, Quantize, RankGroup};
+use rein_worker::rank::{
+    DeviceChoice, Dtype, GpuKernels, Gpus, LoraLimits, ModelLoader, ModelOptions, Quantize, RankGroup,
+};
 
 use crate::args::{
     Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, ModelArgs, QuantizeArg, ServeArgs,
@@ -89,7 +91,9 @@ fn weights(args: &WeightArgs, devices: DeviceChoice) -> ModelOptions {
 }
 
 /// The options of a process that serves.
-pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceChoice) -> ModelOptions {
+/// `lora_api`: LoRA adapters may come over the API.
+pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceChoice, lora_api: bool) -> ModelOptions {
+    let loras = &engine.loras;
     ModelOptions {
         kv_memory: engine.kv_memory.map(|mib| (mib as usize) << 20),
         block_size: block_size(engine, &devices),
@@ -98,6 +102,11 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceCho
         token_budget: (!engine.no_prepare).then(|| token_budget(engine, &devices)),
         embeds: engine.task == EngineTask::Embed,
         step_deadline: Some(Duration::from_secs_f64(engine.step_deadline)),
+        loras: LoraLimits {
+            slots: loras.slots(lora_api),
+            room: loras.lora_memory.map(|mib| (mib as usize) << 20),
+            rank: loras.max_lora_rank.into(),
+        },
         ..weights(args, devices)
     }
 }
@@ -136,8 +145,10 @@ pub fn text_files(args: &WeightArgs, task: EngineTask) -> Result<TextFiles, Stri
 /// Opens the checkpoint, without its weights.
 pub fn model(args: &ServeArgs, devices: &DeviceChoice) -> Result<ModelLoader, String> {
     let weights = &args.model.weights;
-    let options =
-        ModelOptions { tp: ranks(args.model.tp, devices), ..engine_options(weights, &args.engine, devices.clone()) };
+    let options = ModelOptions {
+        tp: ranks(args.model.tp, devices),
+        ..engine_options(weights, &args.engine, devices.clone(), args.api.lora_api)
+    };
     ModelLoader::open(&weights.model, &options).map_err(|error| flagged(error, "--tp"))
 }
 

@@ -69,6 +69,14 @@ pub fn alias(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// The name of a LoRA adapter, and its directory.
+pub fn named_dir(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, dir)) if !name.is_empty() && !dir.is_empty() => Ok((name.to_owned(), dir.to_owned())),
+        _ => Err("expected NAME=DIR, such as sql=/adapters/sql".into()),
+    }
+}
+
 pub fn name(text: &str) -> Result<String, String> {
     match is_valid_name(text) {
         true => Ok(text.to_owned()),

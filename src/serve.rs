@@ -4,6 +4,8 @@
 use std::error::Error;
 use std::time::Duration;
 
+use rein_proto::internal::LoadLoraRequest;
+use rein_proto::internal::loras_server::LorasServer;
 use rein_router::{ModelEntry, ModelPolicy, ResponsesStoreMode, Router, RouterConfig};
 use rein_text::model_text::{ModelOverrides, ModelText};
 use rein_worker::bytes::ByteCount;
@@ -11,6 +13,7 @@ use rein_worker::executor::Executor;
 use rein_worker::rank::DeviceChoice;
 use rein_worker::sim::{Sim, SimOptions};
 use rein_worker::{EngineOptions, EngineService};
+use tonic::service::Routes;
 
 use crate::api_server::{self, Listeners};
 use crate::args::{EngineArgs, EngineKind, EngineTask, ServeArgs};
@@ -31,6 +34,11 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     if args.engine.on.engine == EngineKind::Sim && (args.model.tp != 1 || !weights.is_default()) {
         let why = "--engine sim loads no weights and cannot be combined with --tp, --dtype, --quantize or --threads";
         return Err(why.into());
+    }
+    let loras = &args.engine.loras;
+    loras.check(args.api.lora_api)?;
+    if args.engine.on.engine == EngineKind::Sim && loras.slots(args.api.lora_api) > 0 {
+        return Err("--engine sim loads no weights, and no LoRA adapters".into());
     }
     let devices = load::devices(&args.engine.on, args.model.tp)?;
     let policy = api_server::policy(&args.api.tool_calls)?;
@@ -96,6 +104,12 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
             }
         };
         let engine = rein_worker::start(executor, engine_options(&args.engine, &devices));
+        let mut banner = banner;
+        for (name, path) in &loras.lora {
+            let request = LoadLoraRequest { name: name.clone(), path: path.clone(), replace: false };
+            let lora = engine.load_lora(request).await.map_err(|error| format!("--lora: {name}: {error}"))?;
+            banner = banner.row("LoRA", format_args!("{name} ({path}, rank {})", lora.rank));
+        }
         if args.check_live {
             check_live(ModelText::load(&weights.model, &overrides)?, policy, &engine).await?;
         }
@@ -104,8 +118,9 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
             RouterConfig { process_metrics, memory: api_server::memory(&args.api.admission, kv_bytes), ..config },
             vec![ModelEntry {
                 text,
-                engine: rein_router::transport(engine.clone().into_server()),
+                engine: rein_router::transport(in_process(&engine)),
                 kind: fingerprint.whole,
+                loras: engine.loras(),
                 policy,
             }],
         )?;
@@ -128,13 +143,18 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     })
 }
 
+/// The services of an engine that the router calls without a socket.
+fn in_process(engine: &EngineService) -> Routes {
+    Routes::new(engine.clone().into_server()).add_service(LorasServer::new(engine.clone())).prepare()
+}
+
 /// Asks the loaded model tool questions and prints the findings. They end nothing, nor does a model that cannot be
 /// asked: operators read them.
 async fn check_live(text: ModelText, policy: ModelPolicy, engine: &EngineService) -> Result<(), Box<dyn Error>> {
     // The rest of a short context is for the questions.
     let tokens = text.max_context.map_or(live::TOKENS, |context| live::TOKENS.min((context / 4).max(1) as u32));
     let engine = rein_router::transport(engine.clone().into_server());
-    let entry = ModelEntry { text, engine, kind: String::new(), policy };
+    let entry = ModelEntry { text, engine, kind: String::new(), loras: Vec::new(), policy };
     // Without keys, and with metrics of its own.
     let router = Router::new(RouterConfig::default(), vec![entry])?;
     match live::report(&Asked::Router(router.http()), policy.format, tokens).await {

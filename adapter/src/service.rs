@@ -184,6 +184,7 @@ impl AdapterService {
             version: protocol::VERSION.into(),
             embedding_size: 0,
             takes_packed_prompt: false,
+            ..EngineInfo::default()
         }
     }
 

@@ -352,7 +352,10 @@ impl<'a> Fleet<'a> {
             return;
         }
         for (seq, start) in group.starts.drain(..) {
-            group.scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start) }).expect("room in the queue");
+            group
+                .scheduler
+                .apply(SchedulerEvent::Start { seq, start: Box::new(start), lora: None })
+                .expect("room in the queue");
         }
         let Some(step) = group.scheduler.schedule(group.sim.placed(), Duration::from_micros(self.now)) else {
             assert!(group.scheduler.take_outputs().is_empty(), "a turn was refused");

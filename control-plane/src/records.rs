@@ -69,6 +69,22 @@ impl Keys {
         format!("{}loads/{group}", self.root)
     }
 
+    /// The LoRA adapters that a group has. Leased by the leader.
+    pub fn group_loras(&self, group: &str) -> String {
+        format!("{}groups/{group}/loras", self.root)
+    }
+
+    /// Prefix of the LoRA adapters that groups shall have.
+    pub fn loras(&self) -> String {
+        format!("{}loras/", self.root)
+    }
+
+    /// A LoRA adapter that every group of a model shall have. A router writes it. The names may have any characters.
+    pub fn lora(&self, model: &str, name: &str) -> String {
+        let hex = |text: &str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+        format!("{}loras/{}/{}", self.root, hex(model), hex(name))
+    }
+
     /// How much each expert of a group is used. Leased by the leader. Not under `groups/`, because it is large.
     pub fn experts(&self, group: &str) -> String {
         format!("{}experts/{group}", self.root)
@@ -172,6 +188,33 @@ pub struct Release {
     /// When the process started, in seconds since 1970; 0: older releases do not say.
     #[serde(default)]
     pub started: u64,
+}
+
+/// A LoRA adapter of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoraRecord {
+    pub name: String,
+    /// Of its files.
+    pub digest: u64,
+    /// As it was given.
+    pub path: String,
+    pub rank: u32,
+}
+
+/// The LoRA adapters that a group has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupLoras {
+    pub epoch: u64,
+    pub loras: Vec<LoraRecord>,
+}
+
+/// A LoRA adapter that every group of a model shall have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WantedLora {
+    pub model: String,
+    pub name: String,
+    /// A directory on the machine of each group's leader.
+    pub path: String,
 }
 
 /// Where a worker's GPUs are. Sums over ranks are faster the closer the ranks are.

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     records::{
-        EngineRecord, ExpertLoad, GroupRecord, Keys, LinkReport, Load, LostWorker, RankFailure, Ready, Release,
-        RouterRecord, Seat, WorkerRecord, decode,
+        EngineRecord, ExpertLoad, GroupLoras, GroupRecord, Keys, LinkReport, Load, LoraRecord, LostWorker, RankFailure,
+        Ready, Release, RouterRecord, Seat, WorkerRecord, decode,
     },
     store::{Entry, KeyCondition, Revision, Snapshot, StorePoint},
 };
@@ -48,6 +48,7 @@ pub struct GroupState {
     pub trouble: BTreeMap<usize, RankFailure>,
     pub load: Option<Load>,
     pub experts: Option<Arc<ExpertLoad>>,
+    pub loras: Option<Arc<GroupLoras>>,
 }
 
 impl GroupState {
@@ -60,6 +61,12 @@ impl GroupState {
         self.record().is_some_and(|record| record.is_ready(None, |rank| self.ready.get(&rank)))
     }
 
+    /// The LoRA adapters that it has in its current epoch.
+    pub fn loras(&self) -> &[LoraRecord] {
+        let epoch = self.record().map(|record| record.epoch());
+        self.loras.as_ref().filter(|loras| Some(loras.epoch) == epoch).map_or(&[], |loras| &loras.loras)
+    }
+
     /// All ranks have loaded the placement's expert layout, and steps use it.
     pub fn uses_current_layout(&self) -> bool {
         let Some(record) = self.record() else { return false };
@@ -70,7 +77,7 @@ impl GroupState {
 
     fn is_empty(&self) -> bool {
         let leased = self.ready.is_empty() && self.trouble.is_empty() && self.load.is_none() && self.experts.is_none();
-        self.placement.is_none() && leased
+        self.placement.is_none() && leased && self.loras.is_none()
     }
 }
 
@@ -153,6 +160,9 @@ impl ClusterView {
                         change.map(|record| (Arc::new(record), revision)).replace(placement);
                     }
                 }
+            }
+            ["groups", id, "loras"] => {
+                read(key, entry).map(Arc::new).replace(&mut self.groups.entry(id.to_owned()).or_default().loras);
             }
             ["groups", id, what, rank] => {
                 let (Ok(rank), group) = (rank.parse(), self.groups.entry(id.to_owned()).or_default()) else { return };

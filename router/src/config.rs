@@ -33,6 +33,8 @@ pub struct RouterConfig {
     pub fixed_engines: bool,
     /// Further names of models.
     pub aliases: BTreeMap<String, String>,
+    /// Requests may load and unload LoRA adapters.
+    pub lora_api: bool,
     /// How engines are chosen in a cluster.
     pub policy: RoutePolicy,
     /// How long an engine may send nothing for a new sequence before a second engine gets the sequence, too. None:
@@ -83,6 +85,7 @@ impl Default for RouterConfig {
             expected_models: Vec::new(),
             fixed_engines: false,
             aliases: BTreeMap::new(),
+            lora_api: false,
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
             seal: Seal::random(),

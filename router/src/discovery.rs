@@ -18,7 +18,10 @@ use crate::{
         pool::{EngineListing, EnginePool},
     },
     limits,
-    request::model::{ModelPolicy, ServedModel},
+    request::{
+        loras::LoraStore,
+        model::{ModelPolicy, ServedModel},
+    },
     state::RouterState,
 };
 
@@ -68,6 +71,8 @@ enum FilesError {
 /// Updates the models in `state` as membership changes. Never returns.
 pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
     let fleet = Arc::new(fleet);
+    // Called once for each state.
+    let _ = state.lora_store.set(LoraStore { store: fleet.store.clone(), keys: fleet.keys.clone() });
     let mut membership = Membership::new(fleet.store.clone(), fleet.keys.clone(), &fleet.id, fleet.renewals.clone());
     let mut loading: BTreeMap<String, ()> = BTreeMap::new();
     let (done, mut loaded_models) = mpsc::channel::<(String, Option<(ServedModel, String)>)>(1);

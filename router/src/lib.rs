@@ -37,7 +37,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use prometheus_client::metrics::counter::Counter;
 use rein_control_plane::records::LostCalls;
-use rein_proto::v1::inference_server::SERVICE_NAME;
+use rein_proto::{internal::LoraInfo, v1::inference_server::SERVICE_NAME};
 use rein_text::model_text::{ModelText, TextError};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
@@ -79,6 +79,8 @@ pub struct ModelEntry {
     pub engine: EngineTransport,
     /// Engines of one kind generate the same tokens. `system_fingerprint` depends on it.
     pub kind: String,
+    /// The LoRA adapters that it has.
+    pub loras: Vec<LoraInfo>,
     pub policy: ModelPolicy,
 }
 
@@ -103,11 +105,11 @@ pub struct Router {
 
 impl Router {
     pub fn new(config: RouterConfig, entries: Vec<ModelEntry>) -> Result<Self, BuildError> {
-        /// Engines with their kinds.
-        type Engines = Vec<(EngineTransport, String)>;
+        /// Engines with their kinds and adapters.
+        type Engines = Vec<(EngineTransport, String, Vec<LoraInfo>)>;
         let mut groups: Vec<(ModelText, ModelPolicy, Engines)> = Vec::new();
         for entry in entries {
-            let engine = (entry.engine, entry.kind);
+            let engine = (entry.engine, entry.kind, entry.loras);
             match groups.iter_mut().find(|(text, ..)| text.name == entry.text.name) {
                 Some((.., engines)) => engines.push(engine),
                 None => groups.push((entry.text, entry.policy, vec![engine])),

@@ -27,6 +27,9 @@ pub const IDS_PER_BYTE: usize = 12;
 pub const UNCOUNTED_ANSWER_BYTES: usize = 64 << 10;
 /// Bytes of each choice's grammar state that do not count towards `MATCHER_MEMORY_BYTES`.
 pub const UNCOUNTED_MATCHER_BYTES: usize = 512 << 10;
+/// Longest time in which an engine loads a LoRA adapter.
+pub const LORA_LOAD_TIME: Duration = Duration::from_secs(600);
+
 /// How long a request waits for memory of `BODY_MEMORY_BYTES` or `MATCHER_MEMORY_BYTES` before it is refused.
 pub const MEMORY_WAIT: Duration = Duration::from_secs(5);
 /// Time in which a body has to arrive.
@@ -222,3 +225,8 @@ pub const INLINE_MATCH: Duration = Duration::from_millis(2);
 pub const INLINE_MATCHER_BYTES: usize = 1 << 20;
 /// Choices with slow grammars that are checked at once, per model.
 pub const SLOW_MATCHES: usize = 2;
+
+/// Bytes of the name of a LoRA adapter.
+pub const LORA_NAME_BYTES: usize = 256;
+/// How long what this router did to an engine's LoRA adapters goes before what the engine's record says.
+pub const LORA_SETTLE: Duration = Duration::from_secs(10);

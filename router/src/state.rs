@@ -2,20 +2,26 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
 };
 
 use prometheus_client::registry::Registry;
+use rein_proto::internal::{LoadLoraRequest, LoraInfo};
 use tokio::sync::watch;
 use tonic_health::server::HealthReporter;
 
 use crate::{
     admission::{Admission, keys::ApiCaller},
     config::RouterConfig,
-    error::Error,
+    error::{Error, ErrorKind},
     fleet::{metrics::FleetMetrics, pool::Standing, retry_budget::RetryBudget},
     memory::RequestMemory,
-    request::{demand::ModelDemand, metrics::RequestMetrics, model::ServedModel},
+    request::{
+        demand::ModelDemand,
+        loras::{self, LoraStore},
+        metrics::RequestMetrics,
+        model::ServedModel,
+    },
     response_store::{ResponseLimits, ResponseStore},
     surface_metrics::SurfaceMetrics,
 };
@@ -37,6 +43,8 @@ pub struct RouterState {
     /// All metrics except those of engines, which are asked at each scrape.
     pub registry: Registry,
     pub health: HealthReporter,
+    /// Empty: there is no cluster.
+    pub lora_store: OnceLock<LoraStore>,
 }
 
 impl RouterState {
@@ -71,6 +79,7 @@ impl RouterState {
             surfaces,
             registry,
             health,
+            lora_store: OnceLock::new(),
         }
     }
 
@@ -78,8 +87,14 @@ impl RouterState {
         self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The model of this name, or with the LoRA adapter of this name.
     pub fn named(&self, name: &str) -> Option<Arc<ServedModel>> {
-        self.models().iter().find(|model| model.name() == name).cloned()
+        let models = self.models();
+        let with_lora = || {
+            let adapted = |model: &Arc<ServedModel>| Some(model.with_lora(model.pool.loras().remove(name)?));
+            models.iter().find_map(adapted).map(Arc::new)
+        };
+        models.iter().find(|model| model.name() == name).cloned().or_else(with_lora)
     }
 
     pub fn add(&self, model: Arc<ServedModel>) {
@@ -97,10 +112,16 @@ impl RouterState {
         models.iter().map(|model| model.name().to_owned()).chain(self.config.expected_models.iter().cloned()).collect()
     }
 
-    /// The names of the models that a key may use.
+    /// The names of the models and LoRA adapters that a key may use. Whoever may use a model may use its adapters; a
+    /// key may also be for some of them alone.
     pub fn names_for(&self, caller: Option<&ApiCaller>) -> BTreeSet<String> {
+        let may_use = |name: &str| caller.is_none_or(|caller| caller.may_use(name));
         let mut names = self.model_names();
-        names.retain(|name| caller.is_none_or(|caller| caller.may_use(name)));
+        names.retain(|name| may_use(name));
+        for model in self.models().iter() {
+            let of_model = may_use(model.name());
+            names.extend(model.pool.loras().into_keys().filter(|name| of_model || may_use(name)));
+        }
         names
     }
 
@@ -110,19 +131,21 @@ impl RouterState {
         all.filter(|(alias, model)| names.contains(*model) && !names.contains(*alias)).collect()
     }
 
-    /// The name of the served or expected model that a request names, also by an alias. The name may be omitted if
+    /// The name of the served or expected model, or LoRA adapter, that a request names, also by an alias. The name may be omitted if
     /// there is only one model. A model that the key may not use does not exist for it.
     pub fn known(&self, name: Option<&str>, caller: Option<&ApiCaller>) -> Result<String, Error> {
         let names = self.names_for(caller);
-        let Some(first) = names.first() else {
-            return Err(match self.model_names().is_empty() {
+        let own = self.model_names();
+        let mut models = names.iter().filter(|name| own.contains(*name));
+        let Some(first) = models.next().or(names.first()) else {
+            return Err(match own.is_empty() {
                 true => Error::unavailable("this router serves no model yet"),
                 false => Error::model_not_found(name.unwrap_or_default(), &[]),
             });
         };
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             let asked = format!("the name of a model, such as '{first}'");
-            return if names.len() == 1 { Ok(first.clone()) } else { Err(Error::missing("model", &asked)) };
+            return if models.next().is_none() { Ok(first.clone()) } else { Err(Error::missing("model", &asked)) };
         };
         let own = if names.contains(name) { name } else { self.config.aliases.get(name).map_or(name, String::as_str) };
         if names.contains(own) {
@@ -163,6 +186,64 @@ impl RouterState {
     /// Returns when there is a model.
     pub async fn first_model(&self) {
         self.fleet_changes_while(|| self.awaits_first_model()).await;
+    }
+
+    /// Loads a LoRA adapter for a model, whose name may be omitted if there is only one.
+    pub async fn load_lora(
+        &self,
+        request: LoadLoraRequest,
+        model: Option<&str>,
+        caller: Option<&ApiCaller>,
+    ) -> Result<LoraInfo, Error> {
+        let model = self.model_of_loras(model, caller)?;
+        loras::check_name(&request.name)?;
+        if request.path.is_empty() {
+            return Err(Error::missing("lora_path", "a directory with PEFT's files on the engine's machine"));
+        }
+        let name = request.name.as_str();
+        let of_other = || {
+            let models = self.models();
+            models.iter().any(|other| other.name() != model.name() && other.pool.loras().contains_key(name))
+        };
+        if self.model_names().contains(name) || self.config.aliases.contains_key(name) || of_other() {
+            let message = format!("'lora_name' must not be the name of another model, got '{name}'");
+            return Err(Error::invalid("lora_name", message));
+        }
+        loras::load(&model, request, self.lora_store.get()).await
+    }
+
+    /// Unloads a LoRA adapter.
+    pub async fn unload_lora(&self, name: &str, caller: Option<&ApiCaller>) -> Result<(), Error> {
+        self.check_lora_api()?;
+        let models = self.models();
+        let may_use = |model: &&Arc<ServedModel>| caller.is_none_or(|caller| caller.may_use(model.name()));
+        let has = |model: &&Arc<ServedModel>| model.pool.loras().contains_key(name);
+        let model = models.iter().filter(may_use).find(has).ok_or_else(|| loras::not_loaded(name))?;
+        loras::unload(model, name, self.lora_store.get()).await
+    }
+
+    fn check_lora_api(&self) -> Result<(), Error> {
+        match self.config.lora_api {
+            true => Ok(()),
+            false => {
+                let message = "this server does not load LoRA adapters over the API: start it with --lora-api";
+                Err(Error { code: Some("lora_off"), ..Error::new(ErrorKind::NotFound, message) })
+            }
+        }
+    }
+
+    /// The model whose adapters a key may change.
+    fn model_of_loras(&self, name: Option<&str>, caller: Option<&ApiCaller>) -> Result<Arc<ServedModel>, Error> {
+        self.check_lora_api()?;
+        let name = self.known(name, caller)?;
+        let model = self.model(&name)?;
+        match &model.lora {
+            Some(lora) => {
+                let message = format!("'model' must be a model of its own, got the LoRA adapter '{}'", lora.name);
+                Err(Error::invalid("model", message))
+            }
+            None => Ok(model),
+        }
     }
 
     async fn fleet_changes_while(&self, awaits: impl Fn() -> bool) {

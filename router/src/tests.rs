@@ -74,6 +74,7 @@ fn entry(template: &str, fake: &Fake) -> ModelEntry {
         text,
         engine: transport(EngineServer::new(fake.clone())),
         kind: String::new(),
+        loras: Vec::new(),
         policy: ModelPolicy { enforcement: Enforcement::Off, ..ModelPolicy::default() },
     }
 }

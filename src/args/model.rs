@@ -182,7 +182,52 @@ pub struct EngineArgs {
     #[arg(long, env = "REIN_NO_PREPARE")]
     pub no_prepare: bool,
     #[command(flatten)]
+    pub loras: LoraArgs,
+    #[command(flatten)]
     pub sim: SimArgs,
+}
+
+/// LoRA adapters of the model.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "LoRA adapters")]
+pub struct LoraArgs {
+    /// Comma-separated LoRA adapters, NAME=DIR each: DIR has PEFT's files, and requests name NAME as their model
+    #[arg(long, env = "REIN_LORA", value_delimiter = ',', value_name = "NAME=DIR", value_parser = option_values::named_dir)]
+    pub lora: Vec<(String, String)>,
+    /// LoRA adapters at the same time [default: 8 where there are any or --lora-api is on, or as many as --lora names;
+    /// else 0]
+    #[arg(long, env = "REIN_MAX_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(0..=limits::MAX_LORAS as i64))]
+    pub max_loras: Option<u32>,
+    /// The rank that memory is kept free for, in each of --max-loras adapters; adapters of larger ranks take more of it
+    #[arg(long, env = "REIN_MAX_LORA_RANK", default_value_t = 64, value_name = "RANK", value_parser = clap::value_parser!(u16).range(1..=limits::MAX_LORA_RANK as i64))]
+    pub max_lora_rank: u16,
+    /// Memory for the LoRA adapters on each rank in MiB [default: of adapters of --max-lora-rank for all modules outside
+    /// of experts]
+    #[arg(long, env = "REIN_LORA_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub lora_memory: Option<u64>,
+}
+
+impl LoraArgs {
+    /// Adapters at the same time, where more may come `over_api` or not.
+    pub fn slots(&self, over_api: bool) -> usize {
+        const USUAL: usize = 8;
+        let named = self.lora.len();
+        let default = if named > 0 || over_api { USUAL.max(named) } else { 0 };
+        self.max_loras.map_or(default, |most| most as usize)
+    }
+
+    /// Err: there are more names than places, or one twice.
+    pub fn check(&self, over_api: bool) -> Result<(), String> {
+        let (named, slots) = (self.lora.len(), self.slots(over_api));
+        if named > slots {
+            return Err(format!("--lora: names {named} adapters, but --max-loras is {slots}"));
+        }
+        match self.lora.iter().enumerate().find(|(i, (name, _))| self.lora[..*i].iter().any(|(other, _)| other == name))
+        {
+            Some((_, (name, _))) => Err(format!("--lora: {name} is given twice")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Cost model of the sim engine: step time = base + prefill tokens * a + decode rows * b.

@@ -11,12 +11,13 @@ use rein_control_plane::limits::LEASE;
 use rein_control_plane::records::{Locality, Seat, WorkerRecord, WorkerState};
 use rein_control_plane::{Keys, ModelShape, SharedStore, Store};
 use rein_kernels::collective::tcp;
+use rein_proto::internal::loras_server::LorasServer;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::metrics::{Samples, on_scrape};
 use rein_text::model_text::{self, ModelOverrides, ModelText};
 use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
-use rein_worker::node::{self, EngineSwitch, NodeOptions, Readiness, TextFiles, WorkerReport, Workload};
+use rein_worker::node::{self, EngineSwitch, NamedLora, NodeOptions, Readiness, TextFiles, WorkerReport, Workload};
 use rein_worker::rank::{DeviceChoice, ModelLoader, ModelOptions};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -24,7 +25,7 @@ use tonic::service::Routes;
 
 use super::page::{MetricsSocket, StatusPage};
 use super::{advertised, keys, store, warn_if_open};
-use crate::args::{EngineKind, WorkerArgs};
+use crate::args::{EngineKind, LoraArgs, WorkerArgs};
 use crate::ending::{self, EXIT_TIME};
 use crate::listen::{CLOSE_TIME, StopSignals, WriteTimeout, bind, serve_grpc, wait_until_true};
 use crate::terminal;
@@ -35,6 +36,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let peers = Peers::open(&args.peer)?;
     let devices = load::devices(&args.engine.on, 1)?;
+    args.engine.loras.check(false)?;
     // Each device has one rank.
     let (ranks, group_size) = (args.engine.on.devices.len().max(1), usize::from(args.group.group_size));
     if !group_size.is_multiple_of(ranks) {
@@ -141,7 +143,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     ran
 }
 
-pub const OPEN_GRPC: &str = "anyone who can reach it can generate and read the model's text files";
+pub const OPEN_GRPC: &str = "anyone who can reach it can generate, read the model's text files and load LoRA adapters";
 const OPEN_MESH: &str = "anyone who can reach it and knows a group, its epoch and a rank can impersonate that rank";
 
 /// What the workers of a process share.
@@ -183,6 +185,7 @@ impl Shared<'_> {
             id: id.clone(),
             record: WorkerRecord { address: address.clone(), ..self.record.clone() },
             engine: self.engine.clone(),
+            loras: named(&args.engine.loras),
             step_deadline: Duration::from_secs_f64(args.engine.step_deadline),
             lease: LEASE,
             expires: self.expires.clone(),
@@ -192,7 +195,9 @@ impl Shared<'_> {
         let files = WorkerServer::new(self.files.clone());
         let readiness = Readiness::of(self.store.clone(), self.keys.clone(), &id, switch.clone());
         let health = readiness.clone().into_server();
-        let routes = Routes::new(switch.clone().into_server()).add_service(files).add_service(health);
+        let loras = LorasServer::new(switch.clone());
+        let routes =
+            Routes::new(switch.clone().into_server()).add_service(files).add_service(health).add_service(loras);
         let shown = Shown { id: id.clone(), switch: switch.clone(), readiness: readiness.clone() };
         let server = tokio::spawn(serve_grpc(
             routes,
@@ -218,6 +223,11 @@ impl Shared<'_> {
         };
         Ok((shown, runs))
     }
+}
+
+fn named(args: &LoraArgs) -> Vec<NamedLora> {
+    let named = args.lora.iter().cloned();
+    named.map(|(name, path)| NamedLora { name, path }).collect()
 }
 
 /// What a worker's page shows.
@@ -316,7 +326,7 @@ fn work(args: &WorkerArgs, devices: &DeviceChoice) -> Result<(Workload, ModelSha
     };
     match args.engine.on.engine {
         EngineKind::Cpu | EngineKind::Cuda => {
-            let options = load::engine_options(&args.weights, &args.engine, devices.clone());
+            let options = load::engine_options(&args.weights, &args.engine, devices.clone(), false);
             let flagged = |error| load::flagged(error, "--group-size");
             let (tp, redundant_experts) = (args.group.group_size.into(), args.group.redundant_experts.into());
             let options = ModelOptions { tp, redundant_experts, ..options };

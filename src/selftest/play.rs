@@ -73,7 +73,7 @@ pub fn play(
     for (seq, script) in (1u64..).zip(scripts) {
         let start = Box::new(script.start.clone());
         let generated = start.resume.len();
-        scheduler.apply(SchedulerEvent::Start { seq, start })?;
+        scheduler.apply(SchedulerEvent::Start { seq, start, lora: None })?;
         let acts = script.acts.clone();
         let stream = PlayedStream::default();
         playing.insert(seq, Playing { acts, waited: 0, stream, generated, epoch: 0, mask: None, done: false });

@@ -69,7 +69,13 @@ async fn adapter(stub: &StubEngine) -> AdapterService {
 }
 
 fn entry(transport: rein_router::EngineTransport) -> ModelEntry {
-    ModelEntry { text: text(), engine: transport, kind: String::new(), policy: ModelPolicy::default() }
+    ModelEntry {
+        text: text(),
+        engine: transport,
+        kind: String::new(),
+        loras: Vec::new(),
+        policy: ModelPolicy::default(),
+    }
 }
 
 /// A router over adapters of these engines.

@@ -76,7 +76,7 @@ fn fleet(lives: &[usize], model: fn() -> (ModelText, Box<dyn Executor>)) -> (axu
         let mortal = Mortal { executor, steps, taken: taken.clone() };
         let engine = rein_worker::start(Box::new(mortal), EngineOptions::default());
         let engine = rein_router::transport(engine.into_server());
-        ModelEntry { text, engine, kind: String::new(), policy: ModelPolicy::default() }
+        ModelEntry { text, engine, kind: String::new(), loras: Vec::new(), policy: ModelPolicy::default() }
     });
     let router = Router::new(RouterConfig::default(), entries.collect()).expect("a router");
     (router.http(), taken[0].clone())

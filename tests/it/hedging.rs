@@ -49,7 +49,7 @@ fn fleet(hedge_after: Option<Duration>, blocked: bool) -> (Router, mpsc::SyncSen
         let silent = Silent { sim, gate: gated.take() };
         let engine = rein_worker::start(Box::new(silent), EngineOptions::default());
         let engine = rein_router::transport(engine.into_server());
-        ModelEntry { text, engine, kind: String::new(), policy: ModelPolicy::default() }
+        ModelEntry { text, engine, kind: String::new(), loras: Vec::new(), policy: ModelPolicy::default() }
     });
     let config = RouterConfig { hedge_after, ..RouterConfig::default() };
     (Router::new(config, entries.collect()).expect("a router"), gate)

@@ -69,3 +69,5 @@ pub const MAX_LORA_RANK: usize = 256;
 pub const MAX_LORA_CONFIG_BYTES: u64 = 4 << 20;
 /// Bytes of the name of a LoRA adapter.
 pub const MAX_LORA_NAME_BYTES: usize = 256;
+/// LoRA adapters of an engine at the same time.
+pub const MAX_LORAS: usize = 1024;

@@ -7,6 +7,7 @@ mod checkpoint_watch;
 mod expert_layout;
 mod files;
 mod load_report;
+mod loras;
 mod probe;
 mod readiness;
 mod seat;
@@ -23,7 +24,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use rein_control_plane::connectivity::needs_links;
 use rein_control_plane::epoch;
 use rein_control_plane::records::{
-    Drain, GroupRecord, Keys, LinkReport, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
+    Drain, GroupLoras, GroupRecord, Keys, LinkReport, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
 };
 use rein_control_plane::{KeyCondition, Mirror, NameHolder, Session, Store, StoreError, Transaction};
 use rein_kernels::KernelError;
@@ -37,6 +38,8 @@ use checkpoint_watch::CheckpointWatch;
 use expert_layout::{ExpertMigration, StoredRecord};
 pub use files::{TextFiles, is_text_file};
 use load_report::LoadReport;
+use loras::LoraKeeper;
+pub use loras::NamedLora;
 use probe::Probing;
 pub use readiness::{Readiness, ReadinessVerdict};
 pub use seat::Workload;
@@ -102,6 +105,8 @@ pub struct NodeOptions {
     pub id: String,
     pub record: WorkerRecord,
     pub engine: EngineOptions,
+    /// LoRA adapters that its groups get.
+    pub loras: Vec<NamedLora>,
     /// A step that takes longer counts as hung.
     pub step_deadline: Duration,
     pub lease: Duration,
@@ -126,6 +131,10 @@ struct Membership {
     known: StoredRecord,
     /// The load published last.
     reported: Option<LoadReport>,
+    /// None: it does not lead a group that takes adapters.
+    loras: Option<LoraKeeper>,
+    /// The adapters published last.
+    told_loras: Option<GroupLoras>,
 }
 
 impl Membership {
@@ -457,6 +466,8 @@ impl Node {
             mirror: None,
             known: StoredRecord::default(),
             reported: None,
+            loras: None,
+            told_loras: None,
         });
         self.publish_record();
     }
@@ -481,6 +492,11 @@ impl Node {
                 tracing::info!(group = now.group, epoch, rank = now.rank, "seat taken: loaded and linked");
                 self.switch.set(now.engine.clone());
                 let keys = &self.options.keys;
+                let takes_loras = now.engine.as_ref().is_some_and(|engine| engine.engine_info().lora_slots > 0);
+                now.loras = takes_loras.then(|| {
+                    let (store, id, own) = (self.store.clone(), &self.options.id, &self.options.loras);
+                    LoraKeeper::new(store, keys, id, &self.record.model, own)
+                });
                 now.ready(&self.session, keys, &self.options.id);
                 self.session.remove(&keys.trouble(&now.group, now.rank));
                 if now.rank == 0 || now.migration.is_some() {
@@ -561,6 +577,14 @@ impl Node {
             let rank = now.rank;
             engine.give_up(&why);
             return self.report_failure(why, Some(rank)).await;
+        }
+        if let Some(keeper) = &mut now.loras {
+            keeper.follow(&engine).await;
+            let told = loras::report(&engine, now.record.epoch());
+            if now.told_loras.as_ref() != Some(&told) {
+                self.session.put(self.options.keys.group_loras(&now.group), encode(&told));
+                now.told_loras = Some(told);
+            }
         }
         let (epoch, stats) = (now.record.epoch(), engine.engine_stats());
         if let Some(report) = LoadReport::due(now.reported.as_ref(), Instant::now(), epoch, &stats) {

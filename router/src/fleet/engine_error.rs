@@ -34,7 +34,29 @@ impl Error {
             tonic::Code::Unavailable | tonic::Code::Aborted | tonic::Code::FailedPrecondition => {
                 Error { cause: Some(status_text(status)), ..Error::unavailable("the engine cannot be reached") }
             }
+            // It lost the LoRA adapter since the router heard of it.
+            tonic::Code::NotFound => Error::unavailable(status.message()),
             _ => Error::internal("the engine failed on this request", status_text(status)),
+        }
+    }
+
+    /// The client's error for a failed call that loads or unloads a LoRA adapter.
+    pub fn from_loras(status: &tonic::Status) -> Self {
+        let invalid = |param: &str| Error::invalid(param, status.message());
+        match status.code() {
+            tonic::Code::InvalidArgument => invalid("lora_path"),
+            tonic::Code::AlreadyExists => Error { code: Some("lora_exists"), ..invalid("lora_name") },
+            tonic::Code::NotFound => {
+                let error = Error::new(ErrorKind::NotFound, status.message());
+                Error { param: Some("lora_name".into()), code: Some("lora_not_found"), ..error }
+            }
+            tonic::Code::ResourceExhausted => Error { code: Some("lora_slots"), ..invalid("lora_name") },
+            tonic::Code::FailedPrecondition => Error { code: Some("lora_off"), ..invalid("lora_name") },
+            tonic::Code::Unimplemented => {
+                let message = "the engine of this model takes no LoRA adapters from this router";
+                Error { code: Some("lora_off"), ..Error::invalid("lora_name", message) }
+            }
+            _ => Error::from_engine(status),
         }
     }
 }

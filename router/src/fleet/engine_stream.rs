@@ -164,7 +164,8 @@ impl Failure {
             | Code::PermissionDenied
             | Code::Unauthenticated => Failure::Final(error),
             _ if is_connect_error(status) => Failure::NotStarted(error),
-            Code::ResourceExhausted => Failure::Lost(None, error),
+            // NotFound: it does not have the LoRA adapter any more.
+            Code::ResourceExhausted | Code::NotFound => Failure::Lost(None, error),
             // The engine sent it because it stops or has lost the sequence; statuses with a source come from a broken
             // connection.
             Code::Unavailable | Code::Aborted => Failure::Lost(Some(Fault::Gone), error),
@@ -525,7 +526,8 @@ impl SequenceContext {
                 None => {
                     let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
                     let (salt, session) = (start.cache_salt.as_str(), self.session);
-                    let wanted = EngineRequest { salt, tokens: &tokens, session, kind, refused: &refused };
+                    let lora = start.lora_digest;
+                    let wanted = EngineRequest { salt, lora, tokens: &tokens, session, kind, refused: &refused };
                     self.pool.lease(&wanted, until, self.deadline).await?
                 }
             };

@@ -11,10 +11,10 @@ use futures::FutureExt;
 use rein_control_plane::{
     ClusterView, Keys, Mirror, Patience, Renewals, Store,
     limits::LOST_STAYS,
-    records::{EngineRecord, GroupRecord},
+    records::{EngineRecord, GroupRecord, LoraRecord},
 };
 use rein_proto::{
-    internal::{TextFilesRequest, worker_client::WorkerClient},
+    internal::{LoraInfo, TextFilesRequest, worker_client::WorkerClient},
     protocol,
 };
 use tokio::time::{sleep, timeout};
@@ -127,6 +127,7 @@ fn serving(view: &ClusterView) -> BTreeMap<String, Vec<ServingGroup>> {
                 revision: record.revision.clone(),
                 address: leader.address.clone(),
                 draining: record.draining,
+                loras: group.loras().iter().map(lora_info).collect(),
             };
             let group = ServingGroup { listing, text: record.text.clone() };
             models.entry(record.model.clone()).or_default().push(group);
@@ -151,9 +152,15 @@ fn serving_engines(view: &ClusterView) -> impl Iterator<Item = (String, ServingG
             revision: record.revision.clone(),
             address: record.address.clone(),
             draining: record.draining,
+            loras: Vec::new(),
         };
         (record.model.clone(), ServingGroup { listing, text: record.text.clone() })
     })
+}
+
+fn lora_info(record: &LoraRecord) -> LoraInfo {
+    let LoraRecord { name, digest, path, rank } = record.clone();
+    LoraInfo { name, digest, path, rank }
 }
 
 fn is_understood(record: &GroupRecord) -> bool {

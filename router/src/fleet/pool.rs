@@ -2,16 +2,25 @@
 //! reached: a transport is a socket, or a service in the same process.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
-use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
+use futures::{
+    FutureExt, StreamExt,
+    future::{self, BoxFuture},
+    stream,
+};
 use rein_proto::{
-    internal::{EngineInfo, EngineStats, InfoRequest, StatsRequest, engine_client::EngineClient},
+    block_hash,
+    internal::{
+        EngineInfo, EngineStats, InfoRequest, LoadLoraRequest, LoraInfo, StatsRequest, UnloadLoraRequest,
+        engine_client::EngineClient, loras_client::LorasClient,
+    },
     protocol,
 };
 use tokio::{
@@ -22,9 +31,10 @@ use tokio::{
 use tonic::{Response, Status};
 
 use crate::{
-    error::Error,
+    error::{Error, ErrorKind},
     fleet::{
         breaker::{BreakerPermit, BreakerState, CircuitBreaker, Fault},
+        loras::EngineLoras,
         route::{
             self, EngineSlot, EngineState, PromptHashes, RoutePolicy, Routing,
             follow::{follow_events, interval},
@@ -46,6 +56,8 @@ pub struct EngineHandle {
     /// [`route::key`] of the group.
     key: u64,
     client: EngineClient<EngineTransport>,
+    loras_client: LorasClient<EngineTransport>,
+    loras: EngineLoras,
     open: Arc<AtomicUsize>,
     info: OnceCell<EngineInfo>,
     breaker: Mutex<CircuitBreaker>,
@@ -65,6 +77,8 @@ impl Drop for EngineHandle {
 /// A sequence that needs an engine.
 pub struct EngineRequest<'a> {
     pub salt: &'a str,
+    /// The digest of the LoRA adapter that the engine must have; 0: none.
+    pub lora: u64,
     /// All tokens that the engine gets: the prompt, and the tokens generated before.
     pub tokens: &'a [u32],
     pub session: Option<u64>,
@@ -88,12 +102,14 @@ impl<'a> LazyPrompt<'a> {
     }
 
     fn hashes(&self) -> &PromptHashes {
-        self.hashes.get_or_init(|| self.routing.prompt(self.wanted.salt, self.wanted.tokens))
+        let salt = block_hash::salt_of(self.wanted.salt, self.wanted.lora);
+        self.hashes.get_or_init(|| self.routing.prompt(&salt, self.wanted.tokens))
     }
 }
 
 impl EngineHandle {
     fn new(listing: &EngineListing, transport: EngineTransport, routing: &Routing) -> Self {
+        let loras_client = LorasClient::new(transport.clone());
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
         let breaker = Mutex::new(CircuitBreaker::new(&listing.group));
         EngineHandle {
@@ -103,6 +119,8 @@ impl EngineHandle {
             kind: listing.kind.as_str().into(),
             revision: listing.revision.clone(),
             client,
+            loras_client,
+            loras: EngineLoras::new(listing.loras.clone()),
             open: Arc::default(),
             info: OnceCell::new(),
             breaker,
@@ -137,6 +155,38 @@ impl EngineHandle {
     /// Whether it has reported that it takes the ids of a prompt as bytes.
     pub fn takes_packed_prompt(&self) -> bool {
         self.info.get().is_some_and(|info| info.takes_packed_prompt)
+    }
+
+    /// The LoRA adapters that its sequences can have.
+    pub fn loras(&self) -> Arc<Vec<LoraInfo>> {
+        self.loras.get()
+    }
+
+    /// Whether it has the adapter with this digest; 0: any engine does.
+    fn has_lora(&self, digest: u64) -> bool {
+        digest == 0 || self.loras().iter().any(|lora| lora.digest == digest)
+    }
+
+    /// Returns when its sequences can have the adapter.
+    async fn load_lora(&self, request: LoadLoraRequest) -> Result<LoraInfo, Error> {
+        let mut client = self.loras_client.clone();
+        let call = async move { client.load(request).await }.boxed();
+        let lora = within(limits::LORA_LOAD_TIME, call, Error::from_loras).await?;
+        self.loras.changed(&lora.name, Some(lora.clone()));
+        Ok(lora)
+    }
+
+    /// No error if it does not have it.
+    async fn unload_lora(&self, name: &str) -> Result<(), Error> {
+        let mut client = self.loras_client.clone();
+        let request = UnloadLoraRequest { name: name.to_owned() };
+        let call = async move { client.unload(request).await }.boxed();
+        match within(limits::ENGINE_CALL_TIME, call, Error::from_loras).await {
+            Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+        self.loras.changed(name, None);
+        Ok(())
     }
 
     fn breaker(&self) -> MutexGuard<'_, CircuitBreaker> {
@@ -184,13 +234,18 @@ impl EngineHandle {
 /// Waits for an engine's answer, at most `ENGINE_CALL_TIME`. (The future is boxed because the compiler cannot infer
 /// through the transport that it is `Send`.)
 async fn answer<T>(call: BoxFuture<'static, Result<Response<T>, Status>>) -> Result<T, Error> {
-    match timeout(limits::ENGINE_CALL_TIME, call).await {
+    within(limits::ENGINE_CALL_TIME, call, Error::from_engine).await
+}
+
+async fn within<T>(
+    time: Duration,
+    call: BoxFuture<'static, Result<Response<T>, Status>>,
+    error: fn(&Status) -> Error,
+) -> Result<T, Error> {
+    match timeout(time, call).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(Error::from_engine(&status)),
-        Err(_) => Err(Error::unavailable(format!(
-            "the engine did not answer within {} s",
-            limits::ENGINE_CALL_TIME.as_secs()
-        ))),
+        Ok(Err(status)) => Err(error(&status)),
+        Err(_) => Err(Error::unavailable(format!("the engine did not answer within {} s", time.as_secs()))),
     }
 }
 
@@ -215,6 +270,8 @@ pub struct EngineListing {
     pub revision: Option<String>,
     pub address: String,
     pub draining: bool,
+    /// The LoRA adapters that its sequences can have.
+    pub loras: Vec<LoraInfo>,
 }
 
 #[derive(Clone)]
@@ -249,12 +306,12 @@ pub struct EnginePool {
 }
 
 impl EnginePool {
-    /// A pool of exactly these engines. Each comes with its kind.
-    pub fn fixed(engines: Vec<(EngineTransport, String)>) -> Self {
+    /// A pool of exactly these engines. Each comes with its kind and its LoRA adapters.
+    pub fn fixed(engines: Vec<(EngineTransport, String, Vec<LoraInfo>)>) -> Self {
         let pool = EnginePool { fixed: true, ..EnginePool::open(RoutePolicy::LeastLoad, 0) };
-        let listed = |(i, (transport, kind)): (usize, _)| {
+        let listed = |(i, (transport, kind, loras)): (usize, _)| {
             let (group, address) = (i.to_string(), String::new());
-            let listing = EngineListing { group, epoch: 1, kind, revision: None, address, draining: false };
+            let listing = EngineListing { group, epoch: 1, kind, revision: None, address, draining: false, loras };
             let engine = Arc::new(EngineHandle::new(&listing, transport, &pool.routing));
             Listed { engine, standing: Standing::Serving }
         };
@@ -276,6 +333,61 @@ impl EnginePool {
 
     fn listed(&self) -> Arc<Vec<Listed>> {
         self.engines.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The engines that have the adapter with this digest; 0: all.
+    fn listed_with(&self, lora: u64) -> Arc<Vec<Listed>> {
+        let listed = self.listed();
+        match lora {
+            0 => listed,
+            lora => Arc::new(listed.iter().filter(|listed| listed.engine.has_lora(lora)).cloned().collect()),
+        }
+    }
+
+    /// The LoRA adapters of its engines by name. Of one name, those with the most engines.
+    pub fn loras(&self) -> BTreeMap<String, LoraInfo> {
+        let mut counts = BTreeMap::<String, Vec<(LoraInfo, usize)>>::new();
+        for listed in self.listed().iter() {
+            for lora in listed.engine.loras().iter() {
+                let found = counts.entry(lora.name.clone()).or_default();
+                match found.iter_mut().find(|(known, _)| known.digest == lora.digest) {
+                    Some((_, count)) => *count += 1,
+                    None => found.push((lora.clone(), 1)),
+                }
+            }
+        }
+        let most = |found: Vec<(LoraInfo, usize)>| found.into_iter().max_by_key(|(_, count)| *count);
+        counts.into_iter().filter_map(|(name, found)| Some((name, most(found)?.0))).collect()
+    }
+
+    /// Loads an adapter into all listed engines. If one fails, those that did not have it before unload it again.
+    pub async fn load_lora(&self, request: &LoadLoraRequest) -> Result<LoraInfo, Error> {
+        let engines: Vec<_> =
+            self.listed().iter().filter(|listed| listed.is_listed()).map(|listed| listed.engine.clone()).collect();
+        let had = |engine: &EngineHandle| engine.loras().iter().any(|lora| lora.name == request.name);
+        let fresh: Vec<_> = engines.iter().filter(|engine| !had(engine)).cloned().collect();
+        let loaded = future::join_all(engines.iter().map(|engine| engine.load_lora(request.clone()).boxed())).await;
+        let mut found = None;
+        for loaded in loaded {
+            match loaded {
+                Ok(lora) => found = Some(lora),
+                Err(error) => {
+                    // What is wrong is told; that an engine which just failed cannot unload it either is not news.
+                    let _ =
+                        future::join_all(fresh.iter().map(|engine| engine.unload_lora(&request.name).boxed())).await;
+                    return Err(error);
+                }
+            }
+        }
+        self.changes.send_modify(|changes| *changes += 1);
+        found.ok_or_else(|| Error::unavailable("this model has no engine now; try again later"))
+    }
+
+    /// Unloads an adapter from all its engines.
+    pub async fn unload_lora(&self, name: &str) -> Result<(), Error> {
+        let engines = self.engines();
+        let unloaded = future::join_all(engines.iter().map(|engine| engine.unload_lora(name).boxed())).await;
+        unloaded.into_iter().collect()
     }
 
     pub fn engines(&self) -> Vec<Arc<EngineHandle>> {
@@ -352,7 +464,10 @@ impl EnginePool {
             known.iter().map(|listed| ((listed.engine.group.as_str(), listed.engine.epoch), listed)).collect();
         for listing in listings {
             let engine = match others.remove(&(listing.group.as_str(), listing.epoch)) {
-                Some(listed) => listed.engine.clone(),
+                Some(listed) => {
+                    listed.engine.loras.told(&listing.loras);
+                    listed.engine.clone()
+                }
                 None => {
                     let Some(transport) = dial(&listing.address) else { continue };
                     let engine = Arc::new(EngineHandle::new(listing, transport, &self.routing));
@@ -432,7 +547,7 @@ impl EnginePool {
         let mut changes = self.changes.subscribe();
         loop {
             changes.borrow_and_update();
-            let (listed, now) = (self.listed(), Instant::now());
+            let (listed, now) = (self.listed_with(wanted.lora), Instant::now());
             let mixed = |kind: &str| listed.iter().any(|listed| *listed.engine.kind != *kind);
             let required = wanted.kind.filter(|(kind, until)| now < *until && mixed(kind));
             // Unhealthy engines of the required kind are not tried while there are other kinds.
@@ -455,7 +570,11 @@ impl EnginePool {
                 return Err(Error::deadline());
             }
             if self.fixed || now >= until {
-                return Err(Error::unavailable("this model has no engine now; try again later"));
+                let what = match wanted.lora {
+                    0 => "this model has no engine now; try again later",
+                    _ => "no engine of this model has the LoRA adapter now; try again later",
+                };
+                return Err(Error::unavailable(what));
             }
             let opens = listed.iter().filter_map(|listed| listed.engine.breaker().opens_at()).min();
             let retry_at = opens.unwrap_or(until).min(until).min(required.map_or(until, |(_, until)| until));
@@ -478,7 +597,7 @@ impl EnginePool {
                 && wanted.kind.is_none_or(|(kind, _)| *listed.engine.kind == *kind)
                 && listed.is_healthy(now)
         };
-        let others: Vec<Listed> = self.listed().iter().filter(healthy).cloned().collect();
+        let others: Vec<Listed> = self.listed_with(wanted.lora).iter().filter(healthy).cloned().collect();
         self.choose(&others, &LazyPrompt::new(&self.routing, wanted), wanted.session)
     }
 

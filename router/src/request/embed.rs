@@ -120,7 +120,7 @@ pub async fn run(
     // The client gets one answer, so it has nothing to read before.
     let (_client, reading) = watch::channel(ClientState::Reading);
     let sequence = |(index, prompt)| {
-        let start = start(context, index, prompt, &salt);
+        let start = model.named_start(start(context, index, prompt, &salt));
         Sequence { context, model: &model, client: reading.clone(), start }.embed()
     };
     let sequences: Vec<BoxFuture<'_, _>> = prompts.into_iter().enumerate().map(sequence).collect();
@@ -226,6 +226,7 @@ impl<'a> Sequence<'a> {
         let Sequence { context, model, client, start } = self;
         let wanted = EngineRequest {
             salt: &start.cache_salt,
+            lora: start.lora_digest,
             tokens: &start.prompt,
             session: context.session,
             kind: None,

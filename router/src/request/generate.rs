@@ -320,6 +320,7 @@ impl ChoiceOpener<'_> {
         let until = Instant::now() + limits::ENGINE_WAIT;
         let wanted = EngineRequest {
             salt: &plan.cache_salt,
+            lora: self.model.lora_digest(),
             tokens: prompt,
             session: context.session,
             kind: None,
@@ -334,7 +335,7 @@ impl ChoiceOpener<'_> {
         let (context, plan, grammar) = (self.context, &self.prompt.plan, self.output_mode.grammar());
         let start = plan.start(&context.trace.id, index, &self.prompt.tokens, grammar);
         let caller = keys::caller_name(context.caller.as_ref()).map_or(0, |name| route::key(&name));
-        let start = Start { caller, ..start };
+        let start = self.model.named_start(Start { caller, ..start });
         let common = SequenceContext {
             pool: self.model.pool.clone(),
             session: context.session,

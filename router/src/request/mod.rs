@@ -10,6 +10,7 @@ pub mod embed;
 pub mod generate;
 mod grammar_session;
 pub mod job;
+pub mod loras;
 pub mod metrics;
 pub mod model;
 pub mod outcomes;

@@ -1,11 +1,11 @@
 //! A served model: its text side, tool-call format, grammars and engines. It must not know HTTP, gRPC or status codes.
 
-use std::{fmt::Write, sync::Arc, time::SystemTime};
+use std::{fmt::Write, ops::Deref, sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
 use rein_grammar::{self as grammar, Blanks, Compiled, Enforcement, Format, Grammars, JsonStyle, Response, Rules};
 use rein_proto::{
-    internal::{self, EngineInfo},
+    internal::{self, EngineInfo, LoraInfo, Start},
     v1,
 };
 use rein_text::{
@@ -38,7 +38,23 @@ const FINGERPRINT_BYTES: usize = 5;
 /// The engine kind that accepts scripts.
 const SCRIPTED_KIND: &str = "sim";
 
+/// A model under one of its names: its own, or that of a LoRA adapter.
 pub struct ServedModel {
+    shared: Arc<ModelParts>,
+    /// The adapter that its sequences have.
+    pub lora: Option<LoraInfo>,
+}
+
+impl Deref for ServedModel {
+    type Target = ModelParts;
+
+    fn deref(&self) -> &ModelParts {
+        &self.shared
+    }
+}
+
+/// What a model has under all its names.
+pub struct ModelParts {
     pub text: ModelText,
     pub format: &'static Format,
     pub enforcement: Enforcement,
@@ -118,7 +134,7 @@ impl ServedModel {
                 reasoning_markers(format),
             )?),
         };
-        Ok(ServedModel {
+        let shared = ModelParts {
             digest: digest(&text),
             result_marker: text.result_marker(),
             text,
@@ -138,7 +154,13 @@ impl ServedModel {
             slow_matches: FairSemaphore::new(limits::SLOW_MATCHES),
             #[cfg(test)]
             validator: std::sync::OnceLock::new(),
-        })
+        };
+        Ok(ServedModel { shared: Arc::new(shared), lora: None })
+    }
+
+    /// The same with a LoRA adapter.
+    pub fn with_lora(&self, lora: LoraInfo) -> Self {
+        ServedModel { shared: self.shared.clone(), lora: Some(lora) }
     }
 
     pub fn reasoning_markers(&self) -> Option<ReasoningMarkers> {
@@ -146,7 +168,25 @@ impl ServedModel {
     }
 
     pub fn name(&self) -> &str {
+        self.lora.as_ref().map_or(self.base_name(), |lora| &lora.name)
+    }
+
+    /// The model's own name.
+    pub fn base_name(&self) -> &str {
         &self.text.name
+    }
+
+    /// The start of a sequence, with its adapter.
+    pub fn named_start(&self, start: Start) -> Start {
+        match &self.lora {
+            None => start,
+            Some(lora) => Start { lora: lora.name.clone(), lora_digest: lora.digest, ..start },
+        }
+    }
+
+    /// The digest of its adapter; 0: it has none.
+    pub fn lora_digest(&self) -> u64 {
+        self.lora.as_ref().map_or(0, |lora| lora.digest)
     }
 
     pub async fn bounds(&self) -> Result<Bounds, Error> {
@@ -314,7 +354,8 @@ impl ServedModel {
 
     /// Under another fingerprint, the same seed may draw other tokens. `kind` is the engine's.
     pub fn system_fingerprint(&self, kind: &str) -> String {
-        let whole = ring::digest::digest(&SHA256, &[self.digest.as_ref(), kind.as_bytes()].concat());
+        let lora = self.lora.as_ref().map(|lora| lora.digest.to_le_bytes().to_vec()).unwrap_or_default();
+        let whole = ring::digest::digest(&SHA256, &[self.digest.as_ref(), kind.as_bytes(), &lora].concat());
         whole.as_ref().iter().take(FINGERPRINT_BYTES).fold("fp_".to_owned(), |mut text, byte| {
             let _ = write!(text, "{byte:02x}");
             text

@@ -29,7 +29,7 @@ fn dial(address: &str) -> Option<EngineTransport> {
 
 fn listing(group: &str, epoch: u64, address: &str) -> EngineListing {
     let (group, address) = (group.into(), address.into());
-    EngineListing { group, epoch, kind: "k".into(), revision: None, address, draining: false }
+    EngineListing { group, epoch, kind: "k".into(), revision: None, address, draining: false, loras: Vec::new() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -74,7 +74,7 @@ async fn an_engine_is_identified_by_group_and_epoch() {
     // Unlisted engines are only asked for stats while they have sequences.
     let asked = async || pool.stats().await.into_iter().map(|(engine, _)| engine.group.clone()).collect::<Vec<_>>();
     assert_eq!(asked().await, ["c", "a"]);
-    let wanted = EngineRequest { salt: "", tokens: &[], session: None, kind: None, refused: &[] };
+    let wanted = EngineRequest { salt: "", lora: 0, tokens: &[], session: None, kind: None, refused: &[] };
     let leases = [pool.lease_elsewhere(&wanted, "a"), pool.lease_elsewhere(&wanted, "c")];
     assert!(leases.iter().all(Option::is_some));
     pool.list(&[listing("d", 1, "5")], |_| false, dial);
@@ -89,6 +89,7 @@ async fn a_sequence_resumes_on_an_engine_of_its_kind() {
     assert_eq!(pool.kinds(), 2);
     let wanted = || EngineRequest {
         salt: "",
+        lora: 0,
         tokens: &[1],
         session: None,
         kind: Some(("k", Instant::now() + limits::KIND_WAIT)),
@@ -130,7 +131,7 @@ async fn a_draining_engine_gets_no_sequences_while_another_serves() {
         let drains = EngineListing { draining: true, ..listing("a", 1, "there") };
         pool.list(&[drains.clone(), listing("b", 1, "there"), listing("c", 1, "there")], |_| false, dial);
         let until = Instant::now() + Duration::from_secs(1);
-        let wanted = EngineRequest { salt: "", tokens: &[1], session: Some(7), kind: None, refused: &[] };
+        let wanted = EngineRequest { salt: "", lora: 0, tokens: &[1], session: Some(7), kind: None, refused: &[] };
         for _ in 0..20 {
             assert_ne!(pool.lease(&wanted, until, until).await.expect("one serves").engine().group, "a");
         }
@@ -162,7 +163,7 @@ async fn an_engine_that_refused_a_sequence_is_its_last_choice() {
     pool.list(&[listing("a", 1, "there"), listing("b", 1, "there")], |_| false, dial);
     let until = Instant::now() + Duration::from_secs(1);
     let lease = async |refused: &[_]| {
-        let wanted = EngineRequest { salt: "", tokens: &[1], session: Some(7), kind: None, refused };
+        let wanted = EngineRequest { salt: "", lora: 0, tokens: &[1], session: Some(7), kind: None, refused };
         pool.lease(&wanted, until, until).await.expect("one").engine().clone()
     };
     let home = lease(&[]).await;

@@ -30,6 +30,7 @@ impl Node {
         let Some(now) = &mut self.now else { return };
         now.links.cut(reason);
         now.migration = None;
+        now.loras = None;
         self.switch.set(None);
         self.ended = None;
         let (engine, taken, ranks) = (now.engine.take(), now.taken.take(), now.ranks);
@@ -119,7 +120,8 @@ impl Node {
         self.end(reason).await;
         self.now = None;
         let keys = &self.options.keys;
-        for key in [keys.ready(&group, rank), keys.trouble(&group, rank), keys.load(&group), keys.experts(&group)] {
+        let of_leader = [keys.load(&group), keys.experts(&group), keys.group_loras(&group)];
+        for key in [keys.ready(&group, rank), keys.trouble(&group, rank)].into_iter().chain(of_leader) {
             self.session.remove(&key);
         }
     }

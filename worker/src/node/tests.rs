@@ -160,6 +160,7 @@ impl Worker {
             id: format!("w{rank}"),
             record,
             engine: EngineOptions::default(),
+            loras: Vec::new(),
             step_deadline,
             lease: Duration::from_secs(3),
             expires: watch::channel(None).1,

@@ -36,7 +36,7 @@ use futures::{FutureExt, Stream, StreamExt, stream};
 use http_body_util::{BodyStream, StreamBody};
 use message_memory::MessageCharge;
 use rein_proto::{
-    DESCRIPTORS,
+    DESCRIPTORS, internal,
     v1::{
         self,
         inference_server::{Inference, InferenceServer, SERVICE_NAME},
@@ -341,6 +341,7 @@ impl Inference for Service {
                     max_context: model.bounds().await.map_or(0, |bounds| bounds.context),
                     created: model.created,
                     format: model.format.name.into(),
+                    parent: model.lora.as_ref().map(|_| model.base_name().to_owned()).unwrap_or_default(),
                 },
                 // It has had no engine yet.
                 None => v1::Model { id: name, ..v1::Model::default() },
@@ -352,6 +353,41 @@ impl Inference for Service {
         }
         self.finish(None, "list_models", Ok(v1::ListModelsResponse { models }))
     }
+
+    async fn load_lora(&self, request: Request<v1::LoadLoraRequest>) -> Result<Response<v1::LoadLoraResponse>, Status> {
+        let answer = async {
+            let incoming = self.incoming(&request).await?;
+            let v1::LoadLoraRequest { name, path, model, replace } = request.into_inner();
+            let request = internal::LoadLoraRequest { name, path, replace };
+            let lora = self.state.load_lora(request, Some(&model), incoming.caller()).await.map_err(in_grpc)?;
+            Ok(v1::LoadLoraResponse { rank: lora.rank })
+        };
+        let answer = self.state.admission.unless_aborted(answer).await;
+        self.finish(None, "load_lora", answer)
+    }
+
+    async fn unload_lora(
+        &self,
+        request: Request<v1::UnloadLoraRequest>,
+    ) -> Result<Response<v1::UnloadLoraResponse>, Status> {
+        let answer = async {
+            let incoming = self.incoming(&request).await?;
+            let v1::UnloadLoraRequest { name } = request.into_inner();
+            self.state.unload_lora(&name, incoming.caller()).await.map_err(in_grpc)?;
+            Ok(v1::UnloadLoraResponse {})
+        };
+        let answer = self.state.admission.unless_aborted(answer).await;
+        self.finish(None, "unload_lora", answer)
+    }
+}
+
+/// The fields of HTTP's bodies have other names here.
+fn in_grpc(mut error: Error) -> Error {
+    if let Some(field) = error.param.as_deref().and_then(|param| param.strip_prefix("lora_")) {
+        error.message = error.message.replace(&format!("'lora_{field}'"), &format!("'{field}'"));
+        error.param = Some(field.to_owned());
+    }
+    error
 }
 
 impl Service {

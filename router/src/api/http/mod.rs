@@ -3,6 +3,7 @@
 
 mod cors;
 mod embeddings;
+mod loras;
 mod messages;
 mod playground;
 mod responses;
@@ -53,7 +54,16 @@ use crate::{
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// What paths under `/v1/` begin with.
-const VERSIONED: [&str; 6] = ["chat", "completions", "embeddings", "messages", "models", "responses"];
+const VERSIONED: [&str; 8] = [
+    "chat",
+    "completions",
+    "embeddings",
+    "load_lora_adapter",
+    "messages",
+    "models",
+    "responses",
+    "unload_lora_adapter",
+];
 
 /// Traced POST requests: path, name of the endpoint, prefix of its ids.
 const TRACED: [(&str, &str, &str); 10] = [
@@ -112,6 +122,8 @@ fn versioned_routes(state: Arc<RouterState>) -> axum::Router {
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
+        .route("/v1/load_lora_adapter", post(loras::load))
+        .route("/v1/unload_lora_adapter", post(loras::unload))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/health", get(health))

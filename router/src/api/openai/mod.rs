@@ -32,7 +32,10 @@ pub(super) use reasoning::{ReasoningFields, read as read_reasoning};
 pub(crate) use refused::{EVERYWHERE, IN_CONVERSATIONS};
 #[cfg(test)]
 pub(crate) use refused::{IN_CHATS, IN_COMPLETIONS, IN_EMBEDDINGS};
-pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
+pub use text::{
+    Detokenize, LoadLora, Tokenize, TokenizeInput, UnloadLora, detokenize, detokenized, load_lora, rendered, tokenize,
+    tokenized, unload_lora,
+};
 pub(super) use wire::finite;
 pub use wire::{aliased, expected_model, model, models};
 #[cfg(test)]

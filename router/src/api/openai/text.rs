@@ -1,5 +1,6 @@
-//! `/tokenize`, `/detokenize` and render: decodes the requests and encodes the answers, in vLLM's format.
+//! `/tokenize`, `/detokenize`, render and LoRA adapters: decodes the requests and encodes the answers, in vLLM's format.
 
+use rein_proto::internal::LoadLoraRequest;
 use rein_text::fields::{ParsedBody, shared::SharedField};
 use rein_text::model_text::RenderedPrompt;
 use rein_text::tools::ToolSet;
@@ -63,6 +64,32 @@ pub fn detokenize(body: &[u8]) -> Result<ParsedBody<Detokenize>, Error> {
         let model = fields.string("model")?;
         let tokens = fields.ids("tokens")?.ok_or_else(|| Error::missing("tokens", "an array of token ids"))?;
         Ok(Detokenize { model, tokens })
+    })
+}
+
+pub struct LoadLora {
+    pub request: LoadLoraRequest,
+    /// The model that it is for.
+    pub model: Option<String>,
+}
+
+pub struct UnloadLora {
+    pub name: String,
+}
+
+pub fn load_lora(body: &[u8]) -> Result<ParsedBody<LoadLora>, Error> {
+    super::body(body)?.read(|fields| {
+        let name = fields.string("lora_name")?.ok_or_else(|| Error::missing("lora_name", "the adapter's name"))?;
+        let path = fields.string("lora_path")?.unwrap_or_default();
+        let replace = fields.bool("load_inplace")?.unwrap_or(false);
+        Ok(LoadLora { request: LoadLoraRequest { name, path, replace }, model: fields.string("model")? })
+    })
+}
+
+pub fn unload_lora(body: &[u8]) -> Result<ParsedBody<UnloadLora>, Error> {
+    super::body(body)?.read(|fields| {
+        let name = fields.string("lora_name")?.ok_or_else(|| Error::missing("lora_name", "the adapter's name"))?;
+        Ok(UnloadLora { name })
     })
 }
 

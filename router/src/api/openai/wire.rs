@@ -443,6 +443,8 @@ pub fn model(model: &ServedModel, max_context: Option<u32>) -> Value {
         "max_model_len": max_context,
         "format": model.format.name,
         "revision": model.text.revision.clone().or_else(|| model.pool.revision()),
+        "root": model.lora.as_ref().map_or(model.name(), |lora| &lora.path),
+        "parent": model.lora.as_ref().map(|_| model.base_name()),
     })
 }
 

@@ -70,7 +70,8 @@ impl Hedge {
         let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
         let session = context.session;
         let kind = Some((&*engine.kind, Instant::now()));
-        let wanted = EngineRequest { salt: &start.cache_salt, tokens: &tokens, session, kind, refused: &[] };
+        let (salt, lora) = (start.cache_salt.as_str(), start.lora_digest);
+        let wanted = EngineRequest { salt, lora, tokens: &tokens, session, kind, refused: &[] };
         let Some(lease) = context.pool.lease_elsewhere(&wanted, &engine.group) else { return Hedge::Settled };
         context.retry_budget.count_hedge();
         tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "the engine is silent; also starting the sequence on a second engine");

@@ -107,7 +107,8 @@ mod budget {
     fn context(engines: &[&Fake], credit: bool) -> SequenceContext {
         let retry_budget = Arc::new(RetryBudget::new(None));
         while !credit && retry_budget.try_retry(Instant::now()) {}
-        let engines = engines.iter().map(|&engine| (transport(EngineServer::new(engine.clone())), String::new()));
+        let engines =
+            engines.iter().map(|&engine| (transport(EngineServer::new(engine.clone())), String::new(), Vec::new()));
         let deadline = Instant::now() + limits::REQUEST_TIME;
         SequenceContext {
             pool: Arc::new(EnginePool::fixed(engines.collect())),
@@ -124,7 +125,7 @@ mod budget {
         let (pool, session, deadline, client) = (pool.clone(), *session, *deadline, client.clone());
         let limits = Some(Limits { max_tokens: 1, ..Limits::default() });
         let start = Start { limits, logprobs: -1, prompt_logprobs: -1, ..Start::default() };
-        let wanted = EngineRequest { salt: "", tokens: &[], session, kind: None, refused: &[] };
+        let wanted = EngineRequest { salt: "", lora: 0, tokens: &[], session, kind: None, refused: &[] };
         let lease = pool.lease(&wanted, deadline, deadline).await?;
         let context = SequenceContext {
             pool,

@@ -89,6 +89,7 @@ fn engines_behind_adapters_serve_while_they_answer() {
         revision: None,
         address: "a0:1".into(),
         draining: i == 1,
+        loras: Vec::new(),
     };
     assert_eq!(listed, [("m".to_owned(), listing(0)), ("m".to_owned(), listing(1))]);
 }

@@ -317,6 +317,7 @@ fn list(world: &Arc<World>, pool: &EnginePool, rng: &mut StdRng) {
         revision: None,
         address: group.to_string(),
         draining: !world.is_stable() && rng.random_ratio(1, 5),
+        loras: Vec::new(),
     };
     let listings: Vec<EngineListing> = groups.iter().map(listing).collect();
     let of = |name: &str| name.trim_start_matches('g').parse::<usize>().unwrap();
@@ -360,7 +361,7 @@ fn stalling_client(seed: u64) -> watch::Receiver<ClientState> {
 }
 
 async fn listen(context: SequenceContext, sequence: &Sequence, start: Start, seen: &mut Vec<u32>) -> Result<(), Error> {
-    let wanted = EngineRequest { salt: "", tokens: &start.prompt, session: None, kind: None, refused: &[] };
+    let wanted = EngineRequest { salt: "", lora: 0, tokens: &start.prompt, session: None, kind: None, refused: &[] };
     let lease = context.pool.lease(&wanted, context.deadline, context.deadline).await?;
     let spans = Spans { span: Span::none(), queue: Span::none() };
     let mut stream = EngineStream::open(context, lease, start, spans).await?;
