@@ -5,7 +5,8 @@
 // low_rank_up: y [rows, n] += t times up transposed. Grid: (rows, ceil(n / 256)).
 //
 // Row r of y is route[r] (null: r) of the step's routes; `per_row` of them belong to a row of the batch, whose adapter
-// is in slot slots[row]. Its place in the table is the slot, or slot * experts + expert[route] for those of experts.
+// is in slot slots[row]. Its place in the table is the slot, or slot * experts + expert[route] for those of experts; if
+// `expert` is null, these are heads, whose routes go round: route % experts.
 // Rows without a route, an expert, a slot or an adapter are not changed. x has a row for each row of the batch
 // (`of_batch`), or one for each row of y. Sums are f32. Error: the order of sums, and rounding to Y.
 #include "common.cuh"
@@ -33,8 +34,8 @@ DEVICE const LowRankEntry *entry(const LowRankArgs &a, int r, int &x_row) {
   uint32_t row = route / a.per_row, slot = a.slots[row];
   if (slot == NONE) return nullptr;
   x_row = a.of_batch ? row : r;
-  if (a.expert) {
-    uint32_t expert = a.expert[route];
+  if (a.experts) {
+    uint32_t expert = a.expert ? a.expert[route] : route % a.experts;
     if (expert == NONE) return nullptr;
     slot = slot * a.experts + expert;
   }

@@ -477,7 +477,8 @@ pub trait Backend: Sized + Send + 'static {
         spec: &GqaSpec,
     ) -> Self::Tensor;
     /// q [rows, heads * (nope + rope)], rotated; latent [rows, kv_rank], normed; k_rope [rows, rope], rotated;
-    /// kv_b [heads * (nope + v), kv_rank]. Result [rows, heads * v].
+    /// kv_b [heads * (nope + v), kv_rank]. Result [rows, heads * v]. `adapters` change kv_b: of each head the adapter of
+    /// its products from q to a latent, and from a latent to a value; the place of slot s and head h is s * heads + h.
     #[allow(clippy::too_many_arguments)]
     fn mla_attention(
         &self,
@@ -486,6 +487,7 @@ pub trait Backend: Sized + Send + 'static {
         latent: &Self::Tensor,
         k_rope: &Self::Tensor,
         kv_b: &Self::Expansion,
+        adapters: Option<[&Self::LowRank; 2]>,
         cache: &mut Self::Cache,
         spec: &MlaSpec,
     ) -> Self::Tensor;

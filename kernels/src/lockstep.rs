@@ -372,13 +372,26 @@ impl<B: Backend> Backend for Lockstep<B> {
         latent: &B::Tensor,
         k_rope: &B::Tensor,
         kv_b: &Self::Expansion,
+        adapters: Option<[&Self::LowRank; 2]>,
         cache: &mut Self::Cache,
         spec: &MlaSpec,
     ) -> B::Tensor {
-        let out = self.device.mla_attention(&batch.device, q, latent, k_rope, &kv_b.device, &mut cache.device, spec);
+        let on_device = adapters.map(|tables| tables.map(|table| &table.device));
+        let (batch_of_device, cache_of_device) = (&batch.device, &mut cache.device);
+        let out = self.device.mla_attention(
+            batch_of_device,
+            q,
+            latent,
+            k_rope,
+            &kv_b.device,
+            on_device,
+            cache_of_device,
+            spec,
+        );
+        let adapters = adapters.map(|tables| tables.map(|table| &table.oracle));
         let [q, latent, k_rope] = [q, latent, k_rope].map(|x| self.read(x));
         let cache = &mut cache.oracle;
-        let want = self.oracle.mla_attention(&batch.oracle, &q, &latent, &k_rope, &kv_b.oracle, cache, spec);
+        let want = self.oracle.mla_attention(&batch.oracle, &q, &latent, &k_rope, &kv_b.oracle, adapters, cache, spec);
         self.check("mla_attention", &out, &want);
         out
     }

@@ -377,6 +377,7 @@ impl Backend for RoundingCpu {
         latent: &Tensor,
         k_rope: &Tensor,
         kv_b: &cpu::Expansion,
+        adapters: Option<[&cpu::LowRank; 2]>,
         cache: &mut KvCache,
         spec: &MlaSpec,
     ) -> Tensor {
@@ -385,7 +386,7 @@ impl Backend for RoundingCpu {
                 to_bf16(x);
             }
         };
-        self.activation(self.cpu.attend_latent(batch, q, [latent, k_rope], kv_b, cache, spec, stored))
+        self.activation(self.cpu.attend_latent(batch, q, [latent, k_rope], kv_b, adapters, cache, spec, stored))
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<cpu::Expansion> {

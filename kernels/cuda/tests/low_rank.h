@@ -7,15 +7,15 @@ using check::Buffer;
 using check::Random;
 using check::value;
 
-// `experts`: 0 for a module of the batch's rows. Places without an adapter are every third.
+// `experts`: 0 for a module of the batch's rows. `heads`: they go round. Places without an adapter are every third.
 template <class T, class Y>
-void add(int rows, int k, int n, int experts, bool of_batch) {
+void add(int rows, int k, int n, int experts, bool of_batch, bool heads = false) {
   std::string name = "low_rank_" + std::string(check::type_name<T>()) + "_" + check::type_name<Y>();
-  for (int size : {rows, k, n, experts, int(of_batch)}) name += " " + std::to_string(size);
+  for (int size : {rows, k, n, experts, int(of_batch), int(heads)}) name += " " + std::to_string(size);
   check::every_order(name, [&] {
     constexpr int SLOTS = 3, MOST = 11;
     Random random(rows * 31 + k);
-    int per_row = experts ? 2 : 1, routes = rows * per_row, places = experts ? SLOTS * experts : SLOTS;
+    int per_row = heads ? experts : experts ? 2 : 1, routes = rows * per_row, places = experts ? SLOTS * experts : SLOTS;
     std::vector<uint32_t> slots(rows), route(routes), expert(routes);
     for (auto &slot : slots) slot = random.below(SLOTS);
     if (rows > 1) slots[1] = NONE;
@@ -23,6 +23,7 @@ void add(int rows, int k, int n, int experts, bool of_batch) {
     if (routes > 2) route[2] = NONE;
     for (auto &e : expert) e = random.below(std::max(experts, 1));
     if (routes > 4) expert[4] = NONE;
+    for (int r = 0; heads && r < routes; r++) route[r] = r, expert[r] = r % experts;
     std::vector<std::unique_ptr<Buffer<T>>> numbers;
     std::vector<std::vector<T>> downs(places), ups(places);
     Buffer<LowRankEntry> table{std::vector<LowRankEntry>(places)};
@@ -45,8 +46,8 @@ void add(int rows, int k, int n, int experts, bool of_batch) {
                         t.data,
                         table.data,
                         slot_buffer.data,
-                        experts ? route_buffer.data : nullptr,
-                        experts ? expert_buffer.data : nullptr,
+                        experts && !heads ? route_buffer.data : nullptr,
+                        experts && !heads ? expert_buffer.data : nullptr,
                         k,
                         n,
                         x_stride,
@@ -91,6 +92,7 @@ void test_types() {
   for (int k : {1, 33, 260}) add<T, Y>(5, k, 70, 0, true);
   add<T, Y>(1, 64, 300, 0, true);
   for (bool of_batch : {false, true}) add<T, Y>(6, 40, 33, 4, of_batch);
+  add<T, Y>(5, 24, 36, 3, false, true);
 }
 
 inline void test() {

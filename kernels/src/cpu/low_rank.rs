@@ -149,6 +149,33 @@ impl Cpu {
         }
     }
 
+    /// Adds to each head's columns of y what the adapter of that head makes of the first `ins` of the head's columns of
+    /// x, whose heads are `stride` apart.
+    pub(super) fn add_by_head(
+        &self,
+        batch: &Batch,
+        heads: usize,
+        (x, stride, ins): (&[f32], usize, usize),
+        y: &mut Tensor,
+        table: &LowRank,
+    ) {
+        let outs = y.cols / heads;
+        for (slot, rows) in batch.rows_by_slot() {
+            for head in 0..heads {
+                let Some(pair) = table.at(slot as usize * heads + head) else { continue };
+                let mut of_head = stale(rows.len(), ins);
+                for (to, row) in of_head.data.chunks_exact_mut(ins.max(1)).zip(&rows) {
+                    to.copy_from_slice(&x[(row * heads + head) * stride..][..ins]);
+                }
+                let part = self.through_pair(pair, &of_head);
+                for (row, part) in rows.iter().zip(part.data.chunks_exact(outs.max(1))) {
+                    let y = &mut y.data[(row * heads + head) * outs..][..outs];
+                    y.iter_mut().zip(part).for_each(|(y, part)| *y += part);
+                }
+            }
+        }
+    }
+
     fn add_pair_of_expert(&self, x: &Tensor, y: &mut Tensor, table: &LowRank, place: usize) {
         if let Some(pair) = table.at(place) {
             self.add_scaled(y, &self.through_pair(pair, x), 1.0);

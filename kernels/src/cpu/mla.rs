@@ -6,7 +6,7 @@ use super::gemm::{self, GemmJob, Packed};
 use super::kv_cache::KvCache;
 use super::pool::SharedPtr;
 use super::weights::{Numbers, PackSource, Panels};
-use super::{Batch, Cpu, Expansion, Tensor, shape, stale, zeros};
+use super::{Batch, Cpu, Expansion, LowRank, Tensor, shape, stale, zeros};
 use crate::backend::{HostMatrix, MlaSpec, Precision};
 use crate::error::Result;
 
@@ -20,6 +20,7 @@ impl Cpu {
         q: &Tensor,
         [latent, k_rope]: [&Tensor; 2],
         Expansion { to_latent, to_value }: &Expansion,
+        adapters: Option<[&LowRank; 2]>,
         cache: &mut KvCache,
         spec: &MlaSpec,
         stored: impl Fn(&mut [f32]),
@@ -73,6 +74,10 @@ impl Cpu {
         let mut query = stale(rows, heads * kv_rank);
         by_head(to_latent, &q.data, nope_dim, &|r, h| (r * heads + h) * q_dim, &mut query.data);
         stored(&mut query.data);
+        if let Some([of_query, _]) = adapters {
+            self.add_by_head(batch, heads, (&q.data, q_dim, nope_dim), &mut query, of_query);
+            stored(&mut query.data);
+        }
 
         let parts = [
             QueryPart { q: &query.data, row_stride: heads * kv_rank, head_stride: kv_rank, offset: 0, width: kv_rank },
@@ -96,6 +101,10 @@ impl Cpu {
         attention::attend(&self.pool, self.isa, cache, spans, &plan, &mut mixed.data);
         stored(&mut mixed.data);
         by_head(to_value, &mixed.data, kv_rank, &|r, h| (r * heads + h) * kv_rank, &mut out.data);
+        if let Some([_, of_value]) = adapters {
+            stored(&mut out.data);
+            self.add_by_head(batch, heads, (&mixed.data, kv_rank, kv_rank), &mut out, of_value);
+        }
         out
     }
 

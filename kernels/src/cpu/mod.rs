@@ -523,10 +523,11 @@ impl Backend for Cpu {
         latent: &Tensor,
         k_rope: &Tensor,
         kv_b: &Expansion,
+        adapters: Option<[&LowRank; 2]>,
         cache: &mut KvCache,
         spec: &MlaSpec,
     ) -> Tensor {
-        self.attend_latent(batch, q, [latent, k_rope], kv_b, cache, spec, |_| ())
+        self.attend_latent(batch, q, [latent, k_rope], kv_b, adapters, cache, spec, |_| ())
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Expansion> {

@@ -177,7 +177,7 @@ fn mla_matches_the_reference_and_is_batch_invariant() {
                     let batch = batch(cpu, step.iter().map(|(_, span)| *span));
                     let weight = cpu.mla_weight(kv_b.clone(), &spec, precision).unwrap();
                     let (q, latent, rope) = (tensor(0, wide), tensor(1, kv_rank), tensor(2, rope_dim));
-                    cpu.to_host(&cpu.mla_attention(&batch, &q, &latent, &rope, &weight, cache, &spec))
+                    cpu.to_host(&cpu.mla_attention(&batch, &q, &latent, &rope, &weight, None, cache, &spec))
                 };
                 let inputs: [&[Vec<f32>]; 3] = [&q, &latent, &k_rope];
                 let got = invariant(isa, precision, (kv_rank, rope_dim), out, &inputs, &lengths, attend);

@@ -6,6 +6,7 @@ use super::error::shape;
 use super::flash::{CachedHeads, FlashPlan};
 use super::form::Element;
 use super::latent::{LatentWork, WorkOf};
+use super::low_rank::DeviceLowRank;
 use super::op_stream::OpStream;
 use super::operand::Batched;
 use super::plan::{LaunchPlan, int};
@@ -180,12 +181,14 @@ impl OpStream {
         self.attend(batch, [key, none], value, of, cache)
     }
 
+    #[allow(clippy::too_many_arguments)]
     pub fn attend_latent(
         &self,
         batch: &PlacedBatch,
         q: &DeviceTensor,
         [latent, k_rope]: [&DeviceTensor; 2],
         DeviceExpansion { heads: held, to_latent, to_value }: &DeviceExpansion,
+        adapters: Option<[&DeviceLowRank; 2]>,
         cache: &DeviceCache,
         spec: &MlaSpec,
     ) -> DeviceTensor {
@@ -196,6 +199,15 @@ impl OpStream {
         assert_eq!((batch.shape.rows, q.element), (q.rows, cache.element), "mla_attention: rows");
         self.write_cache(batch, [latent, k_rope], cache);
         let query = self.product_by_head(q, to_latent, Batched { heads, outs: kv_rank, ins: nope_dim, x_head: q_dim });
+        if let Some([of_query, _]) = adapters {
+            self.add_by_head(batch, heads, (q, q_dim, nope_dim), &query, of_query);
+        }
+        let values = |mixed: &DeviceTensor, out: DeviceTensor| {
+            if let Some([_, of_value]) = adapters {
+                self.add_by_head(batch, heads, (mixed, kv_rank, kv_rank), &out, of_value);
+            }
+            out
+        };
         let to_heads = Batched { heads, outs: v_dim, ins: kv_rank, x_head: kv_rank };
         let positions = batch.shape.table_stride * cache.block_size;
         let work = LatentWork::new(batch.shape.rows, heads, [kv_rank, rope_dim], positions);
@@ -213,7 +225,8 @@ impl OpStream {
                 q_rope_stride: q.stride,
                 q_rope_head: q_dim,
             };
-            return self.product_by_head(&self.fast_latent(batch, work, of), to_value, to_heads);
+            let mixed = self.fast_latent(batch, work, of);
+            return values(&mixed, self.product_by_head(&mixed, to_value, to_heads));
         }
         let plain = Part {
             address: query.address,
@@ -234,6 +247,6 @@ impl OpStream {
             head: 0,
         };
         let mixed = self.attend(batch, [plain, rotated], plain, Heads { heads, group: heads, window: 0, scale }, cache);
-        self.product_by_head(&mixed, to_value, to_heads)
+        values(&mixed, self.product_by_head(&mixed, to_value, to_heads))
     }
 }

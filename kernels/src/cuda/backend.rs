@@ -422,10 +422,11 @@ impl Backend for Cuda {
         latent: &DeviceTensor,
         k_rope: &DeviceTensor,
         kv_b: &DeviceExpansion,
+        adapters: Option<[&DeviceLowRank; 2]>,
         cache: &mut DeviceCache,
         spec: &MlaSpec,
     ) -> DeviceTensor {
-        self.ops.attend_latent(&self.steps.placed(batch), q, [latent, k_rope], kv_b, cache, spec)
+        self.ops.attend_latent(&self.steps.placed(batch), q, [latent, k_rope], kv_b, adapters, cache, spec)
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceExpansion> {

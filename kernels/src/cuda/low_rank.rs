@@ -39,9 +39,10 @@ struct Pair {
 pub(super) struct ExpertRows {
     /// The route of each row; 0: the rows are the routes.
     pub routes: u64,
-    /// The expert of each route.
+    /// The expert of each route; 0: they go round, as heads do.
     pub expert: u64,
     pub per_row: usize,
+    /// 0: the place is the slot.
     pub experts: usize,
     /// x has a row for each row of the batch.
     pub of_batch: bool,
@@ -137,20 +138,60 @@ impl OpStream {
             (Element::Bf16, Element::F32) => ("low_rank_down_bf16", "low_rank_up_bf16_f32"),
             (Element::F32, Element::Bf16) => panic!("low_rank: y must not be bf16 in a model of f32"),
         };
-        let t = self.take(4 * rows * table.most);
         let of = experts.unwrap_or(ExpertRows { routes: 0, expert: 0, per_row: 1, experts: 0, of_batch: true });
+        let shape = [x.cols, x.stride, y.cols, y.stride];
+        self.launch_low_rank(batch, [down, up], (x.address, y.address), rows, shape, table, of);
+    }
+
+    /// Adds to each head's columns of y what the adapter of that head makes of the first `ins` of the head's columns of
+    /// x, whose heads are `head` apart.
+    pub fn add_by_head(
+        &self,
+        batch: &PlacedBatch,
+        heads: usize,
+        (x, head, ins): (&DeviceTensor, usize, usize),
+        y: &DeviceTensor,
+        table: &DeviceLowRank,
+    ) {
+        if table.is_empty() || !batch.shape.loras {
+            return;
+        }
+        assert!(x.is_contiguous() && x.cols == heads * head && y.is_contiguous(), "low_rank: heads must be rows");
+        assert_eq!(x.element, y.element, "low_rank: x and y must hold the same kind of numbers");
+        let kernels = match x.element {
+            Element::F32 => ["low_rank_down_f32", "low_rank_up_f32"],
+            Element::Bf16 => ["low_rank_down_bf16", "low_rank_up_bf16"],
+        };
+        let of = ExpertRows { routes: 0, expert: 0, per_row: heads, experts: heads, of_batch: false };
+        let (rows, outs) = (y.rows * heads, y.cols / heads);
+        self.launch_low_rank(batch, kernels, (x.address, y.address), rows, [ins, head, outs, outs], table, of);
+    }
+
+    /// x [.., k] and y [rows, n] with rows `x_stride` and `y_stride` apart.
+    #[allow(clippy::too_many_arguments)]
+    fn launch_low_rank(
+        &self,
+        batch: &PlacedBatch,
+        [down, up]: [&'static str; 2],
+        (x, y): (u64, u64),
+        rows: usize,
+        [k, x_stride, n, y_stride]: [usize; 4],
+        table: &DeviceLowRank,
+        of: ExpertRows,
+    ) {
+        let t = self.take(4 * rows * table.most);
         let args = LowRankArgs {
-            x: x.address,
-            y: y.address,
+            x,
+            y,
             t: t.address,
             table: table.table.address(),
             slots: batch.parts.loras,
             routes: of.routes,
             expert: of.expert,
-            k: int(x.cols),
-            n: int(y.cols),
-            x_stride: int(x.stride),
-            y_stride: int(y.stride),
+            k: int(k),
+            n: int(n),
+            x_stride: int(x_stride),
+            y_stride: int(y_stride),
             most: int(table.most),
             per_row: int(of.per_row),
             experts: int(of.experts),
@@ -160,7 +201,7 @@ impl OpStream {
         // place; the batch has a slot for each of its rows, and `experts` is what its caller says.
         unsafe {
             self.launch(&LaunchPlan::by_warp(down, rows, table.most), &args);
-            self.launch(&LaunchPlan::by_column(up, rows, y.cols), &args);
+            self.launch(&LaunchPlan::by_column(up, rows, n), &args);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use rein_control_plane::{RankPlacement, place};
-use rein_kernels::{Precision, WeightRole};
+use rein_kernels::Precision;
 
 use super::config::LoraConfig;
 use super::limits::number_bytes;
@@ -15,7 +15,7 @@ use super::{Lora, LoraModule};
 use crate::bytes::ByteCount;
 use crate::checkpoint::{CheckpointWeights, LoadError, Reads, content_hash, parse_json, read_file};
 use crate::limits::{MAX_LORA_CONFIG_BYTES, MAX_LORA_RANK};
-use crate::model::{LinearSpec, Mlp, Spec};
+use crate::model::{LinearSpec, Mlp, Spec, numbers_of_rank_one};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -117,10 +117,6 @@ impl LoraReader {
             let Some(spec) = known.get(module).or_else(|| known.get(&*renamed(module))) else {
                 return Err(self.unknown(module));
             };
-            if spec.role == WeightRole::LatentExpansion {
-                let what = "adapters of the expansion of latents are not supported; leave it out of target_modules";
-                return Err(wrong(module, what.into()));
-            }
             let ([rank, ins], [outs, rank_of_up]) = (down.1, up.1);
             let [want_outs, want_ins] = spec.stored_shape();
             check_rank(module, rank, rank_of_up)?;
@@ -181,10 +177,8 @@ impl LoraReader {
         });
         let of = |rank: &RankPlacement| {
             let parts = modules.iter().flat_map(|module| {
-                specs.get(&*module.module).into_iter().flatten().map(|l| {
-                    let (rows, cols) = l.cut(rank, self.ranks);
-                    (rows.len() + cols.len()) * module.rank
-                })
+                let specs = specs.get(&*module.module).into_iter().flatten();
+                specs.map(|l| numbers_of_rank_one(l, rank, self.ranks) * module.rank)
             });
             parts.sum::<usize>() * number_bytes(self.precision)
         };

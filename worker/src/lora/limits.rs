@@ -4,7 +4,7 @@ use rein_control_plane::{RankPlacement, place};
 use rein_kernels::{Precision, WeightRole};
 
 use crate::checkpoint::LoadError;
-use crate::model::Spec;
+use crate::model::{Spec, numbers_of_rank_one};
 
 /// The LoRA adapters that a group takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,8 +28,7 @@ impl LoraLimits {
         let placement = place(&spec.shape(), ranks, 1)?;
         let of = |rank: &RankPlacement| -> usize {
             let linears = spec.linears().filter(|l| l.role != WeightRole::Expert);
-            let cuts = linears.map(|l| l.cut(rank, ranks));
-            cuts.map(|(rows, cols)| rows.len() + cols.len()).sum()
+            linears.map(|l| numbers_of_rank_one(l, rank, ranks)).sum()
         };
         let most = placement.ranks.iter().map(of).max().unwrap_or(0);
         Ok(self.slots * self.rank * most * number_bytes(precision))

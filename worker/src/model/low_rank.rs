@@ -10,14 +10,18 @@ use rein_kernels::{
 use rein_proto::internal::LoraPart;
 
 use super::linear::LinearSpec;
+use super::mixer::{MixerSpec, Mla};
 use super::spec::{Mlp, Spec};
 
 /// Where the adapters of a linear module are. Those of a stored weight that holds several modules are apart.
 pub type TableId = usize;
 
-/// Of the linear modules outside of experts.
+/// Of the linear modules outside of experts, and of the expansions of latents.
 #[derive(Debug, Default)]
-pub struct TableIds(HashMap<(String, usize), TableId>);
+pub struct TableIds {
+    linears: HashMap<(String, usize), TableId>,
+    latents: HashMap<String, TableId>,
+}
 
 fn key(l: &LinearSpec) -> (String, usize) {
     (l.module.clone(), l.part.map_or(0, |part| part.index))
@@ -25,40 +29,82 @@ fn key(l: &LinearSpec) -> (String, usize) {
 
 impl TableIds {
     pub fn of(spec: &Spec) -> Self {
-        let outside = spec.linears().filter(|l| l.role != WeightRole::Expert);
-        Self(outside.enumerate().map(|(id, l)| (key(l), id)).collect())
+        let of = |wanted: &'static [WeightRole]| spec.linears().filter(move |l| wanted.contains(&l.role)).enumerate();
+        Self {
+            linears: of(&[WeightRole::Linear, WeightRole::Router]).map(|(id, l)| (key(l), id)).collect(),
+            latents: of(&[WeightRole::LatentExpansion]).map(|(id, l)| (l.module.clone(), id)).collect(),
+        }
     }
 
     /// None: the module takes no adapters.
     pub fn get(&self, l: &LinearSpec) -> Option<TableId> {
-        self.0.get(&key(l)).copied()
+        self.linears.get(&key(l)).copied()
+    }
+
+    /// Of an expansion of latents.
+    pub fn latents(&self, l: &LinearSpec) -> Option<TableId> {
+        self.latents.get(&l.module).copied()
     }
 }
 
 /// What a part of an adapter goes to.
 enum Target {
-    Linear { table: TableId, spec: LinearSpec },
-    Expert { layer: usize, expert: usize, which: usize, spec: LinearSpec },
+    Linear {
+        table: TableId,
+        spec: LinearSpec,
+    },
+    /// For each head, outputs for keys and for values.
+    Latent {
+        table: TableId,
+        nope: usize,
+        value: usize,
+        spec: LinearSpec,
+    },
+    Expert {
+        layer: usize,
+        expert: usize,
+        which: usize,
+        spec: LinearSpec,
+    },
 }
 
 /// The tables of one rank.
 pub struct LowRanks<B: Backend> {
     linears: Vec<B::LowRank>,
+    /// From queries to latents and from latents to values, by slot and head of this rank.
+    latents: Vec<[B::LowRank; 2]>,
     /// By layer, of all experts: any rank may get them.
     experts: Vec<Option<[B::LowRank; 3]>>,
     targets: HashMap<String, Vec<Target>>,
     counts: Vec<usize>,
+    /// Of this rank.
+    heads: usize,
     slots: usize,
     precision: Precision,
 }
 
 impl<B: Backend> LowRanks<B> {
-    pub fn new(b: &B, spec: &Spec, ids: &TableIds, slots: usize, precision: Precision) -> KernelResult<Self> {
+    pub fn new(
+        b: &B,
+        spec: &Spec,
+        heads: usize,
+        ids: &TableIds,
+        slots: usize,
+        precision: Precision,
+    ) -> KernelResult<Self> {
         let mut targets: HashMap<String, Vec<Target>> = HashMap::new();
         for spec in spec.linears() {
             if let Some(table) = ids.get(spec) {
                 let target = Target::Linear { table, spec: spec.clone() };
                 targets.entry(spec.module.clone()).or_default().push(target);
+            }
+        }
+        for layer in &spec.layers {
+            if let MixerSpec::Mla(Mla { kv_b, nope_dim, v_dim, .. }) = &layer.mixer
+                && let Some(table) = ids.latents(kv_b)
+            {
+                let target = Target::Latent { table, nope: *nope_dim, value: *v_dim, spec: kv_b.clone() };
+                targets.entry(kv_b.module.clone()).or_default().push(target);
             }
         }
         let mut experts = Vec::new();
@@ -76,13 +122,19 @@ impl<B: Backend> LowRanks<B> {
             let table = || b.low_rank(slots * moe.experts.len());
             experts.push(Some([table()?, table()?, table()?]));
         }
-        let linears = (0..ids.0.len()).map(|_| b.low_rank(slots)).collect::<KernelResult<_>>()?;
-        Ok(Self { linears, experts, targets, counts: spec.shape().experts, slots, precision })
+        let linears = (0..ids.linears.len()).map(|_| b.low_rank(slots)).collect::<KernelResult<_>>()?;
+        let of_heads = || Ok([b.low_rank(slots * heads)?, b.low_rank(slots * heads)?]);
+        let latents = (0..ids.latents.len()).map(|_| of_heads()).collect::<KernelResult<_>>()?;
+        Ok(Self { linears, latents, heads, experts, targets, counts: spec.shape().experts, slots, precision })
     }
 
     /// Of a linear module.
     pub fn of(&self, table: TableId) -> Option<&B::LowRank> {
         self.linears.get(table)
+    }
+
+    pub fn of_latents(&self, table: TableId) -> Option<[&B::LowRank; 2]> {
+        self.latents.get(table).map(|tables| tables.each_ref())
     }
 
     pub fn of_experts(&self, layer: usize) -> Option<ExpertAdapters<'_, B::LowRank>> {
@@ -100,14 +152,22 @@ impl<B: Backend> LowRanks<B> {
         if part.module.is_empty() {
             return self.empty(b, slot);
         }
-        let Self { linears, experts, targets, counts, precision, .. } = self;
+        let Self { linears, latents, experts, targets, counts, precision, heads, .. } = self;
         let targets = targets.get(&part.module).ok_or_else(|| wrong(format!("no module {}", part.module)))?;
         for target in targets {
-            let (Target::Linear { spec, .. } | Target::Expert { spec, .. }) = target;
+            let (Target::Linear { spec, .. } | Target::Latent { spec, .. } | Target::Expert { spec, .. }) = target;
             let pair =
                 cut(part, spec, rank, ranks).ok_or_else(|| wrong(format!("{}: the sizes differ", part.module)))?;
             let (table, place) = match *target {
                 Target::Linear { table, .. } => (&mut linears[table], slot),
+                Target::Latent { table, nope, value, .. } => {
+                    for (head, pairs) in by_head(pair, nope, value).into_iter().enumerate() {
+                        for (table, pair) in latents[table].iter_mut().zip(pairs) {
+                            b.set_low_rank(table, slot * *heads + head, Some(pair), *precision)?;
+                        }
+                    }
+                    continue;
+                }
                 Target::Expert { layer, expert, which, .. } => match &mut experts[layer] {
                     Some(tables) => (&mut tables[which], slot * counts[layer] + expert),
                     None => continue,
@@ -123,6 +183,11 @@ impl<B: Backend> LowRanks<B> {
         for table in &mut self.linears {
             b.set_low_rank(table, slot, None, precision)?;
         }
+        for table in self.latents.iter_mut().flatten() {
+            for place in slot * self.heads..(slot + 1) * self.heads {
+                b.set_low_rank(table, place, None, precision)?;
+            }
+        }
         for (tables, count) in self.experts.iter_mut().zip(&self.counts) {
             for table in tables.iter_mut().flatten() {
                 for place in slot * count..(slot + 1) * count {
@@ -132,10 +197,35 @@ impl<B: Backend> LowRanks<B> {
         }
         Ok(())
     }
+}
 
-    pub fn clear(&mut self, b: &B) -> KernelResult<()> {
-        (0..self.slots).try_for_each(|slot| self.empty(b, slot))
-    }
+/// What an adapter of an expansion of latents changes in the products of each head: from its query to a latent, and
+/// from a latent to its value. With A down, and K and V a head's rows of up: q K A, and latent A' V'.
+fn by_head(LowRankPair { down, up }: LowRankPair, nope: usize, value: usize) -> Vec<[LowRankPair; 2]> {
+    let (rank, width) = (down.rows, down.cols);
+    let (HostData::F32(down), HostData::F32(up)) = (down.data, up.data) else { return Vec::new() };
+    let matrix = |rows, cols, numbers| HostMatrix { rows, cols, data: HostData::F32(numbers) };
+    let transposed = |numbers: &[f32], cols: usize| -> Vec<f32> {
+        (0..cols).flat_map(|col| numbers.iter().skip(col).step_by(cols).copied()).collect()
+    };
+    let of_head = |rows: &[f32]| {
+        let (keys, values) = rows.split_at(nope * rank);
+        let to_latent = LowRankPair {
+            down: matrix(rank, nope, transposed(keys, rank)),
+            up: matrix(width, rank, transposed(&down, width)),
+        };
+        let to_value =
+            LowRankPair { down: matrix(rank, width, down.clone()), up: matrix(value, rank, values.to_vec()) };
+        [to_latent, to_value]
+    };
+    up.chunks_exact((nope + value) * rank).map(of_head).collect()
+}
+
+/// Numbers of an adapter of rank 1 of a module on a rank. Each head has its own products with an expansion of latents.
+pub fn numbers_of_rank_one(l: &LinearSpec, rank: &RankPlacement, ranks: usize) -> usize {
+    let (rows, cols) = l.cut(rank, ranks);
+    let copies = if l.role == WeightRole::LatentExpansion { 2 * rank.heads.len() } else { 1 };
+    rows.len() + copies * cols.len()
 }
 
 /// This rank's share of a part. None: its sizes are not those of the module.

@@ -152,7 +152,7 @@ impl<B: Backend> Network<B> {
         let ids = TableIds::of(&self.spec);
         self.adapters = match slots {
             0 => None,
-            slots => Some(LowRanks::new(&self.backend, &self.spec, &ids, slots, self.base)?),
+            slots => Some(LowRanks::new(&self.backend, &self.spec, self.rank().heads.len(), &ids, slots, self.base)?),
         };
         Ok(())
     }

@@ -9,6 +9,7 @@ use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
 use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass};
+use crate::model::low_rank::TableId;
 
 #[derive(Debug, Clone)]
 pub enum MlaQuery {
@@ -78,6 +79,7 @@ impl Mla {
             },
             kv_a: loader.linear(&self.kv_a)?,
             kv_norm: loader.norm(&self.kv_norm)?,
+            latents: loader.tables.latents(&self.kv_b),
             kv_b: loader.backend.mla_weight(loader.reader.read(&self.kv_b)?, &spec, precision)?,
             o: loader.linear(&self.o)?,
             spec,
@@ -98,6 +100,8 @@ pub struct MlaMixer<B: Backend> {
     kv_a: LoadedLinear<B>,
     kv_norm: LoadedNorm<B>,
     kv_b: B::Expansion,
+    /// Of the adapters of kv_b; None: it takes none.
+    latents: Option<TableId>,
     o: LoadedLinear<B>,
     spec: MlaSpec,
     q_rope: Arc<RopeSpec>,
@@ -128,6 +132,8 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
         let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
         b.rope(batch, &mut k_rope, &self.k_rope);
         let cache = opened(&mut self.cache)?;
-        Ok(self.o.apply(pass, &b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, cache, &self.spec)))
+        let adapters = self.latents.and_then(|latents| pass.adapters?.of_latents(latents));
+        let out = b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, adapters, cache, &self.spec);
+        Ok(self.o.apply(pass, &out))
     }
 }
