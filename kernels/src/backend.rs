@@ -266,7 +266,7 @@ pub struct ExpertWeights {
     pub down: HostMatrix,
 }
 
-/// A low-rank adapter (LoRA, arXiv:2106.09685) of one linear module: y += (x times down transposed) times up transposed.
+/// A low-rank adapter (LoRA, arXiv:2106.09685) of one linear module: y += x times down transposed times up transposed.
 #[derive(Debug, Clone)]
 pub struct LowRankPair {
     /// [rank, in]
@@ -477,8 +477,8 @@ pub trait Backend: Sized + Send + 'static {
         spec: &GqaSpec,
     ) -> Self::Tensor;
     /// q [rows, heads * (nope + rope)], rotated; latent [rows, kv_rank], normed; k_rope [rows, rope], rotated;
-    /// kv_b [heads * (nope + v), kv_rank]. Result [rows, heads * v]. `adapters` change kv_b: of each head the adapter of
-    /// its products from q to a latent, and from a latent to a value; the place of slot s and head h is s * heads + h.
+    /// kv_b [heads * (nope + v), kv_rank]. Result [rows, heads * v]. `adapters` change kv_b: of each head its products
+    /// from q to a latent, and from a latent to a value; the place of slot s and head h is s * heads + h.
     #[allow(clippy::too_many_arguments)]
     fn mla_attention(
         &self,

@@ -131,8 +131,8 @@ impl RouterState {
         all.filter(|(alias, model)| names.contains(*model) && !names.contains(*alias)).collect()
     }
 
-    /// The name of the served or expected model, or LoRA adapter, that a request names, also by an alias. The name may be omitted if
-    /// there is only one model. A model that the key may not use does not exist for it.
+    /// The name of the served or expected model, or LoRA adapter, that a request names, also by an alias. The name may
+    /// be omitted if there is only one model. A model that the key may not use does not exist for it.
     pub fn known(&self, name: Option<&str>, caller: Option<&ApiCaller>) -> Result<String, Error> {
         let names = self.names_for(caller);
         let own = self.model_names();

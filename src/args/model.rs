@@ -201,8 +201,8 @@ pub struct LoraArgs {
     /// The rank that memory is kept free for, in each of --max-loras adapters; adapters of larger ranks take more of it
     #[arg(long, env = "REIN_MAX_LORA_RANK", default_value_t = 64, value_name = "RANK", value_parser = clap::value_parser!(u16).range(1..=limits::MAX_LORA_RANK as i64))]
     pub max_lora_rank: u16,
-    /// Memory for the LoRA adapters on each rank in MiB [default: of adapters of --max-lora-rank for all modules outside
-    /// of experts]
+    /// Memory for the LoRA adapters on each rank in MiB [default: that of adapters of --max-lora-rank for all modules
+    /// outside of experts]
     #[arg(long, env = "REIN_LORA_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub lora_memory: Option<u64>,
 }

@@ -105,11 +105,19 @@ pub struct EngineHealth {
     /// When the current step began: microseconds after `started`, plus one. 0: no step is running.
     since: AtomicU64,
     pub times: Histogram,
+    /// The LoRA adapters that new sequences can get.
+    pub loras: watch::Sender<Vec<LoraInfo>>,
 }
 
 impl EngineHealth {
     pub fn new() -> Self {
-        EngineHealth { lost: OnceLock::new(), started: Instant::now(), since: AtomicU64::new(0), times: step_times() }
+        EngineHealth {
+            lost: OnceLock::new(),
+            started: Instant::now(),
+            since: AtomicU64::new(0),
+            times: step_times(),
+            loras: watch::Sender::default(),
+        }
     }
 
     fn begins(&self) {
@@ -204,8 +212,6 @@ pub struct EngineThread {
     loras: LoraSlots,
     /// Who waits for the adapter of a slot.
     lora_replies: BTreeMap<u32, oneshot::Sender<Result<LoraInfo, NoLoraSlot>>>,
-    /// For other threads.
-    ready_loras: watch::Sender<Vec<LoraInfo>>,
     drains: Vec<oneshot::Sender<()>>,
     draining: bool,
 }
@@ -219,7 +225,6 @@ impl EngineThread {
         metrics: Arc<EngineMetrics>,
         feed: EventSource,
         vitals: Arc<EngineHealth>,
-        ready_loras: watch::Sender<Vec<LoraInfo>>,
         runtime: tokio::runtime::Runtime,
     ) -> Self {
         let shape = executor.shape();
@@ -229,9 +234,8 @@ impl EngineThread {
             scheduler,
             running: VecDeque::new(),
             runs_ahead: shape.runs_ahead,
-            loras: LoraSlots::new(shape.lora_slots, executor.lora_reader().map_or(0, |reader| reader.room)),
+            loras: LoraSlots::new(shape.lora_slots, executor.lora_source().map_or(0, |source| source.room())),
             lora_replies: BTreeMap::new(),
-            ready_loras,
             executor: Some(executor),
             vitals,
             commands,
@@ -518,7 +522,7 @@ impl EngineThread {
                 self.executor = None;
                 self.running.clear();
                 self.lora_replies.clear();
-                self.ready_loras.send_replace(Vec::new());
+                self.vitals.loras.send_replace(Vec::new());
             }
         }
     }
@@ -547,7 +551,7 @@ impl EngineThread {
     }
 
     fn publish_loras(&self) {
-        self.ready_loras.send_replace(self.loras.ready().cloned().collect());
+        self.vitals.loras.send_replace(self.loras.ready().cloned().collect());
     }
 
     /// After a panic the state of the executor is unknown, so it counts as lost.

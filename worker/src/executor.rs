@@ -1,11 +1,13 @@
 //! The interface to what executes steps: the model over its ranks, or the simulator. It does not know sequences beyond
 //! the rows of a step.
 
+use std::sync::Arc;
+
 use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::{Draw, Row, StateSave, Step, StepResult};
 
 use crate::cells::StateShape;
-use crate::lora::LoraReader;
+use crate::lora::LoraSource;
 use crate::seq::penalizes;
 
 /// Properties of an executor that the scheduler needs. Constant.
@@ -78,7 +80,7 @@ pub trait Executor: Send {
         None
     }
     /// Reads LoRA adapters for it. None: it takes none.
-    fn lora_reader(&self) -> Option<LoraReader> {
+    fn lora_source(&self) -> Option<Arc<dyn LoraSource>> {
         None
     }
     /// Begins a step, after those that were submitted before. All but one of them must have been waited for.

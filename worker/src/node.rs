@@ -16,6 +16,7 @@ mod switch;
 mod teardown;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use rein_control_plane::connectivity::needs_links;
 use rein_control_plane::epoch;
 use rein_control_plane::records::{
-    Drain, GroupLoras, GroupRecord, Keys, LinkReport, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
+    Drain, GroupRecord, Keys, LinkReport, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
 };
 use rein_control_plane::{KeyCondition, Mirror, NameHolder, Session, Store, StoreError, Transaction};
 use rein_kernels::KernelError;
@@ -45,6 +46,7 @@ pub use readiness::{Readiness, ReadinessVerdict};
 pub use seat::Workload;
 use seat::{GroupLinks, SeatError, SeatTask, TakenSeat};
 pub use switch::{EngineSwitch, WorkerReport};
+use waits::{finished, group_aborted, probe_report};
 
 use crate::checkpoint::LoadError;
 use crate::rank::ResidentWeights;
@@ -133,8 +135,6 @@ struct Membership {
     reported: Option<LoadReport>,
     /// None: it does not lead a group that takes adapters.
     loras: Option<LoraKeeper>,
-    /// The adapters published last.
-    told_loras: Option<GroupLoras>,
 }
 
 impl Membership {
@@ -339,30 +339,6 @@ fn seat_of(view: &rein_control_plane::Snapshot, key: &str) -> Option<Seat> {
     seat.inspect_err(|_| tracing::warn!(key, "ignoring a seat that cannot be decoded")).ok()
 }
 
-async fn probe_report(probing: &mut Option<Probing>) -> LinkReport {
-    match probing {
-        Some(probing) => probing.changed().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn finished(taking: &mut Option<JoinHandle<Result<TakenSeat, SeatError>>>) -> Result<TakenSeat, SeatError> {
-    let Some(handle) = taking else { return std::future::pending().await };
-    let taken = handle.await;
-    *taking = None;
-    taken.unwrap_or_else(|panic| Err(SeatError::because(format!("taking the seat panicked: {panic}"), None)))
-}
-
-async fn group_aborted(ended: &mut Option<oneshot::Receiver<Abort>>) -> Abort {
-    let Some(receiver) = ended else { return std::future::pending().await };
-    let told = receiver.await;
-    *ended = None;
-    match told {
-        Ok(abort) => abort,
-        Err(_) => std::future::pending().await,
-    }
-}
-
 impl Node {
     /// Publishes the worker's record.
     fn publish_record(&self) {
@@ -467,7 +443,6 @@ impl Node {
             known: StoredRecord::default(),
             reported: None,
             loras: None,
-            told_loras: None,
         });
         self.publish_record();
     }
@@ -484,19 +459,19 @@ impl Node {
         match taken {
             Ok(mut taken) => {
                 now.engine = taken.engine.take();
-                let layout = now.record.placement.layout;
-                now.migration = taken.layouts.take().map(|layouts| ExpertMigration::new(layouts, layout));
+                let layouts = taken.layouts.take();
+                now.migration = layouts.map(|layouts| ExpertMigration::new(layouts, now.record.placement.layout));
                 now.taken = Some(taken);
                 self.load_retry = limits::LOAD_RETRY_FIRST;
                 let epoch = epoch::number(now.record.epoch());
                 tracing::info!(group = now.group, epoch, rank = now.rank, "seat taken: loaded and linked");
                 self.switch.set(now.engine.clone());
                 let keys = &self.options.keys;
-                let takes_loras = now.engine.as_ref().is_some_and(|engine| engine.engine_info().lora_slots > 0);
-                now.loras = takes_loras.then(|| {
-                    let (store, id, own) = (self.store.clone(), &self.options.id, &self.options.loras);
-                    LoraKeeper::new(store, keys, id, &self.record.model, own)
-                });
+                now.loras = now
+                    .engine
+                    .as_ref()
+                    .filter(|engine| engine.takes_loras())
+                    .map(|_| LoraKeeper::new(self.store.clone(), &self.options, &self.record.model));
                 now.ready(&self.session, keys, &self.options.id);
                 self.session.remove(&keys.trouble(&now.group, now.rank));
                 if now.rank == 0 || now.migration.is_some() {
@@ -578,13 +553,10 @@ impl Node {
             engine.give_up(&why);
             return self.report_failure(why, Some(rank)).await;
         }
-        if let Some(keeper) = &mut now.loras {
-            keeper.follow(&engine).await;
-            let told = loras::report(&engine, now.record.epoch());
-            if now.told_loras.as_ref() != Some(&told) {
-                self.session.put(self.options.keys.group_loras(&now.group), encode(&told));
-                now.told_loras = Some(told);
-            }
+        if let Some(keeper) = &mut now.loras
+            && let Some(told) = keeper.follow(&engine, now.record.epoch()).await
+        {
+            self.session.put(self.options.keys.group_loras(&now.group), encode(&told));
         }
         let (epoch, stats) = (now.record.epoch(), engine.engine_stats());
         if let Some(report) = LoadReport::due(now.reported.as_ref(), Instant::now(), epoch, &stats) {

@@ -31,7 +31,7 @@ use crate::error::Rejected;
 use crate::events::{self, EventFeed};
 use crate::executor::{Executor, ExecutorShape};
 use crate::limits;
-use crate::lora::{LoraReader, NoLoraSlot};
+use crate::lora::{LoraSource, NoLoraSlot};
 use crate::metrics::EngineMetrics;
 use crate::request;
 use crate::scheduler::{EngineOptions, context_limit};
@@ -57,9 +57,7 @@ struct Shared {
     given_up: watch::Sender<bool>,
     ended: Option<AbortWatch>,
     /// None: it takes no LoRA adapters.
-    lora_reader: Option<LoraReader>,
-    /// Those that new sequences can get.
-    loras: watch::Receiver<Vec<LoraInfo>>,
+    lora_source: Option<Arc<dyn LoraSource>>,
 }
 
 impl Shared {
@@ -85,7 +83,6 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
     let shape = executor.shape();
     let vitals = Arc::new(EngineHealth::new());
     let (source, feed) = events::new(&shape);
-    let (ready_loras, loras) = watch::channel(Vec::new());
     let shared = Shared {
         shape,
         options: options.clone(),
@@ -95,8 +92,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         vitals: vitals.clone(),
         given_up: watch::Sender::new(false),
         ended: executor.end_watch(),
-        lora_reader: executor.lora_reader(),
-        loras,
+        lora_source: executor.lora_source(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -104,7 +100,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         .unwrap_or_else(|error| panic!("cannot create a runtime for the engine thread: {error}"));
     std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || EngineThread::new(executor, options, queue, metrics, source, vitals, ready_loras, runtime).run())
+        .spawn(move || EngineThread::new(executor, options, queue, metrics, source, vitals, runtime).run())
         .unwrap_or_else(|error| panic!("cannot start the engine thread: {error}"));
     EngineService { commands, shared: Arc::new(shared) }
 }
@@ -138,21 +134,25 @@ impl EngineService {
         }
     }
 
+    pub fn takes_loras(&self) -> bool {
+        self.shared.shape.lora_slots > 0
+    }
+
     /// The LoRA adapters that new sequences can get.
     pub fn loras(&self) -> Vec<LoraInfo> {
-        self.shared.loras.borrow().clone()
+        self.shared.vitals.loras.borrow().clone()
     }
 
     /// Loads a LoRA adapter from a directory, and returns once sequences can get it. One of the same name and the same
     /// files is no error. `replace`: nor is one with other files, which leaves with its last sequence.
     pub async fn load_lora(&self, request: LoadLoraRequest) -> Result<LoraInfo, LoraError> {
         let LoadLoraRequest { name, path, replace } = request;
-        let reader = self.shared.lora_reader.clone().ok_or(LoraError::None)?;
+        let source = self.shared.lora_source.clone().ok_or(LoraError::None)?;
         if name.is_empty() || name.len() > limits::MAX_LORA_NAME_BYTES {
             return Err(LoraError::Name(limits::MAX_LORA_NAME_BYTES));
         }
         let dir = std::path::PathBuf::from(&path);
-        let read = tokio::task::spawn_blocking(move || reader.read(&dir)).await;
+        let read = tokio::task::spawn_blocking(move || source.read(&dir)).await;
         let lora = read.map_err(|panic| LoraError::Files(panic.to_string()))?;
         let lora = lora.map_err(|error| LoraError::Files(error.to_string()))?;
         if let Some(known) = self.loras().into_iter().find(|known| known.name == name) {
@@ -178,11 +178,6 @@ impl EngineService {
         let (reply, known) = oneshot::channel();
         self.commands.send(EngineCommand::UnloadLora { name, reply }).await.map_err(|_| LoraError::Stopped)?;
         known.await.map_err(|_| LoraError::Stopped)
-    }
-
-    /// Changes when other adapters can be had.
-    pub fn lora_changes(&self) -> watch::Receiver<Vec<LoraInfo>> {
-        self.shared.loras.clone()
     }
 
     /// Counters, at most one step old.

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::moe::{Pick, silu_mul};
-use super::{Batch, Cpu, Experts, Linear, Tensor, shape, stale};
+use super::{Batch, Cpu, Linear, Tensor, shape, stale};
 use crate::backend::{Backend, ExpertAdapters, LowRankPair, Precision};
 use crate::error::Result;
 
@@ -33,7 +32,7 @@ impl LowRank {
 }
 
 /// The rows at these indices, in their order.
-fn gather(x: &Tensor, rows: &[usize]) -> Tensor {
+pub(super) fn gather(x: &Tensor, rows: &[usize]) -> Tensor {
     let mut out = stale(rows.len(), x.cols);
     for (to, &from) in out.data.chunks_exact_mut(x.cols.max(1)).zip(rows) {
         to.copy_from_slice(x.row(from));
@@ -100,8 +99,13 @@ impl<'a> AdaptedRows<'a> {
         }
     }
 
-    pub fn has(&self, row: usize) -> bool {
-        self.slots.get(row).is_some_and(Option::is_some)
+    /// The slot of a row that is changed.
+    pub fn slot(&self, row: usize) -> Option<u32> {
+        *self.slots.get(row)?
+    }
+
+    pub fn adapters(&self) -> ExpertAdapters<'a, LowRank> {
+        self.adapters
     }
 }
 
@@ -176,45 +180,9 @@ impl Cpu {
         }
     }
 
-    fn add_pair_of_expert(&self, x: &Tensor, y: &mut Tensor, table: &LowRank, place: usize) {
+    pub(super) fn add_pair_of_expert(&self, x: &Tensor, y: &mut Tensor, table: &LowRank, place: usize) {
         if let Some(pair) = table.at(place) {
             self.add_scaled(y, &self.through_pair(pair, x), 1.0);
-        }
-    }
-
-    /// Adds what the held experts make of the rows that adapters change. `picks`: of each held expert.
-    pub(super) fn adapted_experts_into(
-        &self,
-        x: &Tensor,
-        adapted: &AdaptedRows,
-        picks: &[Vec<Pick>],
-        experts: &Experts,
-        out: &mut Tensor,
-    ) {
-        let adapters = adapted.adapters;
-        for (id, [gate, up, down], picks) in experts.with(picks) {
-            let mut by_slot = BTreeMap::<u32, Vec<Pick>>::new();
-            for pick in picks {
-                if let Some(slot) = adapted.slots[pick.from] {
-                    by_slot.entry(slot).or_default().push(*pick);
-                }
-            }
-            for (slot, picks) in by_slot {
-                let place = adapters.places(slot as usize).start + id as usize;
-                let x = gather(x, &picks.iter().map(|pick| pick.from).collect::<Vec<_>>());
-                let (mut gate, mut up) = (self.product(&x, gate, None), self.product(&x, up, None));
-                self.add_pair_of_expert(&x, &mut gate, adapters.gate, place);
-                self.add_pair_of_expert(&x, &mut up, adapters.up, place);
-                // SAFETY: the set was detected.
-                unsafe { silu_mul(self.isa, &mut gate.data, &up.data) };
-                let mut part = self.product(&gate, down, None);
-                self.add_pair_of_expert(&gate, &mut part, adapters.down, place);
-                for (pick, part) in picks.iter().zip(part.data.chunks_exact(part.cols.max(1))) {
-                    let cols = out.cols;
-                    let row = &mut out.data[pick.to * cols..][..cols];
-                    row.iter_mut().zip(part).for_each(|(out, part)| *out += pick.weight * part);
-                }
-            }
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The experts of one rank. Rows are grouped by expert, and each expert's weights are read once for all its rows. The
 //! contributions of several experts to a row are added in the order in which the experts are held.
 
+mod adapted;
+
 use super::gemm::{self, Packed};
 use super::low_rank::AdaptedRows;
 use super::pool::{SharedPtr, ThreadPool};
@@ -67,7 +69,7 @@ impl Experts {
     }
 
     /// Each held expert's id and matrices, with its entry of `of`.
-    pub(super) fn with<'a, T>(&'a self, of: &'a [T]) -> impl Iterator<Item = (u32, [&'a Panels; 3], &'a T)> {
+    fn with<'a, T>(&'a self, of: &'a [T]) -> impl Iterator<Item = (u32, [&'a Panels; 3], &'a T)> {
         self.held.iter().zip(of).map(|(expert, of)| (expert.id, [&expert.gate, &expert.up, &expert.down], of))
     }
 
@@ -89,10 +91,10 @@ impl Experts {
 
 /// One row's use of one expert: weight times the result is added to row `to`.
 #[derive(Clone, Copy)]
-pub(super) struct Pick {
-    pub from: usize,
-    pub to: usize,
-    pub weight: f32,
+struct Pick {
+    from: usize,
+    to: usize,
+    weight: f32,
 }
 
 /// The rows of one expert.
@@ -134,7 +136,7 @@ impl Cpu {
         let mut rows_of = picks_of(routes, picks, experts);
         if let Some(adapted) = adapted {
             self.adapted_experts_into(x, adapted, &rows_of, experts, &mut out);
-            rows_of.iter_mut().for_each(|picks| picks.retain(|pick| !adapted.has(pick.from)));
+            rows_of.iter_mut().for_each(|picks| picks.retain(|pick| adapted.slot(pick.from).is_none()));
         }
         experts_into(&self.pool, self.isa, &x.data, rows_of, experts, &mut out.data);
         out

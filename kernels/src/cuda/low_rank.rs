@@ -197,7 +197,7 @@ impl OpStream {
             experts: int(of.experts),
             of_batch: of.of_batch.into(),
         };
-        // SAFETY: x and y have these shapes, t a row of `most` numbers for each row of y, and the table an entry for each
+        // SAFETY: x and y have these shapes, t a row of `most` numbers for each row of y, the table an entry for each
         // place; the batch has a slot for each of its rows, and `experts` is what its caller says.
         unsafe {
             self.launch(&LaunchPlan::by_warp(down, rows, table.most), &args);

@@ -4,6 +4,7 @@
 mod breaker;
 mod engine_error;
 pub mod engine_stream;
+mod handle;
 mod loras;
 pub mod membership;
 pub mod metrics;

@@ -1,19 +1,24 @@
-//! Low-rank adapters (LoRA, arXiv:2106.09685) of a model's linear modules: read from PEFT's files, and kept by slot. It
-//! does not know steps or devices.
+//! Low-rank adapters (LoRA, arXiv:2106.09685) of a model's linear modules, and their slots in an engine. It does not
+//! know files, steps or devices.
 
-mod config;
-mod files;
-mod limits;
 mod slots;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use rein_proto::internal::LoraPart;
 
-pub use files::LoraReader;
-pub use limits::LoraLimits;
+use crate::checkpoint::LoadError;
 pub use slots::{LoraSlots, NoLoraSlot};
+
+/// Where the adapters of an executor's model come from.
+pub trait LoraSource: std::fmt::Debug + Send + Sync {
+    /// The adapter in a directory.
+    fn read(&self, dir: &Path) -> Result<Lora, LoadError>;
+    /// Bytes that all adapters together may take on a rank.
+    fn room(&self) -> usize;
+}
 
 /// An adapter in memory, until the ranks have it.
 #[derive(Debug)]

@@ -10,8 +10,6 @@ use rein_kernels::{
 use rein_proto::internal::LoraPart;
 
 use super::linear::LinearSpec;
-use super::mixer::{MixerSpec, Mla};
-use super::spec::{Mlp, Spec};
 
 /// Where the adapters of a linear module are. Those of a stored weight that holds several modules are apart.
 pub type TableId = usize;
@@ -28,12 +26,23 @@ fn key(l: &LinearSpec) -> (String, usize) {
 }
 
 impl TableIds {
-    pub fn of(spec: &Spec) -> Self {
-        let of = |wanted: &'static [WeightRole]| spec.linears().filter(move |l| wanted.contains(&l.role)).enumerate();
-        Self {
-            linears: of(&[WeightRole::Linear, WeightRole::Router]).map(|(id, l)| (key(l), id)).collect(),
-            latents: of(&[WeightRole::LatentExpansion]).map(|(id, l)| (l.module.clone(), id)).collect(),
+    /// Of all linear modules of a model.
+    pub fn of<'a>(linears: impl Iterator<Item = &'a LinearSpec>) -> Self {
+        let mut ids = Self::default();
+        for l in linears {
+            match l.role {
+                WeightRole::Linear | WeightRole::Router => {
+                    let next = ids.linears.len();
+                    ids.linears.entry(key(l)).or_insert(next);
+                }
+                WeightRole::LatentExpansion => {
+                    let next = ids.latents.len();
+                    ids.latents.entry(l.module.clone()).or_insert(next);
+                }
+                WeightRole::Expert | WeightRole::Embedding => {}
+            }
         }
+        ids
     }
 
     /// None: the module takes no adapters.
@@ -48,7 +57,7 @@ impl TableIds {
 }
 
 /// What a part of an adapter goes to.
-enum Target {
+pub enum Target {
     Linear {
         table: TableId,
         spec: LinearSpec,
@@ -68,6 +77,9 @@ enum Target {
     },
 }
 
+/// By module.
+pub type Targets = HashMap<String, Vec<Target>>;
+
 /// The tables of one rank.
 pub struct LowRanks<B: Backend> {
     linears: Vec<B::LowRank>,
@@ -75,7 +87,7 @@ pub struct LowRanks<B: Backend> {
     latents: Vec<[B::LowRank; 2]>,
     /// By layer, of all experts: any rank may get them.
     experts: Vec<Option<[B::LowRank; 3]>>,
-    targets: HashMap<String, Vec<Target>>,
+    targets: Targets,
     counts: Vec<usize>,
     /// Of this rank.
     heads: usize,
@@ -84,48 +96,25 @@ pub struct LowRanks<B: Backend> {
 }
 
 impl<B: Backend> LowRanks<B> {
+    /// `counts`: experts by layer. `heads`: of this rank.
     pub fn new(
         b: &B,
-        spec: &Spec,
-        heads: usize,
         ids: &TableIds,
+        targets: Targets,
+        counts: Vec<usize>,
+        heads: usize,
         slots: usize,
         precision: Precision,
     ) -> KernelResult<Self> {
-        let mut targets: HashMap<String, Vec<Target>> = HashMap::new();
-        for spec in spec.linears() {
-            if let Some(table) = ids.get(spec) {
-                let target = Target::Linear { table, spec: spec.clone() };
-                targets.entry(spec.module.clone()).or_default().push(target);
-            }
-        }
-        for layer in &spec.layers {
-            if let MixerSpec::Mla(Mla { kv_b, nope_dim, v_dim, .. }) = &layer.mixer
-                && let Some(table) = ids.latents(kv_b)
-            {
-                let target = Target::Latent { table, nope: *nope_dim, value: *v_dim, spec: kv_b.clone() };
-                targets.entry(kv_b.module.clone()).or_default().push(target);
-            }
-        }
-        let mut experts = Vec::new();
-        for (layer, of_layer) in spec.layers.iter().enumerate() {
-            let Mlp::Moe(moe) = &of_layer.mlp else {
-                experts.push(None);
-                continue;
-            };
-            for (expert, gated) in moe.experts.iter().enumerate() {
-                for (which, spec) in gated.linears().into_iter().enumerate() {
-                    let target = Target::Expert { layer, expert, which, spec: spec.clone() };
-                    targets.entry(spec.module.clone()).or_default().push(target);
-                }
-            }
-            let table = || b.low_rank(slots * moe.experts.len());
-            experts.push(Some([table()?, table()?, table()?]));
-        }
         let linears = (0..ids.linears.len()).map(|_| b.low_rank(slots)).collect::<KernelResult<_>>()?;
         let of_heads = || Ok([b.low_rank(slots * heads)?, b.low_rank(slots * heads)?]);
         let latents = (0..ids.latents.len()).map(|_| of_heads()).collect::<KernelResult<_>>()?;
-        Ok(Self { linears, latents, heads, experts, targets, counts: spec.shape().experts, slots, precision })
+        let of_experts = |count: &usize| {
+            let table = || b.low_rank(slots * count);
+            (*count > 0).then(|| Ok([table()?, table()?, table()?])).transpose()
+        };
+        let experts = counts.iter().map(of_experts).collect::<KernelResult<_>>()?;
+        Ok(Self { linears, latents, heads, experts, targets, counts, slots, precision })
     }
 
     /// Of a linear module.

@@ -5,17 +5,16 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, DryRun, DryWants, ExpertCounts, KernelError, OutputHead, Precision, Result as KernelResult, RouteSpec,
-    StepBounds, StepInputs, StepOutputs,
+    Backend, DryRun, DryWants, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds,
+    StepInputs, StepOutputs,
 };
 
-use rein_proto::internal::LoraPart;
-
 use super::load::{LoadedLinear, LoadedNorm, Pass};
-use super::low_rank::{LowRanks, TableIds};
+use super::low_rank::LowRanks;
 use super::mixer::{Mixer, StateSize};
 use super::spec::{Activation, Spec};
 
+mod adapters;
 mod load;
 
 pub use load::{WeightSource, bytes_to_load};
@@ -145,24 +144,6 @@ impl<B: Backend> Network<B> {
     /// Of the room that was made.
     pub fn state_size(&self) -> StateSize {
         self.state_size
-    }
-
-    /// Has places for so many low-rank adapters, which are empty.
-    pub fn take_adapters(&mut self, slots: usize) -> KernelResult<()> {
-        let ids = TableIds::of(&self.spec);
-        self.adapters = match slots {
-            0 => None,
-            slots => Some(LowRanks::new(&self.backend, &self.spec, self.rank().heads.len(), &ids, slots, self.base)?),
-        };
-        Ok(())
-    }
-
-    /// [`LowRanks::put`].
-    pub fn put_adapter(&mut self, part: &LoraPart) -> KernelResult<()> {
-        let Self { adapters, backend, placement, rank, .. } = self;
-        let none = || KernelError::Shape { op: "LoRA", what: "the rank takes no adapters".into() };
-        let adapters = adapters.as_mut().ok_or_else(none)?;
-        adapters.put(backend, part, &placement.ranks[*rank], placement.ranks.len())
     }
 
     /// Leaves the group; the weights stay, and the room for sequences if the rank keeps it.

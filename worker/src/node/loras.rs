@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rein_control_plane::records::{GroupLoras, LoraRecord, WantedLora, decode};
-use rein_control_plane::{Keys, Mirror, Store};
+use rein_control_plane::{Mirror, Store};
 use rein_proto::internal::{LoadLoraRequest, LoraInfo};
 use tokio::task::JoinHandle;
 
+use super::NodeOptions;
 use crate::service::{EngineService, LoraError};
 
 /// Time until an adapter that could not be loaded is tried again.
@@ -34,17 +35,20 @@ pub struct LoraKeeper {
     failed: BTreeMap<String, (NamedLora, Instant)>,
     /// Those that this keeper has seen asked for; they leave when they are no more.
     asked: BTreeSet<String>,
+    /// What the group told last.
+    told: Option<GroupLoras>,
 }
 
 impl LoraKeeper {
-    pub fn new(store: Arc<dyn Store>, keys: &Keys, id: &str, model: &str, own: &[NamedLora]) -> Self {
+    pub fn new(store: Arc<dyn Store>, NodeOptions { keys, id, loras, .. }: &NodeOptions, model: &str) -> Self {
         LoraKeeper {
             model: model.to_owned(),
-            own: own.to_vec(),
+            own: loras.clone(),
             wanted: Mirror::new(store, id, keys.loras()),
             loading: None,
             failed: BTreeMap::new(),
             asked: BTreeSet::new(),
+            told: None,
         }
     }
 
@@ -67,8 +71,15 @@ impl LoraKeeper {
         Some((wishes, asked))
     }
 
-    /// Takes the next step. It never waits.
-    pub async fn follow(&mut self, engine: &EngineService) {
+    /// Takes the next step, and never waits. What the group is to tell of its adapters, if that has changed.
+    pub async fn follow(&mut self, engine: &EngineService, epoch: u64) -> Option<GroupLoras> {
+        self.step(engine).await;
+        let record = |LoraInfo { name, digest, path, rank }| LoraRecord { name, digest, path, rank };
+        let report = GroupLoras { epoch, loras: engine.loras().into_iter().map(record).collect() };
+        (self.told.as_ref() != Some(&report)).then(|| self.told.insert(report).clone())
+    }
+
+    async fn step(&mut self, engine: &EngineService) {
         if let Some(loading) = self.loading.take_if(|loading| loading.is_finished()) {
             match loading.await {
                 Ok((_, Ok(_))) => {}
@@ -105,13 +116,4 @@ impl LoraKeeper {
             }));
         }
     }
-}
-
-/// What the group tells of its adapters.
-pub fn report(engine: &EngineService, epoch: u64) -> GroupLoras {
-    let record = |lora: LoraInfo| {
-        let LoraInfo { name, digest, path, rank } = lora;
-        LoraRecord { name, digest, path, rank }
-    };
-    GroupLoras { epoch, loras: engine.loras().into_iter().map(record).collect() }
 }

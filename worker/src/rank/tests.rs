@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::limits::READ_TIMEOUT;
 use crate::score::{ScoreOutput, score, score_with};
 
 mod apart;

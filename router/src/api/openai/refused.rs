@@ -19,7 +19,7 @@ const PROMPT: &str = "use 'truncate_prompt_tokens'";
 const SEARCH: &str = "web search is not supported";
 const TEXT_ONLY: &str = "models are text only";
 const NO_REASONING: &str = "a completion has no reasoning apart from its text";
-const ADAPTERS: &str = "adapters are not supported; /v1/models lists the models";
+const ADAPTERS: &str = "name the adapter as the model; /v1/models lists adapters";
 const LARK: &str = "use 'structured_outputs.grammar' (Lark)";
 
 const WHOLE: &str = "a text that is longer than the context is an error; shorten it before";

@@ -1,4 +1,4 @@
-//! `/tokenize`, `/detokenize`, render and LoRA adapters: decodes the requests and encodes the answers, in vLLM's format.
+//! `/tokenize`, `/detokenize`, render and LoRA adapters: decodes requests and encodes answers, in vLLM's format.
 
 use rein_proto::internal::LoadLoraRequest;
 use rein_text::fields::{ParsedBody, shared::SharedField};

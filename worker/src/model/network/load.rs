@@ -126,7 +126,7 @@ impl<B: Backend> Network<B> {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, LoadError> {
         let own = &placement.ranks[rank];
-        let tables = &TableIds::of(source.spec);
+        let tables = &TableIds::of(source.spec.linears());
         let loader = Loader { backend: &backend, tables, reader: source.reader(own, backend.ranks(), progress) };
         let (spec, base) = (source.spec.clone(), source.precisions.base);
         let table = spec.embedding();

@@ -43,7 +43,7 @@ pub(super) const LIMITS: LoraLimits = LoraLimits { slots: 2, room: None, rank: 6
 
 impl LoraFixture {
     fn parts(&self, group: &RankGroup, slot: u32) -> Vec<LoraPart> {
-        let read = group.lora_reader().expect("a reader").read(&self.dir).unwrap_or_else(|e| panic!("{e}"));
+        let read = group.lora_source().expect("a source").read(&self.dir).unwrap_or_else(|e| panic!("{e}"));
         read.modules.into_iter().map(|module| module.part(slot)).collect()
     }
 

@@ -1,5 +1,5 @@
-//! PEFT's files: which module of the model each tensor belongs to, and whether it fits. Experts come as modules of their
-//! own (transformers 4), or as one tensor for all experts of a layer (transformers 5).
+//! PEFT's files: which module of the model each tensor belongs to, and whether it fits. Experts come as modules of
+//! their own (transformers 4), or as one tensor for all experts of a layer (transformers 5).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,11 +10,11 @@ use rein_control_plane::{RankPlacement, place};
 use rein_kernels::Precision;
 
 use super::config::LoraConfig;
-use super::limits::number_bytes;
-use super::{Lora, LoraModule};
+use super::room::number_bytes;
 use crate::bytes::ByteCount;
 use crate::checkpoint::{CheckpointWeights, LoadError, Reads, content_hash, parse_json, read_file};
 use crate::limits::{MAX_LORA_CONFIG_BYTES, MAX_LORA_RANK};
+use crate::lora::{Lora, LoraModule, LoraSource};
 use crate::model::{LinearSpec, Mlp, Spec, numbers_of_rank_one};
 
 const CONFIG: &str = "adapter_config.json";
@@ -31,8 +31,6 @@ pub struct LoraReader {
     /// Of the group.
     pub ranks: usize,
     pub precision: Precision,
-    /// Adapters at the same time.
-    pub slots: usize,
     /// Bytes that all of them together may take on a rank.
     pub room: usize,
     pub reads: Arc<Reads>,
@@ -50,12 +48,18 @@ struct LayerExperts<'a> {
     experts: &'a [crate::model::Gated],
 }
 
-impl LoraReader {
-    pub fn read(&self, dir: &Path) -> Result<Lora, LoadError> {
+impl LoraSource for LoraReader {
+    fn read(&self, dir: &Path) -> Result<Lora, LoadError> {
         let (reads, reader, dir) = (self.reads.clone(), self.clone(), dir.to_owned());
         reads.watch(move || reader.read_here(&dir))
     }
 
+    fn room(&self) -> usize {
+        self.room
+    }
+}
+
+impl LoraReader {
     fn read_here(&self, dir: &Path) -> Result<Lora, LoadError> {
         let of_config = dir.join(CONFIG);
         let named = |error| match error {
@@ -300,6 +304,3 @@ fn floats(numbers: impl IntoIterator<Item = f32>) -> Bytes {
     numbers.for_each(|number| bytes.put_f32_le(number));
     bytes.freeze()
 }
-
-#[cfg(test)]
-mod tests;
