@@ -18,6 +18,11 @@ fn hash_all(tokens: &[u32]) -> u64 {
     tokens.iter().fold(7, |state, &token| mix_both(state, token.into()))
 }
 
+/// What the entries of `tokens` hold: with another LoRA adapter they are others.
+fn entry(row: &Row, tokens: &[u32]) -> u64 {
+    mix_both(hash_all(tokens), row.lora.map_or(0, |slot| u64::from(slot) + 1))
+}
+
 /// The token that this model draws: a pure function of history, position, seed, mask and bans.
 pub fn draw(history: &[u32], position: u32, seed: u64, mask: Option<&[u8]>, banned: &[u32]) -> Option<u32> {
     let state = mix_both(mix_both(hash_all(history), seed), u64::from(position) * 2 + u64::from(mask.is_some()));
@@ -36,11 +41,11 @@ pub struct Ledger {
     block_size: usize,
     pub tables: BlockTables,
     kept: Histories,
-    /// Per slot: position, token, hash of all tokens up to it.
+    /// Per slot: position, token, hash of all tokens up to it and of the adapter.
     slots: Vec<Option<(usize, u32, u64)>>,
     stashed: HashMap<u32, Vec<u32>>,
-    /// Per cell of a recurrent state, the tokens that it stands for.
-    cells: Vec<Option<Vec<u32>>>,
+    /// Per cell of a recurrent state, the adapter and the tokens that it stands for.
+    cells: Vec<Option<(Option<u32>, Vec<u32>)>>,
     states: bool,
     /// Per row of the last step, the history it attended to.
     pub histories: Vec<Vec<u32>>,
@@ -66,16 +71,15 @@ impl Ledger {
 
     /// The tokens that attention at `end - 1` sees.
     fn attend(&self, row: &Row, end: usize) -> Vec<u32> {
-        let mut past = 7;
-        (0..end)
-            .map(|position| {
-                let slot = self.slots[self.slot(row, position)];
-                let (at, token, hashed) = slot.unwrap_or_else(|| panic!("row {row:?} reads an empty slot"));
-                past = mix_both(past, token.into());
-                assert_eq!((at, hashed), (position, past), "row {row:?} attends to another sequence's entries");
-                token
-            })
-            .collect()
+        let mut past = Vec::with_capacity(end);
+        for position in 0..end {
+            let slot = self.slots[self.slot(row, position)];
+            let (at, token, hashed) = slot.unwrap_or_else(|| panic!("row {row:?} reads an empty slot"));
+            past.push(token);
+            let own = (position, entry(row, &past));
+            assert_eq!((at, hashed), own, "row {row:?} attends to another sequence's entries");
+        }
+        past
     }
 
     /// The recurrent state of each row is that of its own past, and no row takes a cell from another.
@@ -87,8 +91,8 @@ impl Ledger {
             match row.state {
                 None => assert_eq!(start, 0, "row {row:?} begins without a state"),
                 Some(cell) => {
-                    let held = before[cell as usize].as_deref();
-                    assert_eq!(held, Some(&history[..start]), "row {row:?} begins with the state of others");
+                    let own = (row.lora, history[..start].to_vec());
+                    assert_eq!(before[cell as usize], Some(own), "row {row:?} begins with the state of others");
                     let taken =
                         |other: &&Row| other.slot != row.slot && other.saves.iter().any(|save| save.cell == cell);
                     assert_eq!(step.rows.iter().find(taken), None, "its state is overwritten");
@@ -96,7 +100,7 @@ impl Ledger {
             }
             for save in &row.saves {
                 assert!(written.insert(save.cell), "cell {} is written twice", save.cell);
-                self.cells[save.cell as usize] = Some(history[..start + save.tokens as usize].to_vec());
+                self.cells[save.cell as usize] = Some((row.lora, history[..start + save.tokens as usize].to_vec()));
             }
             assert_eq!(row.saves.last().map(|save| save.tokens as usize), Some(row.tokens.len()));
         }
@@ -123,7 +127,7 @@ impl Ledger {
             for (index, &token) in row.tokens.iter().enumerate() {
                 history.push(token);
                 let slot = self.slot(row, start + index);
-                self.slots[slot] = Some((start + index, token, hash_all(&history)));
+                self.slots[slot] = Some((start + index, token, entry(row, &history)));
                 if row.score >= 0
                     && let Some(next) = row.tokens.get(index + 1).copied().or(row.next)
                 {

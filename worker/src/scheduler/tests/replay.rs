@@ -242,6 +242,7 @@ impl World {
         if prompt.is_empty() {
             return;
         }
+        let lora = self.rng.random_bool(0.3).then(|| self.rng.random_range(0..self.shape.lora_slots as u32));
         let max_tokens = self.rng.random_range(1..30u32);
         let mut resume = if self.rng.random_bool(0.2) { self.tokens(max_tokens as usize) } else { Vec::new() };
         resume.truncate(context - prompt.len());
@@ -267,11 +268,12 @@ impl World {
             finish_is_proposal: self.rng.random_bool(0.4),
             caller: self.rng.random_range(0..self.callers),
             script: Vec::new(),
+            lora_digest: lora.map_or(0, |slot| u64::from(slot) + 1),
             ..Start::default()
         };
         let id = self.next;
         self.next += 1;
-        let event = SchedulerEvent::Start { seq: id, start: Box::new(start.clone()), lora: None };
+        let event = SchedulerEvent::Start { seq: id, start: Box::new(start.clone()), lora };
         match self.scheduler.apply(event) {
             Ok(()) => drop(self.oracles.insert(id, Oracle::new(start, context))),
             Err(rejected) => assert!(matches!(rejected, Rejected::QueueFull { .. })),
