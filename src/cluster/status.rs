@@ -9,7 +9,9 @@ use std::io::Write;
 use rein_control_plane::connectivity::Connectivity;
 use rein_control_plane::epoch;
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{EngineRecord, Load, LostCalls, RankFailure, Release, WorkerRecord, WorkerState};
+use rein_control_plane::records::{
+    EngineRecord, Load, LoraRecord, LostCalls, RankFailure, Release, WorkerRecord, WorkerState,
+};
 use rein_control_plane::view::GroupState;
 use rein_control_plane::{ClusterView, Mirror};
 use serde_json::{Value, json};
@@ -124,6 +126,7 @@ fn json(view: &ClusterView) -> Value {
                 "layout": record.map(|record| epoch::number(record.placement.layout)),
                 "experts": experts(group),
                 "trouble": trouble(group),
+                "loras": group.loras().iter().map(lora).collect::<Vec<_>>(),
             });
             (id.clone(), value)
         })
@@ -162,6 +165,11 @@ fn json(view: &ClusterView) -> Value {
         .collect();
     json!({"controller": view.controller, "controller_release": release, "routers": view.routers, "groups": groups,
            "models_without_group": without, "workers": workers, "dead": dead, "engines": engines, "draining": view.drains})
+}
+
+/// The digest is text, as readers of JSON round such large numbers.
+fn lora(LoraRecord { name, digest, path, rank }: &LoraRecord) -> Value {
+    json!({"name": name, "path": path, "rank": rank, "digest": format!("{digest:016x}")})
 }
 
 /// Why ranks left an epoch, by rank.
@@ -236,6 +244,10 @@ fn table(cluster: &str, view: &ClusterView) -> String {
         .filter_map(|(id, group)| Some((id, reasons::of_group(view, group)?)))
         .for_each(|(id, why)| said(&mut out, id, &why));
     without.iter().for_each(|(model, ungrouped)| said(&mut out, model, &ungrouped.why));
+    for (id, group) in view.groups.iter().filter(|(_, group)| !group.loras().is_empty()) {
+        let names: Vec<&str> = group.loras().iter().map(|lora| lora.name.as_str()).collect();
+        said(&mut out, id, &format!("LoRA adapters: {}", names.join(", ")));
+    }
     let mut rows = vec![row([
         "WORKER",
         "ADDRESS",

@@ -188,6 +188,8 @@ struct RunningStep {
     id: u64,
     /// 0: it brings only parts of LoRA adapters, and the scheduler does not know it.
     rows: usize,
+    /// LoRA slots of which it brings parts.
+    lora_parts: BTreeSet<u32>,
     /// LoRA slots that the ranks have whole after it.
     loras: Vec<u32>,
 }
@@ -471,7 +473,8 @@ impl EngineThread {
 
     /// `loras`: slots that the ranks have whole after it.
     fn submit(&mut self, step: Step, loras: Vec<u32>) {
-        let running = RunningStep { id: step.id, rows: step.rows.len(), loras };
+        let lora_parts = step.loras.iter().map(|part| part.slot).collect();
+        let running = RunningStep { id: step.id, rows: step.rows.len(), lora_parts, loras };
         if self.running.is_empty() {
             self.vitals.begins();
         }
@@ -505,12 +508,16 @@ impl EngineThread {
     }
 
     /// `newest`: the step could not begin; else it is the oldest.
-    fn fail(&mut self, RunningStep { id, rows, .. }: RunningStep, error: ExecutorError, newest: bool) {
+    fn fail(&mut self, RunningStep { id, rows, lora_parts, .. }: RunningStep, error: ExecutorError, newest: bool) {
         match &error {
             ExecutorError::Step(_) => {
                 tracing::error!(step = id, rows, %error, "step failed");
                 if rows > 0 {
                     self.scheduler.fail(&error.to_string(), newest);
+                }
+                for slot in lora_parts {
+                    self.loras.lost(slot);
+                    self.lora_replies.remove(&slot);
                 }
             }
             ExecutorError::Lost(_) => {

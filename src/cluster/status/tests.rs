@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use rein_control_plane::records::{
-    ExpertLoad, GroupMember, GroupRecord, LinkAttempt, LinkReport, LostCalls, LostWorker, Ready, RouterRecord, Seat,
+    ExpertLoad, GroupLoras, GroupMember, GroupRecord, LinkAttempt, LinkReport, LoraRecord, LostCalls, LostWorker,
+    Ready, RouterRecord, Seat,
 };
 use rein_control_plane::{ModelShape, place};
 
@@ -124,6 +125,16 @@ fn every_column_of_the_table_has_its_value() {
     assert_eq!(rows[7], ["r0", "r0:8000", "r0:9000", "draining", "6", "2 h", "1.2.3", "7"], "{shown}");
     let lost = "r0: 3 answers of demo had calls as text that its format does not read; --format hermes_json reads them";
     assert_eq!(rows[8..], [[lost]], "{shown}");
+}
+
+#[test]
+fn lora_adapters_of_a_group_are_named() {
+    let mut view = view();
+    let lora = |name: &str| LoraRecord { name: name.into(), digest: 7, path: "/loras".into(), rank: 8 };
+    let loras = GroupLoras { epoch: EPOCH, loras: ["fr", "sql"].map(lora).into() };
+    view.groups.get_mut("demo-1").expect("a group").loras = Some(Arc::new(loras));
+    assert!(table("test", &view).contains("\ndemo-1: LoRA adapters: fr, sql\n"), "{}", table("test", &view));
+    assert_eq!(json(&view)["groups"]["demo-1"]["loras"][1]["name"], "sql");
 }
 
 #[test]

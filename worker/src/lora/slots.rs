@@ -44,6 +44,15 @@ enum Pending {
     Whole(u32),
 }
 
+impl Pending {
+    fn slot(&self) -> u32 {
+        match self {
+            Pending::Part(part) => part.slot,
+            Pending::Whole(slot) => *slot,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoLoraSlot {
     #[error("all {0} LoRA slots are taken; unload an adapter, or raise --max-loras")]
@@ -142,6 +151,13 @@ impl LoraSlots {
             }
         }
         (parts, whole)
+    }
+
+    /// A step that brought parts of this slot failed, so nobody knows what the ranks have: it is emptied.
+    pub fn lost(&mut self, slot: u32) {
+        self.pending.retain(|pending| pending.slot() != slot);
+        self.slots[slot as usize] = None;
+        self.pending.push_back(Pending::Part(Box::new(LoraPart { slot, ..LoraPart::default() })));
     }
 
     /// The ranks have all of it. An adapter of the same name leaves.

@@ -75,6 +75,19 @@ fn a_replacement_takes_over_when_it_is_whole() {
 }
 
 #[test]
+fn a_slot_of_a_failed_step_is_emptied() {
+    let mut slots = LoraSlots::new(1, 100);
+    slots.load("a", "/a", lora(7, 10, 5)).expect("a slot");
+    assert_eq!(slots.take_parts().0.len(), 2);
+    slots.lost(0);
+    assert_eq!(steps(&mut slots), [vec![(0, String::new())]]);
+    assert!(names(&slots).is_empty());
+    slots.load("a", "/a", lora(7, 10, 1)).expect("the slot is free");
+    steps(&mut slots);
+    assert_eq!(names(&slots), [("a", 7)]);
+}
+
+#[test]
 fn the_room_of_a_rank_is_a_limit() {
     let mut slots = LoraSlots::new(4, 25);
     slots.load("a", "/a", lora(1, 10, 1)).expect("room");

@@ -16,20 +16,20 @@ fn refusal(dir: &Path) -> String {
 }
 
 #[track_caller]
-fn assert_names(message: &str, names: &[&str]) {
+pub(super) fn assert_names(message: &str, names: &[&str]) {
     for name in names {
         assert!(message.contains(name), "{name:?} is not in: {message}");
     }
 }
 
 /// A safetensors file, taken apart.
-struct Tensors {
-    header: serde_json::Map<String, Value>,
+pub(super) struct Tensors {
+    pub header: serde_json::Map<String, Value>,
     data: Vec<u8>,
 }
 
 impl Tensors {
-    fn read(path: &Path) -> Self {
+    pub fn read(path: &Path) -> Self {
         let bytes = fs::read(path).expect("file");
         let length = u64::from_le_bytes(*bytes.first_chunk().expect("length")) as usize;
         let header = serde_json::from_slice(&bytes[8..8 + length]).expect("header");
@@ -46,7 +46,7 @@ impl Tensors {
         self.header.insert(name.into(), entry);
     }
 
-    fn write(&self, path: &Path) {
+    pub fn write(&self, path: &Path) {
         let header = serde_json::to_vec(&self.header).expect("header");
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header);

@@ -2,6 +2,7 @@
 
 use rein_proto::internal::LoraPart;
 
+use super::broken::{Tensors, assert_names};
 use super::*;
 
 #[derive(Deserialize)]
@@ -151,4 +152,28 @@ fn parts_that_do_not_fit_end_no_process() {
     let part = LoraPart { slot: 0, module: "model.layers.9".into(), ..LoraPart::default() };
     let step = Step { epoch: 1, loras: vec![part], ..Step::default() };
     assert!(matches!(group.execute(step), Err(ExecutorError::Lost(what)) if what.contains("model.layers.9")));
+}
+
+#[test]
+fn shapes_that_belong_to_no_number_of_experts_are_refused() {
+    let fixture = lora("qwen3_moe_experts");
+    let model = super::fixture(&fixture.reference.model);
+    let group = super::load(&model.dir, &options());
+    let part = "base_model.model.model.layers.1.mlp.experts.base_layer.lora_B.weight";
+    let refused = |shape: fn(u64, u64) -> [u64; 2]| {
+        let copy = Copied::of(&model);
+        let file = |name| (fixture.dir.join(name), copy.path().join(name));
+        let (from, to) = file("adapter_config.json");
+        fs::copy(from, to).expect("copied");
+        let (from, to) = file("adapter_model.safetensors");
+        let mut tensors = Tensors::read(&from);
+        let entry = &mut tensors.header[part];
+        let of = |i: usize| entry["shape"][i].as_u64().expect("a number");
+        entry["shape"] = json!(shape(of(0), of(1)));
+        tensors.write(&to);
+        let read = group.lora_source().expect("a source").read(copy.path());
+        read.map(|lora| lora.rank).expect_err("refused").to_string()
+    };
+    assert_names(&refused(|outs, cols| [outs * 2, cols / 2]), &["experts", "rows of lora_A", "columns of lora_B"]);
+    assert_names(&refused(|outs, cols| [outs / 2, cols * 2]), &["experts", "rows of lora_A", "columns of lora_B"]);
 }

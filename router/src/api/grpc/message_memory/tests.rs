@@ -8,7 +8,7 @@ fn estimate(path: &str, message: &impl Message) -> Result<usize, Error> {
 
 #[test]
 fn every_call_has_a_shape_and_its_messages_nested_values_count() {
-    assert_eq!(SHAPES.inputs.len(), 7, "{:?}", SHAPES.inputs.keys());
+    assert_eq!(SHAPES.inputs.len(), 9, "{:?}", SHAPES.inputs.keys());
     let call = v1::ToolCall { id: "a".into(), name: "f".into(), arguments: "{}".into() };
     let message = |tool_calls| v1::Message { role: "user".into(), tool_calls, ..v1::Message::default() };
     let chat = |messages| v1::ChatRequest { messages, ..v1::ChatRequest::default() };
