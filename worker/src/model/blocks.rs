@@ -108,9 +108,43 @@ impl<'a> Base<'a> {
         rope::read(self.config, dims, self.max_positions, self.theta)
     }
 
-    /// For the first `dims` of a head, whose share the caller has read.
-    pub fn partial_rope(&self, dims: usize) -> Result<Frequencies, LoadError> {
+    /// For the first `dims` of a head, whose share has been read.
+    fn partial_rope(&self, dims: usize) -> Result<Frequencies, LoadError> {
         rope::read_partial(self.config, dims, self.max_positions, self.theta)
+    }
+
+    /// Of heads of which only a part is rotated: the first dimensions, by `partial_rotary_factor`.
+    pub fn partial_rotation(&self, head_dim: usize, default_factor: f64) -> Result<RopeSpec, LoadError> {
+        const KEY: &str = "partial_rotary_factor";
+        let nested = self.config.object("rope_parameters")?.map(|rope| rope.f64(KEY)).transpose()?.flatten();
+        let factor = self.config.f64(KEY)?.or(nested).unwrap_or(default_factor);
+        let dims = (head_dim as f64 * factor) as usize;
+        if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
+            let what = format!("must leave an even number of {head_dim} dimensions to rotate, got {factor}");
+            return Err(self.config.error(KEY, what));
+        }
+        Ok(RopeSpec { dims, ..whole_head_rope(head_dim, self.partial_rope(dims)?) })
+    }
+
+    /// Which layers are mixtures of experts, where the first ones are dense.
+    pub fn sparse_layers(&self, default_dense: usize) -> Result<Vec<bool>, LoadError> {
+        const TYPES: &str = "mlp_layer_types";
+        let first = self.config.usize("first_k_dense_replace")?;
+        let by_first: Vec<bool> = (0..self.layers).map(|i| i >= first.unwrap_or(default_dense)).collect();
+        let Some(types) = self.config.strs(TYPES)? else { return Ok(by_first) };
+        if types.len() != self.layers {
+            return Err(self.config.error(TYPES, format!("has {} entries for {} layers", types.len(), self.layers)));
+        }
+        let sparse = types.iter().map(|kind| match *kind {
+            "sparse" => Ok(true),
+            "dense" => Ok(false),
+            other => Err(self.config.error(TYPES, format!("must be dense or sparse, got {other:?}"))),
+        });
+        let sparse = sparse.collect::<Result<Vec<_>, _>>()?;
+        if first.is_some() && sparse != by_first {
+            return Err(self.config.error(TYPES, "differs from first_k_dense_replace; give one of them"));
+        }
+        Ok(sparse)
     }
 
     /// "model.layers.{i}."

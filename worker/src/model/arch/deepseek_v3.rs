@@ -17,31 +17,36 @@ const DEFAULTS: ConfigDefaults =
 /// The two latent norms use their own epsilon instead of rms_norm_eps.
 const LATENT_EPS: f32 = 1e-6;
 
+/// Of the router, as in transformers' config class.
+const ROUTER: RouterDefaults = RouterDefaults { n_group: 8, topk_group: 4, scaling: 2.5 };
+
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
-    if base.kv_heads != base.heads {
-        let what = format!("{} must equal num_attention_heads, {}", base.kv_heads, base.heads);
-        return Err(config.error("num_key_value_heads", what));
-    }
-    let attention = Latent::read(&base)?;
-    let experts = Experts::read(&base)?;
-    let dense_inter = config.size("intermediate_size")?;
     let first = config.usize("first_k_dense_replace")?.unwrap_or(3);
     let every = config.usize("moe_layer_freq")?.unwrap_or(1);
     if every == 0 {
         return Err(config.error("moe_layer_freq", "must be at least 1"));
     }
+    let sparse = (0..base.layers).map(|i| i >= first && i.is_multiple_of(every)).collect();
+    latent_decoder(&base, "DeepseekV3ForCausalLM", &ROUTER, sparse)
+}
+
+/// `sparse`: for each layer, whether it is a mixture of experts.
+pub(super) fn latent_decoder(
+    base: &Base,
+    architecture: &'static str,
+    router: &RouterDefaults,
+    sparse: Vec<bool>,
+) -> Result<Spec, LoadError> {
+    if base.kv_heads != base.heads {
+        let what = format!("{} must equal num_attention_heads, {}", base.kv_heads, base.heads);
+        return Err(base.config.error("num_key_value_heads", what));
+    }
+    let attention = Latent::read(base)?;
+    let mlps = DeepseekMlps::read(base, router, sparse)?;
     let window = base.uniform_window(None)?;
     debug_assert!(window.is_none());
-    base.spec("DeepseekV3ForCausalLM", |i| {
-        let at = format!("{}mlp.", base.layer(i));
-        let mlp = if i >= first && i.is_multiple_of(every) {
-            Mlp::Moe(experts.layer(&base, &at)?)
-        } else {
-            Mlp::Dense(base.gated(&at, dense_inter, false))
-        };
-        Ok(base.decoder_layer(i, attention.layer(&base, i), mlp))
-    })
+    base.spec(architecture, |i| Ok(base.decoder_layer(i, attention.layer(base, i), mlps.layer(base, i)?)))
 }
 
 struct Latent {
@@ -126,15 +131,25 @@ impl Latent {
     }
 }
 
-struct Experts {
-    count: usize,
-    inter: usize,
-    shared: usize,
-    route: RouteSpec,
+/// Values for missing keys.
+pub(super) struct RouterDefaults {
+    pub n_group: usize,
+    pub topk_group: usize,
+    pub scaling: f64,
 }
 
-impl Experts {
-    fn read(base: &Base) -> Result<Self, LoadError> {
+/// The layers' feed-forward networks: dense, or experts with shared ones.
+pub(super) struct DeepseekMlps {
+    count: usize,
+    inter: usize,
+    dense_inter: usize,
+    shared: usize,
+    route: RouteSpec,
+    sparse: Vec<bool>,
+}
+
+impl DeepseekMlps {
+    pub fn read(base: &Base, defaults: &RouterDefaults, sparse: Vec<bool>) -> Result<Self, LoadError> {
         let config = base.config;
         config.require("scoring_func", "sigmoid")?;
         config.require("topk_method", "noaux_tc")?;
@@ -147,7 +162,7 @@ impl Experts {
         let groups = |key: &str, default: usize| -> Result<usize, LoadError> {
             Ok(config.usize(key)?.unwrap_or(if config.mentions(key) { 1 } else { default }))
         };
-        let (n_group, topk_group) = (groups("n_group", 8)?, groups("topk_group", 4)?);
+        let (n_group, topk_group) = (groups("n_group", defaults.n_group)?, groups("topk_group", defaults.topk_group)?);
         if n_group == 0 || !count.is_multiple_of(n_group) || (n_group > 1 && count / n_group < 2) {
             let what = format!("{n_group} groups cannot split {count} experts evenly with at least two experts each");
             return Err(config.error("n_group", what));
@@ -169,25 +184,31 @@ impl Experts {
         Ok(Self {
             count,
             inter: config.size("moe_intermediate_size")?,
+            dense_inter: config.size("intermediate_size")?,
             shared,
+            sparse,
             route: RouteSpec {
                 top_k,
                 scoring: Scoring::Sigmoid,
                 n_group,
                 topk_group,
                 normalize: base.flag("norm_topk_prob", true)?,
-                scaling: base.number("routed_scaling_factor", 2.5)?,
+                scaling: base.number("routed_scaling_factor", defaults.scaling)?,
             },
         })
     }
 
-    fn layer(&self, base: &Base, at: &str) -> Result<Moe, LoadError> {
+    pub fn layer(&self, base: &Base, i: usize) -> Result<Mlp, LoadError> {
+        let at = format!("{}mlp.", base.layer(i));
+        if !self.sparse[i] {
+            return Ok(Mlp::Dense(base.gated(&at, self.dense_inter, false)));
+        }
         let names = ["gate_proj", "up_proj", "down_proj"];
         let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), names, self.count, self.inter, self.route)?;
         let shared = (self.shared > 0).then(|| {
             let mlp = base.gated(&format!("{at}shared_experts."), self.shared * self.inter, false);
             Box::new(SharedExpert { mlp, gate: None })
         });
-        Ok(Moe { choice_bias: Some(format!("{at}gate.e_score_correction_bias")), shared, ..moe })
+        Ok(Mlp::Moe(Moe { choice_bias: Some(format!("{at}gate.e_score_correction_bias")), shared, ..moe }))
     }
 }

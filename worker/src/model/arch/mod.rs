@@ -3,7 +3,9 @@
 
 mod deepseek_v3;
 mod gemma3;
+mod glm4_moe;
 mod granite;
+mod hy_v3;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -27,6 +29,9 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "DeepseekV3ForCausalLM", model_types: &["deepseek_v3", "kimi_k2"], build: deepseek_v3::build },
     Architecture { name: "Qwen3MoeForCausalLM", model_types: &["qwen3_moe"], build: qwen3_moe::build },
     Architecture { name: "Qwen3NextForCausalLM", model_types: &["qwen3_next"], build: qwen3_next::build },
+    Architecture { name: "Glm4MoeForCausalLM", model_types: &["glm4_moe"], build: glm4_moe::build },
+    Architecture { name: "Glm4MoeLiteForCausalLM", model_types: &["glm4_moe_lite"], build: glm4_moe::build_lite },
+    Architecture { name: "HYV3ForCausalLM", model_types: &["hy_v3"], build: hy_v3::build },
     Architecture { name: "MixtralForCausalLM", model_types: &["mixtral"], build: mixtral::build },
     Architecture { name: "LlamaForCausalLM", model_types: &["llama"], build: llama::build },
     Architecture { name: "MistralForCausalLM", model_types: &["mistral"], build: mistral::build },

@@ -20,16 +20,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let delta = delta_spec(&base)?;
     let head_dim = base.head_dim()?;
-    let rotated = partial_rotation(&base, head_dim)?;
-    let frequencies = base.partial_rope(rotated)?;
-    let rope = Arc::new(RopeSpec {
-        head_dim,
-        offset: 0,
-        dims: rotated,
-        interleaved: false,
-        inv_freq: frequencies.inv_freq,
-        magnitude: frequencies.magnitude,
-    });
+    let rope = Arc::new(base.partial_rotation(head_dim, 0.25)?);
     let bias = base.flag("attention_bias", false)?;
     let attends = attention_layers(&base)?;
     let count = config.usize("num_experts")?.unwrap_or(512);
@@ -54,19 +45,6 @@ fn around_one(mut layer: LayerSpec) -> LayerSpec {
     layer.input_norm.from_one = true;
     layer.mlp_norm.from_one = true;
     layer
-}
-
-/// Dimensions of a head that are rotated.
-fn partial_rotation(base: &Base, head_dim: usize) -> Result<usize, LoadError> {
-    const KEY: &str = "partial_rotary_factor";
-    let nested = base.config.object("rope_parameters")?.map(|rope| rope.f64(KEY)).transpose()?.flatten();
-    let factor = base.config.f64(KEY)?.or(nested).unwrap_or(0.25);
-    let dims = (head_dim as f64 * factor) as usize;
-    if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
-        let what = format!("must leave an even number of {head_dim} dimensions to rotate, got {factor}");
-        return Err(base.config.error(KEY, what));
-    }
-    Ok(dims)
 }
 
 /// For each layer, whether it is attention.

@@ -195,6 +195,83 @@ fn granite_3_1_is_read() {
 }
 
 #[test]
+fn glm_4_5_air_and_4_7_flash_are_read() {
+    let text = r#"{"architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+        "pad_token_id": 151329, "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 4096, "partial_rotary_factor": 0.5, "initializer_range": 0.02, "intermediate_size": 10944,
+        "max_position_embeddings": 131072, "model_type": "glm4_moe", "moe_intermediate_size": 1408,
+        "norm_topk_prob": true, "num_attention_heads": 96, "n_group": 1, "topk_group": 1, "n_routed_experts": 128,
+        "n_shared_experts": 1, "routed_scaling_factor": 1.0, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
+        "num_hidden_layers": 46, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_scaling": null,
+        "rope_theta": 1000000, "num_nextn_predict_layers": 1, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.54.0", "use_cache": true, "use_qk_norm": false, "vocab_size": 151552}"#;
+    let air = spec(text);
+    assert!(!is_moe(&air.layers[0]) && air.layers[1..].iter().all(is_moe));
+    assert_eq!(air.ignored, ["model.layers.46."]);
+    let MixerSpec::Gqa(gqa) = &air.layers[0].mixer else { panic!("grouped-query attention") };
+    assert_eq!((gqa.rope.dims, gqa.qk_norm.is_some(), gqa.q.bias, gqa.o.bias), (64, false, true, false));
+    let with = spec(&text.replace("\"use_qk_norm\": false", "\"use_qk_norm\": true"));
+    assert_eq!(with.tensors().len(), air.tensors().len() + 2 * 46);
+    let flash = spec(
+        &KIMI_K2
+            .replace("DeepseekV3ForCausalLM\"]", "Glm4MoeLiteForCausalLM\"]")
+            .replace("\"kimi_k2\"", "\"glm4_moe_lite\"")
+            .replace("\"moe_layer_freq\": 1,", "")
+            .replace("\"scoring_func\": \"sigmoid\", ", ""),
+    );
+    assert!(!is_moe(&flash.layers[0]) && flash.layers[1..].iter().all(is_moe));
+    assert!(matches!(flash.layers[0].mixer, MixerSpec::Mla(_)));
+}
+
+#[test]
+fn hy3_is_read() {
+    let text = r#"{"architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "vocab_size": 120832,
+        "hidden_size": 4096, "intermediate_size": 13312, "num_hidden_layers": 80, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 262144,
+        "initializer_range": 0.006, "rms_norm_eps": 1e-05, "use_cache": true, "qk_norm": true, "num_experts": 192,
+        "num_experts_per_tok": 8, "num_shared_experts": 1, "expert_hidden_dim": 1536, "moe_intermediate_size": 1536,
+        "first_k_dense_replace": 1, "moe_router_use_sigmoid": true, "moe_router_enable_expert_bias": true,
+        "router_scaling_factor": 2.826, "route_norm": true, "output_router_logits": true,
+        "enable_lm_head_fp32": true, "enable_attention_fp32_softmax": false, "enable_moe_fp32_combine": false,
+        "num_nextn_predict_layers": 1, "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"},
+        "tie_word_embeddings": false, "dtype": "bfloat16"}"#;
+    let spec = spec(text);
+    let Mlp::Moe(moe) = &spec.layers[1].mlp else { panic!("experts") };
+    assert_eq!(moe.router.module, "model.layers.1.mlp.router.gate");
+    assert_eq!(moe.choice_bias.as_deref(), Some("model.layers.1.mlp.expert_bias"));
+    let shared = moe.shared.as_ref().expect("a shared expert");
+    assert_eq!(shared.mlp.up.module, "model.layers.1.mlp.shared_mlp.up_proj");
+    for (key, other) in [
+        ("qk_norm", "\"qk_norm\": false"),
+        ("moe_router_use_sigmoid", "\"moe_router_use_sigmoid\": false"),
+        ("expert_hidden_dim", "\"expert_hidden_dim\": 1024"),
+    ] {
+        let start = text.find(&format!("\"{key}\"")).expect("the key");
+        let end = start + text[start..].find(',').expect("its end");
+        let config: Value = serde_json::from_str(&text.replace(&text[start..end], other)).expect("JSON");
+        let error = build(config.as_object().expect("object")).expect_err(key).to_string();
+        assert!(error.contains(key), "{error}");
+    }
+}
+
+#[test]
+fn layers_by_kind_must_agree_with_the_number_of_dense_ones() {
+    let text = KIMI_K2
+        .replace("DeepseekV3ForCausalLM\"]", "Glm4MoeLiteForCausalLM\"]")
+        .replace("\"kimi_k2\"", "\"glm4_moe_lite\"")
+        .replace("\"moe_layer_freq\": 1,", "")
+        .replace("\"scoring_func\": \"sigmoid\", ", "")
+        .replace("\"num_hidden_layers\": 61", "\"num_hidden_layers\": 2");
+    let with = |types: &str| text.replacen('{', &format!("{{\"mlp_layer_types\": {types},"), 1);
+    assert!(is_moe(&spec(&with("[\"dense\", \"sparse\"]")).layers[1]));
+    for types in ["[\"sparse\", \"sparse\"]", "[\"dense\"]", "[\"dense\", \"experts\"]"] {
+        let config: Value = serde_json::from_str(&with(types)).expect("JSON");
+        let error = build(config.as_object().expect("object")).expect_err(types).to_string();
+        assert!(error.contains("mlp_layer_types"), "{error}");
+    }
+}
+
+#[test]
 fn sizes_have_limits() {
     for (from, to) in [
         ("\"num_hidden_layers\": 61", "\"num_hidden_layers\": 2000000000"),

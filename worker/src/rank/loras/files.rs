@@ -118,7 +118,7 @@ impl LoraReader {
                 layer.split(module, config, [down.1, up.1], numbers(down)?, numbers(up)?, &mut modules)?;
                 continue;
             }
-            let Some(spec) = known.get(module).or_else(|| known.get(&*renamed(module))) else {
+            let Some(spec) = names_of(module).find_map(|name| known.get(&*name)) else {
                 return Err(self.unknown(module));
             };
             let ([rank, ins], [outs, rank_of_up]) = (down.1, up.1);
@@ -161,7 +161,7 @@ impl LoraReader {
                 let first = &moe.experts.first()?.gate.module;
                 // The expert's number and the matrix's name.
                 let all = first.rsplitn(3, '.').nth(2)?;
-                (all == module || all == renamed(module)).then_some(())
+                names_of(module).any(|name| name == all).then_some(())
             }
             Mlp::Dense(_) => None,
         };
@@ -209,8 +209,11 @@ impl LayerExperts<'_> {
         if !rows.is_multiple_of(count) {
             return Err(wrong(module, format!("has {rows} rows of lora_A, not a multiple of {count} experts")));
         }
+        if cols != rows {
+            return Err(wrong(module, format!("has {rows} rows of lora_A, but {cols} columns of lora_B")));
+        }
         let rank = rows / count;
-        check_rank(module, rank, cols / count)?;
+        check_rank(module, rank, rank)?;
         let (parameter, fused) = match [outs, ins] {
             shape if shape == [2 * inter, hidden] => ("gate_up_proj", true),
             shape if shape == [hidden, inter] => ("down_proj", false),
@@ -271,9 +274,14 @@ fn module_of(name: &str) -> Result<(&str, Part), LoadError> {
     refused("is neither lora_A nor lora_B of a module; trained copies of modules are not supported")
 }
 
-/// Mixtral's modules have another name in transformers 5.
-fn renamed(module: &str) -> String {
-    module.replace(".mlp.", ".block_sparse_moe.")
+/// Modules that have other names in transformers 5 than in published files: of Mixtral, and of Hy3.
+const RENAMED: &[(&str, &str)] =
+    &[(".mlp.", ".block_sparse_moe."), (".mlp.gate", ".mlp.router.gate"), (".mlp.shared_experts.", ".mlp.shared_mlp.")];
+
+/// Names that a module of PEFT's file may have in the model's.
+fn names_of(module: &str) -> impl Iterator<Item = String> {
+    let renamed = RENAMED.iter().map(|(theirs, ours)| module.replace(theirs, ours));
+    std::iter::once(module.to_owned()).chain(renamed)
 }
 
 fn check_rank(module: &str, rank: usize, rank_of_up: usize) -> Result<(), LoadError> {
