@@ -4,6 +4,11 @@
 // group_norm: out [rows, groups * n] T = x [rows, groups * n] T, rows `stride` apart, with every group of `n` columns
 // normed with the same weight [n] (the q/k norm). Grid: (rows, groups).
 //
+// square_sum: out [rows] f32, `columns` apart, = the sum of the squares of x [rows, n] T, rows `stride` apart.
+//   Grid: rows.
+// part_norm: out [rows, n] T = x [rows, n] T * weight [n] / sqrt(squares / width + eps): rows that are parts of rows of
+//   `width` numbers, whose squares are `columns` apart. Grid: rows.
+//
 // Any n. Error: that of f32 sums of n squares, and of rounding to T.
 #pragma once
 #include "common.cuh"
@@ -22,6 +27,20 @@ struct GroupNormArgs {
   const float *weight;
   void *out;
   int n, stride;
+  float eps;
+};
+
+struct SquareSumArgs {
+  const void *x;
+  float *out;
+  int n, stride, columns;
+};
+
+struct PartNormArgs {
+  const void *x;
+  const float *squares, *weight;
+  void *out;
+  int n, stride, columns, width;
   float eps;
 };
 
@@ -61,6 +80,28 @@ DEVICE void group_norm(const GroupNormArgs &a) {
   for (int i = threadIdx.x; i < a.n; i += blockDim.x) out[i] = from_float<T>(a.weight[i] * (to_float(x[i]) * factor));
 }
 
+template <class T>
+DEVICE void square_sum(const SquareSumArgs &a) {
+  SHARED(float, parts, 32);
+  const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.stride;
+  float squares = 0;
+  for (int i = threadIdx.x; i < a.n; i += blockDim.x) squares += to_float(x[i]) * to_float(x[i]);
+  squares = block_sum(squares, parts);
+  if (threadIdx.x == 0) a.out[size_t(blockIdx.x) * a.columns] = squares;
+}
+
+template <class T>
+DEVICE void part_norm(const PartNormArgs &a) {
+  const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.stride;
+  T *out = static_cast<T *>(a.out) + size_t(blockIdx.x) * a.n;
+  float factor = rsqrtf(a.squares[size_t(blockIdx.x) * a.columns] / a.width + a.eps);
+  for (int i = threadIdx.x; i < a.n; i += blockDim.x) out[i] = from_float<T>(a.weight[i] * (to_float(x[i]) * factor));
+}
+
+extern "C" __global__ void __launch_bounds__(256) square_sum_f32(const SquareSumArgs a) { square_sum<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) square_sum_bf16(const SquareSumArgs a) { square_sum<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) part_norm_f32(const PartNormArgs a) { part_norm<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) part_norm_bf16(const PartNormArgs a) { part_norm<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) add_norm_f32(const AddNormArgs a) { add_norm<float, float>(a); }
 extern "C" __global__ void __launch_bounds__(256) add_norm_bf16(const AddNormArgs a) { add_norm<bf16, bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) add_norm_f32_bf16(const AddNormArgs a) { add_norm<float, bf16>(a); }

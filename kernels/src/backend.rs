@@ -5,6 +5,7 @@
 //! of the CPU backend is batch-invariant: a row's result does not depend on the other rows of the batch, on how a
 //! prompt was split into chunks, or on how much of its prefix came from the cache.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -333,6 +334,17 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     }
 }
 
+/// The squares of whole rows, of which a rank may have a part.
+#[derive(Debug)]
+pub struct RowSquares<'a, T> {
+    /// [rows, 2]
+    pub sums: &'a T,
+    pub column: usize,
+    /// Numbers of a whole row.
+    pub width: usize,
+    pub eps: f32,
+}
+
 /// One device of one rank. `Tensor` is an activation matrix in f32. Only `draw`, `to_host` and the collective ops may
 /// wait for the device.
 pub trait Backend: Sized + Send + 'static {
@@ -455,6 +467,11 @@ pub trait Backend: Sized + Send + 'static {
         weight: &Self::Vector,
         eps: f32,
     ) -> Self::Tensor;
+
+    /// Sums of the squares of rows, [rows, 2]: of x, and of columns `counted` of y.
+    fn square_sums(&self, x: &Self::Tensor, y: &Self::Tensor, counted: Range<usize>) -> Self::Tensor;
+    /// The norm of rows that are parts of wider ones: x * weight / sqrt(squares[.., column] / width + eps).
+    fn norm_of_part(&self, x: &Self::Tensor, weight: &Self::Vector, of: &RowSquares<Self::Tensor>) -> Self::Tensor;
 
     // Products.
     /// x [rows, in] times weight [out, in] transposed, plus bias [out].

@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::*;
@@ -325,6 +326,20 @@ impl<B: Backend> Backend for Lockstep<B> {
         let out = self.device.add_norm(x, y, factor, &weight.device, eps);
         self.check("add_norm: sum", x, &sum);
         self.check("add_norm", &out, &want);
+        out
+    }
+
+    fn square_sums(&self, x: &B::Tensor, y: &B::Tensor, counted: Range<usize>) -> B::Tensor {
+        let out = self.device.square_sums(x, y, counted.clone());
+        self.check("square_sums", &out, &self.oracle.square_sums(&self.read(x), &self.read(y), counted));
+        out
+    }
+
+    fn norm_of_part(&self, x: &B::Tensor, weight: &Self::Vector, of: &RowSquares<B::Tensor>) -> B::Tensor {
+        let &RowSquares { sums, column, width, eps } = of;
+        let out = self.device.norm_of_part(x, &weight.device, of);
+        let of = RowSquares { sums: &self.read(sums), column, width, eps };
+        self.check("norm_of_part", &out, &self.oracle.norm_of_part(&self.read(x), &weight.oracle, &of));
         out
     }
 

@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -335,6 +336,14 @@ impl Backend for RoundingCpu {
     fn add_norm(&self, x: &mut Tensor, y: &Tensor, factor: f32, weight: &Vec<f32>, eps: f32) -> Tensor {
         let out = self.cpu.add_norm(x, y, factor, weight, eps);
         self.activation(out)
+    }
+
+    fn square_sums(&self, x: &Tensor, y: &Tensor, counted: Range<usize>) -> Tensor {
+        self.cpu.square_sums(x, y, counted)
+    }
+
+    fn norm_of_part(&self, x: &Tensor, weight: &Vec<f32>, of: &RowSquares<Tensor>) -> Tensor {
+        self.activation(self.cpu.norm_of_part(x, weight, of))
     }
 
     fn linear(&self, x: &Tensor, weight: &RoundingLinear, bias: Option<&Vec<f32>>) -> Tensor {

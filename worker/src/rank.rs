@@ -26,6 +26,7 @@ use crate::model::{self, check_row};
 use crate::tables::BlockTables;
 
 pub mod capacity;
+mod choice;
 mod devices;
 mod layout;
 mod loading;
@@ -35,8 +36,9 @@ mod open;
 mod options;
 mod thread;
 
+pub use choice::{DeviceChoice, DeviceDefaults, GpuKernels, Gpus};
+pub use devices::ResidentWeights;
 use devices::{AnyDevices, DeviceWeights, ReturnWeights};
-pub use devices::{DeviceChoice, DeviceDefaults, GpuKernels, Gpus, ResidentWeights};
 pub use layout::Layouts;
 use layout::{Inboxes, LayoutInbox, RankInbox};
 use loading::await_loaded;

@@ -97,6 +97,8 @@ Kernel KERNELS[] = {
     KERNEL(add_norm_f32),      KERNEL(add_norm_bf16),
     KERNEL(add_norm_f32_bf16), KERNEL(linear_mixed),
     KERNEL(group_norm_f32),    KERNEL(group_norm_bf16),
+    KERNEL(square_sum_f32),    KERNEL(square_sum_bf16),
+    KERNEL(part_norm_f32),     KERNEL(part_norm_bf16),
     KERNEL(add_scaled_f32),    KERNEL(add_scaled_bf16),
     KERNEL(silu_mul_f32),      KERNEL(silu_mul_bf16),
     KERNEL(gelu_mul_f32),      KERNEL(gelu_mul_bf16),

@@ -95,6 +95,34 @@ void group_norm(int rows, int groups, int n, int stride) {
   });
 }
 
+// The norm of the columns from `from` of rows that go on to `width`.
+template <class T>
+void part_norm(int rows, int n, int from, int width) {
+  check::every_order(named("part_norm", check::type_name<T>(), {rows, n, from, width}), [&] {
+    Random random(rows * 7 + n);
+    auto x = random.numbers<T>(size_t(rows) * width);
+    auto weight = random.numbers<float>(n);
+    Buffer<T> xs(x), out(size_t(rows) * n);
+    Buffer<float> weights(weight), squares(size_t(rows) * 2);
+    SquareSumArgs sums = {xs.data, squares.data + 1, width, width, 2};
+    host::launch("square_sum", rows, 256, 0, [&] { FOR_TYPE(T, square_sum)(sums); });
+    SquareSumArgs none = {xs.data, squares.data, 0, width, 2};
+    host::launch("square_sum", rows, 256, 0, [&] { FOR_TYPE(T, square_sum)(none); });
+    PartNormArgs args = {xs.data + from, squares.data + 1, weights.data, out.data, n, width, 2, width, 1e-6f};
+    host::launch("part_norm", rows, 256, 0, [&] { FOR_TYPE(T, part_norm)(args); });
+    std::vector<double> want(out.size), want_sums(squares.size);
+    for (int r = 0; r < rows; r++) {
+      size_t at = size_t(r) * width;
+      for (int i = 0; i < width; i++) want_sums[2 * r + 1] += value(x, at + i) * value(x, at + i);
+      for (int i = 0; i < n; i++)
+        want[size_t(r) * n + i] = value(x, at + from + i) / std::sqrt(want_sums[2 * r + 1] / width + 1e-6f) * weight[i];
+    }
+    check::close(squares.data, want_sums, 1e-5);
+    check::close(out.data, want);
+    return check::bytes(squares) + check::bytes(out);
+  });
+}
+
 template <class T>
 void gate_mul(int rows, int n, bool gelu) {
   check::every_order(named(gelu ? "gelu_mul" : "silu_mul", check::type_name<T>(), {rows, n}), [&] {
@@ -240,6 +268,9 @@ void test_type() {
   group_norm<T>(2, 3, 64, 200);
   group_norm<T>(3, 2, 5, 10);
   group_norm<T>(1, 1, 300, 300);
+  part_norm<T>(3, 64, 64, 200);
+  part_norm<T>(2, 5, 0, 5);
+  part_norm<T>(1, 300, 20, 777);
   for (int n : {1, 70, 513}) {
     gate_mul<T>(3, n, false);
     gate_mul<T>(3, n, true);

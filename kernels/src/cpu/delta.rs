@@ -1,8 +1,8 @@
 //! The gated delta net, row by row: a state depends on the tokens before it, not on how they came.
 
 use super::memory::{Arena, Block};
+use super::norms::rms_norm;
 use super::pool::SharedPtr;
-use super::rope::rms_norm;
 use super::simd::{Isa, Simd, simd_fn};
 use super::{Cpu, Tensor, stale};
 use crate::backend::{DeltaSpec, DeltaVectors, StateCells, StateSave, StepInputs};

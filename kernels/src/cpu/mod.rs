@@ -20,6 +20,7 @@ mod low_rank;
 mod memory;
 mod mla;
 mod moe;
+mod norms;
 mod pool;
 pub(crate) mod probe;
 mod rope;
@@ -29,6 +30,7 @@ mod simd;
 mod tests;
 mod weights;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use attention::{AttentionPlan, EntryField, QueryPart};
@@ -424,18 +426,13 @@ impl Backend for Cpu {
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
-        assert!(
-            !weight.is_empty() && x.cols.is_multiple_of(weight.len()),
-            "rms_norm: {} columns must be a multiple of the weight's {}",
-            x.cols,
-            weight.len()
-        );
+        norms::check_width(x, weight);
         let (mut out, isa) = (x.clone(), self.isa);
         let cols = out.cols;
         self.by_rows(&mut out.data, cols, &|_, part| {
             for group in part.chunks_exact_mut(weight.len()) {
                 // SAFETY: the set was detected.
-                unsafe { rope::rms_norm(isa, group, weight, eps) }
+                unsafe { norms::rms_norm(isa, group, weight, eps) }
             }
         });
         out
@@ -444,10 +441,7 @@ impl Backend for Cpu {
     fn add_norm(&self, x: &mut Tensor, y: &Tensor, factor: f32, weight: &Vec<f32>, eps: f32) -> Tensor {
         assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm: x and y must have the same shape");
         let (cols, width, isa) = (x.cols, weight.len(), self.isa);
-        assert!(
-            width > 0 && cols.is_multiple_of(width),
-            "add_norm: {cols} columns must be a multiple of the weight's {width}"
-        );
+        norms::check_width(x, weight);
         let mut out = stale(x.rows, cols);
         let base = SharedPtr(out.data.as_mut_ptr());
         self.by_rows(&mut x.data, cols, &|from, part| {
@@ -458,10 +452,18 @@ impl Backend for Cpu {
                 x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * y);
                 out.copy_from_slice(x);
                 // SAFETY: the set was detected.
-                unsafe { rope::rms_norm(isa, out, weight, eps) }
+                unsafe { norms::rms_norm(isa, out, weight, eps) }
             }
         });
         out
+    }
+
+    fn square_sums(&self, x: &Tensor, y: &Tensor, counted: Range<usize>) -> Tensor {
+        norms::square_sums(self.isa, x, y, counted)
+    }
+
+    fn norm_of_part(&self, x: &Tensor, weight: &Vec<f32>, of: &RowSquares<Tensor>) -> Tensor {
+        norms::norm_of_part(x, weight, of)
     }
 
     fn linear(&self, x: &Tensor, Linear(weight): &Linear, bias: Option<&Vec<f32>>) -> Tensor {

@@ -1,9 +1,8 @@
-//! Rotary embedding and RMS norm.
+//! Rotary embedding.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::simd::{Simd, simd_fn};
 use crate::backend::RopeSpec;
 
 /// cos and sin for one step's positions.
@@ -69,28 +68,3 @@ pub fn rotate_row(row: &mut [f32], spec: &RopeSpec, (cos, sin): (&[f32], &[f32])
         }
     }
 }
-
-#[inline(always)]
-unsafe fn rms_norm_generic<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
-    let n = x.len().min(weight.len());
-    let whole = n / 16 * 16;
-    // SAFETY: whole vectors stay below n; the rest reads only what remains.
-    unsafe {
-        let mut squares = S::splat(0.0);
-        for i in (0..whole).step_by(16) {
-            let v = S::load(x.as_ptr().add(i));
-            squares = S::fma(v, v, squares);
-        }
-        if whole < n {
-            let v = S::load_n(x.as_ptr().add(whole), n - whole);
-            squares = S::fma(v, v, squares);
-        }
-        let factor = 1.0 / (S::sum(squares) / n as f32 + eps).sqrt();
-        x.iter_mut().zip(weight).for_each(|(x, w)| *x = *w * (*x * factor));
-    }
-}
-
-simd_fn!(
-    /// x * weight / sqrt(mean(x^2) + eps), in place
-    pub fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) = rms_norm_generic
-);

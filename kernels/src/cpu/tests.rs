@@ -377,6 +377,16 @@ fn small_ops_agree_with_the_reference() {
                 let weight = rng.numbers(if cols == 5 { 5 } else { 24 }, 1.0);
                 let norm = cpu.to_host(&cpu.rms_norm(&ta, &weight, 1e-6));
                 assert_close(&norm, &reference::rms_norm(&a, &weight, 1e-6), 1e-6, "rms_norm");
+                // The second half as a part of whole rows.
+                let (from, weight_of_row) = (cols / 2, Random::new(9).numbers(cols, 1.0));
+                let whole = reference::rms_norm(&a, &weight_of_row, 1e-6);
+                let sums = cpu.square_sums(&cpu.slice_cols(&tb, 0, 0), &ta, 0..cols);
+                let of = RowSquares { sums: &sums, column: 1, width: cols, eps: 1e-6 };
+                let part =
+                    cpu.norm_of_part(&cpu.slice_cols(&ta, from, cols - from), &weight_of_row[from..].to_vec(), &of);
+                let halves: Vec<f32> = whole.chunks(cols).flat_map(|row| &row[from..]).copied().collect();
+                assert_close(&cpu.to_host(&part), &halves, 1e-6, "norm_of_part");
+                assert!(cpu.to_host(&sums).chunks(2).all(|sums| sums[0] == 0.0));
                 let mut sum = ta.clone();
                 let normed = cpu.add_norm(&mut sum, &tb, 0.5, &weight, 1e-6);
                 let fused = sum.clone();

@@ -94,6 +94,32 @@ pub struct GroupNormArgs {
     pub eps: f32,
 }
 
+/// norm.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SquareSumArgs {
+    pub x: u64,
+    pub out: u64,
+    pub n: i32,
+    pub stride: i32,
+    pub columns: i32,
+}
+
+/// norm.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PartNormArgs {
+    pub x: u64,
+    pub squares: u64,
+    pub weight: u64,
+    pub out: u64,
+    pub n: i32,
+    pub stride: i32,
+    pub columns: i32,
+    pub width: i32,
+    pub eps: f32,
+}
+
 /// elementwise.cu
 #[derive(Clone, Copy)]
 #[repr(C)]

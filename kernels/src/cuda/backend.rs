@@ -2,6 +2,7 @@
 //! the embedding. An op that fails leaves its error for `run` or `draw`, and later ops do nothing.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -375,6 +376,14 @@ impl Backend for Cuda {
 
     fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {
         self.ops.rms_norm(x, weight, eps)
+    }
+
+    fn square_sums(&self, x: &DeviceTensor, y: &DeviceTensor, counted: Range<usize>) -> DeviceTensor {
+        self.ops.square_sums(x, y, counted)
+    }
+
+    fn norm_of_part(&self, x: &DeviceTensor, weight: &DeviceVector, of: &RowSquares<DeviceTensor>) -> DeviceTensor {
+        self.ops.norm_of_part(x, weight, of)
     }
 
     fn add_norm(

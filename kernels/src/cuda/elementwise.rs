@@ -1,8 +1,11 @@
 //! Ops on rows alone: norms, rotations and lookups among them. They do not know models.
 
+use std::ops::Range;
+
 use super::angles::DeviceAngles;
 use super::args::{
-    AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, RopeWriteArgs, SigmoidMulArgs, SiluMulArgs,
+    AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeWriteArgs, SigmoidMulArgs,
+    SiluMulArgs, SquareSumArgs,
 };
 use super::batch::PlacedBatch;
 use super::form::Element;
@@ -10,7 +13,7 @@ use super::op_stream::OpStream;
 use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
 use super::weights::{DeviceEmbedding, DeviceVector};
-use crate::backend::RopeSpec;
+use crate::backend::{RopeSpec, RowSquares};
 
 impl OpStream {
     /// `factor` times y is added to `keep` times x.
@@ -142,6 +145,43 @@ impl OpStream {
         let name = x.element.of("group_norm_f32", "group_norm_bf16");
         // SAFETY: x and out have cols numbers in each row, weight n.
         unsafe { self.launch(&LaunchPlan::by_group(name, x.rows, x.cols / n), &args) };
+        out
+    }
+
+    pub fn square_sums(&self, x: &DeviceTensor, y: &DeviceTensor, counted: Range<usize>) -> DeviceTensor {
+        assert!(x.rows == y.rows && x.element == y.element, "square_sums: x and y must have the same rows");
+        assert!(counted.end <= y.cols, "square_sums: {counted:?} of {} columns", y.cols);
+        let out = self.tensor(x.rows, 2, Element::F32);
+        let name = x.element.of("square_sum_f32", "square_sum_bf16");
+        let from = y.address + (counted.start * y.element.bytes()) as u64;
+        for (column, x, stride, n) in [(0, x.address, x.stride, x.cols), (1, from, y.stride, counted.len())] {
+            let out = out.address + (column * Element::F32.bytes()) as u64;
+            let args = SquareSumArgs { x, out, n: int(n), stride: int(stride), columns: 2 };
+            // SAFETY: each row of x has n numbers, and out has two numbers for it.
+            unsafe { self.launch(&LaunchPlan::by_row(name, y.rows), &args) };
+        }
+        out
+    }
+
+    pub fn norm_of_part(&self, x: &DeviceTensor, weight: &DeviceVector, of: &RowSquares<DeviceTensor>) -> DeviceTensor {
+        let RowSquares { sums, column, width, eps } = *of;
+        assert_eq!((sums.rows, x.cols), (x.rows, weight.len), "norm_of_part: the shapes");
+        assert!(sums.element == Element::F32 && sums.is_contiguous() && column < sums.cols, "norm_of_part: the sums");
+        let out = self.tensor(x.rows, x.cols, x.element);
+        let args = PartNormArgs {
+            x: x.address,
+            squares: sums.address + (column * Element::F32.bytes()) as u64,
+            weight: weight.data.address(),
+            out: out.address,
+            n: int(x.cols),
+            stride: int(x.stride),
+            columns: int(sums.cols),
+            width: int(width),
+            eps,
+        };
+        let name = x.element.of("part_norm_f32", "part_norm_bf16");
+        // SAFETY: x, out and the weight have n numbers in each row, the sums a number at `column`.
+        unsafe { self.launch(&LaunchPlan::by_row(name, x.rows), &args) };
         out
     }
 

@@ -266,7 +266,7 @@ static FORMATS: &[Format] = &[
             template: &["<tool_call>", "<arg_key>"],
             not: &["<tool_sep>"],
             special: Some("<arg_key>"),
-            architectures: &["GlmMoeDsaForCausalLM"],
+            architectures: &["GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM"],
         },
         ..BASE
     },

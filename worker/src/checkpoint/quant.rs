@@ -65,7 +65,8 @@ fn unsupported(what: String) -> LoadError {
 }
 
 fn read_fp8(fields: &ConfigFields) -> Result<Quantization, LoadError> {
-    fields.require("fmt", "e4m3")?;
+    // The second is MiniMax's.
+    one_of(fields, "fmt", &["e4m3", "float8_e4m3fn"])?;
     // Activations are not quantized here, whatever their scales would be.
     one_of(fields, "activation_scheme", &["dynamic", "static"])?;
     fields.require("expert_dtype", "fp8")?;

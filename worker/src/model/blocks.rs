@@ -287,12 +287,21 @@ impl<'a> Base<'a> {
     }
 }
 
+/// What a norm of queries and keys is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormSpan {
+    /// There is none.
+    Nothing,
+    Head,
+    AllHeads,
+}
+
 /// Variants of grouped-query attention with the usual tensor names.
 pub struct GqaStyle {
     pub head_dim: usize,
     pub qkv_bias: bool,
     pub o_bias: bool,
-    pub qk_norm: bool,
+    pub qk_norm: NormSpan,
     /// None: 1 / sqrt(head_dim).
     pub scale: Option<f32>,
     pub rope: Arc<RopeSpec>,
@@ -303,7 +312,7 @@ impl GqaStyle {
     pub fn plain(base: &Base) -> Result<Self, LoadError> {
         let head_dim = base.head_dim()?;
         let rope = Arc::new(whole_head_rope(head_dim, base.rope(head_dim)?));
-        Ok(Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: false, scale: None, rope })
+        Ok(Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: NormSpan::Nothing, scale: None, rope })
     }
 
     /// Norms on each q and k head; biases if the config has them, under either of two keys.
@@ -311,21 +320,28 @@ impl GqaStyle {
         let bias = base.flag("attention_bias", false)?;
         base.config.require("qkv_bias", bias)?;
         base.config.require("use_qk_norm", true)?;
-        Ok(Self { qkv_bias: bias, o_bias: bias, qk_norm: true, ..Self::plain(base)? })
+        Ok(Self { qkv_bias: bias, o_bias: bias, qk_norm: NormSpan::Head, ..Self::plain(base)? })
     }
 
     pub fn layer(&self, base: &Base, i: usize, window: Option<usize>) -> MixerSpec {
         let at = format!("{}self_attn.", base.layer(i));
         let dim = self.head_dim;
         let (q, kv, h) = (base.heads * dim, base.kv_heads * dim, base.hidden);
-        let norm = |name: &str| base.norm(format!("{at}{name}"), dim);
+        let norms = |q_size, k_size| {
+            let norm = |name: &str, size| base.norm(format!("{at}{name}"), size);
+            Some((norm("q_norm", q_size), norm("k_norm", k_size)))
+        };
         MixerSpec::Gqa(Gqa {
             q: LinearSpec::new(format!("{at}q_proj"), [q, h], self.qkv_bias, Shard::OutHeads(dim)),
             k: LinearSpec::new(format!("{at}k_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
             v: LinearSpec::new(format!("{at}v_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
             o: LinearSpec::new(format!("{at}o_proj"), [h, q], self.o_bias, Shard::InHeads(dim)),
             gate: None,
-            qk_norm: self.qk_norm.then(|| (norm("q_norm"), norm("k_norm"))),
+            qk_norm: match self.qk_norm {
+                NormSpan::Nothing => None,
+                NormSpan::Head => norms(dim, dim),
+                NormSpan::AllHeads => norms(q, kv),
+            },
             head_dim: dim,
             scale: self.scale.unwrap_or((1.0 / (dim as f64).sqrt()) as f32),
             window,

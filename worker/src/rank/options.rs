@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::devices::DeviceChoice;
+use super::choice::DeviceChoice;
 use super::loras::LoraLimits;
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
 

@@ -295,6 +295,20 @@ impl<B: Backend> Pair<B> {
                 check.compare(format_args!("add [{rows}, {cols}]"), &self.device.to_host(&got), want.data());
                 check.compare(format_args!("sum [{rows}, {cols}]"), &self.device.to_host(&x), x_cpu.data());
             }
+            for (cols, from, len) in [(70, 10, 20), (256, 0, 128), (513, 500, 13), (8, 4, 0)] {
+                let (x, x_cpu) = self.activation(rows, cols)?;
+                let (y, y_cpu) = self.activation(rows, cols)?;
+                let (weight, weight_cpu) = self.vectors(cols)?;
+                let sums = self.device.square_sums(&x, &y, from..from + len);
+                let sums_cpu = self.cpu.square_sums(&x_cpu, &y_cpu, from..from + len);
+                for column in [0, 1] {
+                    let of = RowSquares { sums: &sums, column, width: 2 * cols, eps: 1e-5 };
+                    let of_cpu = RowSquares { sums: &sums_cpu, column, width: 2 * cols, eps: 1e-5 };
+                    let got = self.device.to_host(&self.device.norm_of_part(&y, &weight, &of));
+                    let want = self.cpu.norm_of_part(&y_cpu, &weight_cpu, &of_cpu);
+                    check.compare(format_args!("part [{rows}, {cols}], {len} counted, {column}"), &got, want.data());
+                }
+            }
             for (heads, dim) in [(3, 5), (2, 64), (1, 300)] {
                 let (weight, weight_cpu) = self.vectors(dim)?;
                 let (x, x_cpu) = self.activation(rows, heads * dim)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rein_kernels::RopeSpec;
 
 use crate::checkpoint::{ConfigFields, LoadError};
-use crate::model::blocks::{Base, ConfigDefaults, GqaStyle, whole_head_rope};
+use crate::model::blocks::{Base, ConfigDefaults, GqaStyle, NormSpan, whole_head_rope};
 use crate::model::linear::Norm;
 use crate::model::mixer::MixerSpec;
 use crate::model::rope::{self, Frequencies};
@@ -40,7 +40,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         head_dim: dim,
         qkv_bias: false,
         o_bias: false,
-        qk_norm: true,
+        qk_norm: NormSpan::Head,
         scale: Some(scalar.powf(-0.5) as f32),
         rope: rope.clone(),
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::deepseek_v3::{DeepseekMlps, RouterDefaults, latent_decoder};
 use crate::checkpoint::{ConfigFields, LoadError};
-use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
+use crate::model::blocks::{Base, ConfigDefaults, GqaStyle, NormSpan};
 use crate::model::spec::Spec;
 
 const DEFAULTS: ConfigDefaults =
@@ -22,7 +22,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         head_dim,
         qkv_bias: base.flag("attention_bias", false)?,
         o_bias: false,
-        qk_norm: base.flag("use_qk_norm", false)?,
+        qk_norm: if base.flag("use_qk_norm", false)? { NormSpan::Head } else { NormSpan::Nothing },
         scale: None,
         rope: Arc::new(base.partial_rotation(head_dim, 0.5)?),
     };

@@ -7,6 +7,7 @@ mod glm4_moe;
 mod granite;
 mod hy_v3;
 mod llama;
+mod minimax_m2;
 mod mistral;
 mod mixtral;
 mod qwen;
@@ -32,6 +33,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "Glm4MoeForCausalLM", model_types: &["glm4_moe"], build: glm4_moe::build },
     Architecture { name: "Glm4MoeLiteForCausalLM", model_types: &["glm4_moe_lite"], build: glm4_moe::build_lite },
     Architecture { name: "HYV3ForCausalLM", model_types: &["hy_v3"], build: hy_v3::build },
+    Architecture { name: "MiniMaxM2ForCausalLM", model_types: &["minimax_m2"], build: minimax_m2::build },
     Architecture { name: "MixtralForCausalLM", model_types: &["mixtral"], build: mixtral::build },
     Architecture { name: "LlamaForCausalLM", model_types: &["llama"], build: llama::build },
     Architecture { name: "MistralForCausalLM", model_types: &["mistral"], build: mistral::build },

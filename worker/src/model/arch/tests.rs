@@ -255,6 +255,41 @@ fn hy3_is_read() {
 }
 
 #[test]
+fn minimax_m2_is_read() {
+    let kinds = vec!["1"; 62].join(", ");
+    let text =
+        r#"{"architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [KINDS], "auto_map": {}, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536, "max_position_embeddings": 196608,
+        "model_type": "minimax_m2", "mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8,
+        "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256, "num_mtp_modules": 3,
+        "qk_norm_type": "per_layer", "quantization_config": {"activation_scheme": "dynamic", "fmt": "float8_e4m3fn",
+        "quant_method": "fp8", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}, "rms_norm_eps": 1e-06,
+        "rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid", "shared_intermediate_size": 0,
+        "tie_word_embeddings": false, "transformers_version": "4.46.1", "use_cache": true, "use_mtp": true,
+        "use_qk_norm": true, "use_routing_bias": true, "vocab_size": 200064}"#
+            .replace("KINDS", &kinds);
+    let spec = spec(&text);
+    assert_eq!(spec.ignored, ["model.layers.62.", "model.layers.63.", "model.layers.64."]);
+    let MixerSpec::Gqa(gqa) = &spec.layers[0].mixer else { panic!("grouped-query attention") };
+    let sizes = gqa.qk_norm.as_ref().map(|(q, k)| (q.size, k.size));
+    assert_eq!((gqa.rope.dims, sizes), (64, Some((48 * 128, 8 * 128))));
+    let Mlp::Moe(moe) = &spec.layers[0].mlp else { panic!("experts") };
+    assert_eq!(moe.choice_bias.as_deref(), Some("model.layers.0.block_sparse_moe.e_score_correction_bias"));
+    for (from, to) in [
+        ("\"attn_type_list\": [1,", "\"attn_type_list\": [0,"),
+        ("\"qk_norm_type\": \"per_layer\"", "\"qk_norm_type\": \"per_head\""),
+        ("\"rotary_dim\": 64", "\"rotary_dim\": 256"),
+        ("\"shared_intermediate_size\": 0", "\"shared_intermediate_size\": 8"),
+    ] {
+        let config: Value = serde_json::from_str(&text.replace(from, to)).expect("JSON");
+        let error = build(config.as_object().expect("object")).expect_err(to).to_string();
+        let key = from.split('"').nth(1).expect("a key");
+        assert!(error.contains(key), "{error}");
+    }
+}
+
+#[test]
 fn layers_by_kind_must_agree_with_the_number_of_dense_ones() {
     let text = KIMI_K2
         .replace("DeepseekV3ForCausalLM\"]", "Glm4MoeLiteForCausalLM\"]")

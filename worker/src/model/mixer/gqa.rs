@@ -1,9 +1,10 @@
 //! Grouped-query attention (arXiv:2305.13245).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, Devices, GqaSpec, Precision, Result as KernelResult, RopeSpec};
+use rein_kernels::{Backend, Devices, GqaSpec, Precision, Result as KernelResult, RopeSpec, RowSquares};
 
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
 use crate::checkpoint::LoadError;
@@ -18,7 +19,7 @@ pub struct Gqa {
     pub o: LinearSpec,
     /// The result of each head is multiplied with its sigmoid before `o` (Qwen3-Next).
     pub gate: Option<LinearSpec>,
-    /// Norms of each query and key head, before the rotation.
+    /// Norms of queries and keys, before the rotation: of each head, or of all heads together (MiniMax-M2).
     pub qk_norm: Option<(Norm, Norm)>,
     pub head_dim: usize,
     pub scale: f32,
@@ -53,10 +54,7 @@ impl Gqa {
             v: loader.linear(&self.v)?,
             o: loader.linear(&self.o)?,
             gate: self.gate.as_ref().map(|gate| loader.linear(gate)).transpose()?,
-            qk_norm: match &self.qk_norm {
-                Some((q, k)) => Some((loader.norm(q)?, loader.norm(k)?)),
-                None => None,
-            },
+            qk_norm: self.qk_norm.as_ref().map(|(q, k)| self.load_norms(loader, q, k)).transpose()?,
             spec: GqaSpec {
                 heads: loader.rank().heads.len(),
                 kv_heads: loader.rank().kv_heads.len(),
@@ -70,13 +68,64 @@ impl Gqa {
     }
 }
 
+impl Gqa {
+    fn load_norms<D: Devices>(&self, loader: &Loader<D>, q: &Norm, k: &Norm) -> Result<QkNorm<D::Backend>, LoadError> {
+        let (dim, rank) = (self.head_dim, loader.rank());
+        if (q.size, k.size) == (dim, dim) {
+            return Ok(QkNorm::OfHeads(loader.norm(q)?, loader.norm(k)?));
+        }
+        let of = |norm: &Norm, heads: &Range<usize>| {
+            let weight = loader.vector(&norm.tensor, heads.start * dim..heads.end * dim)?;
+            Ok::<_, LoadError>(LoadedNorm { weight, eps: norm.eps })
+        };
+        // Of ranks that have the same key head, the one with its first query head counts it.
+        let group = q.size / k.size;
+        let counts = |heads: usize| heads.div_ceil(group).clamp(rank.kv_heads.start, rank.kv_heads.end);
+        let counted = counts(rank.heads.start)..counts(rank.heads.end);
+        let first = rank.kv_heads.start;
+        Ok(QkNorm::Joint {
+            q: of(q, &rank.heads)?,
+            k: of(k, &rank.kv_heads)?,
+            widths: [q.size, k.size],
+            counted: (counted.start - first) * dim..(counted.end - first) * dim,
+        })
+    }
+}
+
+enum QkNorm<B: Backend> {
+    OfHeads(LoadedNorm<B>, LoadedNorm<B>),
+    /// Over the heads of all ranks.
+    Joint {
+        q: LoadedNorm<B>,
+        k: LoadedNorm<B>,
+        widths: [usize; 2],
+        /// The columns of the keys that this rank adds to the sum.
+        counted: Range<usize>,
+    },
+}
+
+impl<B: Backend> QkNorm<B> {
+    fn apply(&self, b: &B, q: &B::Tensor, k: &B::Tensor) -> KernelResult<(B::Tensor, B::Tensor)> {
+        match self {
+            QkNorm::OfHeads(q_norm, k_norm) => Ok((q_norm.apply(b, q), k_norm.apply(b, k))),
+            QkNorm::Joint { q: q_norm, k: k_norm, widths, counted } => {
+                let mut sums = b.square_sums(q, k, counted.clone());
+                b.all_reduce(&mut sums)?;
+                let of = |column: usize, eps| RowSquares { sums: &sums, column, width: widths[column], eps };
+                let q = b.norm_of_part(q, &q_norm.weight, &of(0, q_norm.eps));
+                Ok((q, b.norm_of_part(k, &k_norm.weight, &of(1, k_norm.eps))))
+            }
+        }
+    }
+}
+
 pub struct GqaMixer<B: Backend> {
     q: LoadedLinear<B>,
     k: LoadedLinear<B>,
     v: LoadedLinear<B>,
     o: LoadedLinear<B>,
     gate: Option<LoadedLinear<B>>,
-    qk_norm: Option<(LoadedNorm<B>, LoadedNorm<B>)>,
+    qk_norm: Option<QkNorm<B>>,
     spec: GqaSpec,
     rope: Arc<RopeSpec>,
     cache: Option<B::Cache>,
@@ -96,8 +145,8 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
     fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor> {
         let Pass { b, batch, .. } = pass;
         let (mut q, mut k, v) = (self.q.apply(pass, x), self.k.apply(pass, x), self.v.apply(pass, x));
-        if let Some((q_norm, k_norm)) = &self.qk_norm {
-            (q, k) = (q_norm.apply(b, &q), k_norm.apply(b, &k));
+        if let Some(norm) = &self.qk_norm {
+            (q, k) = norm.apply(b, &q, &k)?;
         }
         b.rope(batch, &mut q, &self.rope);
         b.rope(batch, &mut k, &self.rope);

@@ -10,7 +10,7 @@ use super::*;
 const ROUNDED: f32 = 6e-2;
 
 /// Computed on emulated devices unless REIN_CUDA_MODELS is `all`, as in `make chaos`: all of them take a minute.
-const FEW: [&str; 4] = ["qwen3_moe", "kimi_k2_int4", "deepseek_v3_fp8", "granite_variants"];
+const FEW: [&str; 5] = ["qwen3_moe", "kimi_k2_int4", "deepseek_v3_fp8", "granite_variants", "minimax_m2"];
 
 fn all_models() -> bool {
     std::env::var("REIN_CUDA_MODELS").is_ok_and(|models| models == "all")

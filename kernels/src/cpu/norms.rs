@@ -1,0 +1,73 @@
+//! Norms of rows, and of rows of which other ranks have parts.
+
+use std::ops::Range;
+
+use super::simd::{Isa, Simd, simd_fn};
+use super::{Tensor, stale};
+use crate::backend::RowSquares;
+
+#[inline(always)]
+unsafe fn rms_norm_generic<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
+    let n = x.len().min(weight.len());
+    // SAFETY: the caller's promise.
+    let squares = unsafe { square_sum_generic::<S>(&x[..n]) };
+    let factor = 1.0 / (squares / n as f32 + eps).sqrt();
+    x.iter_mut().zip(weight).for_each(|(x, w)| *x = *w * (*x * factor));
+}
+
+#[inline(always)]
+unsafe fn square_sum_generic<S: Simd>(x: &[f32]) -> f32 {
+    let (whole, n) = (x.len() / 16 * 16, x.len());
+    // SAFETY: whole vectors stay below n; the rest reads only what remains.
+    unsafe {
+        let mut squares = S::splat(0.0);
+        for i in (0..whole).step_by(16) {
+            let v = S::load(x.as_ptr().add(i));
+            squares = S::fma(v, v, squares);
+        }
+        if whole < n {
+            let v = S::load_n(x.as_ptr().add(whole), n - whole);
+            squares = S::fma(v, v, squares);
+        }
+        S::sum(squares)
+    }
+}
+
+simd_fn!(
+    pub fn square_sum(x: &[f32]) -> f32 = square_sum_generic
+);
+
+simd_fn!(
+    /// x * weight / sqrt(mean(x^2) + eps), in place
+    pub fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) = rms_norm_generic
+);
+
+pub fn check_width(x: &Tensor, weight: &[f32]) {
+    let (cols, width) = (x.cols, weight.len());
+    assert!(
+        width > 0 && cols.is_multiple_of(width),
+        "a norm of {cols} columns, which must be a multiple of the weight's {width}"
+    );
+}
+
+/// Sums of the squares of the rows of x, and of columns `counted` of y.
+pub fn square_sums(isa: Isa, x: &Tensor, y: &Tensor, counted: Range<usize>) -> Tensor {
+    assert_eq!(x.rows, y.rows, "square_sums: x and y must have the same rows");
+    let mut out = stale(x.rows, 2);
+    for (r, sums) in out.data.chunks_exact_mut(2).enumerate() {
+        let parts = [&x.data[r * x.cols..(r + 1) * x.cols], &y.data[r * y.cols..(r + 1) * y.cols][counted.clone()]];
+        // SAFETY: the set was detected.
+        sums.copy_from_slice(&parts.map(|part| unsafe { square_sum(isa, part) }));
+    }
+    out
+}
+
+pub fn norm_of_part(x: &Tensor, weight: &[f32], of: &RowSquares<Tensor>) -> Tensor {
+    assert_eq!((of.sums.rows, x.cols), (x.rows, weight.len()), "norm_of_part: the shapes");
+    let mut out = x.clone();
+    for (row, sums) in out.data.chunks_exact_mut(x.cols.max(1)).zip(of.sums.data.chunks_exact(of.sums.cols)) {
+        let factor = 1.0 / (sums[of.column] / of.width as f32 + of.eps).sqrt();
+        row.iter_mut().zip(weight).for_each(|(x, weight)| *x = *weight * (*x * factor));
+    }
+    out
+}
