@@ -399,7 +399,7 @@ def test_a_wrong_kernel_fails_the_ops_that_use_it(driver, tmp_path):
     rows = json.loads(path.read_text())["sections"]["ops"]["rows"]
     assert any("wrong in 18 of them: " in row["value"] and " numbers differ, number " in row["value"] for row in rows)
     assert [row["name"] for row in rows if not row["passed"]] == [
-        "silu_mul f32", "moe_route, moe f32", "draw f32", "gqa_attention bf16", "mla_attention bf16", "draw bf16",
+        "silu_mul f32", "moe_route, moe f32", "moe with adapters f32", "draw f32", "gqa_attention bf16", "mla_attention bf16", "draw bf16",
         "linear FP8", "moe FP8, rounded alike"]
 
 
@@ -414,13 +414,13 @@ def test_a_kernel_that_breaks_the_device_is_named_and_costs_no_other_check(drive
     code, _, _ = selftest("--sections", "ops,ptx", "--report", path, library_path=driver, fault="silu_mul_bf16:3")
     assert code == 1
     passed, failed = rows_of(path, "ops")
-    assert list(failed) == ["silu_mul bf16", "moe_route, moe bf16", "moe bf16, rounded alike",
+    assert list(failed) == ["silu_mul bf16", "moe_route, moe bf16", "moe with adapters bf16", "moe bf16, rounded alike",
                             "moe int4, f32 scales, rounded alike", "moe int4, bf16 scales, rounded alike"]
     for value in failed.values():
         first, again = value.split("; with each kernel waited for: ")
         assert first.endswith("an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)")
         assert again.startswith("kernel silu_mul_bf16 (") and "cuStreamSynchronize failed" in again
-    assert len(passed) == 23
+    assert len(passed) == 26
     assert json.loads(path.read_text())["sections"]["ptx"]["passed"]
 
 

@@ -2,6 +2,8 @@
 
 That their numbers are PEFT's is tested in Rust (worker/src/rank/tests/loras.rs)."""
 import json
+import shlex
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -14,10 +16,12 @@ from safetensors.numpy import save_file
 from conftest import REPOSITORY, Server
 from fleet import Fleet, Load, assert_unnoticed, request, targets, until
 from test_cluster import resumed
+from test_docs import addressed, blocks
 from test_grpc import Client
 
 FIXTURES = REPOSITORY / "tests/fixtures"
 QWEN, QWEN_LORAS = FIXTURES / "models/qwen3", FIXTURES / "loras"
+EXAMPLES = {note.removeprefix("test: lora "): code for _, code, note in blocks(REPOSITORY / "docs/howto/lora.md")}
 
 
 def make_adapter(directory, seed, rank=4, gain=0.5):
@@ -64,6 +68,23 @@ def tokens(base, model, **more):
                         return_token_ids=True, **more)
     assert status == 200, body
     return json.loads(body)["choices"][0]["token_ids"]
+
+
+def test_the_examples_of_the_docs():
+    command = EXAMPLES["serve"]
+    for name, adapter in [("sql", "qwen3_all"), ("support", "qwen3_patterns")]:
+        command = command.replace(f"/adapters/{name}", str(QWEN_LORAS / adapter))
+    program, serve, _, *options = shlex.split(command)
+    assert (program, serve) == ("rein", "serve")
+    server = Server(*options, "--lora-api", model=QWEN)
+    try:
+        with urllib.request.urlopen(f"{server.http}/v1/models") as answer:
+            assert {model["id"] for model in json.load(answer)["data"]} == {"qwen3", "sql", "support"}
+        script = addressed(EXAMPLES["api"], server).replace("/adapters/sql-v2", str(QWEN_LORAS / "qwen3_patterns"))
+        done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=60)
+        assert done.stdout.count("Success") == 2, done
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="module")
