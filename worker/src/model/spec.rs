@@ -26,11 +26,18 @@ pub struct Gated {
 #[derive(Debug, Clone)]
 pub struct Moe {
     pub router: LinearSpec,
-    /// A tensor with one number per expert, added to the scores only for the choice.
-    pub choice_bias: Option<String>,
+    pub choice_bias: Option<ChoiceBias>,
     pub experts: Vec<Gated>,
     pub route: RouteSpec,
     pub shared: Option<Box<SharedExpert>>,
+}
+
+/// A tensor with one number per expert, which is added to the scores only for the choice.
+#[derive(Debug, Clone)]
+pub struct ChoiceBias {
+    pub tensor: String,
+    /// As it is stored.
+    pub shape: Vec<usize>,
 }
 
 /// An expert of all rows.
@@ -141,7 +148,7 @@ impl Spec {
         tensors.extend(self.linears().filter(|l| l.bias).map(|l| (format!("{}.bias", l.module), vec![l.out])));
         for layer in &self.layers {
             if let Mlp::Moe(moe) = &layer.mlp {
-                tensors.extend(moe.choice_bias.iter().map(|name| (name.clone(), vec![moe.experts.len()])));
+                tensors.extend(moe.choice_bias.iter().map(|bias| (bias.tensor.clone(), bias.shape.clone())));
             }
         }
         tensors

@@ -13,7 +13,9 @@ use rein_kernels::cuda::{
 };
 use rein_kernels::lockstep::{LockstepDevices, LockstepReport};
 
-use super::choice::{DeviceChoice, GpuKernels, Gpus};
+#[cfg(feature = "cuda")]
+use super::choice::GpuKernels;
+use super::choice::{DeviceChoice, Gpus};
 use super::{ModelOptions, Quantize};
 #[cfg(feature = "cuda")]
 use crate::bytes::ByteCount;

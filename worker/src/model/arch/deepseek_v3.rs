@@ -9,7 +9,7 @@ use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, MAX_HEAD_DIM};
 use crate::model::linear::{LinearSpec, Norm, Shard};
 use crate::model::mixer::{MixerSpec, Mla, MlaQuery};
-use crate::model::spec::{Mlp, Moe, SharedExpert, Spec};
+use crate::model::spec::{ChoiceBias, Mlp, Moe, SharedExpert, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-6, theta: 1e4 };
@@ -209,6 +209,13 @@ impl DeepseekMlps {
             let mlp = base.gated(&format!("{at}shared_experts."), self.shared * self.inter, false);
             Box::new(SharedExpert { mlp, gate: None })
         });
-        Ok(Mlp::Moe(Moe { choice_bias: Some(format!("{at}gate.e_score_correction_bias")), shared, ..moe }))
+        Ok(Mlp::Moe(Moe {
+            choice_bias: Some(ChoiceBias {
+                tensor: format!("{at}gate.e_score_correction_bias"),
+                shape: vec![self.count],
+            }),
+            shared,
+            ..moe
+        }))
     }
 }

@@ -4,7 +4,7 @@ use rein_kernels::{RouteSpec, Scoring};
 
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
-use crate::model::spec::{Mlp, Moe, SharedExpert, Spec};
+use crate::model::spec::{ChoiceBias, Mlp, Moe, SharedExpert, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: Some(8), head_dim: Some(128), max_positions: 131_072, eps: 1e-5, theta: 11_158_840.0 };
@@ -47,7 +47,11 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
                 let moe = base.moe(format!("{at}router.gate"), &format!("{at}experts."), names, count, inter, route)?;
                 let mlp = base.gated(&format!("{at}shared_mlp."), shared * inter, false);
                 let shared = (shared > 0).then(|| Box::new(SharedExpert { mlp, gate: None }));
-                Mlp::Moe(Moe { choice_bias: Some(format!("{at}expert_bias")), shared, ..moe })
+                Mlp::Moe(Moe {
+                    choice_bias: Some(ChoiceBias { tensor: format!("{at}expert_bias"), shape: vec![count] }),
+                    shared,
+                    ..moe
+                })
             }
         };
         Ok(base.decoder_layer(i, style.layer(&base, i, None), mlp))

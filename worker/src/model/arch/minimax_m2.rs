@@ -7,7 +7,7 @@ use rein_kernels::{RouteSpec, Scoring};
 
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle, NormSpan};
-use crate::model::spec::{Mlp, Moe, Spec};
+use crate::model::spec::{ChoiceBias, Mlp, Moe, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: Some(8), head_dim: Some(128), max_positions: 196_608, eps: 1e-6, theta: 5e6 };
@@ -53,7 +53,10 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let mut spec = base.spec("MiniMaxM2ForCausalLM", |i| {
         let at = format!("{}block_sparse_moe.", base.layer(i));
         let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), ["w1", "w3", "w2"], count, inter, route)?;
-        let moe = Moe { choice_bias: Some(format!("{at}e_score_correction_bias")), ..moe };
+        let moe = Moe {
+            choice_bias: Some(ChoiceBias { tensor: format!("{at}e_score_correction_bias"), shape: vec![count] }),
+            ..moe
+        };
         Ok(base.decoder_layer(i, style.layer(&base, i, None), Mlp::Moe(moe)))
     })?;
     spec.ignored.extend((base.layers..base.layers + mtp).map(|i| base.layer(i)));

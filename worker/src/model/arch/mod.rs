@@ -2,6 +2,7 @@
 //! one is executed.
 
 mod deepseek_v3;
+mod ernie4_5;
 mod gemma3;
 mod glm4_moe;
 mod granite;
@@ -36,6 +37,9 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "MiniMaxM2ForCausalLM", model_types: &["minimax_m2"], build: minimax_m2::build },
     Architecture { name: "MixtralForCausalLM", model_types: &["mixtral"], build: mixtral::build },
     Architecture { name: "LlamaForCausalLM", model_types: &["llama"], build: llama::build },
+    Architecture { name: "SeedOssForCausalLM", model_types: &["seed_oss"], build: llama::build_seed_oss },
+    Architecture { name: "Ernie4_5ForCausalLM", model_types: &["ernie4_5"], build: ernie4_5::build },
+    Architecture { name: "Ernie4_5_MoeForCausalLM", model_types: &["ernie4_5_moe"], build: ernie4_5::build_moe },
     Architecture { name: "MistralForCausalLM", model_types: &["mistral"], build: mistral::build },
     Architecture { name: "Qwen2ForCausalLM", model_types: &["qwen2"], build: qwen::build_qwen2 },
     Architecture { name: "Qwen3ForCausalLM", model_types: &["qwen3"], build: qwen::build_qwen3 },

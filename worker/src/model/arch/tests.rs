@@ -238,7 +238,7 @@ fn hy3_is_read() {
     let spec = spec(text);
     let Mlp::Moe(moe) = &spec.layers[1].mlp else { panic!("experts") };
     assert_eq!(moe.router.module, "model.layers.1.mlp.router.gate");
-    assert_eq!(moe.choice_bias.as_deref(), Some("model.layers.1.mlp.expert_bias"));
+    assert_eq!(moe.choice_bias.as_ref().map(|bias| bias.tensor.as_str()), Some("model.layers.1.mlp.expert_bias"));
     let shared = moe.shared.as_ref().expect("a shared expert");
     assert_eq!(shared.mlp.up.module, "model.layers.1.mlp.shared_mlp.up_proj");
     for (key, other) in [
@@ -275,7 +275,10 @@ fn minimax_m2_is_read() {
     let sizes = gqa.qk_norm.as_ref().map(|(q, k)| (q.size, k.size));
     assert_eq!((gqa.rope.dims, sizes), (64, Some((48 * 128, 8 * 128))));
     let Mlp::Moe(moe) = &spec.layers[0].mlp else { panic!("experts") };
-    assert_eq!(moe.choice_bias.as_deref(), Some("model.layers.0.block_sparse_moe.e_score_correction_bias"));
+    assert_eq!(
+        moe.choice_bias.as_ref().map(|bias| bias.tensor.as_str()),
+        Some("model.layers.0.block_sparse_moe.e_score_correction_bias")
+    );
     for (from, to) in [
         ("\"attn_type_list\": [1,", "\"attn_type_list\": [0,"),
         ("\"qk_norm_type\": \"per_layer\"", "\"qk_norm_type\": \"per_head\""),
@@ -287,6 +290,36 @@ fn minimax_m2_is_read() {
         let key = from.split('"').nth(1).expect("a key");
         assert!(error.contains(key), "{error}");
     }
+}
+
+#[test]
+fn ernie_4_5_and_seed_oss_are_read() {
+    let text = r#"{"architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+        "dtype": "bfloat16", "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 28672,
+        "max_position_embeddings": 131072, "model_type": "ernie4_5_moe", "num_attention_heads": 64,
+        "num_key_value_heads": 8, "num_hidden_layers": 54, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+        "use_cache": false, "vocab_size": 103424, "rope_theta": 500000, "use_rmsnorm": true, "use_bias": false,
+        "moe_num_experts": 64, "moe_layer_start_index": 3, "moe_layer_end_index": -1, "moe_intermediate_size": 3584,
+        "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_k": 8, "moe_layer_interval": 1,
+        "moe_num_shared_experts": 0, "moe_use_aux_free": true, "num_nextn_predict_layers": 1,
+        "tie_word_embeddings": false}"#;
+    let ernie = spec(text);
+    assert_eq!(ernie.layers.iter().filter(|layer| is_moe(layer)).count(), 51);
+    let Mlp::Moe(moe) = &ernie.layers[3].mlp else { panic!("experts") };
+    assert!(moe.shared.is_none());
+    assert_eq!(moe.choice_bias.as_ref().map(|bias| bias.shape.clone()), Some(vec![1, 64]));
+    let biased: Value = serde_json::from_str(&text.replace("\"use_bias\": false", "\"use_bias\": true")).expect("JSON");
+    assert!(build(biased.as_object().expect("object")).expect_err("a bias").to_string().contains("use_bias"));
+    let seed = spec(
+        r#"{"architectures": ["SeedOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.1,
+        "attention_out_bias": false, "bos_token_id": 0, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 27648, "max_position_embeddings": 524288,
+        "mlp_bias": false, "model_type": "seed_oss", "num_attention_heads": 80, "num_hidden_layers": 64,
+        "num_key_value_heads": 8, "pad_token_id": 1, "residual_dropout": 0.1, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 155136}"#,
+    );
+    assert_eq!(seed.linears().filter(|l| l.bias).count(), 3 * 64);
 }
 
 #[test]

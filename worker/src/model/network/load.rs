@@ -102,7 +102,7 @@ impl<D: Devices> Loader<'_, D> {
         Ok(Moe {
             router: self.linear(&moe.router)?,
             choice_bias: match &moe.choice_bias {
-                Some(name) => Some(self.vector(name, 0..moe.experts.len())?),
+                Some(bias) => Some(self.vector(&bias.tensor, 0..moe.experts.len())?),
                 None => None,
             },
             experts,

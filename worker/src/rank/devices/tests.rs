@@ -1,4 +1,5 @@
 use super::*;
+use crate::rank::GpuKernels;
 
 #[test]
 fn weights_stay_on_their_devices() {
