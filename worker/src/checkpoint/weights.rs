@@ -192,7 +192,10 @@ impl CheckpointWeights {
         }
         let need = |name: String, shape: &[usize], used: &mut HashSet<String>| {
             let entry = self.shards.get(&name).ok_or_else(|| LoadError::Missing(vec![name.clone()]))?;
-            if entry.shape != shape {
+            // Matrices of the experts of a layer may be one tensor.
+            let stacked =
+                matches!((&entry.shape[..], shape), (&[n, rows, cols], &[out, inp]) if [n * rows, cols] == [out, inp]);
+            if entry.shape != shape && !stacked {
                 return Err(mis_shaped(&name, entry, shape));
             }
             used.insert(name);

@@ -311,8 +311,13 @@ impl GqaStyle {
     /// No biases, no norms, default scale.
     pub fn plain(base: &Base) -> Result<Self, LoadError> {
         let head_dim = base.head_dim()?;
-        let rope = Arc::new(whole_head_rope(head_dim, base.rope(head_dim)?));
-        Ok(Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: NormSpan::Nothing, scale: None, rope })
+        Ok(Self::rotated(whole_head_rope(head_dim, base.rope(head_dim)?)))
+    }
+
+    /// The same with another rotation.
+    pub fn rotated(rope: RopeSpec) -> Self {
+        let (head_dim, rope) = (rope.head_dim, Arc::new(rope));
+        Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: NormSpan::Nothing, scale: None, rope }
     }
 
     /// Norms on each q and k head; biases if the config has them, under either of two keys.

@@ -28,16 +28,17 @@ pub struct LinearSpec {
     pub bias: bool,
     pub shard: Shard,
     pub role: WeightRole,
-    /// Of a stored weight that holds several, head by head.
-    pub part: Option<HeadPart>,
+    /// Of a stored weight that holds several.
+    pub part: Option<StoredPart>,
 }
 
-/// Of each head the stored weight has `of` parts of `width` outputs, and this is the one at `index`.
+/// Outputs of a stored weight of `rows`: every `stride` of them `width`, from `offset`.
 #[derive(Debug, Clone, Copy)]
-pub struct HeadPart {
+pub struct StoredPart {
     pub width: usize,
-    pub index: usize,
-    pub of: usize,
+    pub stride: usize,
+    pub offset: usize,
+    pub rows: usize,
 }
 
 impl LinearSpec {
@@ -49,18 +50,28 @@ impl LinearSpec {
         Self { role, ..self }
     }
 
+    /// The same of `rows` stored ones, from `offset`.
+    pub fn within(self, rows: usize, offset: usize) -> Self {
+        Self { part: Some(StoredPart { width: self.out, stride: rows, offset, rows }), ..self }
+    }
+
     /// [out, inp] of the stored weight.
     pub fn stored_shape(&self) -> [usize; 2] {
-        [self.out * self.part.map_or(1, |part| part.of), self.inp]
+        [self.part.map_or(self.out, |part| part.rows), self.inp]
     }
 
     /// The rows of the stored weight that are these outputs.
     pub fn stored_rows(&self, outputs: Range<usize>) -> Vec<Range<usize>> {
         match self.part {
             None => vec![outputs],
-            Some(HeadPart { width, index, of }) => {
-                let first = |head: usize| (head * of + index) * width;
-                (outputs.start / width..outputs.end / width).map(|head| first(head)..first(head) + width).collect()
+            Some(StoredPart { width, stride, offset, .. }) => {
+                let runs = outputs.start / width..outputs.end.div_ceil(width);
+                let run = |i: usize| {
+                    let (from, to) = (outputs.start.max(i * width), outputs.end.min((i + 1) * width));
+                    let first = offset + i * stride + from - i * width;
+                    first..first + to - from
+                };
+                runs.map(run).collect()
             }
         }
     }

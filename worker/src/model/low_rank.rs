@@ -22,7 +22,7 @@ pub struct TableIds {
 }
 
 fn key(l: &LinearSpec) -> (String, usize) {
-    (l.module.clone(), l.part.map_or(0, |part| part.index))
+    (l.module.clone(), l.part.map_or(0, |part| part.offset))
 }
 
 impl TableIds {

@@ -1,8 +1,6 @@
 //! GLM-4.5 to 4.7: DeepSeek-V3's experts after grouped-query attention that rotates half of each head. The small one,
 //! GLM-4.7-Flash, has DeepSeek-V3's attention, too.
 
-use std::sync::Arc;
-
 use super::deepseek_v3::{DeepseekMlps, RouterDefaults, latent_decoder};
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle, NormSpan};
@@ -19,12 +17,9 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let head_dim = base.head_dim()?;
     let style = GqaStyle {
-        head_dim,
         qkv_bias: base.flag("attention_bias", false)?,
-        o_bias: false,
         qk_norm: if base.flag("use_qk_norm", false)? { NormSpan::Head } else { NormSpan::Nothing },
-        scale: None,
-        rope: Arc::new(base.partial_rotation(head_dim, 0.5)?),
+        ..GqaStyle::rotated(base.partial_rotation(head_dim, 0.5)?)
     };
     let router = RouterDefaults { n_group: 1, topk_group: 1, scaling: 1.0 };
     let mlps = DeepseekMlps::read(&base, &router, base.sparse_layers(DENSE)?)?;

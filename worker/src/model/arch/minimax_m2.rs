@@ -1,8 +1,6 @@
 //! MiniMax-M2 to M2.7: norms of queries and keys over all heads together, heads that are rotated in part, and sigmoid
 //! routing with a choice bias.
 
-use std::sync::Arc;
-
 use rein_kernels::{RouteSpec, Scoring};
 
 use crate::checkpoint::{ConfigFields, LoadError};
@@ -28,14 +26,8 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         Some(dims) => config.within("rotary_dim", dims, head_dim)? as f64 / head_dim as f64,
         None => 1.0,
     };
-    let style = GqaStyle {
-        head_dim,
-        qkv_bias: false,
-        o_bias: false,
-        qk_norm: NormSpan::AllHeads,
-        scale: None,
-        rope: Arc::new(base.partial_rotation(head_dim, factor)?),
-    };
+    let rotation = base.partial_rotation(head_dim, factor)?;
+    let style = GqaStyle { qk_norm: NormSpan::AllHeads, ..GqaStyle::rotated(rotation) };
     let count = config.usize("num_local_experts")?.unwrap_or(256);
     config.require("num_experts", count)?;
     let inter = config.size("intermediate_size")?;

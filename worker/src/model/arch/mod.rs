@@ -11,6 +11,7 @@ mod llama;
 mod minimax_m2;
 mod mistral;
 mod mixtral;
+mod phi3;
 mod qwen;
 mod qwen3_moe;
 mod qwen3_next;
@@ -45,6 +46,13 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "Qwen3ForCausalLM", model_types: &["qwen3"], build: qwen::build_qwen3 },
     Architecture { name: "Gemma3ForCausalLM", model_types: &["gemma3_text"], build: gemma3::build },
     Architecture { name: "GraniteForCausalLM", model_types: &["granite"], build: granite::build },
+    Architecture { name: "GraniteMoeForCausalLM", model_types: &["granitemoe"], build: granite::build_moe },
+    Architecture {
+        name: "GraniteMoeSharedForCausalLM",
+        model_types: &["granitemoeshared"],
+        build: granite::build_moe_shared,
+    },
+    Architecture { name: "Phi3ForCausalLM", model_types: &["phi3"], build: phi3::build },
 ];
 
 /// Names of the supported architectures.

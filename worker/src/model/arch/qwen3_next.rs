@@ -7,7 +7,7 @@ use rein_kernels::{DeltaSpec, RopeSpec, WeightRole};
 use super::qwen3_moe::{ExpertDefaults, QwenExperts};
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, MAX_HEAD_DIM};
-use crate::model::linear::{HeadPart, LinearSpec, Norm, Shard};
+use crate::model::linear::{LinearSpec, Norm, Shard, StoredPart};
 use crate::model::mixer::{DeltaNet, Gqa, MixerSpec};
 use crate::model::spec::{LayerSpec, Mlp, SharedExpert, Spec};
 
@@ -101,7 +101,7 @@ fn attention(base: &Base, i: usize, rope: &Arc<RopeSpec>, bias: bool) -> MixerSp
     let norm = |name: &str| Norm { from_one: true, ..base.norm(format!("{at}{name}"), dim) };
     // The query of each head is followed by its gate.
     let of_query = |index| LinearSpec {
-        part: Some(HeadPart { width: dim, index, of: 2 }),
+        part: Some(StoredPart { width: dim, stride: 2 * dim, offset: index * dim, rows: 2 * q }),
         ..LinearSpec::new(format!("{at}q_proj"), [q, h], bias, Shard::OutHeads(dim))
     };
     MixerSpec::Gqa(Gqa {

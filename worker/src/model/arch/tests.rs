@@ -340,6 +340,47 @@ fn layers_by_kind_must_agree_with_the_number_of_dense_ones() {
 }
 
 #[test]
+fn phi_4_is_read_and_scaled_rotations_are_refused() {
+    let text = r#"{"architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "auto_map": {}, "bos_token_id": 100257, "embd_pdrop": 0.0, "eos_token_id": 100265, "hidden_act": "silu",
+        "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17920, "max_position_embeddings": 16384,
+        "model_type": "phi3", "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 10,
+        "original_max_position_embeddings": 16384, "pad_token_id": 100349, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+        "rope_scaling": null, "rope_theta": 250000, "sliding_window": null, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.47.0", "use_cache": true, "vocab_size": 100352}"#;
+    let phi = spec(text);
+    let MixerSpec::Gqa(gqa) = &phi.layers[0].mixer else { panic!("grouped-query attention") };
+    assert_eq!(gqa.v.stored_shape(), [60 * 128, 5120]);
+    // The second of two ranks has the last five heads of k, which are after all queries.
+    assert_eq!(gqa.k.stored_rows(5 * 128..10 * 128), [45 * 128..50 * 128]);
+    let long = text.replace(
+        "\"rope_scaling\": null",
+        r#""rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}"#,
+    );
+    let config: Value = serde_json::from_str(&long).expect("JSON");
+    assert!(build(config.as_object().expect("object")).expect_err("longrope").to_string().contains("longrope"));
+}
+
+#[test]
+fn experts_of_granite_are_parts_of_a_tensor() {
+    let granite = spec(
+        r#"{"architectures": ["GraniteMoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+        "hidden_act": "silu", "hidden_size": 1536, "initializer_range": 0.02, "intermediate_size": 512,
+        "logits_scaling": 6.0, "max_position_embeddings": 131072, "model_type": "granitemoe",
+        "num_attention_heads": 24, "num_experts_per_tok": 8, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "num_local_experts": 40, "output_router_logits": false, "pad_token_id": 0, "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.0,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 49155}"#,
+    );
+    let Mlp::Moe(moe) = &granite.layers[0].mlp else { panic!("experts") };
+    let up = &moe.experts[3].up;
+    assert_eq!((up.stored_shape(), up.stored_rows(0..512)), ([40 * 1024, 1536], vec![7 * 512..8 * 512]));
+    assert_eq!(moe.experts[39].down.stored_rows(0..1536), [39 * 1536..40 * 1536]);
+    assert_eq!(moe.router.module, "model.layers.0.block_sparse_moe.router.layer");
+}
+
+#[test]
 fn sizes_have_limits() {
     for (from, to) in [
         ("\"num_hidden_layers\": 61", "\"num_hidden_layers\": 2000000000"),

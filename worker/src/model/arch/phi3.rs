@@ -1,0 +1,40 @@
+//! Phi-3 and Phi-4: Llama with q, k and v in one matrix, and gate and up in another.
+
+use crate::checkpoint::{ConfigFields, LoadError};
+use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
+use crate::model::linear::LinearSpec;
+use crate::model::mixer::{Gqa, MixerSpec};
+use crate::model::spec::{Gated, Mlp, Spec};
+
+const DEFAULTS: ConfigDefaults =
+    ConfigDefaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-5, theta: 1e4 };
+
+pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &DEFAULTS)?;
+    config.require("attention_bias", false)?;
+    // Of the scaled rotations, which are refused by their type.
+    config.usize("original_max_position_embeddings")?;
+    let head_dim = base.head_dim()?;
+    let style = GqaStyle::rotated(base.partial_rotation(head_dim, 1.0)?);
+    let inter = config.size("intermediate_size")?;
+    let window = base.uniform_window(base.sliding_window(None)?)?;
+    let (q, kv) = (base.heads * head_dim, base.kv_heads * head_dim);
+    base.spec("Phi3ForCausalLM", |i| {
+        let at = base.layer(i);
+        let joined = |linear: LinearSpec, name: &str, rows, offset| {
+            LinearSpec { module: format!("{at}{name}"), ..linear }.within(rows, offset)
+        };
+        let mixer = match style.layer(&base, i, window) {
+            MixerSpec::Gqa(gqa) => {
+                let of = |linear, offset| joined(linear, "self_attn.qkv_proj", q + 2 * kv, offset);
+                let Gqa { q: query, k, v, .. } = gqa.clone();
+                MixerSpec::Gqa(Gqa { q: of(query, 0), k: of(k, q), v: of(v, q + kv), ..gqa })
+            }
+            other => other,
+        };
+        let mlp = base.gated(&format!("{at}mlp."), inter, false);
+        let of = |linear, offset| joined(linear, "mlp.gate_up_proj", 2 * inter, offset);
+        let mlp = Gated { gate: of(mlp.gate.clone(), 0), up: of(mlp.up.clone(), inter), ..mlp };
+        Ok(base.decoder_layer(i, mixer, Mlp::Dense(mlp)))
+    })
+}
