@@ -66,6 +66,31 @@ const SHAPES: &[(&str, &str)] = &[
             "norm_topk_prob": true, "vocab_size": 151936, "max_position_embeddings": 40960,
             "torch_dtype": "bfloat16"}"#,
     ),
+    (
+        "glm-4.5-air",
+        r#"{"architectures": ["Glm4MoeForCausalLM"], "hidden_size": 4096, "intermediate_size": 10944,
+            "moe_intermediate_size": 1408, "num_hidden_layers": 46, "first_k_dense_replace": 1,
+            "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": true,
+            "use_qk_norm": false, "partial_rotary_factor": 0.5, "n_routed_experts": 128, "n_shared_experts": 1,
+            "num_experts_per_tok": 8, "routed_scaling_factor": 1.0, "vocab_size": 151552,
+            "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}"#,
+    ),
+    (
+        "hy3",
+        r#"{"architectures": ["HYV3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 13312,
+            "moe_intermediate_size": 1536, "num_hidden_layers": 80, "first_k_dense_replace": 1,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 192,
+            "num_shared_experts": 1, "num_experts_per_tok": 8, "router_scaling_factor": 2.826, "vocab_size": 120832,
+            "max_position_embeddings": 262144, "torch_dtype": "bfloat16"}"#,
+    ),
+    (
+        "minimax-m2",
+        r#"{"architectures": ["MiniMaxM2ForCausalLM"], "hidden_size": 3072, "intermediate_size": 1536,
+            "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+            "rotary_dim": 64, "num_local_experts": 256, "num_experts_per_tok": 8, "vocab_size": 200064,
+            "max_position_embeddings": 196608, "torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8",
+            "fmt": "float8_e4m3fn", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}"#,
+    ),
 ];
 
 /// The config.json of a model with this name.

@@ -32,6 +32,7 @@ const PAGE: &[(&str, &str)] = &[
         "rein capacity qwen3-235b-a22b --gpus 8",
         "Qwen3-235B-A22B in bf16. 8 GPUs hold each of the 4 key/value heads twice.",
     ),
+    ("rein capacity minimax-m2 --gpus 4", "MiniMax-M2 in FP8: 4 GPUs leave half of their memory to the KV cache."),
 ];
 
 #[test]
