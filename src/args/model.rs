@@ -194,8 +194,8 @@ pub struct LoraArgs {
     /// Comma-separated LoRA adapters, NAME=DIR each: DIR has PEFT's files, and requests name NAME as their model
     #[arg(long, env = "REIN_LORA", value_delimiter = ',', value_name = "NAME=DIR", value_parser = option_values::named_dir)]
     pub lora: Vec<(String, String)>,
-    /// LoRA adapters at the same time [default: 8 where there are any or --lora-api is on, or as many as --lora names;
-    /// else 0]
+    /// LoRA adapters at the same time [default: 8, or the number of those named if it is larger; 0 where none is named
+    /// and the API may load none]
     #[arg(long, env = "REIN_MAX_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(0..=limits::MAX_LORAS as i64))]
     pub max_loras: Option<u32>,
     /// The rank that memory is kept free for, in each of --max-loras adapters; adapters of larger ranks take more of it
