@@ -463,7 +463,7 @@ impl Backend for Cpu {
     }
 
     fn norm_of_part(&self, x: &Tensor, weight: &Vec<f32>, of: &RowSquares<Tensor>) -> Tensor {
-        norms::norm_of_part(x, weight, of)
+        norms::norm_of_part(self, x, weight, of)
     }
 
     fn linear(&self, x: &Tensor, Linear(weight): &Linear, bias: Option<&Vec<f32>>) -> Tensor {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::simd::{Isa, Simd, simd_fn};
-use super::{Tensor, stale};
+use super::{Cpu, Tensor, stale};
 use crate::backend::RowSquares;
 
 #[inline(always)]
@@ -62,12 +62,15 @@ pub fn square_sums(isa: Isa, x: &Tensor, y: &Tensor, counted: Range<usize>) -> T
     out
 }
 
-pub fn norm_of_part(x: &Tensor, weight: &[f32], of: &RowSquares<Tensor>) -> Tensor {
+pub fn norm_of_part(cpu: &Cpu, x: &Tensor, weight: &[f32], of: &RowSquares<Tensor>) -> Tensor {
     assert_eq!((of.sums.rows, x.cols), (x.rows, weight.len()), "norm_of_part: the shapes");
-    let mut out = x.clone();
-    for (row, sums) in out.data.chunks_exact_mut(x.cols.max(1)).zip(of.sums.data.chunks_exact(of.sums.cols)) {
-        let factor = 1.0 / (sums[of.column] / of.width as f32 + of.eps).sqrt();
-        row.iter_mut().zip(weight).for_each(|(x, weight)| *x = *weight * (*x * factor));
-    }
+    let (mut out, columns) = (x.clone(), of.sums.cols);
+    cpu.by_rows(&mut out.data, x.cols, &|from, part| {
+        let sums = of.sums.data[from * columns..].chunks_exact(columns);
+        for (row, sums) in part.chunks_exact_mut(weight.len()).zip(sums) {
+            let factor = 1.0 / (sums[of.column] / of.width as f32 + of.eps).sqrt();
+            row.iter_mut().zip(weight).for_each(|(x, weight)| *x = *weight * (*x * factor));
+        }
+    });
     out
 }

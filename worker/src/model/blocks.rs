@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use rein_kernels::{RopeSpec, RouteSpec, WeightRole};
+use rein_kernels::{RopeSpec, RouteSpec, Scoring, WeightRole};
 
 use super::linear::{LinearSpec, Norm, Shard};
 use super::mixer::{Gqa, MixerSpec};
 use super::rope::{self, Frequencies};
-use super::spec::{Activation, Gated, LayerSpec, Mlp, Moe, Spec};
+use super::spec::{Activation, Gated, LayerSpec, Mlp, Moe, SharedExpert, Spec};
 use crate::checkpoint::{ConfigFields, LoadError};
 
 const MAX_LAYERS: usize = 1 << 12;
@@ -261,29 +261,31 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// Routed experts under `at`, with these matrix names; `router` is the scoring module.
-    pub fn moe(
-        &self,
-        router: String,
-        at: &str,
-        names: [&str; 3],
-        experts: usize,
-        inter: usize,
-        route: RouteSpec,
-    ) -> Result<Moe, LoadError> {
-        if route.top_k == 0 || route.top_k > experts {
-            let what = format!("must be from 1 to {experts}, the number of experts, got {}", route.top_k);
-            return Err(self.config.error("num_experts_per_tok", what));
-        }
+    /// Routing without groups, to so many experts under `key` of the config, with normalized weights.
+    pub fn route(&self, key: &str, default: usize, experts: usize, scoring: Scoring) -> Result<RouteSpec, LoadError> {
+        let top_k = self.config.usize(key)?.unwrap_or(default);
         self.config.within("number of experts", experts, MAX_EXPERTS)?;
-        let expert = |e: usize| self.gated_named(&format!("{at}{e}."), names, inter, false).into_expert();
-        Ok(Moe {
+        if top_k == 0 || top_k > experts {
+            let what = format!("must be from 1 to {experts}, the number of experts, got {top_k}");
+            return Err(self.config.error(key, what));
+        }
+        Ok(RouteSpec { top_k, scoring, n_group: 1, topk_group: 1, normalize: true, scaling: 1.0 })
+    }
+
+    /// `router` is the scoring module.
+    pub fn moe(&self, router: String, experts: usize, route: RouteSpec, expert: impl Fn(usize) -> Gated) -> Moe {
+        Moe {
             router: LinearSpec::new(router, [experts, self.hidden], false, Shard::Whole).with_role(WeightRole::Router),
             choice_bias: None,
-            experts: (0..experts).map(expert).collect(),
+            experts: (0..experts).map(|e| expert(e).into_expert()).collect(),
             route,
             shared: None,
-        })
+        }
+    }
+
+    /// The shared experts of a layer as one MLP; None: it has none.
+    pub fn shared_expert(&self, at: &str, inter: usize) -> Option<Box<SharedExpert>> {
+        (inter > 0).then(|| Box::new(SharedExpert { mlp: self.gated(at, inter, false), gate: None }))
     }
 }
 
@@ -329,6 +331,11 @@ impl GqaStyle {
     }
 
     pub fn layer(&self, base: &Base, i: usize, window: Option<usize>) -> MixerSpec {
+        MixerSpec::Gqa(self.gqa(base, i, window))
+    }
+
+    /// The same, for architectures that change more of it.
+    pub fn gqa(&self, base: &Base, i: usize, window: Option<usize>) -> Gqa {
         let at = format!("{}self_attn.", base.layer(i));
         let dim = self.head_dim;
         let (q, kv, h) = (base.heads * dim, base.kv_heads * dim, base.hidden);
@@ -336,7 +343,7 @@ impl GqaStyle {
             let norm = |name: &str, size| base.norm(format!("{at}{name}"), size);
             Some((norm("q_norm", q_size), norm("k_norm", k_size)))
         };
-        MixerSpec::Gqa(Gqa {
+        Gqa {
             q: LinearSpec::new(format!("{at}q_proj"), [q, h], self.qkv_bias, Shard::OutHeads(dim)),
             k: LinearSpec::new(format!("{at}k_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
             v: LinearSpec::new(format!("{at}v_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
@@ -351,7 +358,7 @@ impl GqaStyle {
             scale: self.scale.unwrap_or((1.0 / (dim as f64).sqrt()) as f32),
             window,
             rope: self.rope.clone(),
-        })
+        }
     }
 }
 

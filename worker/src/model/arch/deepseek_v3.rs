@@ -9,7 +9,7 @@ use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, MAX_HEAD_DIM};
 use crate::model::linear::{LinearSpec, Norm, Shard};
 use crate::model::mixer::{MixerSpec, Mla, MlaQuery};
-use crate::model::spec::{ChoiceBias, Mlp, Moe, SharedExpert, Spec};
+use crate::model::spec::{ChoiceBias, Mlp, Moe, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-6, theta: 1e4 };
@@ -46,7 +46,7 @@ pub(super) fn latent_decoder(
     let mlps = DeepseekMlps::read(base, router, sparse)?;
     let window = base.uniform_window(None)?;
     debug_assert!(window.is_none());
-    base.spec(architecture, |i| Ok(base.decoder_layer(i, attention.layer(base, i), mlps.layer(base, i)?)))
+    base.spec(architecture, |i| Ok(base.decoder_layer(i, attention.layer(base, i), mlps.layer(base, i))))
 }
 
 struct Latent {
@@ -159,6 +159,7 @@ impl DeepseekMlps {
             None => config.size("n_routed_experts")?,
         };
         config.require("num_local_experts", count)?;
+        let route = base.route("num_experts_per_tok", 8, count, Scoring::Sigmoid)?;
         let groups = |key: &str, default: usize| -> Result<usize, LoadError> {
             Ok(config.usize(key)?.unwrap_or(if config.mentions(key) { 1 } else { default }))
         };
@@ -170,10 +171,11 @@ impl DeepseekMlps {
         if topk_group == 0 || topk_group > n_group {
             return Err(config.error("topk_group", format!("must be from 1 to {n_group} (n_group), got {topk_group}")));
         }
-        let top_k = config.usize("num_experts_per_tok")?.unwrap_or(8);
-        if top_k > count / n_group * topk_group {
-            let what =
-                format!("must be at most the number of experts in the {topk_group} eligible groups, got {top_k}");
+        if route.top_k > count / n_group * topk_group {
+            let what = format!(
+                "must be at most the number of experts in the {topk_group} eligible groups, got {}",
+                route.top_k
+            );
             return Err(config.error("num_experts_per_tok", what));
         }
         let shared = match config.usize("n_shared_experts")? {
@@ -188,34 +190,30 @@ impl DeepseekMlps {
             shared,
             sparse,
             route: RouteSpec {
-                top_k,
-                scoring: Scoring::Sigmoid,
                 n_group,
                 topk_group,
                 normalize: base.flag("norm_topk_prob", true)?,
                 scaling: base.number("routed_scaling_factor", defaults.scaling)?,
+                ..route
             },
         })
     }
 
-    pub fn layer(&self, base: &Base, i: usize) -> Result<Mlp, LoadError> {
+    pub fn layer(&self, base: &Base, i: usize) -> Mlp {
         let at = format!("{}mlp.", base.layer(i));
         if !self.sparse[i] {
-            return Ok(Mlp::Dense(base.gated(&at, self.dense_inter, false)));
+            return Mlp::Dense(base.gated(&at, self.dense_inter, false));
         }
-        let names = ["gate_proj", "up_proj", "down_proj"];
-        let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), names, self.count, self.inter, self.route)?;
-        let shared = (self.shared > 0).then(|| {
-            let mlp = base.gated(&format!("{at}shared_experts."), self.shared * self.inter, false);
-            Box::new(SharedExpert { mlp, gate: None })
-        });
-        Ok(Mlp::Moe(Moe {
+        let expert = |e| base.gated(&format!("{at}experts.{e}."), self.inter, false);
+        let moe = base.moe(format!("{at}gate"), self.count, self.route, expert);
+        let shared = base.shared_expert(&format!("{at}shared_experts."), self.shared * self.inter);
+        Mlp::Moe(Moe {
             choice_bias: Some(ChoiceBias {
                 tensor: format!("{at}gate.e_score_correction_bias"),
                 shape: vec![self.count],
             }),
             shared,
             ..moe
-        }))
+        })
     }
 }

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use rein_kernels::{RopeSpec, RouteSpec, Scoring};
+use rein_kernels::{RopeSpec, Scoring};
 
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
-use crate::model::spec::{ChoiceBias, Mlp, Moe, SharedExpert, Spec};
+use crate::model::spec::{ChoiceBias, Mlp, Moe, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: Some(2), head_dim: Some(128), max_positions: 131_072, eps: 1e-5, theta: 5e5 };
@@ -33,24 +33,16 @@ pub fn build_moe(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError>
     let inter = config.size("moe_intermediate_size")?;
     let count = config.usize("moe_num_experts")?.unwrap_or(64);
     let shared = config.usize("moe_num_shared_experts")?.unwrap_or(2);
-    let route = RouteSpec {
-        top_k: config.usize("moe_k")?.unwrap_or(6),
-        scoring: Scoring::Softmax,
-        n_group: 1,
-        topk_group: 1,
-        normalize: true,
-        scaling: 1.0,
-    };
+    let route = base.route("moe_k", 6, count, Scoring::Softmax)?;
     let sparse = sparse_layers(&base)?;
     let mut spec = base.spec("Ernie4_5_MoeForCausalLM", |i| {
         let at = format!("{}mlp.", base.layer(i));
         let mlp = match sparse[i] {
             false => Mlp::Dense(base.gated(&at, dense_inter, false)),
             true => {
-                let names = ["gate_proj", "up_proj", "down_proj"];
-                let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), names, count, inter, route)?;
-                let mlp = base.gated(&format!("{at}shared_experts."), shared * inter, false);
-                let shared = (shared > 0).then(|| Box::new(SharedExpert { mlp, gate: None }));
+                let expert = |e| base.gated(&format!("{at}experts.{e}."), inter, false);
+                let moe = base.moe(format!("{at}gate"), count, route, expert);
+                let shared = base.shared_expert(&format!("{at}shared_experts."), shared * inter);
                 let tensor = format!("{at}moe_statics.e_score_correction_bias");
                 Mlp::Moe(Moe { choice_bias: Some(ChoiceBias { tensor, shape: vec![1, count] }), shared, ..moe })
             }

@@ -52,21 +52,15 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let spec = base.spec("Gemma3ForCausalLM", |i| {
         let at = base.layer(i);
         let norm = |name: &str| around_one(base.norm(format!("{at}{name}"), base.hidden));
-        let mixer = match slides[i] {
-            true => local.layer(&base, i, window),
-            false => global.layer(&base, i, None),
+        let mut gqa = match slides[i] {
+            true => local.gqa(&base, i, window),
+            false => global.gqa(&base, i, None),
         };
-        let mixer = match mixer {
-            MixerSpec::Gqa(mut gqa) => {
-                gqa.qk_norm = gqa.qk_norm.map(|(q, k)| (around_one(q), around_one(k)));
-                MixerSpec::Gqa(gqa)
-            }
-            other => other,
-        };
+        gqa.qk_norm = gqa.qk_norm.map(|(q, k)| (around_one(q), around_one(k)));
         let mlp = Gated { activation: Activation::Gelu, ..base.gated(&format!("{at}mlp."), inter, false) };
         Ok(LayerSpec {
             input_norm: norm("input_layernorm"),
-            mixer,
+            mixer: MixerSpec::Gqa(gqa),
             mixer_result_norm: Some(norm("post_attention_layernorm")),
             mlp_norm: norm("pre_feedforward_layernorm"),
             mlp: Mlp::Dense(mlp),

@@ -23,7 +23,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     };
     let router = RouterDefaults { n_group: 1, topk_group: 1, scaling: 1.0 };
     let mlps = DeepseekMlps::read(&base, &router, base.sparse_layers(DENSE)?)?;
-    base.spec("Glm4MoeForCausalLM", |i| Ok(base.decoder_layer(i, style.layer(&base, i, None), mlps.layer(&base, i)?)))
+    base.spec("Glm4MoeForCausalLM", |i| Ok(base.decoder_layer(i, style.layer(&base, i, None), mlps.layer(&base, i))))
 }
 
 pub fn build_lite(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {

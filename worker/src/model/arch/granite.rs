@@ -1,7 +1,7 @@
 //! Granite 3: Llama with four multipliers, and its mixtures of experts, whose matrices are stacked in one tensor of a
 //! layer.
 
-use rein_kernels::{RouteSpec, Scoring};
+use rein_kernels::Scoring;
 
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, GqaStyle, LLAMA_DEFAULTS};
@@ -12,9 +12,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &LLAMA_DEFAULTS)?;
     let mlp_bias = base.flag("mlp_bias", false)?;
     let inter = config.size("intermediate_size")?;
-    decoder(&base, "GraniteForCausalLM", |i| {
-        Ok(Mlp::Dense(base.gated(&format!("{}mlp.", base.layer(i)), inter, mlp_bias)))
-    })
+    decoder(&base, "GraniteForCausalLM", |i| Mlp::Dense(base.gated(&format!("{}mlp.", base.layer(i)), inter, mlp_bias)))
 }
 
 pub fn build_moe(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
@@ -31,25 +29,17 @@ fn experts(config: &ConfigFields, prefix: &str, architecture: &'static str, shar
     config.require("mlp_bias", false)?;
     let inter = config.size("intermediate_size")?;
     let count = config.usize("num_local_experts")?.unwrap_or(8);
-    let route = RouteSpec {
-        top_k: config.usize("num_experts_per_tok")?.unwrap_or(2),
-        scoring: Scoring::Softmax,
-        n_group: 1,
-        topk_group: 1,
-        // A softmax of the chosen logits is that of all of them, normalized.
-        normalize: true,
-        scaling: 1.0,
-    };
+    // A softmax of the chosen logits is that of all of them, normalized.
+    let route = base.route("num_experts_per_tok", 2, count, Scoring::Softmax)?;
     decoder(&base, architecture, |i| {
         let at = format!("{}block_sparse_moe.", base.layer(i));
-        let mut moe = base.moe(format!("{at}router.layer"), "", [""; 3], count, inter, route)?;
-        for (e, expert) in moe.experts.iter_mut().enumerate() {
-            *expert = stacked(&base, &at, inter, e, count).into_expert();
-        }
-        let at = format!("{}shared_mlp.", base.layer(i));
-        let mlp = stacked(&base, &at, shared.max(1), 0, 1);
-        let shared = (shared > 0).then(|| Box::new(SharedExpert { mlp, gate: None }));
-        Ok(Mlp::Moe(Moe { shared, ..moe }))
+        let expert = |e| stacked(&base, &at, inter, e, count);
+        let moe = base.moe(format!("{at}router.layer"), count, route, expert);
+        let shared = (shared > 0).then(|| {
+            let mlp = stacked(&base, &format!("{}shared_mlp.", base.layer(i)), shared, 0, 1);
+            Box::new(SharedExpert { mlp, gate: None })
+        });
+        Mlp::Moe(Moe { shared, ..moe })
     })
 }
 
@@ -65,11 +55,7 @@ fn stacked(base: &Base, at: &str, inter: usize, index: usize, count: usize) -> G
     Gated { gate: inputs(0), up: inputs(1), down, ..base.gated("", inter, false) }
 }
 
-fn decoder(
-    base: &Base,
-    architecture: &'static str,
-    mlp: impl Fn(usize) -> Result<Mlp, LoadError>,
-) -> Result<Spec, LoadError> {
+fn decoder(base: &Base, architecture: &'static str, mlp: impl Fn(usize) -> Mlp) -> Result<Spec, LoadError> {
     let bias = base.flag("attention_bias", false)?;
     let style = GqaStyle {
         qkv_bias: bias,
@@ -78,7 +64,7 @@ fn decoder(
         ..GqaStyle::plain(base)?
     };
     let window = base.uniform_window(None)?;
-    let spec = base.spec(architecture, |i| Ok(base.decoder_layer(i, style.layer(base, i, window), mlp(i)?)))?;
+    let spec = base.spec(architecture, |i| Ok(base.decoder_layer(i, style.layer(base, i, window), mlp(i))))?;
     let logits_scaling = base.number("logits_scaling", 1.0)?;
     if logits_scaling == 0.0 {
         return Err(base.config.error("logits_scaling", "must not be 0"));

@@ -4,7 +4,7 @@ use rein_kernels::{RouteSpec, Scoring};
 
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
-use crate::model::spec::{ChoiceBias, Mlp, Moe, SharedExpert, Spec};
+use crate::model::spec::{ChoiceBias, Mlp, Moe, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: Some(8), head_dim: Some(128), max_positions: 131_072, eps: 1e-5, theta: 11_158_840.0 };
@@ -31,22 +31,18 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let dense_inter = config.size("intermediate_size")?;
     let sparse = base.sparse_layers(1)?;
     let route = RouteSpec {
-        top_k: config.usize("num_experts_per_tok")?.unwrap_or(8),
-        scoring: Scoring::Sigmoid,
-        n_group: 1,
-        topk_group: 1,
         normalize: base.flag("route_norm", true)?,
         scaling: base.number("router_scaling_factor", 2.826)?,
+        ..base.route("num_experts_per_tok", 8, count, Scoring::Sigmoid)?
     };
     base.spec("HYV3ForCausalLM", |i| {
         let at = format!("{}mlp.", base.layer(i));
         let mlp = match sparse[i] {
             false => Mlp::Dense(base.gated(&at, dense_inter, false)),
             true => {
-                let names = ["gate_proj", "up_proj", "down_proj"];
-                let moe = base.moe(format!("{at}router.gate"), &format!("{at}experts."), names, count, inter, route)?;
-                let mlp = base.gated(&format!("{at}shared_mlp."), shared * inter, false);
-                let shared = (shared > 0).then(|| Box::new(SharedExpert { mlp, gate: None }));
+                let expert = |e| base.gated(&format!("{at}experts.{e}."), inter, false);
+                let moe = base.moe(format!("{at}router.gate"), count, route, expert);
+                let shared = base.shared_expert(&format!("{at}shared_mlp."), shared * inter);
                 Mlp::Moe(Moe {
                     choice_bias: Some(ChoiceBias { tensor: format!("{at}expert_bias"), shape: vec![count] }),
                     shared,

@@ -1,7 +1,7 @@
 //! MiniMax-M2 to M2.7: norms of queries and keys over all heads together, heads that are rotated in part, and sigmoid
 //! routing with a choice bias.
 
-use rein_kernels::{RouteSpec, Scoring};
+use rein_kernels::Scoring;
 
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle, NormSpan};
@@ -31,20 +31,14 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let count = config.usize("num_local_experts")?.unwrap_or(256);
     config.require("num_experts", count)?;
     let inter = config.size("intermediate_size")?;
-    let route = RouteSpec {
-        top_k: config.usize("num_experts_per_tok")?.unwrap_or(8),
-        scoring: Scoring::Sigmoid,
-        n_group: 1,
-        topk_group: 1,
-        normalize: true,
-        scaling: 1.0,
-    };
+    let route = base.route("num_experts_per_tok", 8, count, Scoring::Sigmoid)?;
     let mtp = config.usize("num_mtp_modules")?.unwrap_or(0).min(MOST_MTP_MODULES);
     config.usize("mtp_transformer_layers")?;
     config.bool("use_mtp")?;
     let mut spec = base.spec("MiniMaxM2ForCausalLM", |i| {
         let at = format!("{}block_sparse_moe.", base.layer(i));
-        let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), ["w1", "w3", "w2"], count, inter, route)?;
+        let expert = |e| base.gated_named(&format!("{at}experts.{e}."), ["w1", "w3", "w2"], inter, false);
+        let moe = base.moe(format!("{at}gate"), count, route, expert);
         let moe = Moe {
             choice_bias: Some(ChoiceBias { tensor: format!("{at}e_score_correction_bias"), shape: vec![count] }),
             ..moe

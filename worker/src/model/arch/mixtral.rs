@@ -1,6 +1,6 @@
 //! Mixtral: Mistral's attention, softmax routing with weights normalized over the chosen experts.
 
-use rein_kernels::{RouteSpec, Scoring};
+use rein_kernels::Scoring;
 
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
@@ -18,18 +18,12 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         Some(n) => n,
         None => config.usize("num_experts")?.unwrap_or(8),
     };
-    let route = RouteSpec {
-        top_k: config.usize("num_experts_per_tok")?.unwrap_or(2),
-        scoring: Scoring::Softmax,
-        n_group: 1,
-        topk_group: 1,
-        normalize: true,
-        scaling: 1.0,
-    };
+    let route = base.route("num_experts_per_tok", 2, experts, Scoring::Softmax)?;
     let window = base.uniform_window(base.sliding_window(None)?)?;
     base.spec("MixtralForCausalLM", |i| {
         let at = format!("{}block_sparse_moe.", base.layer(i));
-        let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), ["w1", "w3", "w2"], experts, inter, route)?;
+        let expert = |e| base.gated_named(&format!("{at}experts.{e}."), ["w1", "w3", "w2"], inter, false);
+        let moe = base.moe(format!("{at}gate"), experts, route, expert);
         Ok(base.decoder_layer(i, style.layer(&base, i, window), Mlp::Moe(moe)))
     })
 }

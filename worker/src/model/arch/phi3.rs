@@ -3,8 +3,8 @@
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
 use crate::model::linear::LinearSpec;
-use crate::model::mixer::{Gqa, MixerSpec};
-use crate::model::spec::{Gated, Mlp, Spec};
+use crate::model::mixer::MixerSpec;
+use crate::model::spec::{Mlp, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-5, theta: 1e4 };
@@ -24,17 +24,12 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         let joined = |linear: LinearSpec, name: &str, rows, offset| {
             LinearSpec { module: format!("{at}{name}"), ..linear }.within(rows, offset)
         };
-        let mixer = match style.layer(&base, i, window) {
-            MixerSpec::Gqa(gqa) => {
-                let of = |linear, offset| joined(linear, "self_attn.qkv_proj", q + 2 * kv, offset);
-                let Gqa { q: query, k, v, .. } = gqa.clone();
-                MixerSpec::Gqa(Gqa { q: of(query, 0), k: of(k, q), v: of(v, q + kv), ..gqa })
-            }
-            other => other,
-        };
-        let mlp = base.gated(&format!("{at}mlp."), inter, false);
-        let of = |linear, offset| joined(linear, "mlp.gate_up_proj", 2 * inter, offset);
-        let mlp = Gated { gate: of(mlp.gate.clone(), 0), up: of(mlp.up.clone(), inter), ..mlp };
-        Ok(base.decoder_layer(i, mixer, Mlp::Dense(mlp)))
+        let qkv = |linear, offset| joined(linear, "self_attn.qkv_proj", q + 2 * kv, offset);
+        let gate_up = |linear, offset| joined(linear, "mlp.gate_up_proj", 2 * inter, offset);
+        let mut gqa = style.gqa(&base, i, window);
+        (gqa.q, gqa.k, gqa.v) = (qkv(gqa.q, 0), qkv(gqa.k, q), qkv(gqa.v, q + kv));
+        let mut mlp = base.gated(&format!("{at}mlp."), inter, false);
+        (mlp.gate, mlp.up) = (gate_up(mlp.gate, 0), gate_up(mlp.up, inter));
+        Ok(base.decoder_layer(i, MixerSpec::Gqa(gqa), Mlp::Dense(mlp)))
     })
 }

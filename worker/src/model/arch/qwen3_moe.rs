@@ -25,7 +25,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let on = base.flag("use_sliding_window", false)?;
     let window = base.uniform_window(base.sliding_window(Some(4096))?.filter(|_| on))?;
     base.spec("Qwen3MoeForCausalLM", |i| {
-        Ok(base.decoder_layer(i, style.layer(&base, i, window), experts.layer(&base, i)?))
+        Ok(base.decoder_layer(i, style.layer(&base, i, window), experts.layer(&base, i)))
     })
 }
 
@@ -43,7 +43,8 @@ pub(super) struct QwenExperts {
     dense_inter: usize,
     step: usize,
     dense_layers: Vec<usize>,
-    route: RouteSpec,
+    /// None: there are no experts.
+    route: Option<RouteSpec>,
 }
 
 impl QwenExperts {
@@ -53,30 +54,28 @@ impl QwenExperts {
         if step == 0 {
             return Err(config.error("decoder_sparse_step", "must be at least 1"));
         }
+        let normalize = base.flag("norm_topk_prob", defaults.normalize)?;
+        let route = || -> Result<RouteSpec, LoadError> {
+            let route = base.route("num_experts_per_tok", defaults.top_k, count, Scoring::Softmax)?;
+            Ok(RouteSpec { normalize, ..route })
+        };
         Ok(Self {
             count,
             inter: config.usize("moe_intermediate_size")?.unwrap_or(defaults.inter),
             dense_inter: config.usize("intermediate_size")?.unwrap_or(defaults.dense),
             step,
             dense_layers: config.usizes("mlp_only_layers")?.unwrap_or_default(),
-            route: RouteSpec {
-                top_k: config.usize("num_experts_per_tok")?.unwrap_or(defaults.top_k),
-                scoring: Scoring::Softmax,
-                n_group: 1,
-                topk_group: 1,
-                normalize: base.flag("norm_topk_prob", defaults.normalize)?,
-                scaling: 1.0,
-            },
+            route: (count > 0).then(route).transpose()?,
         })
     }
 
-    pub fn layer(&self, base: &Base, i: usize) -> Result<Mlp, LoadError> {
+    pub fn layer(&self, base: &Base, i: usize) -> Mlp {
         let at = format!("{}mlp.", base.layer(i));
-        if self.count == 0 || self.dense_layers.contains(&i) || !(i + 1).is_multiple_of(self.step) {
-            return Ok(Mlp::Dense(base.gated(&at, self.dense_inter, false)));
-        }
-        let names = ["gate_proj", "up_proj", "down_proj"];
-        let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), names, self.count, self.inter, self.route)?;
-        Ok(Mlp::Moe(moe))
+        let sparse = !self.dense_layers.contains(&i) && (i + 1).is_multiple_of(self.step);
+        let Some(route) = self.route.filter(|_| sparse) else {
+            return Mlp::Dense(base.gated(&at, self.dense_inter, false));
+        };
+        let expert = |e| base.gated(&format!("{at}experts.{e}."), self.inter, false);
+        Mlp::Moe(base.moe(format!("{at}gate"), self.count, route, expert))
     }
 }

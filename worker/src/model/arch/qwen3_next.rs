@@ -32,7 +32,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
             true => attention(&base, i, &rope, bias),
             false => delta_net(&base, i, delta),
         };
-        let mlp = with_shared(&base, i, shared_inter, experts.layer(&base, i)?);
+        let mlp = with_shared(&base, i, shared_inter, experts.layer(&base, i));
         Ok(around_one(base.decoder_layer(i, mixer, mlp)))
     })?;
     spec.norm.from_one = true;

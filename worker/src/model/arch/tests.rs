@@ -314,8 +314,13 @@ fn ernie_4_5_and_seed_oss_are_read() {
     let Mlp::Moe(moe) = &ernie.layers[3].mlp else { panic!("experts") };
     assert!(moe.shared.is_none());
     assert_eq!(moe.choice_bias.as_ref().map(|bias| bias.shape.clone()), Some(vec![1, 64]));
-    let biased: Value = serde_json::from_str(&text.replace("\"use_bias\": false", "\"use_bias\": true")).expect("JSON");
-    assert!(build(biased.as_object().expect("object")).expect_err("a bias").to_string().contains("use_bias"));
+    for (from, to, key) in
+        [("\"use_bias\": false", "\"use_bias\": true", "use_bias"), ("\"moe_k\": 8", "\"moe_k\": 65", "moe_k")]
+    {
+        let config: Value = serde_json::from_str(&text.replace(from, to)).expect("JSON");
+        let error = build(config.as_object().expect("object")).expect_err(key).to_string();
+        assert!(error.contains(key), "{error}");
+    }
     let seed = spec(
         r#"{"architectures": ["SeedOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.1,
         "attention_out_bias": false, "bos_token_id": 0, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu",

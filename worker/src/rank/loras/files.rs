@@ -15,7 +15,7 @@ use crate::bytes::ByteCount;
 use crate::checkpoint::{CheckpointWeights, LoadError, Reads, content_hash, parse_json, read_file};
 use crate::limits::{MAX_LORA_CONFIG_BYTES, MAX_LORA_RANK};
 use crate::lora::{Lora, LoraModule, LoraSource};
-use crate::model::{LinearSpec, Mlp, Spec, numbers_of_rank_one};
+use crate::model::{Gated, LinearSpec, Mlp, Spec, numbers_of_rank_one};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -45,7 +45,7 @@ struct Found<'a> {
 
 /// The experts of one layer.
 struct LayerExperts<'a> {
-    experts: &'a [crate::model::Gated],
+    experts: &'a [Gated],
 }
 
 impl LoraSource for LoraReader {
@@ -108,13 +108,14 @@ impl LoraReader {
             return Err(wrong(WEIGHTS, "has no tensors".into()));
         }
         let known: BTreeMap<&str, &LinearSpec> = self.spec.linears().map(|l| (l.module.as_str(), l)).collect();
-        let mut modules = Vec::new();
+        let (experts, mut modules) = (self.experts(), Vec::new());
         for (module, found) in found {
             let (Some(down), Some(up)) = (found.down, found.up) else {
                 return Err(wrong(module, "has only one of lora_A and lora_B".into()));
             };
             let numbers = |(name, [rows, cols]): (&str, [usize; 2])| weights.vector(name, 0..rows * cols);
-            if let Some(layer) = self.experts_of(module) {
+            let all = module.strip_suffix(INNER).unwrap_or(module);
+            if let Some(layer) = names_of(all).find_map(|name| experts.get(&*name)) {
                 layer.split(module, config, [down.1, up.1], numbers(down)?, numbers(up)?, &mut modules)?;
                 continue;
             }
@@ -153,23 +154,19 @@ impl LoraReader {
         )
     }
 
-    /// If it names all experts of a layer.
-    fn experts_of(&self, module: &str) -> Option<LayerExperts<'_>> {
-        let module = module.strip_suffix(INNER).unwrap_or(module);
-        let of_layer = |layer: &Mlp| match layer {
-            Mlp::Moe(moe) => {
-                let first = &moe.experts.first()?.gate.module;
-                // The expert's number and the matrix's name.
-                let all = first.rsplitn(3, '.').nth(2)?;
-                names_of(module).any(|name| name == all).then_some(())
+    /// The experts of each layer, by the module that has all of them.
+    fn experts(&self) -> BTreeMap<&str, LayerExperts<'_>> {
+        let mut all = BTreeMap::new();
+        for layer in &self.spec.layers {
+            if let Mlp::Moe(moe) = &layer.mlp
+                && let Some(first) = moe.experts.first()
+                // Without the expert's number and the matrix's name.
+                && let Some(module) = first.gate.module.rsplitn(3, '.').nth(2)
+            {
+                all.insert(module, LayerExperts { experts: &moe.experts });
             }
-            Mlp::Dense(_) => None,
-        };
-        let layer = self.spec.layers.iter().find(|layer| of_layer(&layer.mlp).is_some())?;
-        match &layer.mlp {
-            Mlp::Moe(moe) => Some(LayerExperts { experts: &moe.experts }),
-            Mlp::Dense(_) => None,
         }
+        all
     }
 
     /// On the rank that needs most.
