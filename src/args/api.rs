@@ -17,8 +17,7 @@ pub struct ApiArgs {
     /// Comma-separated further names of models, NAME=MODEL each: requests for NAME get MODEL
     #[arg(long, env = "REIN_ALIAS", value_delimiter = ',', value_name = "NAME=MODEL", value_parser = option_values::alias, help_heading = "Network")]
     pub alias: Vec<(String, String)>,
-    /// Load and unload LoRA adapters over the API, from directories of the engines' machines: whoever can send requests
-    /// can
+    /// Allow API clients to load and unload LoRA adapters. A client may name any directory on the engines' machines
     #[arg(long, env = "REIN_LORA_API", help_heading = "LoRA adapters")]
     pub lora_api: bool,
     #[command(flatten)]

@@ -191,18 +191,19 @@ pub struct EngineArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "LoRA adapters")]
 pub struct LoraArgs {
-    /// Comma-separated LoRA adapters, NAME=DIR each: DIR has PEFT's files, and requests name NAME as their model
+    /// Comma-separated LoRA adapters, NAME=DIR each. DIR has PEFT's files; a request selects an adapter by its `model`
     #[arg(long, env = "REIN_LORA", value_delimiter = ',', value_name = "NAME=DIR", value_parser = option_values::named_dir)]
     pub lora: Vec<(String, String)>,
-    /// LoRA adapters at the same time [default: 8, or the number of those named if it is larger; 0 where none is named
-    /// and the API may load none]
+    /// Most LoRA adapters that are loaded at the same time [default: 8, or the number of named adapters if it is larger;
+    /// 0 if no adapter is named and API clients may load none]
     #[arg(long, env = "REIN_MAX_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(0..=limits::MAX_LORAS as i64))]
     pub max_loras: Option<u32>,
-    /// The rank that memory is kept free for, in each of --max-loras adapters; adapters of larger ranks take more of it
+    /// The rank for which memory is reserved in each LoRA slot. Adapters of larger ranks are accepted and use more of
+    /// that memory
     #[arg(long, env = "REIN_MAX_LORA_RANK", default_value_t = 64, value_name = "RANK", value_parser = clap::value_parser!(u16).range(1..=limits::MAX_LORA_RANK as i64))]
     pub max_lora_rank: u16,
-    /// Memory for the LoRA adapters on each rank in MiB [default: that of adapters of --max-lora-rank for all modules
-    /// outside of experts]
+    /// Memory reserved for LoRA adapters on each rank, in MiB [default: enough to fill all slots with adapters of all
+    /// modules except experts]
     #[arg(long, env = "REIN_LORA_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub lora_memory: Option<u64>,
 }
