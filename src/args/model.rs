@@ -194,8 +194,8 @@ pub struct LoraArgs {
     /// Comma-separated LoRA adapters, NAME=DIR each. DIR has PEFT's files; a request selects an adapter by its `model`
     #[arg(long, env = "REIN_LORA", value_delimiter = ',', value_name = "NAME=DIR", value_parser = option_values::named_dir)]
     pub lora: Vec<(String, String)>,
-    /// Most LoRA adapters that are loaded at the same time [default: 8, or the number of named adapters if it is larger;
-    /// 0 if no adapter is named and API clients may load none]
+    /// Most LoRA adapters that are loaded at the same time [default: 8, or the number of named adapters if it is
+    /// larger; 0 if no adapter is named and API clients may load none]
     #[arg(long, env = "REIN_MAX_LORAS", value_name = "N", value_parser = clap::value_parser!(u32).range(0..=limits::MAX_LORAS as i64))]
     pub max_loras: Option<u32>,
     /// The rank for which memory is reserved in each LoRA slot. Adapters of larger ranks are accepted and use more of
