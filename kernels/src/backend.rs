@@ -365,6 +365,8 @@ pub trait Backend: Sized + Send + 'static {
     type States: Send;
     /// Low-rank adapters of one module by slot, or of one matrix of a layer's experts.
     type LowRank: Send + Sync;
+    /// Bytes of the host that the device copies from and to.
+    type HostMemory: Send + std::ops::DerefMut<Target = [u8]>;
 
     // Set-up.
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector>;
@@ -397,6 +399,16 @@ pub trait Backend: Sized + Send + 'static {
         width_v: usize,
         precision: Precision,
     ) -> Result<Self::Cache>;
+    /// Bytes of one block of a cache.
+    fn block_bytes(&self, cache: &Self::Cache) -> usize;
+    fn host_memory(&self, bytes: usize) -> Result<Self::HostMemory>;
+    /// Copies a block of a cache to the host, where it is after `settle`.
+    fn save_block(&self, cache: &Self::Cache, block: u32, to: &mut Self::HostMemory, offset: usize) -> Result<()>;
+    /// Copies a block from the host, which ends before `settle` does; all work before it must have ended. Ops that do
+    /// not use the block may run meanwhile.
+    fn load_block(&self, cache: &mut Self::Cache, block: u32, from: &Self::HostMemory, offset: usize) -> Result<()>;
+    /// Waits for all work, and for the copies of this memory.
+    fn settle(&self, memory: &Self::HostMemory) -> Result<()>;
     /// Room for `cells` recurrent states of `numbers` f32 each.
     fn states(&self, cells: usize, numbers: usize) -> Result<Self::States>;
     /// Places for adapters, which are empty.

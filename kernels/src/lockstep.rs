@@ -135,6 +135,7 @@ impl<B: Backend> Backend for Lockstep<B> {
     type Cache = Both<B::Cache, KvCache>;
     type States = Both<B::States, cpu::States>;
     type LowRank = Both<B::LowRank, cpu::LowRank>;
+    type HostMemory = B::HostMemory;
 
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector> {
         Ok(Both { device: self.device.vector(values.clone())?, oracle: self.oracle.vector(values)? })
@@ -192,6 +193,33 @@ impl<B: Backend> Backend for Lockstep<B> {
             device: self.device.cache(blocks, block_size, width_k, width_v, precision)?,
             oracle: self.oracle.cache(blocks, block_size, width_k, width_v, precision)?,
         })
+    }
+
+    /// Those of the device, then those of the oracle.
+    fn block_bytes(&self, cache: &Self::Cache) -> usize {
+        self.device.block_bytes(&cache.device) + self.oracle.block_bytes(&cache.oracle)
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<Self::HostMemory> {
+        self.device.host_memory(bytes)
+    }
+
+    fn save_block(&self, cache: &Self::Cache, block: u32, to: &mut Self::HostMemory, offset: usize) -> Result<()> {
+        self.device.save_block(&cache.device, block, to, offset)?;
+        let own = offset + self.device.block_bytes(&cache.device);
+        cache.oracle.save(block, &mut to[own..own + cache.oracle.block_bytes()]);
+        Ok(())
+    }
+
+    fn load_block(&self, cache: &mut Self::Cache, block: u32, from: &Self::HostMemory, offset: usize) -> Result<()> {
+        self.device.load_block(&mut cache.device, block, from, offset)?;
+        let own = offset + self.device.block_bytes(&cache.device);
+        cache.oracle.load(block, &from[own..own + cache.oracle.block_bytes()]);
+        Ok(())
+    }
+
+    fn settle(&self, memory: &Self::HostMemory) -> Result<()> {
+        self.device.settle(memory)
     }
 
     fn states(&self, cells: usize, numbers: usize) -> Result<Self::States> {

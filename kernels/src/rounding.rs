@@ -171,6 +171,7 @@ impl Backend for RoundingCpu {
     type Cache = KvCache;
     type States = cpu::States;
     type LowRank = cpu::LowRank;
+    type HostMemory = Vec<u8>;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         self.cpu.vector(values)
@@ -226,6 +227,26 @@ impl Backend for RoundingCpu {
         precision: Precision,
     ) -> Result<KvCache> {
         self.cpu.cache(blocks, block_size, width_k, width_v, precision)
+    }
+
+    fn block_bytes(&self, cache: &KvCache) -> usize {
+        self.cpu.block_bytes(cache)
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<Vec<u8>> {
+        self.cpu.host_memory(bytes)
+    }
+
+    fn save_block(&self, cache: &KvCache, block: u32, to: &mut Vec<u8>, offset: usize) -> Result<()> {
+        self.cpu.save_block(cache, block, to, offset)
+    }
+
+    fn load_block(&self, cache: &mut KvCache, block: u32, from: &Vec<u8>, offset: usize) -> Result<()> {
+        self.cpu.load_block(cache, block, from, offset)
+    }
+
+    fn settle(&self, memory: &Vec<u8>) -> Result<()> {
+        self.cpu.settle(memory)
     }
 
     fn states(&self, cells: usize, numbers: usize) -> Result<cpu::States> {

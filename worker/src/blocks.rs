@@ -8,16 +8,23 @@
 //! are recorded. This module does not know sequences.
 
 mod checkpoints;
+mod hold;
+mod host;
 mod unused;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use checkpoints::Checkpoints;
+use hold::HeldBlocks;
+use host::HostPlaces;
+pub use host::{HostShape, KeptBlock, PlaceId};
 use rein_proto::block_hash;
-use unused::{Links, UnusedBlocks};
+use unused::{Linked, Links, UnusedBlocks};
 
 use crate::cells::StateShape;
+use crate::executor::ExecutorShape;
 
 pub type BlockId = u32;
 
@@ -30,11 +37,21 @@ enum Parent {
     After(u64),
 }
 
-/// A block with this content hash was registered or unregistered.
+/// Where a content is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BlockTier {
+    /// In a KV block.
+    Cache,
+    /// In a place of the host tier.
+    Host,
+}
+
+/// A content with this hash came to a tier, or left it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockChange {
     pub hash: u64,
     pub stored: bool,
+    pub tier: BlockTier,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -43,19 +60,32 @@ struct Key {
     tokens: Box<[u32]>,
 }
 
-#[derive(Debug)]
-struct Registered {
-    content: u64,
+/// What a full block holds, wherever it is.
+#[derive(Debug, Clone)]
+struct Content {
+    number: u64,
     hash: u64,
     key: Arc<Key>,
+}
+
+impl Content {
+    fn as_parent(&self) -> Parent {
+        Parent::After(self.number)
+    }
+}
+
+#[derive(Debug)]
+struct Registered {
+    content: Content,
     /// The cell with the recurrent state after this block.
     cell: Option<u32>,
 }
 
-impl Registered {
-    fn as_parent(&self) -> Parent {
-        Parent::After(self.content)
-    }
+/// A cached prefix: blocks, then places of the host tier.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Prefix {
+    pub blocks: Vec<BlockId>,
+    pub places: Vec<PlaceId>,
 }
 
 #[derive(Debug, Default)]
@@ -64,8 +94,20 @@ struct Block {
     registered: Option<Registered>,
     /// The block that was registered or found after it last. It may hold something else by now.
     next: Option<BlockId>,
-    /// Its place among the cached blocks while it is unreferenced.
+    /// Its place among the cached blocks, or those that are held, while it is unreferenced.
     links: Links,
+    /// Its conversation comes back before this time, says a router.
+    hold: Option<Duration>,
+}
+
+impl Linked for Block {
+    fn links(&self) -> Links {
+        self.links
+    }
+
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
+    }
 }
 
 #[derive(Debug)]
@@ -77,6 +119,10 @@ pub struct BlockPool {
     index: HashMap<Arc<Key>, BlockId>,
     /// Registered and unreferenced blocks, the least recently used first.
     cached: UnusedBlocks,
+    /// Those of them that go last.
+    held: HeldBlocks,
+    /// None: there is no host tier.
+    host: Option<HostPlaces>,
     next_content: u64,
     /// None: the model has no recurrent layers.
     checkpoints: Option<Checkpoints>,
@@ -85,8 +131,16 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// `caches`: whether blocks are registered at all.
-    pub fn new(count: usize, block_size: usize, caches: bool, states: Option<StateShape>) -> Self {
+    /// The blocks of an executor. `caches`: whether blocks are registered at all.
+    pub fn of(shape: &ExecutorShape, caches: bool) -> Self {
+        let mut pool = Self::new(shape.blocks, shape.block_size, caches, shape.states);
+        if let Some((host, next)) = HostPlaces::new(&shape.host, shape.block_size).filter(|_| caches) {
+            (pool.host, pool.next_content) = (Some(host), next);
+        }
+        pool
+    }
+
+    pub(crate) fn new(count: usize, block_size: usize, caches: bool, states: Option<StateShape>) -> Self {
         assert!(block_size > 0, "a KV block holds at least one token");
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Self {
@@ -96,6 +150,8 @@ impl BlockPool {
             free: (0..count).rev().collect(),
             index: HashMap::new(),
             cached: UnusedBlocks::default(),
+            held: HeldBlocks::of(count as usize),
+            host: None,
             next_content: 0,
             checkpoints: states.map(Checkpoints::new),
             changes: None,
@@ -116,10 +172,12 @@ impl BlockPool {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// The content hashes of all registered blocks. A hash occurs twice if a block stayed when its parent was
-    /// unregistered, and the same content was computed again after a new parent.
-    pub fn hashes(&self) -> impl Iterator<Item = u64> {
-        self.blocks.iter().filter_map(|block| Some(block.registered.as_ref()?.hash))
+    /// The content hashes of all registered blocks and filled places. A hash occurs twice in a tier if a block stayed
+    /// when its parent was unregistered, and the same content was computed again after a new parent.
+    pub fn hashes(&self) -> impl Iterator<Item = (u64, BlockTier)> {
+        let cached = self.blocks.iter().filter_map(|block| Some(block.registered.as_ref()?.content.hash));
+        let host = self.host.iter().flat_map(|host| host.hashes());
+        cached.map(|hash| (hash, BlockTier::Cache)).chain(host.map(|hash| (hash, BlockTier::Host)))
     }
 
     pub fn block_size(&self) -> usize {
@@ -136,7 +194,7 @@ impl BlockPool {
 
     /// Number of blocks that `allocate` can still return.
     pub fn available(&self) -> usize {
-        self.free.len() + self.cached.len()
+        self.free.len() + self.cached.len() + self.held.len()
     }
 
     /// Referenced blocks.
@@ -144,36 +202,47 @@ impl BlockPool {
         self.total() - self.available()
     }
 
-    /// The longest registered prefix of `tokens`, in whole blocks, after which a sequence can go on. Does not reference
-    /// them.
-    pub fn lookup(&mut self, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
+    /// The longest registered prefix of `tokens`, in whole blocks, after which a sequence can go on, and what follows it
+    /// in the host tier. Does not reference them.
+    pub fn lookup(&mut self, salt: &Arc<str>, tokens: &[u32]) -> Prefix {
         let mut parent = Parent::Root(salt.clone());
-        let mut found: Vec<BlockId> = Vec::new();
+        let mut found = Prefix::default();
         for chunk in tokens.chunks_exact(self.block_size) {
-            let before = found.last().copied();
+            let before = found.blocks.last().copied().filter(|_| found.places.is_empty());
             // Most sequences continue as the last one did, which spares the index.
             let next = before.and_then(|before| self.blocks[before as usize].next);
-            let block = match next.filter(|&next| self.holds(next, &parent, chunk)) {
-                Some(next) => next,
-                None => {
-                    let key = Key { parent, tokens: chunk.into() };
-                    let Some(&block) = self.index.get(&key) else { break };
-                    self.follow(before, block);
-                    block
-                }
+            let next = next.filter(|&next| self.holds(next, &parent, chunk));
+            let key = match next {
+                Some(_) => None,
+                None => Some(Key { parent, tokens: chunk.into() }),
             };
-            let Some(registered) = &self.blocks[block as usize].registered else { break };
-            found.push(block);
-            parent = registered.as_parent();
+            let block = next.or_else(|| self.index.get(key.as_ref()?).copied()).filter(|_| found.places.is_empty());
+            let content = match block {
+                Some(block) => {
+                    if next.is_none() {
+                        self.follow(before, block);
+                    }
+                    found.blocks.push(block);
+                    self.blocks[block as usize].registered.as_ref().map(|registered| &registered.content)
+                }
+                None => key.as_ref().zip(self.host.as_ref()).and_then(|(key, host)| host.find(key)).map(
+                    |(place, content)| {
+                        found.places.push(place);
+                        content
+                    },
+                ),
+            };
+            let Some(content) = content else { break };
+            parent = content.as_parent();
         }
-        while self.checkpoints.is_some() && found.last().is_some_and(|&block| self.cell(block).is_none()) {
-            found.pop();
+        while self.checkpoints.is_some() && found.blocks.last().is_some_and(|&block| self.cell(block).is_none()) {
+            found.blocks.pop();
         }
         found
     }
 
     fn holds(&self, block: BlockId, parent: &Parent, tokens: &[u32]) -> bool {
-        let key = self.blocks[block as usize].registered.as_ref().map(|registered| &*registered.key);
+        let key = self.blocks[block as usize].registered.as_ref().map(|registered| &*registered.content.key);
         key.is_some_and(|key| key.parent == *parent && *key.tokens == *tokens)
     }
 
@@ -193,8 +262,9 @@ impl BlockPool {
         let block = match self.free.pop() {
             Some(block) => block,
             None => {
-                let block = self.cached.oldest()?;
-                self.cached.remove(block, &mut self.blocks);
+                let block = self.cached.oldest().or(self.held.oldest())?;
+                self.reuse(block);
+                self.demote(block);
                 self.forget(block);
                 block
             }
@@ -205,7 +275,7 @@ impl BlockPool {
 
     pub fn retain(&mut self, block: BlockId) {
         if self.blocks[block as usize].refs == 0 {
-            self.cached.remove(block, &mut self.blocks);
+            self.reuse(block);
         }
         self.blocks[block as usize].refs += 1;
     }
@@ -219,7 +289,8 @@ impl BlockPool {
             return;
         }
         if state.registered.is_some() {
-            self.cached.push(block, &mut self.blocks);
+            self.touch_place(block);
+            self.unuse(block);
         } else {
             self.free.push(block);
         }
@@ -239,7 +310,7 @@ impl BlockPool {
             None => (Parent::Root(salt.clone()), block_hash::root(salt)),
             Some(before) => {
                 let registered = self.blocks[before as usize].registered.as_ref()?;
-                (registered.as_parent(), registered.hash)
+                (registered.content.as_parent(), registered.content.hash)
             }
         };
         let key = Arc::new(Key { parent, tokens: tokens.into() });
@@ -252,17 +323,23 @@ impl BlockPool {
         }
         self.index.insert(key.clone(), block);
         self.follow(before, block);
-        let hash = block_hash::after(hash, tokens);
-        self.blocks[block as usize].registered = Some(Registered { content: self.next_content, hash, key, cell: None });
-        self.next_content += 1;
-        self.record(hash, true);
+        // In the host tier it has a number, which what follows it there knows.
+        let known = self.host.as_ref().and_then(|host| host.find(&key)).map(|(_, content)| content.clone());
+        let content = known.unwrap_or_else(|| {
+            self.next_content += 1;
+            Content { number: self.next_content - 1, hash: block_hash::after(hash, tokens), key }
+        });
+        let hash = content.hash;
+        self.blocks[block as usize].registered = Some(Registered { content, cell: None });
+        self.record(hash, true, BlockTier::Cache);
+        self.copy_full(block);
         Some(block)
     }
 
     /// The content hash of a registered block.
     #[cfg(test)]
     pub fn hash(&self, block: BlockId) -> Option<u64> {
-        self.blocks[block as usize].registered.as_ref().map(|registered| registered.hash)
+        self.blocks[block as usize].registered.as_ref().map(|registered| registered.content.hash)
     }
 
     /// Makes a registered block writable again. False: others read it, and the caller needs a fresh block.
@@ -276,15 +353,16 @@ impl BlockPool {
 
     fn forget(&mut self, block: BlockId) {
         self.drop_checkpoint(block);
-        if let Some(Registered { hash, key, .. }) = self.blocks[block as usize].registered.take() {
+        self.blocks[block as usize].hold = None;
+        if let Some(Registered { content: Content { hash, key, .. }, .. }) = self.blocks[block as usize].registered.take() {
             self.index.remove(&key);
-            self.record(hash, false);
+            self.record(hash, false, BlockTier::Cache);
         }
     }
 
-    fn record(&mut self, hash: u64, stored: bool) {
+    fn record(&mut self, hash: u64, stored: bool, tier: BlockTier) {
         if let Some(changes) = &mut self.changes {
-            changes.push(BlockChange { hash, stored });
+            changes.push(BlockChange { hash, stored, tier });
         }
     }
 
@@ -308,9 +386,9 @@ impl BlockPool {
                 let Some(count) = refs.get_mut(block as usize) else { return Err(format!("no block {block}")) };
                 *count += 1;
                 match (&self.blocks[block as usize].registered, index < registered) {
-                    (Some(Registered { key, .. }), true) => {
+                    (Some(Registered { content, .. }), true) => {
                         let from = index * self.block_size;
-                        if tokens.get(from..from + self.block_size) != Some(&key.tokens[..]) {
+                        if tokens.get(from..from + self.block_size) != Some(&content.key.tokens[..]) {
                             return Err(format!("block {block} holds other tokens than its sequence at {from}"));
                         }
                     }
@@ -332,8 +410,8 @@ impl BlockPool {
             if state.refs > 1 && state.registered.is_none() {
                 return Err(format!("block {id} is shared but not registered"));
             }
-            if let Some(Registered { key, .. }) = &state.registered
-                && self.index.get(key) != Some(&(id as BlockId))
+            if let Some(Registered { content, .. }) = &state.registered
+                && self.index.get(&content.key) != Some(&(id as BlockId))
             {
                 return Err(format!("block {id} is registered but cannot be found"));
             }
@@ -342,26 +420,29 @@ impl BlockPool {
         if self.free.iter().any(|&b| self.blocks[b as usize].refs > 0 || self.blocks[b as usize].registered.is_some()) {
             return Err("a free block is referenced or registered".into());
         }
-        for block in self.cached.iter(&self.blocks) {
+        let unused = || self.cached.iter(&self.blocks).chain(self.held.iter(&self.blocks));
+        for block in unused() {
             let state = &self.blocks[block as usize];
             if state.refs > 0 || state.registered.is_none() {
                 return Err(format!("block {block} is cached but referenced or not registered"));
             }
         }
-        let mut all: Vec<BlockId> = self.free.iter().copied().chain(self.cached.iter(&self.blocks)).collect();
+        self.check_held()?;
+        let mut all: Vec<BlockId> = self.free.iter().copied().chain(unused()).collect();
         all.sort_unstable();
         all.dedup();
         if all.len() != unreferenced || self.available() != unreferenced {
             return Err(format!(
                 "{} free and {} cached blocks, {unreferenced} unreferenced of {}",
                 self.free.len(),
-                self.cached.len(),
+                self.cached.len() + self.held.len(),
                 self.total()
             ));
         }
         if self.index.len() != self.blocks.iter().filter(|state| state.registered.is_some()).count() {
             return Err("the index holds a block that is not registered".into());
         }
+        self.check_host()?;
         self.check_checkpoints()
     }
 }

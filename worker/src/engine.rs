@@ -186,8 +186,9 @@ impl OutputPort {
 /// A step that was submitted.
 struct RunningStep {
     id: u64,
-    /// 0: it brings only parts of LoRA adapters, and the scheduler does not know it.
     rows: usize,
+    /// Else it brings only parts of LoRA adapters, and the scheduler does not know it.
+    planned: bool,
     /// LoRA slots of which it brings parts.
     lora_parts: BTreeSet<u32>,
     /// LoRA slots that the ranks have whole after it.
@@ -287,7 +288,9 @@ impl EngineThread {
     /// False: there is nothing to do.
     fn begin_step(&mut self) -> bool {
         let placed = self.executor.as_ref().map(|executor| executor.placed()).unwrap_or_default();
-        let mut step = match self.scheduler.schedule(placed, self.started.elapsed()) {
+        let scheduled = self.scheduler.schedule(placed, self.started.elapsed());
+        let planned = scheduled.is_some();
+        let mut step = match scheduled {
             Some(step) => step,
             None if self.loras.has_parts() && self.running.is_empty() => {
                 let StepPlacement { epoch, layout } = placed;
@@ -298,7 +301,7 @@ impl EngineThread {
         let (parts, whole) = self.loras.take_parts();
         step.loras = parts;
         self.note_begun();
-        self.submit(step, whole);
+        self.submit(step, planned, whole);
         true
     }
 
@@ -472,9 +475,9 @@ impl EngineThread {
     }
 
     /// `loras`: slots that the ranks have whole after it.
-    fn submit(&mut self, step: Step, loras: Vec<u32>) {
+    fn submit(&mut self, step: Step, planned: bool, loras: Vec<u32>) {
         let lora_parts = step.loras.iter().map(|part| part.slot).collect();
-        let running = RunningStep { id: step.id, rows: step.rows.len(), lora_parts, loras };
+        let running = RunningStep { id: step.id, rows: step.rows.len(), planned, lora_parts, loras };
         if self.running.is_empty() {
             self.vitals.begins();
         }
@@ -498,7 +501,7 @@ impl EngineThread {
         }
         match result {
             Ok(result) => {
-                if running.rows > 0 {
+                if running.planned {
                     self.scheduler.commit(result);
                 }
                 running.loras.iter().for_each(|&slot| self.lora_arrived(slot));
@@ -508,11 +511,11 @@ impl EngineThread {
     }
 
     /// `newest`: the step could not begin; else it is the oldest.
-    fn fail(&mut self, RunningStep { id, rows, lora_parts, .. }: RunningStep, error: ExecutorError, newest: bool) {
+    fn fail(&mut self, RunningStep { id, rows, planned, lora_parts, .. }: RunningStep, error: ExecutorError, newest: bool) {
         match &error {
             ExecutorError::Step(_) => {
                 tracing::error!(step = id, rows, %error, "step failed");
-                if rows > 0 {
+                if planned {
                     self.scheduler.fail(&error.to_string(), newest);
                 }
                 for slot in lora_parts {

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
-use crate::blocks::BlockChange;
+use crate::blocks::{BlockChange, BlockTier};
 use crate::executor::ExecutorShape;
 use crate::limits;
 use crate::scheduler::Scheduler;
@@ -37,8 +37,8 @@ pub struct EventFeed {
 
 #[derive(Debug, Default)]
 struct State {
-    /// For each cached content, the number of blocks that hold it.
-    held: HashMap<u64, u32>,
+    /// For each content in a tier, the number of blocks or places that hold it.
+    held: HashMap<(u64, BlockTier), u32>,
     /// Additions and removals of the same content alternate.
     log: VecDeque<BlockChange>,
     /// Number of changes before the first one in the log.
@@ -61,7 +61,7 @@ pub fn new(shape: &ExecutorShape) -> (EventSource, Arc<EventFeed>) {
     let feed = Arc::new(EventFeed {
         block_size: shape.block_size as u32,
         // A snapshot is at most as large as the cache, so a longer log is useless.
-        capacity: shape.blocks.clamp(1, limits::EVENT_LOG),
+        capacity: (shape.blocks + shape.host.places).clamp(1, limits::EVENT_LOG),
         listeners: AtomicUsize::new(0),
         state: Mutex::default(),
         signal: watch::Sender::default(),
@@ -78,7 +78,7 @@ impl EventSource {
         let hashes = scheduler.listen();
         let stats = scheduler.stats();
         let mut state = self.0.state();
-        hashes.into_iter().for_each(|hash| *state.held.entry(hash).or_default() += 1);
+        hashes.into_iter().for_each(|content| *state.held.entry(content).or_default() += 1);
         state.load = load(&stats);
     }
 
@@ -116,9 +116,9 @@ fn load(stats: &EngineStats) -> EngineLoad {
 }
 
 impl State {
-    /// Whether the change adds or removes the only copy of a content.
-    fn enter(&mut self, BlockChange { hash, stored }: BlockChange) -> bool {
-        match (self.held.entry(hash), stored) {
+    /// Whether the change adds or removes the only copy of a content in its tier.
+    fn enter(&mut self, BlockChange { hash, stored, tier }: BlockChange) -> bool {
+        match (self.held.entry((hash, tier)), stored) {
             (Entry::Vacant(entry), true) => {
                 entry.insert(1);
                 true
@@ -204,7 +204,7 @@ pub struct EventListener {
     /// Number of changes it has been told of, in a snapshot or one by one.
     position: Option<u64>,
     /// The rest of a snapshot, and whether its first part is still to be sent.
-    snapshot: Option<(std::vec::IntoIter<u64>, bool)>,
+    snapshot: Option<(std::vec::IntoIter<(u64, BlockTier)>, bool)>,
     sent: Instant,
 }
 
@@ -239,14 +239,16 @@ impl EventListener {
         }
         let Some((hashes, first)) = &mut self.snapshot else { return Err(Status::internal("no snapshot was taken")) };
         let reset = std::mem::take(first);
-        let stored = hashes.by_ref().take(limits::EVENT_PART).collect();
+        let part: Vec<_> = hashes.by_ref().take(limits::EVENT_PART).collect();
         let complete = hashes.len() == 0;
         if complete {
             self.snapshot = None;
         }
         self.sent = Instant::now();
         let load = self.feed.state().load;
-        Ok(EngineEvents { reset, complete, stored, removed: Vec::new(), ..self.message(load) })
+        let mut events = EngineEvents { reset, complete, ..self.message(load) };
+        add(&mut events, part.into_iter().map(|content| (content, true)));
+        Ok(events)
     }
 
     fn message(&self, load: EngineLoad) -> EngineEvents {
@@ -255,9 +257,8 @@ impl EventListener {
             block_size: self.feed.block_size,
             reset: false,
             complete: true,
-            stored: Vec::new(),
-            removed: Vec::new(),
             load: Some(load),
+            ..EngineEvents::default()
         }
     }
 
@@ -287,33 +288,40 @@ impl EventListener {
         let end = state.before + state.log.len() as u64;
         let position = self.position.replace(end);
         let Some(skip) = position.and_then(|position| position.checked_sub(state.before)) else {
-            let hashes: Vec<u64> = state.held.keys().copied().collect();
+            let hashes: Vec<_> = state.held.keys().copied().collect();
             self.snapshot = Some((hashes.into_iter(), true));
             return Ok(None);
         };
         let changes: Vec<BlockChange> = state.log.iter().skip(skip as usize).copied().collect();
         let load = state.load;
         drop(state);
-        let (stored, removed) = net(&changes);
-        Ok(Some(EngineEvents { stored, removed, ..self.message(load) }))
+        let mut events = self.message(load);
+        add(&mut events, net(&changes));
+        Ok(Some(events))
     }
 }
 
-/// The net effect of changes in which additions and removals of a content alternate.
-fn net(changes: &[BlockChange]) -> (Vec<u64>, Vec<u64>) {
-    let mut odd: HashMap<u64, bool> = HashMap::with_capacity(changes.len());
+/// The net effect of changes in which additions and removals of a content alternate, and which contents are stored.
+fn net(changes: &[BlockChange]) -> Vec<((u64, BlockTier), bool)> {
+    let of = |change: &BlockChange| (change.hash, change.tier);
+    let mut odd: HashMap<(u64, BlockTier), bool> = HashMap::with_capacity(changes.len());
     for change in changes {
-        if odd.remove(&change.hash).is_none() {
-            odd.insert(change.hash, change.stored);
+        if odd.remove(&of(change)).is_none() {
+            odd.insert(of(change), change.stored);
         }
     }
-    let (mut stored, mut removed) = (Vec::new(), Vec::new());
-    for change in changes {
-        match odd.remove(&change.hash) {
-            Some(true) => stored.push(change.hash),
-            Some(false) => removed.push(change.hash),
-            None => {}
-        }
+    changes.iter().filter_map(|change| Some((of(change), odd.remove(&of(change))?))).collect()
+}
+
+/// Adds contents that are stored or removed.
+fn add(events: &mut EngineEvents, contents: impl IntoIterator<Item = ((u64, BlockTier), bool)>) {
+    for ((hash, tier), stored) in contents {
+        let list = match (tier, stored) {
+            (BlockTier::Cache, true) => &mut events.stored,
+            (BlockTier::Cache, false) => &mut events.removed,
+            (BlockTier::Host, true) => &mut events.host_stored,
+            (BlockTier::Host, false) => &mut events.host_removed,
+        };
+        list.push(hash);
     }
-    (stored, removed)
 }

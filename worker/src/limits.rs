@@ -71,3 +71,12 @@ pub const MAX_LORA_CONFIG_BYTES: u64 = 4 << 20;
 pub const MAX_LORA_NAME_BYTES: usize = 256;
 /// LoRA adapters of an engine at the same time.
 pub const MAX_LORAS: usize = 1024;
+
+/// Blocks of conversations whose tool runs are at most 1 / this of the KV blocks.
+pub const HOLD_DIVISOR: usize = 2;
+
+/// The longest that a router may ask to hold blocks for.
+pub const MAX_HOLD: Duration = Duration::from_secs(600);
+
+/// Bytes of the salt of a sequence whose blocks a file of KV blocks keeps.
+pub const MAX_KEPT_SALT: usize = 256;

@@ -39,6 +39,11 @@ metrics! {
     rewound_tokens: u64,
     held_steps: u64,
     cancelled: u64,
+    host_blocks: u32,
+    host_places: u32,
+    restored_tokens: u64,
+    damaged_blocks: u64,
+    held_blocks: u32,
 }
 
 /// Upper bounds of the buckets of step durations, in seconds.

@@ -18,8 +18,9 @@ use rein_kernels::cpu::CpuDevices;
 use rein_kernels::lockstep::LockstepReport;
 use rein_kernels::rounding::RoundingDevices;
 use rein_proto::internal::{After, Step, StepResult};
+use rein_proto::protocol;
 
-use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
+use crate::checkpoint::{LoadError, Reads, content_hash, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape, StepPlacement};
 use crate::lora::LoraSource;
 use crate::model::{self, check_row};
@@ -47,7 +48,7 @@ use loras::LoraReader;
 pub use memory::{KvPlan, WeightMemory};
 use open::Checkpoint;
 pub use options::{Dtype, ModelOptions, Quantize};
-use thread::{LeaderQueues, Preparation, RankJob};
+use thread::{LeaderQueues, LoadedRoom, Preparation, RankJob};
 
 /// Of the ranks in this process.
 type Links = Vec<Box<dyn Collective>>;
@@ -128,6 +129,14 @@ impl ModelLoader {
     /// What the bits of a sum depend on, apart from the model: the instruction set, or the kind of GPU.
     pub fn arithmetic(&self) -> String {
         self.devices.arithmetic()
+    }
+
+    /// A hash of all that the bytes of a KV block depend on, apart from its tokens and its rank.
+    fn fingerprint(&self) -> Result<u64, LoadError> {
+        let Checkpoint { precisions, config, .. } = &*self.checkpoint;
+        let files = self.hashes()?;
+        let of = format!("{} {} {config} {precisions:?} {files:?}", protocol::VERSION, self.arithmetic());
+        Ok(content_hash(of.as_bytes()))
     }
 
     /// Where its GPUs are; None on the CPU.
@@ -271,6 +280,7 @@ impl ModelLoader {
             counts: Arc::new(OnceLock::new()),
         };
         let mut inboxes = Vec::new();
+        let fingerprint = if self.options.host.file.is_some() { self.fingerprint()? } else { 0 };
         let rows = self.options.token_budget.map(|tokens| tokens.max(self.options.max_sequences));
         let kv_of = |device: usize| {
             let there = mine.iter().zip(&assigned).filter(|(_, other)| **other == device).map(|(rank, _)| *rank);
@@ -292,6 +302,8 @@ impl ModelLoader {
                 plan: plan.clone(),
                 stashes: self.options.max_sequences,
                 lora_slots: self.options.loras.slots,
+                host: self.options.host.clone(),
+                fingerprint,
                 prepares: rows.map(|rows| Preparation {
                     rows,
                     kv_of_device: kv_of(device),
@@ -320,7 +332,7 @@ impl ModelLoader {
             used,
             counts: leads.then_some(counts),
         });
-        let blocks = await_loaded(reports, count, total, reads, progress).inspect_err(|error| {
+        let LoadedRoom { blocks, host } = await_loaded(reports, count, total, reads, progress).inspect_err(|error| {
             if matches!(error, LoadError::Stalled { .. }) {
                 // A hung rank cannot be joined.
                 ranks.0.clear();
@@ -339,6 +351,7 @@ impl ModelLoader {
             runs_ahead: D::KIND != CpuDevices::KIND,
             states: plan.states(plan.blocks),
             lora_slots: self.options.loras.slots,
+            host,
         };
         let loras = self.lora_reader(size, lora_room);
         let leader = leads.then_some(Leader { steps: steps_in, results });

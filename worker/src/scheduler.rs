@@ -19,7 +19,7 @@ mod states;
 mod tests;
 mod waiting;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::time::Duration;
 
 use rein_proto::internal::{
@@ -27,13 +27,13 @@ use rein_proto::internal::{
     TokenLogprob, Tokens, from_engine,
 };
 
-use crate::blocks::BlockPool;
+use crate::blocks::{BlockPool, PlaceId};
 use crate::cells::StateShape;
 use crate::error::Rejected;
 use crate::executor::{ExecutorShape, StepPlacement};
 use crate::limits;
 use crate::seq::{NextWork, Seq, SeqId};
-use planned::Planned;
+use planned::{Planned, PlannedLoad, PlannedStep};
 use slots::SequenceSlots;
 use waiting::Waiting;
 
@@ -121,8 +121,9 @@ pub struct Scheduler {
     waiting: Waiting,
     /// The step that is being planned.
     planned: Vec<Planned>,
+    planned_loads: Vec<PlannedLoad>,
     /// Steps that were made and not committed, oldest first.
-    running_steps: VecDeque<Vec<Planned>>,
+    running_steps: VecDeque<PlannedStep>,
     slots: SequenceSlots,
     outputs: Vec<Output>,
     wake_at: Option<Duration>,
@@ -139,7 +140,7 @@ impl Scheduler {
         options.max_sequences = options.max_sequences.max(1);
         options.token_budget = options.token_budget.max(options.max_sequences);
         Self {
-            blocks: BlockPool::new(shape.blocks, shape.block_size, options.prefix_cache, shape.states),
+            blocks: BlockPool::of(shape, options.prefix_cache),
             states: shape.states,
             options,
             vocab_size: shape.vocab_size,
@@ -148,6 +149,7 @@ impl Scheduler {
             running: BTreeSet::new(),
             waiting: Waiting::default(),
             planned: Vec::new(),
+            planned_loads: Vec::new(),
             running_steps: VecDeque::new(),
             slots: SequenceSlots::default(),
             outputs: Vec::new(),
@@ -171,7 +173,11 @@ impl Scheduler {
     }
 
     pub fn stats(&self) -> EngineStats {
+        let (host_blocks, host_places) = self.blocks.host_places();
         EngineStats {
+            host_blocks: host_blocks as u32,
+            host_places: host_places as u32,
+            held_blocks: self.blocks.held_blocks() as u32,
             running: self.running.len() as u32,
             waiting: self.waiting.len() as u32,
             used_blocks: self.blocks.used() as u32,
@@ -244,10 +250,16 @@ impl Scheduler {
         }
     }
 
+    /// A conversation with blocks of these hashes comes back within this time, says its router.
+    pub fn hold(&mut self, hashes: &HashSet<u64>, time: Duration, now: Duration) {
+        self.blocks.hold(hashes, now.saturating_add(time.min(limits::MAX_HOLD)));
+    }
+
     /// The next step. None: nothing to do before an event or `wake_at`. Its rows either compute tokens, or all of them
-    /// draw from stashes.
+    /// draw from stashes; it may have none, and only copy blocks.
     pub fn schedule(&mut self, placed: StepPlacement, now: Duration) -> Option<Step> {
         debug_assert!(self.planned.is_empty(), "the step before was made");
+        self.blocks.end_holds(now);
         // Draws from stashes take a step of their own, which computes nothing. The drawn tokens are computed with the
         // others in the next step, so a held row loses no step, and its router finds the next mask while that step
         // runs.
@@ -303,7 +315,7 @@ impl Scheduler {
 
     /// The sequences of the newest step.
     pub fn scheduled(&self) -> impl Iterator<Item = SeqId> {
-        self.running_steps.back().into_iter().flatten().map(|planned| planned.seq)
+        self.running_steps.back().into_iter().flat_map(|step| &step.rows).map(|planned| planned.seq)
     }
 
     /// Whether to plan the next step while one runs. Not where a router decides about the next token, and would come
@@ -311,14 +323,15 @@ impl Scheduler {
     /// meanwhile.
     pub fn may_run_ahead(&self) -> bool {
         let steered = |id: &SeqId| self.seqs[id].is_steered() && !self.seqs[id].paused;
-        let decodes = |step: &Vec<Planned>| step.iter().all(|row| row.after == After::Draw && row.count <= 1);
+        let decodes = |step: &PlannedStep| step.rows.iter().all(|row| row.after == After::Draw && row.count <= 1);
         self.running_steps.len() == 1 && self.running_steps.iter().all(decodes) && !self.running.iter().any(steered)
     }
 
     /// Plans up to `count` tokens of a running sequence, with blocks for them. True if other sequences were preempted.
     fn plan_tokens(&mut self, id: SeqId, count: usize, budget: &mut usize) -> bool {
         let mut preempted = false;
-        let Some(seq) = self.running.get(&id).and(self.seqs.get_mut(&id)) else { return false };
+        let seq = self.running.get(&id).and(self.seqs.get_mut(&id));
+        let Some(seq) = seq.filter(|seq| seq.ahead.loads == 0) else { return false };
         if seq.ahead.is_none() {
             seq.restore(&mut self.blocks);
         }
@@ -397,7 +410,7 @@ impl Scheduler {
     }
 
     fn step(&mut self, placed: StepPlacement) -> Option<Step> {
-        if self.planned.is_empty() {
+        if self.planned.is_empty() && self.planned_loads.is_empty() && !self.blocks.wants_saves() {
             return None;
         }
         self.stats.steps += 1;
@@ -418,27 +431,55 @@ impl Scheduler {
             Some(row)
         });
         let rows = rows.collect();
-        self.running_steps.push_back(planned);
+        let (saves, loads) = self.blocks.take_copies();
+        self.running_steps.push_back(PlannedStep {
+            rows: planned,
+            loads: std::mem::take(&mut self.planned_loads),
+            saves: saves.iter().map(|save| (save.place, save.content)).collect(),
+        });
         let StepPlacement { epoch, layout } = placed;
         let (id, dropped) = (self.stats.steps, self.slots.drops());
-        Some(Step { epoch, id, rows, dropped, layout, ..Step::default() })
+        Some(Step { epoch, id, rows, dropped, layout, saves, loads, ..Step::default() })
     }
 
     /// Applies the result of the oldest step that was not committed.
     pub fn commit(&mut self, result: StepResult) {
-        let step = self.running_steps.front().map(Vec::as_slice).unwrap_or_default();
+        let step = self.running_steps.front().map(|step| &step.rows[..]).unwrap_or_default();
         let expected = step.iter().filter(|row| row.answers()).map(|row| row.slot);
         if !expected.eq(result.rows.iter().map(|row| row.slot)) {
             return self.fail("the executor returned results for other rows than it was given", false);
         }
         self.slots.dropped();
         let mut results = result.rows.into_iter();
-        for planned in self.running_steps.pop_front().unwrap_or_default() {
+        let PlannedStep { rows, loads, .. } = self.running_steps.pop_front().unwrap_or_default();
+        loads.into_iter().for_each(|load| self.commit_load(load, &result.lost_places));
+        for planned in rows {
             let result = match planned.answers() {
                 true => results.next(),
                 false => None,
             };
             self.commit_row(planned, result.unwrap_or_default());
+        }
+    }
+
+    /// The first blocks of a sequence that came whole count as computed.
+    fn commit_load(&mut self, PlannedLoad { seq: id, rows_of, places }: PlannedLoad, lost: &[PlaceId]) {
+        let whole = places.iter().take_while(|place| !lost.contains(place)).count();
+        // What it registers now has the number that the place knows.
+        if let Some(seq) = self.seqs.get_mut(&id).filter(|seq| seq.ahead.rows_of == rows_of) {
+            seq.ahead.loads = 0;
+            let tokens = whole * self.blocks.block_size();
+            seq.advance(tokens, &mut self.blocks);
+            self.stats.cached_tokens += tokens as u64;
+            self.stats.restored_tokens += tokens as u64;
+            if !seq.admitted {
+                seq.cached_tokens = seq.computed.min(seq.prompt_len);
+            }
+        }
+        for place in places {
+            let damaged = lost.contains(&place);
+            self.stats.damaged_blocks += u64::from(damaged);
+            self.blocks.let_go(place, damaged);
         }
     }
 
@@ -516,17 +557,25 @@ impl Scheduler {
     /// A step failed, the newest or the oldest: its sequences end, the others continue.
     pub fn fail(&mut self, error: &str, newest: bool) {
         let failed = if newest { self.running_steps.pop_back() } else { self.running_steps.pop_front() };
-        for planned in failed.into_iter().flatten() {
+        let PlannedStep { rows, loads, saves } = failed.unwrap_or_default();
+        for planned in rows {
             self.return_cells(&planned);
             self.finish(planned.seq, FinishReason::Error, error.to_owned());
         }
+        for PlannedLoad { seq, places, .. } in loads {
+            places.into_iter().for_each(|place| self.blocks.let_go(place, false));
+            self.finish(seq, FinishReason::Error, error.to_owned());
+        }
+        self.blocks.not_saved(&saves);
         self.slots.not_dropped(newest);
     }
 
     /// Ends every sequence.
     pub fn fail_all(&mut self, error: &str) {
-        for planned in std::mem::take(&mut self.running_steps).into_iter().flatten() {
-            self.return_cells(&planned);
+        for PlannedStep { rows, loads, saves } in std::mem::take(&mut self.running_steps) {
+            rows.iter().for_each(|planned| self.return_cells(planned));
+            loads.into_iter().flat_map(|load| load.places).for_each(|place| self.blocks.let_go(place, false));
+            self.blocks.not_saved(&saves);
         }
         for id in self.seqs.keys().copied().collect::<Vec<_>>() {
             self.finish(id, FinishReason::Lost, error.to_owned());

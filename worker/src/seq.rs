@@ -39,6 +39,8 @@ pub struct UnderWay {
     pub count: usize,
     /// Tokens that they draw, which nobody knows yet.
     pub draws: usize,
+    /// Blocks that come from the host tier, the first of those that are not computed.
+    pub loads: usize,
     /// Rows and draws planned under another number are void.
     pub rows_of: u64,
     pub draws_of: u64,
@@ -46,7 +48,7 @@ pub struct UnderWay {
 
 impl UnderWay {
     pub fn is_none(&self) -> bool {
-        self.count == 0 && self.draws == 0
+        self.count == 0 && self.draws == 0 && self.loads == 0
     }
 
     /// The draws are void: another token may follow. What was computed stays.
@@ -58,7 +60,7 @@ impl UnderWay {
     }
 
     fn void(&mut self) {
-        *self = UnderWay { count: 0, draws: 0, rows_of: self.rows_of + 1, draws_of: self.draws_of + 1 };
+        *self = UnderWay { rows_of: self.rows_of + 1, draws_of: self.draws_of + 1, ..UnderWay::default() };
     }
 }
 
@@ -190,7 +192,7 @@ impl Seq {
     }
 
     pub fn work(&self) -> NextWork {
-        if self.paused || self.proposed {
+        if self.paused || self.proposed || self.ahead.loads > 0 {
             return NextWork::Parked;
         }
         match self.len_ahead() - self.computed_ahead() {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rein_proto::internal::{After, Draw, Row, RowResult, Step, StepResult, TokenLogprob, TopLogprob};
 use rein_proto::splitmix::mix_both;
 
+use crate::blocks::HostShape;
 use crate::executor::{DrawnTokens, Executor, ExecutorError, ExecutorShape};
 use crate::tables::BlockTables;
 
@@ -24,6 +25,8 @@ pub struct SimOptions {
     pub max_context: usize,
     pub blocks: usize,
     pub block_size: usize,
+    /// Places of a host tier.
+    pub host_places: usize,
     /// Duration of a step that computes tokens, before the cost of the tokens. If all costs are zero, steps do not
     /// wait.
     pub step_base_us: u64,
@@ -40,6 +43,7 @@ impl Default for SimOptions {
             max_context: 8192,
             blocks: 4096,
             block_size: 16,
+            host_places: 0,
             step_base_us: 0,
             per_prefill_token_us: 0,
             per_decode_row_us: 0,
@@ -53,6 +57,8 @@ pub struct Sim {
     options: SimOptions,
     /// Per KV slot, the hash of all tokens up to and including its own.
     slots: Vec<u64>,
+    /// What the places of the host tier hold.
+    host: HashMap<u32, (u64, Vec<u64>)>,
     stashed: HashMap<u32, u64>,
     /// The results of steps that were submitted, and when they are there.
     running: VecDeque<(StepResult, Instant)>,
@@ -64,6 +70,7 @@ impl Sim {
     pub fn new(options: SimOptions) -> Self {
         Self {
             slots: vec![0; options.blocks * options.block_size],
+            host: HashMap::new(),
             stashed: HashMap::new(),
             running: VecDeque::new(),
             drawn: DrawnTokens::default(),
@@ -92,6 +99,23 @@ impl Sim {
             Some(&block) if (block as usize) < self.options.blocks => Ok(block as usize * size + position % size),
             _ => Err(ExecutorError::Step(format!("slot {}: no block for position {position}", row.slot))),
         }
+    }
+
+    /// The places that do not hold what is to be loaded.
+    fn copy_blocks(&mut self, step: &Step) -> Vec<u32> {
+        let size = self.options.block_size;
+        let of = |block: u32| block as usize * size..(block as usize + 1) * size;
+        for save in &step.saves {
+            self.host.insert(save.place, (save.content, self.slots[of(save.block)].to_vec()));
+        }
+        let mut lost = Vec::new();
+        for load in &step.loads {
+            match self.host.get(&load.place).filter(|(content, _)| *content == load.content) {
+                Some((_, slots)) => self.slots[of(load.block)].copy_from_slice(slots),
+                None => lost.push(load.place),
+            }
+        }
+        lost
     }
 
     /// The hash of all tokens up to the row's last.
@@ -160,6 +184,7 @@ impl Executor for Sim {
             runs_ahead: true,
             states: None,
             lora_slots: 0,
+            host: HostShape { places: options.host_places, ..HostShape::default() },
         }
     }
 
@@ -171,6 +196,7 @@ impl Executor for Sim {
             self.stashed.remove(slot);
         }
         self.tables.apply(&step).map_err(ExecutorError::Step)?;
+        let lost_places = self.copy_blocks(&step);
         let mut rows = Vec::new();
         for row in &step.rows {
             let mut scores = Vec::new();
@@ -198,7 +224,7 @@ impl Executor for Sim {
                 rows.push(result);
             }
         }
-        let result = StepResult { id: step.id, rows };
+        let result = StepResult { id: step.id, rows, lost_places };
         self.drawn = DrawnTokens::of(&result);
         self.running.push_back((result, until));
         Ok(())

@@ -33,6 +33,40 @@ impl KvCache {
         Ok(KvCache { blocks, block_size, width_k: width.0, width_v: width.1, half, k, v })
     }
 
+    /// Where the keys and the values of a block are, and how many bytes each takes.
+    fn parts(&self, block: u32) -> [(*mut u8, usize); 2] {
+        assert!((block as usize) < self.blocks, "block {block} of a cache of {} blocks", self.blocks);
+        [(&self.k, self.width_k), (&self.v, self.width_v)].map(|(part, width)| {
+            let bytes = self.block_size * width * if self.half { 2 } else { 4 };
+            (part.ptr().wrapping_add(block as usize * bytes), bytes)
+        })
+    }
+
+    /// Bytes of a block: keys, then values.
+    pub fn block_bytes(&self) -> usize {
+        self.parts(0).iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Copies a block to `to`, which has its bytes.
+    pub fn save(&self, block: u32, mut to: &mut [u8]) {
+        for (part, bytes) in self.parts(block) {
+            let (head, rest) = to.split_at_mut(bytes);
+            // SAFETY: the part lies in the cache, which is initialized; writers need `&mut self`.
+            head.copy_from_slice(unsafe { std::slice::from_raw_parts(part, bytes) });
+            to = rest;
+        }
+    }
+
+    /// Copies a block from `from`, which has its bytes.
+    pub fn load(&mut self, block: u32, mut from: &[u8]) {
+        for (part, bytes) in self.parts(block) {
+            let (head, rest) = from.split_at(bytes);
+            // SAFETY: the part lies in the cache; `&mut self` keeps readers out.
+            unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), part, bytes) };
+            from = rest;
+        }
+    }
+
     /// Index of a position among all positions of the cache.
     pub(super) fn place(&self, blocks: &[u32], position: usize) -> usize {
         let block = blocks[position / self.block_size] as usize;

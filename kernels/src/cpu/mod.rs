@@ -249,6 +249,7 @@ impl Backend for Cpu {
     type Cache = KvCache;
     type States = States;
     type LowRank = LowRank;
+    type HostMemory = Vec<u8>;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         Ok(values)
@@ -309,6 +310,28 @@ impl Backend for Cpu {
         precision: Precision,
     ) -> Result<KvCache> {
         KvCache::new(&self.arena, blocks, block_size, (width_k, width_v), precision != Precision::F32)
+    }
+
+    fn block_bytes(&self, cache: &KvCache) -> usize {
+        cache.block_bytes()
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<Vec<u8>> {
+        Ok(vec![0; bytes])
+    }
+
+    fn save_block(&self, cache: &KvCache, block: u32, to: &mut Vec<u8>, offset: usize) -> Result<()> {
+        cache.save(block, &mut to[offset..offset + cache.block_bytes()]);
+        Ok(())
+    }
+
+    fn load_block(&self, cache: &mut KvCache, block: u32, from: &Vec<u8>, offset: usize) -> Result<()> {
+        cache.load(block, &from[offset..offset + cache.block_bytes()]);
+        Ok(())
+    }
+
+    fn settle(&self, _: &Vec<u8>) -> Result<()> {
+        Ok(())
     }
 
     fn states(&self, cells: usize, numbers: usize) -> Result<States> {

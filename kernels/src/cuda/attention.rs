@@ -68,6 +68,16 @@ impl DeviceCache {
         let buffer = |width: usize| device.allocate(places * width * element.bytes());
         Ok(DeviceCache { block_size, widths, element, k: buffer(widths[0])?, v: buffer(widths[1])? })
     }
+
+    /// Where the keys and the values of a block are, and how many bytes each takes.
+    pub(super) fn block_parts(&self, block: u32) -> [(u64, usize); 2] {
+        [(&self.k, self.widths[0]), (&self.v, self.widths[1])].map(|(part, width)| {
+            let bytes = self.block_size * width * self.element.bytes();
+            let end = (block as usize + 1) * bytes;
+            assert!(end <= part.bytes(), "block {block} of a cache of {} bytes", part.bytes());
+            (part.address() + (end - bytes) as u64, bytes)
+        })
+    }
 }
 
 impl OpStream {

@@ -20,6 +20,7 @@ use super::graphs::{Kept, Mode, Results};
 use super::low_rank::DeviceLowRank;
 use super::moe::DeviceRoutes;
 use super::op_stream::OpStream;
+use super::pinned_blocks::PinnedBlocks;
 use super::ranks::{DeviceGroup, ExpertCounters, PeerRegistry, RankOps, StepIntent};
 use super::step::{StepLimits, StepShape};
 use super::step_state::StepState;
@@ -140,6 +141,7 @@ impl Backend for Cuda {
     type Cache = DeviceCache;
     type States = DeviceStates;
     type LowRank = DeviceLowRank;
+    type HostMemory = PinnedBlocks;
 
     fn vector(&self, values: Vec<f32>) -> Result<DeviceVector> {
         self.ops.check()?;
@@ -195,6 +197,33 @@ impl Backend for Cuda {
         self.steps.limits.update(|limits| StepLimits { blocks, block_size, ..limits });
         self.steps.graphs.borrow_mut().clear();
         Ok(cache)
+    }
+
+    fn block_bytes(&self, cache: &DeviceCache) -> usize {
+        cache.block_parts(0).iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    fn host_memory(&self, bytes: usize) -> Result<PinnedBlocks> {
+        self.ops.check()?;
+        Ok(PinnedBlocks::new(&self.ops.device, bytes)?)
+    }
+
+    fn save_block(&self, cache: &DeviceCache, block: u32, to: &mut PinnedBlocks, offset: usize) -> Result<()> {
+        self.ops.device.enter()?;
+        // SAFETY: the parts lie in the cache.
+        unsafe { to.receive(&self.ops.device, offset, &cache.block_parts(block)) }
+    }
+
+    fn load_block(&self, cache: &mut DeviceCache, block: u32, from: &PinnedBlocks, offset: usize) -> Result<()> {
+        self.ops.device.enter()?;
+        // SAFETY: the parts lie in the cache, and no op uses them before `settle`.
+        unsafe { from.send(offset, &cache.block_parts(block)) }
+    }
+
+    fn settle(&self, memory: &PinnedBlocks) -> Result<()> {
+        self.ops.device.enter()?;
+        self.ops.device.wait()?;
+        Ok(memory.wait()?)
     }
 
     fn states(&self, cells: usize, numbers: usize) -> Result<DeviceStates> {

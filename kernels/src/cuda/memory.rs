@@ -176,6 +176,16 @@ impl PinnedBuffer {
         unsafe { &*self.start.cast::<AtomicU32>() }
     }
 
+    pub(super) fn start(&self) -> *mut c_void {
+        self.start
+    }
+
+    /// All of it. No copy from the device may be in flight.
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the memory is initialized, and borrowed as `self` is.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.bytes) }
+    }
+
     /// All of it. No copy may be in flight.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the memory is initialized, and borrowed as `self` is.

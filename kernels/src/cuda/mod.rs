@@ -35,6 +35,7 @@ mod memory;
 mod moe;
 mod op_stream;
 mod operand;
+mod pinned_blocks;
 mod plan;
 mod ranks;
 pub mod selftest;

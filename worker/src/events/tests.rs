@@ -1,6 +1,7 @@
 use futures::FutureExt;
 
 use super::*;
+use crate::blocks::HostShape;
 
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -17,15 +18,16 @@ fn feed(blocks: usize) -> (EventSource, Arc<EventFeed>) {
         runs_ahead: true,
         states: None,
         lora_slots: 0,
+        host: HostShape::default(),
     })
 }
 
 fn stored(hash: u64) -> BlockChange {
-    BlockChange { hash, stored: true }
+    BlockChange { hash, stored: true, tier: BlockTier::Cache }
 }
 
 fn removed(hash: u64) -> BlockChange {
-    BlockChange { hash, stored: false }
+    BlockChange { hash, stored: false, tier: BlockTier::Cache }
 }
 
 type Events = BoxStream<'static, Result<EngineEvents, Status>>;

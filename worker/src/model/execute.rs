@@ -12,6 +12,7 @@ use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResu
 
 use super::network::Network;
 use crate::executor::ExecutorShape;
+use crate::host_tier::HostTier;
 use crate::seq::penalizes;
 use crate::tables::{BlockTables, Histories, keeps_too_many};
 
@@ -20,6 +21,7 @@ pub struct Executing<B: Backend> {
     tables: BlockTables,
     /// Only on the leader, which samples.
     histories: Histories,
+    tier: Option<HostTier<B>>,
 }
 
 /// A step for the backend.
@@ -91,8 +93,8 @@ impl<'a> StepPlan<'a> {
 }
 
 impl<B: Backend> Executing<B> {
-    pub fn new(network: Network<B>) -> Self {
-        Self { network, tables: BlockTables::default(), histories: Histories::default() }
+    pub fn new(network: Network<B>, tier: Option<HostTier<B>>) -> Self {
+        Self { network, tables: BlockTables::default(), histories: Histories::default(), tier }
     }
 
     pub fn backend(&self) -> &B {
@@ -112,8 +114,21 @@ impl<B: Backend> Executing<B> {
         let applied = self.tables.apply(step).and_then(|()| self.histories.apply(step));
         applied.map_err(|what| KernelError::Shape { op: "step", what })?;
         step.loras.iter().try_for_each(|part| self.network.put_adapter(part))?;
+        let lost = match &mut self.tier {
+            Some(tier) => tier.begin(&mut self.network, &step.saves, &step.loads)?,
+            None => Vec::new(),
+        };
+        let rows = self.rows(step)?;
+        let lost_places = match &self.tier {
+            Some(tier) if !step.loads.is_empty() => tier.settle(&self.network, &lost)?,
+            _ => Vec::new(),
+        };
+        Ok(rows.map(|rows| StepResult { id: step.id, rows, lost_places }))
+    }
+
+    fn rows(&mut self, step: &Step) -> KernelResult<Option<Vec<RowResult>>> {
         if step.rows.is_empty() {
-            return Ok((self.network.backend().rank() == 0).then(|| StepResult { id: step.id, rows: Vec::new() }));
+            return Ok((self.network.backend().rank() == 0).then(Vec::new));
         }
         let inputs: Vec<_> = step.rows.iter().map(RowInputs::of).collect();
         let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &inputs, &self.tables, &self.histories);
@@ -139,8 +154,7 @@ impl<B: Backend> Executing<B> {
             }
         }
         let answers = |row: &Row| matches!(row.after(), After::Draw | After::Embed) || row.score >= 0;
-        let rows = step.rows.iter().zip(results).filter(|(row, _)| answers(row)).map(|(_, result)| result).collect();
-        Ok(Some(StepResult { id: step.id, rows }))
+        Ok(Some(step.rows.iter().zip(results).filter(|(row, _)| answers(row)).map(|(_, result)| result).collect()))
     }
 }
 

@@ -146,6 +146,30 @@ impl<B: Backend> Network<B> {
         self.state_size
     }
 
+    /// Bytes of a KV block of all layers on this rank.
+    pub fn block_bytes(&mut self) -> usize {
+        let (b, layers) = (&self.backend, &mut self.layers);
+        layers.iter_mut().filter_map(|layer| layer.mixer.cache()).map(|cache| b.block_bytes(cache)).sum()
+    }
+
+    /// Copies a KV block of all layers to the host, layer by layer from `offset` on: [`Backend::save_block`].
+    pub fn save_block(&mut self, block: u32, to: &mut B::HostMemory, mut offset: usize) -> KernelResult<()> {
+        for cache in self.layers.iter_mut().filter_map(|layer| layer.mixer.cache()) {
+            self.backend.save_block(cache, block, to, offset)?;
+            offset += self.backend.block_bytes(cache);
+        }
+        Ok(())
+    }
+
+    /// Copies it back: [`Backend::load_block`].
+    pub fn load_block(&mut self, block: u32, from: &B::HostMemory, mut offset: usize) -> KernelResult<()> {
+        for cache in self.layers.iter_mut().filter_map(|layer| layer.mixer.cache()) {
+            self.backend.load_block(cache, block, from, offset)?;
+            offset += self.backend.block_bytes(cache);
+        }
+        Ok(())
+    }
+
     /// Leaves the group; the weights stay, and the room for sequences if the rank keeps it.
     pub fn leave(&mut self, alone: Box<dyn Collective>, keeps_caches: bool) {
         if !keeps_caches {

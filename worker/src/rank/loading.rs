@@ -2,20 +2,20 @@
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::thread::RankReport;
+use super::thread::{LoadedRoom, RankReport};
 use crate::checkpoint::{LoadError, Reads};
 use crate::limits::STALL_CHECK_INTERVAL;
 
-/// Owns the report queue, so that ranks which continue after a failure do not wait for a reader. Returns the KV blocks
-/// that the ranks agreed on.
+/// Owns the report queue, so that ranks which continue after a failure do not wait for a reader. Returns what the
+/// ranks agreed on.
 pub fn await_loaded(
     reports: Receiver<RankReport>,
     ranks: usize,
     total: u64,
     reads: &Reads,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<usize, LoadError> {
-    let (mut read, mut waiting, mut agreed) = (0, ranks, 0);
+) -> Result<LoadedRoom, LoadError> {
+    let (mut read, mut waiting, mut agreed) = (0, ranks, LoadedRoom::default());
     let mut failure: Option<LoadError> = None;
     while waiting > 0 {
         match reports.recv_timeout(STALL_CHECK_INTERVAL) {
@@ -23,7 +23,13 @@ pub fn await_loaded(
                 read += bytes;
                 progress(read.min(total), total);
             }
-            Ok(RankReport::Loaded(Ok(blocks))) => (agreed, waiting) = (blocks, waiting - 1),
+            Ok(RankReport::Loaded(Ok(room))) => {
+                waiting -= 1;
+                // Rank 0 alone knows what the host tier holds.
+                if room.host.kept.len() >= agreed.host.kept.len() {
+                    agreed = room;
+                }
+            }
             Ok(RankReport::Loaded(Err(error))) => {
                 waiting -= 1;
                 // Reports the first cause rather than the ranks that were aborted because of it.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::choice::DeviceChoice;
 use super::loras::LoraLimits;
+use crate::host_tier::HostLimits;
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
 
 /// The types for computing and for the KV cache.
@@ -59,6 +60,8 @@ pub struct ModelOptions {
     /// When a running step counts as hung. None: nothing watches steps.
     pub step_deadline: Option<Duration>,
     pub loras: LoraLimits,
+    /// Where KV blocks that leave the cache are kept.
+    pub host: HostLimits,
 }
 
 impl Default for ModelOptions {
@@ -81,6 +84,7 @@ impl Default for ModelOptions {
             read_timeout: READ_TIMEOUT,
             step_deadline: None,
             loras: LoraLimits::default(),
+            host: HostLimits::default(),
         }
     }
 }

@@ -11,20 +11,29 @@ use rein_control_plane::Placement;
 use rein_control_plane::epoch::number;
 use rein_kernels::collective::{Collective, ControlLink, threads};
 use rein_kernels::{Backend, Devices, DryRun, ExpertCounts, KernelError, Result as KernelResult, StepBounds};
-use rein_proto::internal::{Draw, Row, Step, StepResult};
+use rein_proto::internal::{BlockSave, Draw, Row, Step, StepResult};
 
 use super::devices::{DeviceWeights, ReturnWeights};
 use super::layout::LayoutInbox;
 use super::{Checkpoint, KvPlan};
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
+use crate::blocks::HostShape;
 use crate::executor::DrawnTokens;
+use crate::host_tier::{HostLimits, HostTier, least};
 use crate::model::{Executing, Network, StateSize};
 
 pub enum RankReport {
     Read(u64),
-    /// With the number of KV blocks that all ranks have room for.
-    Loaded(Result<usize, LoadError>),
+    Loaded(Result<LoadedRoom, LoadError>),
+}
+
+/// What all ranks of a group have room for.
+#[derive(Debug, Clone, Default)]
+pub struct LoadedRoom {
+    /// KV blocks.
+    pub blocks: usize,
+    pub host: HostShape,
 }
 
 /// The leader's steps, and their results.
@@ -65,6 +74,9 @@ pub struct RankJob<D: Devices> {
     /// Sequences whose logits are stashed at the same time.
     pub stashes: usize,
     pub lora_slots: usize,
+    pub host: HostLimits,
+    /// The hash of what the bytes of KV blocks depend on.
+    pub fingerprint: u64,
     /// None: steps are not prepared.
     pub prepares: Option<Preparation>,
     pub inbox: Arc<LayoutInbox<D::Backend>>,
@@ -80,15 +92,14 @@ impl<D: Devices> RankJob<D> {
         let loaded = self.load(resident, link);
         let RankJob { checkpoint, device, here, rank, placement, report, leads, inbox, return_weights, .. } = self;
         drop(checkpoint);
-        let (network, outcome) = match loaded {
-            Ok((network, blocks)) => (Some(network), Ok(blocks)),
+        let (executing, outcome) = match loaded {
+            Ok((executing, room)) => (Some(executing), Ok(room)),
             Err(error) => (None, Err(error)),
         };
         // The receiver is gone if another rank has failed.
         let _ = report.send(RankReport::Loaded(outcome));
         drop(report);
-        let Some(network) = network else { return };
-        let mut executing = Executing::new(network);
+        let Some(mut executing) = executing else { return };
         let end = match leads {
             Some(desk) => lead(&mut executing, desk, &inbox),
             None => Some(follow(&mut executing, rank, placement.epoch, &inbox)),
@@ -110,7 +121,7 @@ impl<D: Devices> RankJob<D> {
         &self,
         resident: Option<DeviceWeights<D::Backend>>,
         link: Box<dyn Collective>,
-    ) -> Result<(Network<D::Backend>, usize), LoadError> {
+    ) -> Result<(Executing<D::Backend>, LoadedRoom), LoadError> {
         let network = self.read(resident, link);
         // Checked even if the read failed, because a changed file may be the reason.
         self.checkpoint.weights.verify_reads()?;
@@ -142,7 +153,8 @@ impl<D: Devices> RankJob<D> {
             let seconds = format!("{:.1}", began.elapsed().as_secs_f64());
             tracing::info!(rank = self.rank, seconds, "computed steps of all sizes");
         }
-        Ok((network, blocks))
+        let (tier, host) = HostTier::open(&mut network, &self.host, self.here, self.fingerprint)?.unzip();
+        Ok((Executing::new(network, tier), LoadedRoom { blocks, host: host.unwrap_or_default() }))
     }
 
     /// How many KV blocks fit beside the activations of the largest steps.
@@ -234,15 +246,6 @@ fn agreed(control: &dyn ControlLink, fresh: bool, bounds: StepBounds) -> KernelR
     Ok(of_leader)
 }
 
-/// The least of the ranks' numbers.
-fn least(control: &dyn ControlLink, number: usize) -> KernelResult<usize> {
-    let all = control.gather_bytes(&(number as u64).to_le_bytes())?;
-    all.iter().try_fold(number, |least, bytes| match <[u8; 8]>::try_from(&**bytes) {
-        Ok(bytes) => Ok(least.min(u64::from_le_bytes(bytes) as usize)),
-        Err(_) => Err(KernelError::Shape { op: "KV blocks", what: format!("8 bytes expected, got {}", bytes.len()) }),
-    })
-}
-
 /// Runs until there are no more steps, or one fails; then the other ranks are told why, and the error is returned.
 fn lead<B: Backend>(executing: &mut Executing<B>, desk: LeaderQueues, inbox: &LayoutInbox<B>) -> Option<KernelError> {
     let mut drawn = DrawnTokens::default();
@@ -304,7 +307,7 @@ fn for_followers(step: &Step) -> Step {
         saves: row.saves.clone(),
         lora: row.lora,
     });
-    let Step { epoch, id, dropped, layout, loras, .. } = step;
+    let Step { epoch, id, dropped, layout, loras, saves, loads, .. } = step;
     Step {
         epoch: *epoch,
         id: *id,
@@ -312,6 +315,8 @@ fn for_followers(step: &Step) -> Step {
         dropped: dropped.clone(),
         layout: *layout,
         loras: loras.clone(),
+        saves: saves.iter().map(|&BlockSave { block, place, content, .. }| BlockSave { block, place, content, ..BlockSave::default() }).collect(),
+        loads: loads.clone(),
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Scheduler;
-use crate::blocks::BlockId;
+use super::planned::PlannedLoad;
+use crate::blocks::Prefix;
 use crate::limits;
 use crate::seq::{CallerHash, NextWork, SeqId};
 
@@ -79,9 +80,9 @@ impl Scheduler {
         shares
     }
 
-    /// Blocks for all tokens of a waiting sequence: its longest cached prefix, the number of others, and how many must
-    /// be available.
-    fn blocks_for(&mut self, id: SeqId) -> Option<(Vec<BlockId>, usize, usize)> {
+    /// Blocks for all tokens of a waiting sequence: its longest cached prefix, the number of blocks beyond it, and how
+    /// many must be available.
+    fn blocks_for(&mut self, id: SeqId) -> Option<(Prefix, usize, usize)> {
         let reserve = match self.running.is_empty() {
             true => 0,
             false => (self.blocks.total() / limits::RESERVE_DIVISOR).max(1),
@@ -89,12 +90,12 @@ impl Scheduler {
         let seq = self.seqs.get(&id)?;
         let want = seq.tokens.len().div_ceil(self.blocks.block_size());
         let prefix = match seq.scoring() {
-            true => Vec::new(),
+            true => Prefix::default(),
             // The last token is always computed: its logits are needed.
             false => self.blocks.lookup(&seq.salt, &seq.tokens[..seq.tokens.len() - 1]),
         };
-        let fresh = want - prefix.len();
-        let available = fresh + self.blocks.unreferenced(&prefix) + reserve;
+        let fresh = want - prefix.blocks.len();
+        let available = fresh + self.blocks.unreferenced(&prefix.blocks) + reserve;
         Some((prefix, fresh, available))
     }
 
@@ -105,12 +106,19 @@ impl Scheduler {
         if available > self.blocks.available() {
             return false;
         }
-        prefix.iter().for_each(|&block| self.blocks.retain(block));
-        seq.registered = prefix.len();
-        seq.computed = prefix.len() * self.blocks.block_size();
-        seq.table = prefix;
+        let Prefix { blocks, places } = prefix;
+        blocks.iter().for_each(|&block| self.blocks.retain(block));
+        self.blocks.hold_places(&places);
+        seq.registered = blocks.len();
+        seq.computed = blocks.len() * self.blocks.block_size();
+        seq.table = blocks;
         seq.table.extend((0..fresh).map_while(|_| self.blocks.allocate()));
         debug_assert_eq!(seq.table.len(), seq.registered + fresh, "there was room for all");
+        if !places.is_empty() {
+            seq.ahead.loads = places.len();
+            places.iter().zip(&seq.table[seq.registered..]).for_each(|(&place, &block)| self.blocks.load(place, block));
+            self.planned_loads.push(PlannedLoad { seq: id, rows_of: seq.ahead.rows_of, places });
+        }
         self.stats.cached_tokens += seq.computed as u64;
         if !seq.admitted {
             seq.cached_tokens = seq.computed.min(seq.prompt_len);
@@ -153,7 +161,7 @@ impl Scheduler {
             let victim = others.remove(at);
             *slots.entry(of(&victim)).or_default() -= 1;
             let freed =
-                self.seqs[&victim].table.iter().filter(|block| self.blocks.sole(**block) && !prefix.contains(block));
+                self.seqs[&victim].table.iter().filter(|block| self.blocks.sole(**block) && !prefix.blocks.contains(block));
             available = available.saturating_sub(freed.count());
             victims.push(victim);
         }

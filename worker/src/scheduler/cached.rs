@@ -1,11 +1,12 @@
 //! The changes of the prefix cache that the scheduler reports. It does not know who listens.
 
 use super::Scheduler;
-use crate::blocks::BlockChange;
+use crate::blocks::{BlockChange, BlockTier};
 
 impl Scheduler {
-    /// Starts to record changes of cached blocks. Returns the content hashes of those cached now; some may occur twice.
-    pub fn listen(&mut self) -> Vec<u64> {
+    /// Starts to record changes of cached blocks. Returns the content hashes of those cached now, and where; some may
+    /// occur twice.
+    pub fn listen(&mut self) -> Vec<(u64, BlockTier)> {
         self.blocks.listen(true);
         self.blocks.hashes().collect()
     }
@@ -29,7 +30,7 @@ impl Scheduler {
 #[cfg(test)]
 #[derive(Default)]
 pub(super) struct CacheMirror {
-    held: std::collections::BTreeMap<u64, usize>,
+    held: std::collections::BTreeMap<(u64, bool), usize>,
 }
 
 #[cfg(test)]
@@ -37,16 +38,17 @@ impl CacheMirror {
     pub fn hear(&mut self, scheduler: &mut Scheduler) {
         use rein_proto::block_hash;
 
+        let key = |hash, tier| (hash, tier == BlockTier::Host);
         if !scheduler.listening() {
             assert!(scheduler.take_block_changes().is_empty(), "changes were recorded without a listener");
-            scheduler.listen().into_iter().for_each(|hash| *self.held.entry(hash).or_default() += 1);
+            scheduler.listen().into_iter().for_each(|(hash, tier)| *self.held.entry(key(hash, tier)).or_default() += 1);
         }
-        for BlockChange { hash, stored } in scheduler.take_block_changes() {
-            let count = self.held.entry(hash).or_default();
+        for BlockChange { hash, stored, tier } in scheduler.take_block_changes() {
+            let count = self.held.entry(key(hash, tier)).or_default();
             *count = if stored { *count + 1 } else { count.checked_sub(1).expect("removed before it was stored") };
         }
         self.held.retain(|_, count| *count > 0);
-        let mut hashes: Vec<u64> = scheduler.blocks.hashes().collect();
+        let mut hashes: Vec<_> = scheduler.blocks.hashes().map(|(hash, tier)| key(hash, tier)).collect();
         hashes.sort_unstable();
         let held = self.held.iter().flat_map(|(&hash, &count)| std::iter::repeat_n(hash, count));
         assert!(held.eq(hashes), "the recorded changes differ from the cache");

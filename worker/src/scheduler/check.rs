@@ -18,7 +18,7 @@ impl Scheduler {
                 return Err(format!("sequence {id} waits and holds blocks"));
             }
         }
-        for planned in self.running_steps.iter().flatten() {
+        for planned in self.running_steps.iter().flat_map(|step| &step.rows) {
             let Some(seq) = self.seqs.get(&planned.seq).filter(|seq| seq.ahead.rows_of == planned.rows_of) else {
                 continue;
             };

@@ -1,8 +1,27 @@
-//! A row of a step, from its plan to its commit.
+//! A step, from its plan to its commit.
 
 use rein_proto::internal::{After, Row, StateSave};
 
+use crate::blocks::PlaceId;
 use crate::seq::{Seq, SeqId};
+
+/// A step that was made and not committed.
+#[derive(Debug, Default)]
+pub struct PlannedStep {
+    pub rows: Vec<Planned>,
+    pub loads: Vec<PlannedLoad>,
+    /// Places of the host tier that it fills, with their contents.
+    pub saves: Vec<(PlaceId, u64)>,
+}
+
+/// The next blocks of a sequence come from places of the host tier.
+#[derive(Debug)]
+pub struct PlannedLoad {
+    pub seq: SeqId,
+    /// As in [`Planned`].
+    pub rows_of: u64,
+    pub places: Vec<PlaceId>,
+}
 
 #[derive(Debug, Clone)]
 pub struct Planned {

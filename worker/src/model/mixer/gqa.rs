@@ -142,6 +142,10 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
         self.cache = None;
     }
 
+    fn cache(&mut self) -> Option<&mut B::Cache> {
+        self.cache.as_mut()
+    }
+
     fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor> {
         let Pass { b, batch, .. } = pass;
         let (mut q, mut k, v) = (self.q.apply(pass, x), self.k.apply(pass, x), self.v.apply(pass, x));

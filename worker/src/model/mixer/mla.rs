@@ -120,6 +120,10 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
         self.cache = None;
     }
 
+    fn cache(&mut self) -> Option<&mut B::Cache> {
+        self.cache.as_mut()
+    }
+
     fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor> {
         let Pass { b, batch, .. } = pass;
         let mut q = match &self.query {

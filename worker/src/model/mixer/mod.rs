@@ -60,6 +60,10 @@ pub trait Mixer<B: Backend>: Send {
     fn open(&mut self, b: &B, size: &StateSize, precision: Precision) -> KernelResult<()>;
     /// Frees the state.
     fn close(&mut self);
+    /// Its paged entries. None: it has none.
+    fn cache(&mut self) -> Option<&mut B::Cache> {
+        None
+    }
     /// x [rows, hidden], normed. Reads and writes the state of the batch's sequences. The result is this rank's part of
     /// the sum over ranks.
     fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor>;

@@ -1,4 +1,4 @@
-use rein_proto::internal::{After, LoraPart, Sampling};
+use rein_proto::internal::{After, BlockLoad, LoraPart, Sampling};
 
 use super::*;
 
@@ -17,11 +17,14 @@ fn followers_get_what_they_compute_and_no_more() {
     let row = |slot| Row { slot, lora: Some(2), tokens: vec![7], draw: Some(draw.clone()), ..Row::default() };
     let rows = (0..64).map(|slot| Row { after: After::Draw as i32, start: 9_191, ..row(slot) }).collect();
     let loras = vec![LoraPart { slot: 1, ..LoraPart::default() }];
-    let step = Step { epoch: 3, id: 9, rows, dropped: vec![70], layout: 2, loras };
+    let loads = vec![BlockLoad { block: 3, place: 4, content: 5 }];
+    let save = BlockSave { block: 1, place: 2, content: 8, ..BlockSave::default() };
+    let named = BlockSave { parent: Some(7), salt: "tenant".into(), tokens: vec![100_000; 64], ..save.clone() };
+    let step = Step { epoch: 3, id: 9, rows, dropped: vec![70], layout: 2, loras, saves: vec![named], loads };
     let shared = for_followers(&step);
     let (all, sent) = (step.encoded_len(), shared.encoded_len());
     assert!(all > 3_000_000 && sent < 2_000, "{all} bytes, {sent} are sent");
     let kept = Draw { logprobs: 5, ..Draw::default() };
     let rows = step.rows.iter().map(|row| Row { draw: Some(kept.clone()), ..row.clone() }).collect();
-    assert_eq!(shared, Step { rows, ..step });
+    assert_eq!(shared, Step { rows, saves: vec![save], ..step });
 }

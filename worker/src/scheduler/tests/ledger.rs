@@ -1,7 +1,7 @@
 //! An executor that keeps, in each KV slot, the token whose entry was written there and a hash of its whole past. A
 //! wrong block table, a write to a shared block or a stale entry then shows as a wrong history.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use rein_proto::internal::{Draw, Row};
 use rein_proto::splitmix::mix_both;
@@ -43,6 +43,9 @@ pub struct Ledger {
     kept: Histories,
     /// Per slot: position, token, hash of all tokens up to it and of the adapter.
     slots: Vec<Option<(usize, u32, u64)>>,
+    /// Per place of the host tier.
+    host: HashMap<u32, (u64, Vec<Option<(usize, u32, u64)>>)>,
+    damaged: BTreeSet<u32>,
     stashed: HashMap<u32, Vec<u32>>,
     /// Per cell of a recurrent state, the adapter and the tokens that it stands for.
     cells: Vec<Option<(Option<u32>, Vec<u32>)>>,
@@ -58,6 +61,8 @@ impl Ledger {
             tables: BlockTables::default(),
             kept: Histories::default(),
             slots: vec![None; shape.blocks * shape.block_size],
+            host: HashMap::new(),
+            damaged: BTreeSet::new(),
             stashed: HashMap::new(),
             cells: vec![None; shape.states.map_or(0, |states| states.cells(CELL_SLOTS))],
             states: shape.states.is_some(),
@@ -84,7 +89,7 @@ impl Ledger {
 
     /// The recurrent state of each row is that of its own past, and no row takes a cell from another.
     fn recur(&mut self, step: &Step) {
-        let mut written = std::collections::BTreeSet::new();
+        let mut written = BTreeSet::new();
         let before = self.cells.clone();
         for (row, history) in step.rows.iter().zip(&self.histories).filter(|(row, _)| !row.tokens.is_empty()) {
             let start = row.start as usize;
@@ -106,12 +111,38 @@ impl Ledger {
         }
     }
 
+    /// The places that are damaged.
+    fn copy_blocks(&mut self, step: &Step) -> Vec<u32> {
+        let of = |block: u32| block as usize * self.block_size..(block as usize + 1) * self.block_size;
+        for save in &step.saves {
+            assert!(self.slots[of(save.block)].iter().all(Option::is_some), "an empty block is kept");
+            self.host.insert(save.place, (save.content, self.slots[of(save.block)].to_vec()));
+            self.damaged.remove(&save.place);
+        }
+        let mut lost = Vec::new();
+        for load in &step.loads {
+            let (content, slots) = &self.host[&load.place];
+            assert_eq!(*content, load.content, "a place holds something else");
+            match self.damaged.contains(&load.place) {
+                true => lost.push(load.place),
+                false => self.slots[of(load.block)].copy_from_slice(slots),
+            }
+        }
+        lost
+    }
+
+    /// A place holds nothing of use any more.
+    pub fn damage(&mut self, place: u32) {
+        self.damaged.insert(place);
+    }
+
     pub fn execute(&mut self, step: &Step) -> StepResult {
         self.histories.clear();
         for slot in &step.dropped {
             assert!(!self.tables.of(*slot).is_empty(), "dropped a slot that holds nothing");
             self.stashed.remove(slot);
         }
+        let lost_places = self.copy_blocks(step);
         self.tables.apply(step).expect("tables that are there");
         self.kept.apply(step).expect("histories that are there");
         let mut rows = Vec::new();
@@ -156,6 +187,6 @@ impl Ledger {
         if self.states {
             self.recur(step);
         }
-        StepResult { id: step.id, rows }
+        StepResult { id: step.id, rows, lost_places }
     }
 }

@@ -8,11 +8,13 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use rein_proto::block_hash;
 use rein_proto::internal::{Limits, Sampling};
 
 use super::super::cached::CacheMirror;
 use super::ledger::{Ledger, VOCAB, draw, score};
 use super::*;
+use crate::blocks::HostShape;
 use crate::executor::DrawnTokens;
 
 const SEEDS: u64 = 3000;
@@ -181,6 +183,13 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let block_size = rng.random_range(1..6);
+        let states = rng.random_bool(0.4).then(|| StateShape {
+            checkpoints: rng.random_range(0..12),
+            every: block_size * rng.random_range(1..5),
+        });
+        // No recurrent state is kept there.
+        let places = if states.is_none() && rng.random_bool(0.7) { rng.random_range(1..40) } else { 0 };
+        let host = HostShape { places, outlives: rng.random_bool(0.5), ..HostShape::default() };
         let shape = ExecutorShape {
             model: "ledger".into(),
             vocab_size: VOCAB as usize,
@@ -191,11 +200,9 @@ impl World {
             ranks: 1,
             hidden_size: 4,
             runs_ahead: true,
-            states: rng.random_bool(0.4).then(|| StateShape {
-                checkpoints: rng.random_range(0..12),
-                every: block_size * rng.random_range(1..5),
-            }),
+            states,
             lora_slots: 3,
+            host,
         };
         let options = EngineOptions {
             max_sequences: rng.random_range(1..9),
@@ -331,6 +338,12 @@ impl World {
     }
 
     fn events(&mut self) {
+        if self.rng.random_bool(0.1) {
+            let salt = if self.rng.random_bool(0.2) { "tenant" } else { "" };
+            let prefix = &self.prefixes[self.rng.random_range(0..3)];
+            let hashes = block_hash::chain(salt, prefix, self.shape.block_size).collect();
+            self.scheduler.hold(&hashes, Duration::from_millis(self.rng.random_range(0..400)), self.now);
+        }
         if self.rng.random_bool(0.35) {
             self.start();
             self.read();
@@ -402,7 +415,11 @@ impl World {
         }
         let budget: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
         assert!(budget <= self.scheduler.options.token_budget, "{budget} tokens in a step");
-        assert!(!step.rows.is_empty() && step.rows.len() <= self.scheduler.options.max_sequences);
+        assert!(!(step.rows.is_empty() && step.loads.is_empty() && step.saves.is_empty()));
+        assert!(step.rows.len() <= self.scheduler.options.max_sequences);
+        if self.shape.host.places > 0 && self.rng.random_bool(0.2) {
+            self.ledger.damage(self.rng.random_range(0..self.shape.host.places as u32));
+        }
         self.drawn.fill_in(&mut step);
         let checkpoints = self.shape.states.map_or(0, |states| states.checkpoints as u32);
         let from = step.rows.iter().filter_map(|row| row.state);
@@ -465,7 +482,7 @@ impl World {
         assert!(self.scheduler.is_empty());
         assert_eq!(self.scheduler.stats().used_blocks, 0);
         let (held, cells) = self.scheduler.blocks.cells();
-        let under_way = self.scheduler.running_steps.iter().flatten().flat_map(|row| row.checkpoints());
+        let under_way = self.scheduler.running_steps.iter().flat_map(|step| &step.rows).flat_map(|row| row.checkpoints());
         assert_eq!(held + under_way.count(), cells, "a cell was lost");
         assert_eq!(self.ledger.tables.taken(), self.scheduler.slots.left());
     }
@@ -512,9 +529,13 @@ fn every_sequence_gets_the_tokens_it_would_get_alone() {
         total.preemptions += stats.preemptions;
         total.rewound_tokens += stats.rewound_tokens;
         total.held_steps += stats.held_steps;
+        total.restored_tokens += stats.restored_tokens;
+        total.damaged_blocks += stats.damaged_blocks;
     }
     println!("{total:?}, {ahead} steps ahead, {restored} rows from checkpoints");
     let reached = [ahead, restored, total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
+    let host = [total.restored_tokens, total.damaged_blocks];
+    assert!(one.is_some() || host.iter().all(|&count| count > 100), "the seeds do not reach the host tier: {total:?}");
     assert!(one.is_some() || reached.iter().all(|&count| count > 1000), "the seeds do not reach every case: {total:?}");
 }
 
@@ -532,6 +553,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
         runs_ahead: true,
         states: None,
         lora_slots: 0,
+        host: HostShape::default(),
     };
     let options = EngineOptions { max_sequences: 2, token_budget: 5, ..EngineOptions::default() };
     let mut scheduler = Scheduler::new(&shape, options);

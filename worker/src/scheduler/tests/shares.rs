@@ -30,7 +30,7 @@ fn run(scheduler: &mut Scheduler) -> BTreeMap<SeqId, usize> {
     let drawn = step.rows.iter().filter(|row| row.after() == After::Draw);
     let rows = drawn.map(|row| RowResult { slot: row.slot, token: Some(7), ..RowResult::default() }).collect();
     let tokens = scheduler.scheduled().zip(step.rows.iter().map(|row| row.tokens.len())).collect();
-    scheduler.commit(StepResult { id: step.id, rows });
+    scheduler.commit(StepResult { id: step.id, rows, ..StepResult::default() });
     tokens
 }
 

@@ -22,7 +22,7 @@ fn start(scheduler: &mut Scheduler, seq: SeqId, prompt: Vec<u32>) {
 fn commit(scheduler: &mut Scheduler, step: &Step) {
     let drawn = step.rows.iter().filter(|row| row.after() == After::Draw);
     let rows = drawn.map(|row| RowResult { slot: row.slot, token: Some(7), ..RowResult::default() }).collect();
-    scheduler.commit(StepResult { id: step.id, rows });
+    scheduler.commit(StepResult { id: step.id, rows, ..StepResult::default() });
 }
 
 /// `cargo test -p rein-worker --lib bytes_of_a_step -- --nocapture` prints the sizes.

@@ -1,0 +1,209 @@
+//! The host tier of one rank: copies of KV blocks that left the cache, in memory or in a file. A place knows which
+//! content it holds and a checksum of its bytes, so a block that was damaged, or of which another rank has another
+//! content, is computed again. The leader decides what is where.
+
+mod file;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rein_kernels::collective::ControlLink;
+use rein_kernels::{Backend, KernelError, Result as KernelResult};
+use rein_proto::internal::{BlockLoad, BlockSave};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::blocks::{HostShape, KeptBlock};
+use crate::bytes::ByteCount;
+use crate::checkpoint::LoadError;
+use crate::model::Network;
+use file::TierFile;
+
+/// How much of the host a process gives to its ranks' places.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostLimits {
+    /// Bytes of all ranks of this process together. 0: no host tier.
+    pub bytes: usize,
+    /// None: in memory.
+    pub file: Option<PathBuf>,
+}
+
+/// The host tier of a rank of a group.
+pub struct HostTier<B: Backend> {
+    /// Of a block on this rank.
+    bytes: usize,
+    store: Store<B>,
+}
+
+enum Store<B: Backend> {
+    Memory {
+        memory: B::HostMemory,
+        /// The content and the checksum of each place.
+        held: Vec<Option<(u64, u64)>>,
+    },
+    File {
+        file: TierFile,
+        /// A block on its way.
+        staged: B::HostMemory,
+    },
+}
+
+impl<B: Backend> HostTier<B> {
+    /// Makes room on all ranks of a group, whose `here` ranks of this process share the limit. `fingerprint`: of all
+    /// that the bytes depend on. None: there is no host tier.
+    pub fn open(
+        network: &mut Network<B>,
+        limits: &HostLimits,
+        here: usize,
+        fingerprint: u64,
+    ) -> Result<Option<(Self, HostShape)>, LoadError> {
+        let bytes = network.block_bytes();
+        let size = network.state_size().block_size;
+        let places = limits.bytes / here.max(1) / bytes.max(1);
+        let places = least(network.backend().control(), places)?;
+        if places == 0 {
+            // All ranks have the same limit, or none has a tier.
+            return match limits.bytes {
+                0 => Ok(None),
+                room => Err(error(format!(
+                    "{} for {here} ranks hold no KV block, which takes {} on each",
+                    ByteCount(room as u64),
+                    ByteCount(bytes as u64)
+                ))),
+            };
+        }
+        let total = bytes.checked_mul(places).ok_or_else(|| error("is too large".into()))?;
+        let (store, kept) = match &limits.file {
+            None => {
+                let memory = network.backend().host_memory(total).map_err(|why| {
+                    error(format!("cannot have {} of host memory: {why}", ByteCount(total as u64)))
+                })?;
+                (Store::Memory { memory, held: vec![None; places] }, Vec::new())
+            }
+            Some(path) => {
+                let (rank, ranks) = (network.backend().rank(), network.backend().ranks());
+                let path = of_rank(path, rank, ranks);
+                let of_rank = fingerprint ^ ((rank as u64) << 32 | ranks as u64);
+                let (file, kept) = TierFile::open(&path, [places, size, bytes], of_rank, |own| {
+                    network.backend().control().gather_bytes(&own)
+                })?;
+                let staged = network.backend().host_memory(bytes)?;
+                (Store::File { file, staged }, if rank == 0 { kept } else { Vec::new() })
+            }
+        };
+        let outlives = matches!(store, Store::File { .. });
+        Ok(Some((HostTier { bytes, store }, HostShape { places, outlives, kept: Arc::new(kept) })))
+    }
+
+    /// Copies blocks to their places, then begins to copy others from theirs, until `settle`. Returns the places that
+    /// do not hold what is wanted.
+    pub fn begin(
+        &mut self,
+        network: &mut Network<B>,
+        saves: &[BlockSave],
+        loads: &[BlockLoad],
+    ) -> KernelResult<Vec<u32>> {
+        let bytes = self.bytes;
+        match &mut self.store {
+            Store::Memory { memory, held } => {
+                for save in saves {
+                    held[save.place as usize] = None;
+                    network.save_block(save.block, memory, save.place as usize * bytes)?;
+                }
+                network.backend().settle(memory)?;
+                let of = |place: u32| place as usize * bytes..(place as usize + 1) * bytes;
+                for save in saves {
+                    held[save.place as usize] = Some((save.content, xxh3_64(&memory[of(save.place)])));
+                }
+                let mut lost = Vec::new();
+                for load in loads {
+                    let whole = |&(content, sum): &(u64, u64)| {
+                        content == load.content && sum == xxh3_64(&memory[of(load.place)])
+                    };
+                    match held[load.place as usize].as_ref().is_some_and(whole) {
+                        true => network.load_block(load.block, memory, load.place as usize * bytes)?,
+                        false => lost.push(load.place),
+                    }
+                }
+                Ok(lost)
+            }
+            Store::File { file, staged } => {
+                network.backend().settle(staged)?;
+                for save in saves {
+                    network.save_block(save.block, staged, 0)?;
+                    network.backend().settle(staged)?;
+                    if let Err(why) = file.write(save, staged) {
+                        // It is computed again when it is wanted.
+                        tracing::warn!(place = save.place, %why, "a KV block was not kept in the file");
+                    }
+                }
+                let mut lost = Vec::new();
+                for load in loads {
+                    match file.read(load.place, load.content, staged) {
+                        true => {
+                            network.load_block(load.block, staged, 0)?;
+                            network.backend().settle(staged)?;
+                        }
+                        false => lost.push(load.place),
+                    }
+                }
+                Ok(lost)
+            }
+        }
+    }
+
+    /// Waits until all is copied. Returns the places that are lost on any rank.
+    pub fn settle(&self, network: &Network<B>, lost: &[u32]) -> KernelResult<Vec<u32>> {
+        let memory = match &self.store {
+            Store::Memory { memory, .. } => memory,
+            Store::File { staged, .. } => staged,
+        };
+        network.backend().settle(memory)?;
+        let own: Vec<u8> = lost.iter().flat_map(|place| place.to_le_bytes()).collect();
+        let all = network.backend().control().gather_bytes(&own)?;
+        let mut all: Vec<u32> =
+            all.iter().flat_map(|lost| lost.as_chunks::<4>().0).map(|place| u32::from_le_bytes(*place)).collect();
+        all.sort_unstable();
+        all.dedup();
+        if !all.is_empty() {
+            let (rank, here, all) = (network.backend().rank(), lost.len(), all.len());
+            tracing::warn!(rank, here, all, "KV blocks in the host tier are damaged, and are computed again");
+        }
+        Ok(all)
+    }
+
+    /// Damages the bytes of a place.
+    #[cfg(test)]
+    pub fn damage(&mut self, place: usize) {
+        match &mut self.store {
+            Store::Memory { memory, .. } => memory[place * self.bytes] ^= 1,
+            Store::File { file, .. } => file.damage(place as u32),
+        }
+    }
+}
+
+/// The number of the rank that has the least.
+pub fn least(control: &dyn ControlLink, number: usize) -> KernelResult<usize> {
+    let all = control.gather_bytes(&(number as u64).to_le_bytes())?;
+    all.iter().try_fold(number, |least, bytes| match <[u8; 8]>::try_from(&**bytes) {
+        Ok(bytes) => Ok(least.min(u64::from_le_bytes(bytes) as usize)),
+        Err(_) => Err(KernelError::Shape { op: "KV blocks", what: format!("8 bytes expected, got {}", bytes.len()) }),
+    })
+}
+
+fn error(what: String) -> LoadError {
+    LoadError::Option { option: "host_kv", what }
+}
+
+/// Each rank of a group has a file of its own.
+fn of_rank(path: &Path, rank: usize, ranks: usize) -> PathBuf {
+    match ranks {
+        1 => path.to_owned(),
+        ranks => {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!(".{rank}-of-{ranks}"));
+            name.into()
+        }
+    }
+}
