@@ -129,5 +129,6 @@ fn events(reset: bool, stored: Vec<u64>) -> EngineEvents {
         stored,
         removed: Vec::new(),
         load: Some(EngineLoad { running: 10, waiting: 0, used_blocks: 100, total_blocks: CACHED }),
+        ..EngineEvents::default()
     }
 }

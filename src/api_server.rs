@@ -56,12 +56,13 @@ fn order(asked: OrderArg) -> PropertyOrder {
 pub fn config(args: &ApiArgs, store: ResponsesStoreMode) -> Result<RouterConfig, Box<dyn Error>> {
     let responses_store = args.responses.responses_store.clone().unwrap_or(store);
     responses_store.check().map_err(|error| format!("--responses-store: {responses_store}: {error}"))?;
-    let AdmissionArgs { api_keys, max_in_flight, max_queued, client_stall_timeout, .. } = &args.admission;
+    let AdmissionArgs { api_keys, max_in_flight, max_queued, client_stall_timeout, tool_hold, .. } = &args.admission;
     Ok(RouterConfig {
         max_in_flight: *max_in_flight,
         max_queued: *max_queued,
         cors_origins: args.network.cors_origin.clone(),
         client_stall: Duration::from_secs(*client_stall_timeout),
+        tool_hold: Duration::from_secs(*tool_hold),
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
         responses_store,
         aliases: args.alias.iter().cloned().collect(),

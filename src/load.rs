@@ -6,6 +6,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use rein_worker::LoadLog;
+use rein_worker::host_tier::HostLimits;
 use rein_worker::checkpoint::LoadError;
 use rein_worker::node::TextFiles;
 use rein_worker::rank::{
@@ -106,6 +107,10 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceCho
             slots: loras.slots(lora_api),
             room: loras.lora_memory.map(|mib| (mib as usize) << 20),
             rank: loras.max_lora_rank.into(),
+        },
+        host: HostLimits {
+            bytes: engine.host.host_kv.map_or(0, |gib| (gib * (1u64 << 30) as f64) as usize),
+            file: engine.host.kv_file.clone(),
         },
         ..weights(args, devices)
     }

@@ -21,6 +21,14 @@ pub fn factor(text: &str) -> Result<f64, String> {
     }
 }
 
+/// GiB, more than none.
+pub fn gib(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(gib) if gib > 0.0 && gib <= 65_536.0 => Ok(gib),
+        _ => Err("must be a number of GiB above 0, at most 65536".into()),
+    }
+}
+
 /// An etcd endpoint: `HOST:PORT`, or with a scheme.
 pub fn etcd(text: &str) -> Result<String, String> {
     let example = "expected HOST:PORT, such as 10.0.0.5:2379, or https://HOST:PORT";

@@ -37,6 +37,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     }
     let loras = &args.engine.loras;
     loras.check(args.api.lora_api)?;
+    args.engine.host.check(args.engine.on.engine)?;
     if args.engine.on.engine == EngineKind::Sim && loras.slots(args.api.lora_api) > 0 {
         return Err("--engine sim loads no weights, and no LoRA adapters".into());
     }
@@ -191,6 +192,7 @@ pub fn sim(args: &EngineArgs, devices: &DeviceChoice, text: &ModelText) -> Sim {
         max_context: text.max_context.unwrap_or(SimOptions::default().max_context),
         blocks: args.sim.sim_blocks as usize,
         block_size: load::block_size(args, devices),
+        host_places: args.sim.sim_host_blocks as usize,
         step_base_us: args.sim.sim_step_us,
         per_prefill_token_us: args.sim.sim_prefill_us,
         per_decode_row_us: args.sim.sim_decode_us,

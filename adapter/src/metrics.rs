@@ -105,6 +105,7 @@ impl EngineCounters {
             rewound_tokens: read(&self.rewound),
             held_steps: held,
             cancelled: read(&self.cancelled),
+            ..EngineStats::default()
         }
     }
 }

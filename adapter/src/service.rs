@@ -10,7 +10,7 @@ use futures::stream::{self, BoxStream};
 use rein_proto::checks;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
-    EngineEvents, EngineInfo, EngineLoad, EngineStats, EventsRequest, FromEngine, InfoRequest, StatsRequest, ToEngine,
+    EngineEvents, EngineInfo, EngineLoad, EngineStats, EventsRequest, FromEngine, HoldRequest, HoldResponse, InfoRequest, StatsRequest, ToEngine,
     to_engine,
 };
 use rein_proto::{deadline, protocol};
@@ -253,6 +253,11 @@ impl engine_server::Engine for AdapterService {
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
         self.available()?;
         Ok(Response::new(self.engine_stats()))
+    }
+
+    /// These engines cannot be told.
+    async fn hold(&self, _: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
+        Ok(Response::new(HoldResponse {}))
     }
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {

@@ -446,6 +446,7 @@ impl<'a> Fleet<'a> {
                 used_blocks: stats.used_blocks,
                 total_blocks: stats.total_blocks,
             }),
+            ..EngineEvents::default()
         };
         for router in &self.routers {
             assert!(router.slots[at].apply(&events, router.open[at]), "one version of hashes");

@@ -40,6 +40,8 @@ pub struct RouterConfig {
     /// How long an engine may send nothing for a new sequence before a second engine gets the sequence, too. None:
     /// sequences are not hedged.
     pub hedge_after: Option<Duration>,
+    /// How long an engine holds the KV blocks of a conversation whose tool runs, at first. Zero: not at all.
+    pub tool_hold: Duration,
     /// Seals what clients keep between requests. Routers of one cluster share its key.
     pub seal: Seal,
     /// Where responses of `/v1/responses` are kept.
@@ -88,6 +90,7 @@ impl Default for RouterConfig {
             lora_api: false,
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
+            tool_hold: limits::FIRST_TOOL_HOLD,
             seal: Seal::random(),
             responses_store: ResponsesStoreMode::default(),
             process_metrics: ProcessMetrics::default(),

@@ -230,3 +230,12 @@ pub const SLOW_MATCHES: usize = 2;
 pub const LORA_NAME_BYTES: usize = 256;
 /// How long what this router did to an engine's LoRA adapters goes before what the engine's record says.
 pub const LORA_SETTLE: Duration = Duration::from_secs(10);
+
+/// How long an engine is asked to hold the blocks of a conversation whose tool runs, once its tools are known.
+pub const TOOL_HOLD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(600));
+/// The same for a conversation whose tools are not known.
+pub const FIRST_TOOL_HOLD: Duration = Duration::from_secs(60);
+/// Conversations whose tools run, or ran last.
+pub const TOOL_TURNS: usize = 65_536;
+/// The last times that count for a session.
+pub const TOOL_GAPS: usize = 9;

@@ -14,7 +14,7 @@ use crate::{
     admission::{Admission, keys::ApiCaller},
     config::RouterConfig,
     error::{Error, ErrorKind},
-    fleet::{metrics::FleetMetrics, pool::Standing, retry_budget::RetryBudget},
+    fleet::{metrics::FleetMetrics, pool::Standing, retry_budget::RetryBudget, tool_holds::ToolHolds},
     memory::RequestMemory,
     request::{
         demand::ModelDemand,
@@ -39,6 +39,7 @@ pub struct RouterState {
     pub fleet_changes: watch::Sender<()>,
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
+    pub tool_holds: Arc<ToolHolds>,
     pub surfaces: SurfaceMetrics,
     /// All metrics except those of engines, which are asked at each scrape.
     pub registry: Registry,
@@ -63,6 +64,8 @@ impl RouterState {
         metrics.register(&mut registry);
         retry_budget.register(&mut registry);
         fleet_metrics.register(&mut registry);
+        let tool_holds = Arc::new(ToolHolds::new(config.tool_hold));
+        tool_holds.register(&mut registry);
         let responses = ResponseStore::new(&config.responses_store, ResponseLimits::within(config.memory.responses));
         responses.register(&mut registry);
         RouterState {
@@ -76,6 +79,7 @@ impl RouterState {
             fleet_changes: watch::Sender::new(()),
             metrics,
             fleet_metrics,
+            tool_holds,
             surfaces,
             registry,
             health,

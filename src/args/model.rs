@@ -157,6 +157,8 @@ pub struct EngineArgs {
     /// quarter of the memory that the weights leave free; with --engine cuda: nine tenths]
     #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_memory: Option<u64>,
+    #[command(flatten)]
+    pub host: HostTierArgs,
     /// Tokens per KV block [default: 16; with --engine cuda: 64]
     #[arg(long, env = "REIN_BLOCK_SIZE", value_name = "TOKENS", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub block_size: Option<u16>,
@@ -185,6 +187,31 @@ pub struct EngineArgs {
     pub loras: LoraArgs,
     #[command(flatten)]
     pub sim: SimArgs,
+}
+
+/// Where KV blocks go that leave the cache.
+#[derive(Debug, Clone, Args)]
+pub struct HostTierArgs {
+    /// Memory of the host, in GiB, for KV blocks that leave the cache of a GPU: a prompt that begins like one of them
+    /// is copied back instead of computed. With --kv-file, the size of the file [default: none]
+    #[arg(long, env = "REIN_HOST_KV", value_name = "GIB", value_parser = option_values::gib)]
+    pub host_kv: Option<f64>,
+    /// File for these blocks instead of memory; they outlive the process. Each rank of a group has its own, with its
+    /// number at the end
+    #[arg(long, env = "REIN_KV_FILE", value_name = "FILE", requires = "host_kv")]
+    pub kv_file: Option<PathBuf>,
+}
+
+impl HostTierArgs {
+    /// Err: it would take memory that serves better as KV cache.
+    pub fn check(&self, engine: EngineKind) -> Result<(), String> {
+        match self.host_kv.is_some() && self.kv_file.is_none() && engine == EngineKind::Cpu {
+            true => Err("--host-kv: on the CPU its blocks go to a file: add --kv-file, or give the memory to \
+                         --kv-memory"
+                .into()),
+            false => Ok(()),
+        }
+    }
 }
 
 /// LoRA adapters of the model.
@@ -247,6 +274,9 @@ pub struct SimArgs {
     /// Number of KV blocks
     #[arg(long, env = "REIN_SIM_BLOCKS", default_value_t = 65_536, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub sim_blocks: u32,
+    /// Number of blocks that leave the cache and are kept
+    #[arg(long, env = "REIN_SIM_HOST_BLOCKS", default_value_t = 0, value_name = "N")]
+    pub sim_host_blocks: u32,
     /// Seed of the generated tokens
     #[arg(long, env = "REIN_SIM_SEED", default_value_t = 0, value_name = "SEED")]
     pub sim_seed: u64,

@@ -37,6 +37,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let peers = Peers::open(&args.peer)?;
     let devices = load::devices(&args.engine.on, 1)?;
     args.engine.loras.check(false)?;
+    args.engine.host.check(args.engine.on.engine)?;
     // Each device has one rank.
     let (ranks, group_size) = (args.engine.on.devices.len().max(1), usize::from(args.group.group_size));
     if !group_size.is_multiple_of(ranks) {

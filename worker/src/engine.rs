@@ -5,7 +5,7 @@
 //! sleeps on the queue. It never waits for a router: a sequence whose router does not read is paused. This module does
 //! not know gRPC.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -51,6 +51,11 @@ pub enum EngineCommand {
     UnloadLora {
         name: String,
         reply: oneshot::Sender<bool>,
+    },
+    /// Blocks with these hashes stay cached before others for this time.
+    Hold {
+        hashes: HashSet<u64>,
+        time: Duration,
     },
     /// The router broke the protocol.
     Fail {
@@ -358,6 +363,7 @@ impl EngineThread {
             EngineCommand::Cancel { seq } => self.cancel(seq),
             // The ports are checked before each step.
             EngineCommand::Room => {}
+            EngineCommand::Hold { hashes, time } => self.scheduler.hold(&hashes, time, self.started.elapsed()),
             EngineCommand::Listen { ready } => {
                 self.feed.fill(&mut self.scheduler);
                 // The caller may have given up; the next round notices.

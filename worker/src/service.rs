@@ -16,8 +16,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
-    EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, LoadLoraRequest, LoraInfo, Start,
-    StatsRequest, ToEngine, UnloadLoraRequest, UnloadLoraResponse, from_engine, loras_server, to_engine,
+    EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, HoldRequest, HoldResponse, InfoRequest,
+    LoadLoraRequest, LoraInfo, Start, StatsRequest, ToEngine, UnloadLoraRequest, UnloadLoraResponse, from_engine, loras_server, to_engine,
 };
 use rein_proto::{deadline, protocol};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -388,6 +388,15 @@ impl engine_server::Engine for EngineService {
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
         self.executable()?;
         Ok(Response::new(self.engine_stats()))
+    }
+
+    async fn hold(&self, request: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
+        let HoldRequest { hashes, milliseconds } = request.into_inner();
+        self.executable()?;
+        let time = Duration::from_millis(milliseconds.into());
+        let command = EngineCommand::Hold { hashes: hashes.into_iter().collect(), time };
+        self.commands.send(command).await.map_err(|_| stopped())?;
+        Ok(Response::new(HoldResponse {}))
     }
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {

@@ -138,6 +138,7 @@ impl IncomingRequest {
             counted,
             metrics: self.state.metrics.clone(),
             fleet_metrics: self.state.fleet_metrics.clone(),
+            tool_holds: self.state.tool_holds.clone(),
             retry_budget: self.state.retry_budget.clone(),
             session: self.session.or_else(named),
             memory_charge: None,

@@ -11,6 +11,7 @@ use futures::FutureExt;
 use hedge::{Hedge, HedgeEvent};
 use progress::SequenceProgress;
 use rein_proto::{
+    block_hash,
     internal::{Admitted, Finish, FinishReason, FromEngine, Start, ToEngine, TokenLogprob, from_engine, to_engine},
     packed_ids, trace_context,
 };
@@ -31,6 +32,7 @@ use crate::{
         metrics::FleetMetrics,
         pool::{EngineLease, EnginePool, EngineRequest},
         retry_budget::{CountGuard, RetryBudget},
+        tool_holds::{ToolHolds, TurnPrompt},
     },
     limits,
 };
@@ -494,6 +496,18 @@ impl EngineStream {
             // If the engine has closed the stream, `next_output` returns the reason.
             Ok(_) => Ok(()),
             Err(_) => Err(Error::deadline()),
+        }
+    }
+
+    /// Its answer ended in tool calls: its conversation comes back.
+    pub fn hold_for_tools(&self, holds: &ToolHolds) {
+        let Some(engine) = self.lease().map(EngineLease::engine) else { return };
+        let Some(block_size) = engine.block_size() else { return };
+        let salt = block_hash::salt_of(&self.start.cache_salt, self.start.lora_digest);
+        let prompt = TurnPrompt::new(&salt, &self.start.prompt, block_size);
+        if let Some(time) = holds.ended(&prompt, self.context.session, Instant::now()) {
+            let tokens = [self.start.prompt.as_slice(), &self.progress.accepted].concat();
+            engine.hold(TurnPrompt::new(&salt, &tokens, block_size).hashes, time);
         }
     }
 

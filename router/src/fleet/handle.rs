@@ -11,7 +11,7 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use rein_proto::{
     internal::{
-        EngineInfo, EngineStats, InfoRequest, LoadLoraRequest, LoraInfo, StatsRequest, UnloadLoraRequest,
+        EngineInfo, EngineStats, HoldRequest, InfoRequest, LoadLoraRequest, LoraInfo, StatsRequest, UnloadLoraRequest,
         engine_client::EngineClient, loras_client::LorasClient,
     },
     protocol,
@@ -123,6 +123,11 @@ impl EngineHandle {
         self.info.get().map(|info| info.max_sequences)
     }
 
+    /// Tokens of its KV blocks, if it has reported this.
+    pub fn block_size(&self) -> Option<u32> {
+        self.info.get().map(|info| info.block_size).filter(|size| *size > 0)
+    }
+
     /// Whether it has reported that it takes the ids of a prompt as bytes.
     pub fn takes_packed_prompt(&self) -> bool {
         self.info.get().is_some_and(|info| info.takes_packed_prompt)
@@ -194,6 +199,18 @@ impl EngineHandle {
             })
         };
         self.info.get_or_try_init(ask).await
+    }
+
+    /// Asks it to hold blocks, without waiting for its answer.
+    pub fn hold(&self, hashes: Vec<u64>, time: Duration) {
+        let mut client = self.client();
+        let request = HoldRequest { hashes, milliseconds: time.as_millis() as u32 };
+        tokio::spawn(async move {
+            // An engine of an older release does not know it.
+            if let Err(error) = answer(async move { client.hold(request).await }.boxed()).await {
+                tracing::debug!(%error, "an engine does not hold blocks");
+            }
+        });
     }
 
     pub async fn stats(&self) -> Result<EngineStats, Error> {

@@ -11,4 +11,5 @@ pub mod metrics;
 pub mod pool;
 pub mod retry_budget;
 pub mod route;
+pub mod tool_holds;
 pub mod transport;

@@ -12,6 +12,7 @@ use futures::{
 };
 use rein_grammar::{CallValidator, Compiled, Parser, ParserOptions, Region, Relaxation, Tools};
 use rein_proto::{
+    block_hash,
     internal::Start,
     v1::{self, chat_event},
 };
@@ -32,6 +33,7 @@ use crate::{
         pool::{EngineLease, EngineRequest},
         retry_budget::RetryBudget,
         route,
+        tool_holds::ToolHolds,
     },
     limits,
     memory::{MatcherMemory, MemoryCharge},
@@ -60,6 +62,7 @@ pub struct RequestContext {
     pub counted: Arc<CountedRequest>,
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
+    pub tool_holds: Arc<ToolHolds>,
     pub retry_budget: Arc<RetryBudget>,
     /// The owner of the request's API key, if the server has keys.
     pub caller: Option<ApiCaller>,
@@ -326,6 +329,10 @@ impl ChoiceOpener<'_> {
             kind: None,
             refused: &[],
         };
+        if index == 0 {
+            let salt = block_hash::salt_of(&plan.cache_salt, self.model.lora_digest());
+            context.tool_holds.arrived(&salt, prompt, Instant::now());
+        }
         let queue = context.trace.queue_span();
         let lease = self.model.pool.lease(&wanted, until, context.deadline).instrument(queue.clone()).await?;
         self.open(index, lease, queue).await

@@ -95,6 +95,8 @@ pub struct Transcript {
     /// The output is complete, and whether the length limit ended it.
     finished: bool,
     by_length: bool,
+    /// How it ended.
+    done: Option<v1::FinishReason>,
     /// The text so far. None: the finished response needs no validation, and is not JSON.
     response: Option<ResponseText>,
     /// Why the answer ends, or is led to its end, before the model would end it.
@@ -166,6 +168,7 @@ impl Transcript {
             report: CallReport::default(),
             finished: false,
             by_length: false,
+            done: None,
             response,
             ended_early: None,
             said: None,
@@ -451,7 +454,13 @@ impl Transcript {
         });
     }
 
+    /// Whether it has ended in tool calls, so that its conversation goes on with their results.
+    pub fn ends_in_calls(&self) -> bool {
+        self.done == Some(v1::FinishReason::ToolCalls)
+    }
+
     fn emit_done(&mut self, reason: v1::FinishReason) {
+        self.done = Some(reason);
         self.warn_about_calls(reason);
         if let Some(said) = self.said.take() {
             self.report.lookalike = lookalike(&said, &self.options.tools);

@@ -530,3 +530,33 @@ async fn validating_a_response_does_not_block_other_tasks() {
     let body = TestRouter::new().chat(&bytes("[1, 1]"), more).await.ok();
     assert!(body["choices"][0]["invalid_response"].is_string(), "{body}");
 }
+
+#[tokio::test]
+async fn engines_hold_the_blocks_of_a_conversation_whose_tool_runs() {
+    let router = TestRouter::new();
+    let section = [&[SECTION], call("functions.f:0", "{}").as_slice(), &[END_SECTION]].concat();
+    let long = "What is the weather like in each of the capitals of Europe?";
+    let with = |messages: Value| json!({"messages": messages, "tools": tools(&["f"])});
+    let asked = json!({"role": "user", "content": long});
+    router.chat(&bytes("no call"), with(json!([asked.clone()]))).await.ok();
+    router.chat(&section, with(json!([asked.clone()]))).await.ok();
+    let held = router.fake.holds(1).await;
+    let hashes = |start: &rein_proto::internal::Start| {
+        let tokens = [&start.prompt[..], &start.script].concat();
+        rein_proto::block_hash::chain("", &tokens, 16).collect::<Vec<u64>>()
+    };
+    let starts = router.fake.starts();
+    let (prompt, all) = (starts[1].prompt.len() / 16, hashes(&starts[1]));
+    assert!(held[0].hashes.len() >= prompt && all.starts_with(&held[0].hashes), "{prompt} blocks of {held:?}");
+    assert_eq!(held[0].milliseconds, 60_000);
+    let call = json!({"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let called = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    let result = json!({"role": "tool", "tool_call_id": "functions.f:0", "content": "sunny"});
+    router.chat(&section, with(json!([asked, called, result]))).await.ok();
+    let held = router.fake.holds(2).await;
+    assert_eq!(held[1].milliseconds, 2_000, "as long as its tools take, but not less");
+    let metrics = router.get("/metrics").await.text;
+    for (name, count) in [("held", 2), ("returned", 1), ("late", 0)] {
+        assert_eq!(metric(&metrics, &format!("rein_tool_turns_{name}_total")), Some(count), "{name}");
+    }
+}

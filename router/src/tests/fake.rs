@@ -37,6 +37,7 @@ pub enum Ending {
 pub(crate) struct State {
     starts: Mutex<Vec<Start>>,
     steers: watch::Sender<Vec<Steer>>,
+    holds: watch::Sender<Vec<HoldRequest>>,
     open: watch::Sender<usize>,
     lost: AtomicBool,
     /// From now on, in place of the engine's own.
@@ -63,6 +64,11 @@ impl Fake {
 
     pub fn starts(&self) -> Vec<Start> {
         self.state.starts.lock().unwrap().clone()
+    }
+
+    /// Waits until it was asked to hold blocks so often.
+    pub async fn holds(&self, count: usize) -> Vec<HoldRequest> {
+        self.state.holds.subscribe().wait_for(|holds| holds.len() >= count).await.unwrap().clone()
     }
 
     /// From now on, Stats fails.
@@ -217,6 +223,11 @@ impl engine_server::Engine for Fake {
         }
         Ok(Response::new(EngineStats { running: 2, ..EngineStats::default() }))
     }
+    async fn hold(&self, request: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
+        self.state.holds.send_modify(|holds| holds.push(request.into_inner()));
+        Ok(Response::new(HoldResponse {}))
+    }
+
     async fn events(&self, _: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
         Err(Status::unimplemented("this engine has no events"))
     }

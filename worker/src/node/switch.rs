@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use prometheus_client::metrics::histogram::Histogram;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
-    EngineInfo, EngineStats, EventsRequest, InfoRequest, LoadLoraRequest, LoraInfo, StatsRequest, ToEngine,
+    EngineInfo, EngineStats, EventsRequest, HoldRequest, HoldResponse, InfoRequest, LoadLoraRequest, LoraInfo, StatsRequest, ToEngine,
     UnloadLoraRequest, UnloadLoraResponse, loras_server,
 };
 use tokio::sync::watch;
@@ -94,6 +94,10 @@ impl engine_server::Engine for EngineSwitch {
 
     async fn stats(&self, request: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
         self.engine()?.stats(request).await
+    }
+
+    async fn hold(&self, request: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
+        self.engine()?.hold(request).await
     }
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {

@@ -2,7 +2,7 @@
 //!
 //! The map has shards, so that no lookup waits long for a lock. It has two layers: blocks that engines have reported,
 //! bounded by bytes, and blocks that are expected there because a sequence was sent, bounded by time. An engine that
-//! resets its cache gets a new slot. The entries of unused slots are removed in sweeps over many slots.
+//! resets its cache gets a new slot, which has a bit for its cache and one for its host tier. The entries of unused slots are removed in sweeps over many slots.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,6 +19,10 @@ use crate::limits;
 const SHARDS: usize = 256;
 /// The layer of expected blocks gets one part in this many of the bytes.
 const EXPECTED_PART: usize = 8;
+/// The bits of caches; the next higher ones are those of host tiers.
+const CACHES: u64 = 0x5555_5555_5555_5555;
+/// A token in a host tier counts as much as this part of one in the cache: it is copied back.
+const HOST_WORTH: (u32, u32) = (7, 8);
 /// The slot of an engine that got none because the index is full. It has no entries.
 const NO_SLOT: u32 = u32::MAX;
 
@@ -107,7 +111,7 @@ impl BlockIndex {
         let retired = std::mem::take(&mut table.retired);
         drop(table);
         let mut slots = Vec::new();
-        retired.iter().for_each(|&slot| set(&mut slots, slot));
+        retired.iter().flat_map(|&slot| [cache_bit(slot), host_bit(slot)]).for_each(|bit| set(&mut slots, bit));
         for shard in &self.shards {
             let mut shard = lock(shard);
             shard.held.forget(&slots);
@@ -123,12 +127,12 @@ impl BlockIndex {
 
     /// How many tokens of a prompt each engine has cached.
     pub fn matches(&self, prompt: &PromptHashes, now: Duration) -> Matches {
-        let mut tokens = Vec::new();
-        let (mut active, mut holders) = (Vec::new(), Vec::new());
+        let (mut all, mut cached) = (PrefixWalk::default(), PrefixWalk::default());
+        let mut holders = Vec::new();
         for (size, chain) in &prompt.chains {
-            active.clear();
-            let mut depth = 0;
-            for (index, &hash) in chain.iter().enumerate() {
+            all.begin();
+            cached.begin();
+            for &hash in chain {
                 holders.clear();
                 {
                     let mut shard = self.shard(hash);
@@ -136,21 +140,15 @@ impl BlockIndex {
                     shard.held.touch(hash, &mut holders);
                     shard.expected.find(hash, &mut holders);
                 }
-                if index == 0 {
-                    std::mem::swap(&mut active, &mut holders);
-                } else if active != holders {
-                    holders.resize(active.len(), 0);
-                    raise_cached(&mut tokens, active.iter().zip(&holders).map(|(a, h)| a & !h), depth * size);
-                    active.iter_mut().zip(&holders).for_each(|(active, holders)| *active &= holders);
-                }
-                if active.iter().all(|word| *word == 0) {
+                cached.step(holders.iter().map(|word| word & CACHES), *size);
+                if !all.step(holders.iter().map(|word| (word | word >> 1) & CACHES), *size) {
                     break;
                 }
-                depth += 1;
             }
-            raise_cached(&mut tokens, active.iter().copied(), depth * size);
+            all.end(*size);
+            cached.end(*size);
         }
-        Matches { tokens }
+        Matches { all: all.tokens, cached: cached.tokens }
     }
 
     /// Records that a sequence with this prompt was sent to an engine.
@@ -163,7 +161,7 @@ impl BlockIndex {
         for &hash in chain {
             let mut shard = self.shard(hash);
             shard.expected.expire(limits::ROUTE_UNCONFIRMED_TIME, now);
-            shard.expected.insert(hash, slot);
+            shard.expected.insert(hash, cache_bit(slot));
         }
     }
 
@@ -177,29 +175,79 @@ impl BlockIndex {
     }
 }
 
-/// Raises the number of cached tokens of the engines in these words to `cached`.
-fn raise_cached(tokens: &mut Vec<u32>, words: impl Iterator<Item = u64>, cached: u32) {
-    for (index, mut word) in words.enumerate() {
-        while word != 0 {
-            let slot = index * 64 + word.trailing_zeros() as usize;
-            word &= word - 1;
-            if tokens.len() <= slot {
-                tokens.resize(slot + 1, 0);
+fn cache_bit(slot: u32) -> u32 {
+    2 * slot
+}
+
+fn host_bit(slot: u32) -> u32 {
+    2 * slot + 1
+}
+
+/// The engines that have all blocks of a prompt so far, by the bits of caches.
+#[derive(Debug, Default)]
+struct PrefixWalk {
+    active: Vec<u64>,
+    depth: u32,
+    /// By slot, the tokens of the longest prefix.
+    tokens: Vec<u32>,
+}
+
+impl PrefixWalk {
+    fn begin(&mut self) {
+        self.active.clear();
+        self.depth = 0;
+    }
+
+    /// These engines have the next block of `size` tokens. False: none has all.
+    fn step(&mut self, mut holders: impl Iterator<Item = u64>, size: u32) -> bool {
+        if self.depth == 0 {
+            self.active.extend(holders);
+        } else {
+            let cached = self.depth * size;
+            for (word, active) in self.active.iter_mut().enumerate() {
+                let both = *active & holders.next().unwrap_or(0);
+                raise_cached(&mut self.tokens, word, *active & !both, cached);
+                *active = both;
             }
-            tokens[slot] = tokens[slot].max(cached);
         }
+        let any = self.active.iter().any(|word| *word != 0);
+        // Without any, the next step must not begin anew.
+        self.depth += 1;
+        any
+    }
+
+    fn end(&mut self, size: u32) {
+        for (word, active) in self.active.iter().enumerate() {
+            raise_cached(&mut self.tokens, word, *active, self.depth * size);
+        }
+    }
+}
+
+/// Raises the number of cached tokens of the engines in this word to `cached`.
+fn raise_cached(tokens: &mut Vec<u32>, index: usize, mut word: u64, cached: u32) {
+    while word != 0 {
+        let slot = (index * 64 + word.trailing_zeros() as usize) / 2;
+        word &= word - 1;
+        if tokens.len() <= slot {
+            tokens.resize(slot + 1, 0);
+        }
+        tokens[slot] = tokens[slot].max(cached);
     }
 }
 
 /// The number of cached tokens of a prompt by engine.
 #[derive(Debug, Clone, Default)]
 pub struct Matches {
-    tokens: Vec<u32>,
+    /// In the cache, or in it and then in the host tier.
+    all: Vec<u32>,
+    cached: Vec<u32>,
 }
 
 impl Matches {
     pub fn cached_tokens(&self, engine: &EngineSlot) -> u32 {
-        self.tokens.get(engine.slot.load(Ordering::Relaxed) as usize).copied().unwrap_or(0)
+        let of = |tokens: &[u32]| tokens.get(engine.slot.load(Ordering::Relaxed) as usize).copied().unwrap_or(0);
+        let (all, cached) = (of(&self.all), of(&self.cached));
+        cached + (all - cached) / HOST_WORTH.1 * HOST_WORTH.0
     }
 }
 
@@ -235,18 +283,24 @@ impl EngineSlot {
         if slot == NO_SLOT {
             return true;
         }
-        if !events.stored.is_empty() {
+        if !events.stored.is_empty() || !events.host_stored.is_empty() {
             self.used.store(true, Ordering::Relaxed);
         }
-        for &hash in &events.stored {
-            self.index.shard(hash).held.insert(hash, slot);
-        }
-        let mut slots = Vec::new();
-        set(&mut slots, slot);
-        for &hash in &events.removed {
-            let mut shard = self.index.shard(hash);
-            shard.held.remove(hash, &slots);
-            shard.expected.remove(hash, &slots);
+        let tiers = [
+            (cache_bit(slot), &events.stored, &events.removed),
+            (host_bit(slot), &events.host_stored, &events.host_removed),
+        ];
+        for (bit, stored, removed) in tiers {
+            for &hash in stored {
+                self.index.shard(hash).held.insert(hash, bit);
+            }
+            let mut bits = Vec::new();
+            set(&mut bits, bit);
+            for &hash in removed {
+                let mut shard = self.index.shard(hash);
+                shard.held.remove(hash, &bits);
+                shard.expected.remove(hash, &bits);
+            }
         }
         true
     }

@@ -22,6 +22,7 @@ fn events(reset: bool, stored: &[u64], removed: &[u64]) -> EngineEvents {
         stored: stored.to_vec(),
         removed: removed.to_vec(),
         load: Some(EngineLoad::default()),
+        ..EngineEvents::default()
     }
 }
 
@@ -87,6 +88,29 @@ fn engines_with_other_block_sizes_match_and_other_hash_versions_do_not() {
     let prompt = PromptHashes::new(&index, "", &tokens(30));
     index.anticipate(&eight, &prompt, NOW);
     assert_eq!(index.matches(&prompt, NOW).cached_tokens(&eight), 24);
+}
+
+#[test]
+fn what_is_in_the_host_tier_counts_less_than_what_is_cached() {
+    let index = index();
+    let (cached, half, host) = (slot_with(&index, &tokens(80)), slot_with(&index, &tokens(40)), index.add_engine());
+    let all = chain("", &tokens(80));
+    let told = |host_stored: &[u64], host_removed: &[u64]| EngineEvents {
+        host_stored: host_stored.to_vec(),
+        host_removed: host_removed.to_vec(),
+        ..events(false, &[], &[])
+    };
+    assert!(half.apply(&told(&all[10..], &[]), 0));
+    assert!(host.apply(&told(&all, &[]), 0));
+    assert_eq!(matched(&index, [&cached, &half, &host], &tokens(90)), [80, 75, 70]);
+    // It left the cache, and is in the host tier.
+    assert!(half.apply(&EngineEvents { removed: all[8..10].to_vec(), ..told(&all[8..10], &[]) }, 0));
+    assert_eq!(matched(&index, [&half], &tokens(90)), [74]);
+    // A gap ends both.
+    assert!(host.apply(&told(&[], &all[4..5]), 0));
+    assert_eq!(matched(&index, [&host], &tokens(90)), [14]);
+    drop(host);
+    assert_eq!(matched(&index, [&cached, &half], &tokens(90)), [80, 74]);
 }
 
 #[test]

@@ -14,7 +14,10 @@ use super::RequestContext;
 use crate::{
     admission::keys::{self, ApiCaller},
     error::Error,
-    fleet::engine_stream::{DrawnToken, EngineOutput, EngineStream},
+    fleet::{
+        engine_stream::{DrawnToken, EngineOutput, EngineStream},
+        tool_holds::ToolHolds,
+    },
     memory::MemoryCharge,
     request::{
         demand::CountedRequest,
@@ -77,6 +80,7 @@ pub struct Choice {
     engine: Option<EngineStream>,
     metrics: Arc<RequestMetrics>,
     counted: Option<Arc<CountedRequest>>,
+    tool_holds: Arc<ToolHolds>,
     caller: Option<ApiCaller>,
     began: Instant,
     deadline: Instant,
@@ -97,6 +101,7 @@ impl Choice {
             engine: Some(engine),
             metrics: context.metrics.clone(),
             counted: Some(context.counted.clone()),
+            tool_holds: context.tool_holds.clone(),
             caller: context.caller.clone(),
             began: context.began,
             deadline: context.deadline,
@@ -175,9 +180,14 @@ impl Choice {
                 self.check_and_apply(drawn).await?;
             }
             EngineOutput::Finish(finish) => {
-                self.engine = None;
+                let engine = self.engine.take();
                 match finish.reason() {
-                    EngineFinish::Stop | EngineFinish::Steered => self.end(false),
+                    EngineFinish::Stop | EngineFinish::Steered => {
+                        self.end(false);
+                        if let Some(engine) = engine.filter(|_| self.transcript.ends_in_calls()) {
+                            engine.hold_for_tools(&self.tool_holds);
+                        }
+                    }
                     EngineFinish::Length => self.end(true),
                     EngineFinish::Error | EngineFinish::Lost | EngineFinish::Unspecified => {
                         return Err(engine_error(finish));
@@ -306,6 +316,9 @@ impl Choice {
     /// Frees the engine slot: the choice needs no more tokens.
     fn release(&mut self) {
         if let Some(engine) = self.engine.take() {
+            if self.transcript.ends_in_calls() {
+                engine.hold_for_tools(&self.tool_holds);
+            }
             engine.stop(self.transcript.completion_tokens as usize);
         }
     }

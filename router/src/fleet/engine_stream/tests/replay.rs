@@ -300,6 +300,10 @@ impl engine_server::Engine for FlakyEngine {
         Ok(tonic::Response::new(EngineStats::default()))
     }
 
+    async fn hold(&self, _: Request<HoldRequest>) -> Result<tonic::Response<HoldResponse>, Status> {
+        Err(Status::unimplemented("of an older release"))
+    }
+
     async fn events(&self, _: Request<EventsRequest>) -> Result<tonic::Response<Self::EventsStream>, Status> {
         Err(Status::unimplemented("none"))
     }

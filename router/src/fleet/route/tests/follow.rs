@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use futures::{Stream, StreamExt, stream};
 use rein_proto::internal::engine_client::EngineClient;
 use rein_proto::internal::engine_server::{self, EngineServer};
-use rein_proto::internal::{EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, StatsRequest, ToEngine};
+use rein_proto::internal::{EngineInfo, EngineStats, EventsRequest, FromEngine, HoldRequest, HoldResponse, InfoRequest, StatsRequest, ToEngine};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -42,6 +42,10 @@ impl engine_server::Engine for Fake {
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
         Err(Status::unavailable("not asked"))
+    }
+
+    async fn hold(&self, _: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
+        Err(Status::unimplemented("of an older release"))
     }
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
