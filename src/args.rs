@@ -23,8 +23,8 @@ pub use self::cluster::{
     WorkerArgs,
 };
 pub use self::model::{
-    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, LoraArgs, ModelArgs, QuantizeArg,
-    WeightArgs,
+    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, KvDtypeArg, LoraArgs, ModelArgs,
+    QuantizeArg, WeightArgs,
 };
 #[cfg(feature = "cuda")]
 pub use self::tools::SelftestSection;

@@ -8,7 +8,7 @@ use rein_worker::checkpoint::{LoadError, parse_config};
 use rein_worker::rank::capacity::{Capacity, CapacityOptions, GpuLimits, GpuMemory, capacity};
 use serde_json::{Map, Value};
 
-use crate::args::{CapacityArgs, GpuKind};
+use crate::args::{CapacityArgs, GpuKind, KvDtypeArg};
 use crate::terminal;
 
 mod shapes;
@@ -54,6 +54,7 @@ fn find(args: &CapacityArgs) -> Result<Capacity, Box<dyn Error>> {
         gpu,
         context: args.context.map(|tokens| tokens as usize),
         sequences: args.sequences.iter().map(|&n| n as usize).collect(),
+        fp8_cache: args.kv_dtype == KvDtypeArg::Fp8,
     };
     let flagged = |error| match error {
         LoadError::Option { option, what } => format!("--{option}: {what}"),

@@ -6,16 +6,16 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use rein_worker::LoadLog;
-use rein_worker::host_tier::HostLimits;
 use rein_worker::checkpoint::LoadError;
+use rein_worker::host_tier::HostLimits;
 use rein_worker::node::TextFiles;
 use rein_worker::rank::{
-    DeviceChoice, Dtype, GpuKernels, Gpus, LoraLimits, ModelLoader, ModelOptions, Quantize, RankGroup,
+    DeviceChoice, Dtype, GpuKernels, Gpus, KvDtype, LoraLimits, ModelLoader, ModelOptions, Quantize, RankGroup,
 };
 
 use crate::args::{
-    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, ModelArgs, QuantizeArg, ServeArgs,
-    WeightArgs,
+    Device, DeviceArgs, DtypeArg, EngineArgs, EngineKind, EngineTask, GpuKernelsArg, KvDtypeArg, ModelArgs,
+    QuantizeArg, ServeArgs, WeightArgs,
 };
 use rein_measure::progress;
 
@@ -84,6 +84,10 @@ fn weights(args: &WeightArgs, devices: DeviceChoice) -> ModelOptions {
         quantize: match args.quantize {
             QuantizeArg::None => Quantize::None,
             QuantizeArg::Int8 => Quantize::Int8,
+        },
+        kv_dtype: match args.kv_dtype {
+            KvDtypeArg::Auto => KvDtype::Auto,
+            KvDtypeArg::Fp8 => KvDtype::Fp8,
         },
         threads: args.threads.map(Into::into),
         read_timeout: Duration::from_secs_f64(args.read_timeout),

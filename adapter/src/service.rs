@@ -10,8 +10,8 @@ use futures::stream::{self, BoxStream};
 use rein_proto::checks;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
-    EngineEvents, EngineInfo, EngineLoad, EngineStats, EventsRequest, FromEngine, HoldRequest, HoldResponse, InfoRequest, StatsRequest, ToEngine,
-    to_engine,
+    EngineEvents, EngineInfo, EngineLoad, EngineStats, EventsRequest, FromEngine, HoldRequest, HoldResponse,
+    InfoRequest, StatsRequest, ToEngine, to_engine,
 };
 use rein_proto::{deadline, protocol};
 use tokio::sync::{mpsc, watch};

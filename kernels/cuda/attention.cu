@@ -12,9 +12,12 @@
 // GQA: a = q, key_a = k, value = v, group = heads / kv_heads. MLA: a = q through kv_b to the latent, b = the rotary
 // part of q, key_a = value = the latent, key_b = the rotary key, group = heads.
 //
+// attention_fp8: the cache has e4m3 codes (cache.cu). scales [places, scales_of_place]: number i of an entry of key_a has
+// scale i / a_sharing, of value value_first + i / value_sharing; key_b has none.
+//
 // value_width <= 1024; any other sizes. Positions are processed in tiles of 64 at multiples of 64 from the start of the
 // sequence, so a row's bits depend on neither chunks, blocks nor other rows. Error: f32 sums, expf, rounding to T.
-#include "common.cuh"
+#include "cache.cu"
 
 struct AttentionArgs {
   const void *qa, *qb, *cache_a, *cache_b, *cache_value;
@@ -25,6 +28,8 @@ struct AttentionArgs {
   int qb_stride, qb_head_stride, width_b, b_head;
   int value_width, value_head, group, table_stride, block_size, window;
   float scale;
+  const float *scales;
+  int scales_of_place, a_sharing, value_sharing, value_first;
 };
 
 namespace attention {
@@ -32,6 +37,15 @@ namespace attention {
 constexpr int TILE = 64, THREADS = 128, COLUMNS = 8;  // Columns of the value per thread.
 
 template <class T>
+DEVICE float scaled(const AttentionArgs &, T number, uint32_t, int, int, int) {
+  return to_float(number);
+}
+DEVICE float scaled(const AttentionArgs &a, uint8_t code, uint32_t place, int i, int sharing, int first) {
+  return cache::number(code) * a.scales[size_t(place) * a.scales_of_place + first + i / sharing];
+}
+
+// The cache has numbers C: T, or codes.
+template <class T, class C>
 DEVICE void attend(const AttentionArgs &a) {
   unsigned char *shared = dynamic_shared();
   SHARED(float, scores, TILE);
@@ -63,12 +77,13 @@ DEVICE void attend(const AttentionArgs &a) {
     }
     __syncthreads();
     for (int j = begin + warp; j < end; j += THREADS / 32) {
-      const T *key = static_cast<const T *>(a.cache_a) + places[j] * a.a_entry + size_t(kv_head) * a.a_head;
+      const C *key = static_cast<const C *>(a.cache_a) + places[j] * a.a_entry + size_t(kv_head) * a.a_head;
       float sum = 0;
-      for (int i = lane; i < a.width_a; i += 32) sum += query[i] * to_float(key[i]);
+      for (int i = lane; i < a.width_a; i += 32)
+        sum += query[i] * scaled(a, key[i], places[j], kv_head * a.a_head + i, a.a_sharing, 0);
       if (a.width_b) {
-        key = static_cast<const T *>(a.cache_b) + places[j] * a.b_entry + size_t(kv_head) * a.b_head;
-        for (int i = lane; i < a.width_b; i += 32) sum += query[a.width_a + i] * to_float(key[i]);
+        key = static_cast<const C *>(a.cache_b) + places[j] * a.b_entry + size_t(kv_head) * a.b_head;
+        for (int i = lane; i < a.width_b; i += 32) sum += query[a.width_a + i] * cache::number(key[i]);
       }
       sum = warp_sum(sum);
       if (lane == 0) scores[j] = sum * a.scale;
@@ -84,14 +99,15 @@ DEVICE void attend(const AttentionArgs &a) {
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) sums[c] *= decay;
     for (int j = begin; j < end; j++) {
-      const T *value =
-          static_cast<const T *>(a.cache_value) + places[j] * a.value_entry + size_t(kv_head) * a.value_head;
+      const C *value =
+          static_cast<const C *>(a.cache_value) + places[j] * a.value_entry + size_t(kv_head) * a.value_head;
       float weight = scores[j];
       total += weight;
 #pragma unroll
       for (int c = 0; c < COLUMNS; c++) {
         int i = c * THREADS + threadIdx.x;
-        if (i < a.value_width) sums[c] += weight * to_float(value[i]);
+        if (i < a.value_width)
+          sums[c] += weight * scaled(a, value[i], places[j], kv_head * a.value_head + i, a.value_sharing, a.value_first);
       }
     }
     __syncthreads();
@@ -105,5 +121,11 @@ DEVICE void attend(const AttentionArgs &a) {
 
 }  // namespace attention
 
-extern "C" __global__ void __launch_bounds__(128) attention_f32(const AttentionArgs a) { attention::attend<float>(a); }
-extern "C" __global__ void __launch_bounds__(128) attention_bf16(const AttentionArgs a) { attention::attend<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(128) attention_f32(const AttentionArgs a) { attention::attend<float, float>(a); }
+extern "C" __global__ void __launch_bounds__(128) attention_bf16(const AttentionArgs a) { attention::attend<bf16, bf16>(a); }
+extern "C" __global__ void __launch_bounds__(128) attention_fp8_f32(const AttentionArgs a) {
+  attention::attend<float, uint8_t>(a);
+}
+extern "C" __global__ void __launch_bounds__(128) attention_fp8_bf16(const AttentionArgs a) {
+  attention::attend<bf16, uint8_t>(a);
+}

@@ -42,6 +42,14 @@ DEVICE uint32_t float_bits(float x) {
   return both.bits;
 }
 
+DEVICE float bits_float(uint32_t bits) {
+  union {
+    uint32_t bits;
+    float value;
+  } both = {bits};
+  return both.value;
+}
+
 // Each with its own rounding: the compiler may not fuse them, so that bits are those of the CPU.
 DEVICE float multiply(float a, float b) {
 #ifdef REIN_HOST

@@ -13,20 +13,26 @@
 //                     weights. Grid: (rows, KV heads, chunks); 128 threads; group <= 64.
 // flash_merge         joins the chunks of rows with several. Grid: (rows, heads); 128 threads.
 //
+// flash_fp8_N, flash_split_fp8_N: the same over e4m3 codes (cache.cu). `sharing` numbers of a head share a scale: those of
+// keys are the first of a place, those of values begin at value_first. They become bf16 on their way, which is exact.
+//
 // N (64, 128) is the width of a head, filled up with zeros. Shared memory: (queries of a tile + 256) * N * 2 bytes, of
 // 128 or 64 queries. Rows first up to first + rows; rows whose sequence is NONE get zeros. Pointers and strides of q
 // are multiples of 16 bytes. Error: f32 sums, exp2f, weights rounded to bf16, rounding to bf16.
 #pragma once
-#include "common.cuh"
+#include "cache.cu"
 
 struct FlashArgs {
-  const bf16 *q, *k, *v;
+  const bf16 *q;
+  const void *k, *v;
   bf16 *out;
   float *partial;
   const uint32_t *sequences, *positions, *tables;
   size_t entry;  // Numbers of a cached position.
   int first, rows, q_stride, head_dim, group, tile_rows, table_stride, block_size, window, chunks, partial_stride;
   float scale;
+  const float *scales;
+  int scales_of_place, sharing, value_first;
 };
 
 namespace flash {
@@ -92,8 +98,8 @@ DEVICE bf16 *place(bf16 *matrix, int row, int chunk) {
   return matrix + row * N + (chunk ^ (row & 7)) * 8;
 }
 
-// A block's work.
-template <int N, int WARPS>
+// A block's work over a cache of C: bf16, or codes.
+template <int N, int WARPS, class C>
 struct Block {
   static constexpr int QUERIES = 16 * WARPS, THREADS = 32 * WARPS, WIDTH = N / 8;
   const FlashArgs &a;
@@ -133,14 +139,31 @@ struct Block {
     for (int i = threadIdx.x; i < TILE * WIDTH; i += THREADS) {
       int row = i / WIDTH, chunk = i % WIDTH, position = tile * TILE + row;
       bool inside = position >= first && position <= last && chunk * 8 < a.head_dim;
-      size_t at = 0;
+      size_t at = 0, entry = 0;
+      int column = kv_head * a.head_dim + chunk * 8;
       if (inside) {
-        size_t entry = size_t(table[position / a.block_size]) * a.block_size + position % a.block_size;
-        at = entry * a.entry + size_t(kv_head) * a.head_dim + chunk * 8;
+        entry = size_t(table[position / a.block_size]) * a.block_size + position % a.block_size;
+        at = entry * a.entry + column;
       }
-      copy_async_16(place<N>(k, row, chunk), a.k + at, inside ? 16 : 0);
-      copy_async_16(place<N>(v, row, chunk), a.v + at, inside ? 16 : 0);
+      const C *from_k = static_cast<const C *>(a.k) + at, *from_v = static_cast<const C *>(a.v) + at;
+      if constexpr (sizeof(C) == sizeof(bf16)) {
+        copy_async_16(place<N>(k, row, chunk), from_k, inside ? 16 : 0);
+        copy_async_16(place<N>(v, row, chunk), from_v, inside ? 16 : 0);
+      } else {
+        const float *scales = a.scales + entry * a.scales_of_place + column / a.sharing;
+        widen(place<N>(k, row, chunk), from_k, inside, scales, 0);
+        widen(place<N>(v, row, chunk), from_v, inside, scales, a.value_first);
+      }
     }
+  }
+
+  // Eight codes with the scale scales[at], or zeros.
+  DEVICE static void widen(bf16 *to, const uint8_t *from, bool inside, const float *scales, int at) {
+    Several<bf16, 8> numbers;
+    auto codes = inside ? *reinterpret_cast<const Several<uint8_t, 8> *>(from) : Several<uint8_t, 8>{};
+    float scale = inside ? scales[at] : 0;
+    for (int i = 0; i < 8; i++) numbers.of[i] = to_bf16(cache::number(codes.of[i]) * scale);
+    *reinterpret_cast<Several<bf16, 8> *>(to) = numbers;
   }
 
   // Adds a tile to the sums. All lanes of a warp call it.
@@ -256,10 +279,10 @@ struct Block {
   }
 };
 
-template <int N>
+template <int N, class C>
 DEVICE void whole(const FlashArgs &a) {
   // Blocks begin in this order, and later rows see more.
-  Block<N, 8> block(a, gridDim.x - 1 - blockIdx.x);
+  Block<N, 8, C> block(a, gridDim.x - 1 - blockIdx.x);
   block.bring_queries();
   for (int from = block.first_row, to; from < block.end_row; from = to) {
     uint32_t sequence = a.sequences[from];
@@ -285,10 +308,10 @@ DEVICE void whole(const FlashArgs &a) {
   copy_async_wait<0>();
 }
 
-template <int N>
+template <int N, class C>
 DEVICE void split(const FlashArgs &a) {
   int row = a.first + blockIdx.x, chunk = blockIdx.z;
-  Block<N, 4> block(a, blockIdx.x);
+  Block<N, 4, C> block(a, blockIdx.x);
   uint32_t sequence = a.sequences[row];
   if (sequence == NONE) {
     if (chunk == 0) block.store_zeros(row, row + 1);
@@ -321,10 +344,14 @@ DEVICE void split(const FlashArgs &a) {
 
 }  // namespace flash
 
-extern "C" __global__ void __launch_bounds__(256, 1) flash_bf16_64(const FlashArgs a) { flash::whole<64>(a); }
-extern "C" __global__ void __launch_bounds__(256, 1) flash_bf16_128(const FlashArgs a) { flash::whole<128>(a); }
-extern "C" __global__ void __launch_bounds__(128) flash_split_bf16_64(const FlashArgs a) { flash::split<64>(a); }
-extern "C" __global__ void __launch_bounds__(128) flash_split_bf16_128(const FlashArgs a) { flash::split<128>(a); }
+extern "C" __global__ void __launch_bounds__(256, 1) flash_bf16_64(const FlashArgs a) { flash::whole<64, bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256, 1) flash_bf16_128(const FlashArgs a) { flash::whole<128, bf16>(a); }
+extern "C" __global__ void __launch_bounds__(128) flash_split_bf16_64(const FlashArgs a) { flash::split<64, bf16>(a); }
+extern "C" __global__ void __launch_bounds__(128) flash_split_bf16_128(const FlashArgs a) { flash::split<128, bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256, 1) flash_fp8_64(const FlashArgs a) { flash::whole<64, uint8_t>(a); }
+extern "C" __global__ void __launch_bounds__(256, 1) flash_fp8_128(const FlashArgs a) { flash::whole<128, uint8_t>(a); }
+extern "C" __global__ void __launch_bounds__(128) flash_split_fp8_64(const FlashArgs a) { flash::split<64, uint8_t>(a); }
+extern "C" __global__ void __launch_bounds__(128) flash_split_fp8_128(const FlashArgs a) { flash::split<128, uint8_t>(a); }
 
 extern "C" __global__ void __launch_bounds__(128) flash_merge(const FlashArgs a) {
   int row = a.first + blockIdx.x, head = blockIdx.y, column = threadIdx.x, end = a.partial_stride - 4;

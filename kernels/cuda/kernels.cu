@@ -1,5 +1,6 @@
 // All kernels, as one module.
 #include "attention.cu"
+#include "cache.cu"
 #include "delta.cu"
 #include "draw.cu"
 #include "elementwise.cu"

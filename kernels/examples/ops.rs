@@ -228,7 +228,7 @@ fn model(cpu: &mut Cpu, precision: Precision) {
                 ],
                 router: (l > 0).then(|| linear(&mut rng, EXPERTS, HIDDEN, Precision::F32)),
                 experts: (l > 0).then(|| cpu.experts(ExpertTable::default(), &mut experts, precision).expect("memory")),
-                cache: cpu.cache(16 * CONTEXT / BLOCK, BLOCK, 512, 64, precision).expect("memory"),
+                cache: cpu.cache(16 * CONTEXT / BLOCK, BLOCK, [512, 64], CacheForm::of(precision)).expect("memory"),
             }
         })
         .collect();

@@ -15,7 +15,7 @@ use crate::collective::{Collective, ControlLink};
 use crate::error::Result;
 pub use crate::inputs::*;
 use crate::storage::DeviceStorage;
-pub use crate::storage::{HostForm, Precision, ScaleForm, StoredForm, WeightRole};
+pub use crate::storage::{CacheForm, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 
 /// A row-major host matrix from the checkpoint loader: only this rank's shard.
 #[derive(Debug, Clone)]
@@ -390,15 +390,8 @@ pub trait Backend: Sized + Send + 'static {
     /// The experts `ids`, from `held` or else from `fresh` (which another backend of this kind and device may have
     /// made), with the table of `fresh`.
     fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts>;
-    /// Paged KV of one layer: `width_k` and `width_v` f32 or bf16 numbers per position (MLA: latent and rotary key).
-    fn cache(
-        &self,
-        blocks: usize,
-        block_size: usize,
-        width_k: usize,
-        width_v: usize,
-        precision: Precision,
-    ) -> Result<Self::Cache>;
+    /// Paged KV of one layer: two entries of `widths` numbers for each position (MLA: latent and rotary key).
+    fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<Self::Cache>;
     /// Bytes of one block of a cache.
     fn block_bytes(&self, cache: &Self::Cache) -> usize;
     fn host_memory(&self, bytes: usize) -> Result<Self::HostMemory>;

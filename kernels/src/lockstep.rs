@@ -181,17 +181,10 @@ impl<B: Backend> Backend for Lockstep<B> {
         })
     }
 
-    fn cache(
-        &self,
-        blocks: usize,
-        block_size: usize,
-        width_k: usize,
-        width_v: usize,
-        precision: Precision,
-    ) -> Result<Self::Cache> {
+    fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<Self::Cache> {
         Ok(Both {
-            device: self.device.cache(blocks, block_size, width_k, width_v, precision)?,
-            oracle: self.oracle.cache(blocks, block_size, width_k, width_v, precision)?,
+            device: self.device.cache(blocks, block_size, widths, form)?,
+            oracle: self.oracle.cache(blocks, block_size, widths, form)?,
         })
     }
 
@@ -555,10 +548,6 @@ impl<D: DeviceStorage> DeviceStorage for LockstepDevices<D> {
 
     fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
         self.devices.weight_bytes(role, stored, precision, numbers)
-    }
-
-    fn cache_bytes(&self, precision: Precision) -> usize {
-        self.devices.cache_bytes(precision)
     }
 }
 

@@ -42,6 +42,31 @@ static E4M3: [f32; 256] = {
     table
 };
 
+/// The largest number of e4m3.
+pub const E4M3_MAX: f32 = 448.0;
+
+/// The code of the nearest e4m3 number, of two the even one; beyond the largest, that.
+pub fn to_e4m3(x: f32) -> u8 {
+    let (sign, bits) = ((x.to_bits() >> 24 & 0x80) as u8, x.to_bits() & 0x7fff_ffff);
+    // 2^-6, the smallest number that is not subnormal.
+    if bits < 0x3c80_0000 {
+        return sign | (f32::from_bits(bits) * 512.0).round_ties_even() as u8;
+    }
+    let rounded = bits + 0x7_ffff + (bits >> 20 & 1);
+    let code = (rounded >> 20).saturating_sub((127 - 7) << 3);
+    sign | code.min(0x7e) as u8
+}
+
+/// The smallest power of two by which numbers up to `largest` fit in e4m3: their codes times it are exact in bf16.
+pub fn e4m3_scale(largest: f32) -> f32 {
+    let ratio = (largest / E4M3_MAX).to_bits();
+    // None, or too small for a scale that is a normal number.
+    if ratio < 0x0080_0000 {
+        return if largest > 0.0 { f32::MIN_POSITIVE } else { 1.0 };
+    }
+    f32::from_bits((ratio + 0x007f_ffff) & 0xff80_0000)
+}
+
 /// The number of an e8m0 scale: a power of two (OCP Microscaling Formats 1.0).
 pub fn e8m0(code: u8) -> f32 {
     f32::powi(2.0, i32::from(code) - 127)

@@ -218,15 +218,8 @@ impl Backend for RoundingCpu {
         Ok(RoundingExperts(ids.iter().map(find).collect::<Result<_>>()?))
     }
 
-    fn cache(
-        &self,
-        blocks: usize,
-        block_size: usize,
-        width_k: usize,
-        width_v: usize,
-        precision: Precision,
-    ) -> Result<KvCache> {
-        self.cpu.cache(blocks, block_size, width_k, width_v, precision)
+    fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<KvCache> {
+        self.cpu.cache(blocks, block_size, widths, form)
     }
 
     fn block_bytes(&self, cache: &KvCache) -> usize {
@@ -501,10 +494,6 @@ impl DeviceStorage for RoundingDevices {
 
     fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
         CudaStorage.weight_bytes(role, stored, precision, numbers)
-    }
-
-    fn cache_bytes(&self, precision: Precision) -> usize {
-        CudaStorage.cache_bytes(precision)
     }
 }
 

@@ -76,6 +76,51 @@ pub enum Precision {
     Int8,
 }
 
+/// How a cache stores its entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheForm {
+    F32,
+    Bf16,
+    /// e4m3 codes. So many numbers of a key's entry, and of a value's, share a scale in f32, which is a power of two; 0:
+    /// there is none. It is a multiple of 16, or all that a head has. Codes times scales are exact in bf16.
+    Fp8 {
+        sharing: [usize; 2],
+    },
+}
+
+impl CacheForm {
+    /// As activations are stored.
+    pub fn of(precision: Precision) -> CacheForm {
+        match precision {
+            Precision::F32 => CacheForm::F32,
+            Precision::Bf16 | Precision::Int8 => CacheForm::Bf16,
+        }
+    }
+
+    /// Bytes of a number, or of a code.
+    pub fn number_bytes(self) -> usize {
+        match self {
+            CacheForm::F32 => size_of::<f32>(),
+            CacheForm::Bf16 => size_of::<bf16>(),
+            CacheForm::Fp8 { .. } => 1,
+        }
+    }
+
+    /// Scales of the two entries of a position.
+    pub fn scales(self, widths: [usize; 2]) -> [usize; 2] {
+        match self {
+            CacheForm::F32 | CacheForm::Bf16 => [0; 2],
+            CacheForm::Fp8 { sharing } => [0, 1].map(|i| widths[i].checked_div(sharing[i]).unwrap_or(0)),
+        }
+    }
+
+    /// Bytes of a position with two entries of these widths.
+    pub fn position_bytes(self, widths: [usize; 2]) -> usize {
+        let numbers = widths.iter().sum::<usize>() * self.number_bytes();
+        numbers + self.scales(widths).iter().sum::<usize>() * size_of::<f32>()
+    }
+}
+
 /// What a kind of device keeps of a model in its memory.
 pub trait DeviceStorage {
     /// The form in which the backends take a weight that is multiplied as `precision`. The loader converts to it.
@@ -86,8 +131,6 @@ pub trait DeviceStorage {
     fn shares_tied_head(&self) -> bool {
         false
     }
-    /// Bytes of a number in the KV cache.
-    fn cache_bytes(&self, precision: Precision) -> usize;
 }
 
 /// CUDA devices multiply the large FP8 and int4 weights as they are stored.
@@ -119,10 +162,6 @@ impl DeviceStorage for CudaStorage {
             (HostForm::F32, _) => 4 * numbers,
             _ => 2 * numbers,
         }
-    }
-
-    fn cache_bytes(&self, precision: Precision) -> usize {
-        if precision == Precision::F32 { 4 } else { 2 }
     }
 }
 

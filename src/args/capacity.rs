@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::model::KvDtypeArg;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GpuKind {
     /// 80 GB at 2.0 TB/s
@@ -32,6 +34,9 @@ pub struct CapacityArgs {
     /// Memory of each GPU in GiB, instead of the kind's
     #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub gpu_memory: Option<u16>,
+    /// Type of the KV cache
+    #[arg(long, value_enum, default_value_t = KvDtypeArg::Auto)]
+    pub kv_dtype: KvDtypeArg,
     /// Tokens of each sequence in the decode steps [default: 8192, or the model's limit if that is less]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,

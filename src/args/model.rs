@@ -18,6 +18,14 @@ pub enum DtypeArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvDtypeArg {
+    /// That of the weights' activations: bf16, or f32
+    Auto,
+    /// e4m3 codes with a scale for each position and at most 128 numbers: nearly twice as many tokens
+    Fp8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum QuantizeArg {
     None,
     Int8,
@@ -35,9 +43,12 @@ pub struct WeightArgs {
     // Empty: none is given.
     #[arg(long, env = "REIN_MODEL", value_name = "DIR|ORG/NAME", default_value = "", hide_default_value = true, value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub model: PathBuf,
-    /// Type of the weights in memory and of the KV cache
+    /// Type of the weights in memory, and of the KV cache
     #[arg(long, env = "REIN_DTYPE", value_enum, default_value_t = DtypeArg::Auto)]
     pub dtype: DtypeArg,
+    /// Type of the KV cache
+    #[arg(long, env = "REIN_KV_DTYPE", value_enum, default_value_t = KvDtypeArg::Auto)]
+    pub kv_dtype: KvDtypeArg,
     /// Quantize the weights of the large matrix products while loading
     #[arg(long, env = "REIN_QUANTIZE", value_enum, default_value_t = QuantizeArg::None)]
     pub quantize: QuantizeArg,
@@ -52,7 +63,10 @@ pub struct WeightArgs {
 impl WeightArgs {
     /// Whether the options that control how weights are loaded have their defaults.
     pub fn is_default(&self) -> bool {
-        self.dtype == DtypeArg::Auto && self.quantize == QuantizeArg::None && self.threads.is_none()
+        self.dtype == DtypeArg::Auto
+            && self.kv_dtype == KvDtypeArg::Auto
+            && self.quantize == QuantizeArg::None
+            && self.threads.is_none()
     }
 }
 

@@ -353,8 +353,10 @@ impl BlockPool {
 
     fn forget(&mut self, block: BlockId) {
         self.drop_checkpoint(block);
-        self.blocks[block as usize].hold = None;
-        if let Some(Registered { content: Content { hash, key, .. }, .. }) = self.blocks[block as usize].registered.take() {
+        self.drop_hold(block);
+        if let Some(Registered { content: Content { hash, key, .. }, .. }) =
+            self.blocks[block as usize].registered.take()
+        {
             self.index.remove(&key);
             self.record(hash, false, BlockTier::Cache);
         }

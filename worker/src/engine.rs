@@ -517,7 +517,12 @@ impl EngineThread {
     }
 
     /// `newest`: the step could not begin; else it is the oldest.
-    fn fail(&mut self, RunningStep { id, rows, planned, lora_parts, .. }: RunningStep, error: ExecutorError, newest: bool) {
+    fn fail(
+        &mut self,
+        RunningStep { id, rows, planned, lora_parts, .. }: RunningStep,
+        error: ExecutorError,
+        newest: bool,
+    ) {
         match &error {
             ExecutorError::Step(_) => {
                 tracing::error!(step = id, rows, %error, "step failed");

@@ -47,7 +47,7 @@ pub use loras::LoraLimits;
 use loras::LoraReader;
 pub use memory::{KvPlan, WeightMemory};
 use open::Checkpoint;
-pub use options::{Dtype, ModelOptions, Quantize};
+pub use options::{Dtype, KvDtype, ModelOptions, Quantize};
 use thread::{LeaderQueues, LoadedRoom, Preparation, RankJob};
 
 /// Of the ranks in this process.
@@ -332,12 +332,13 @@ impl ModelLoader {
             used,
             counts: leads.then_some(counts),
         });
-        let LoadedRoom { blocks, host } = await_loaded(reports, count, total, reads, progress).inspect_err(|error| {
-            if matches!(error, LoadError::Stalled { .. }) {
-                // A hung rank cannot be joined.
-                ranks.0.clear();
-            }
-        })?;
+        let LoadedRoom { blocks, host } =
+            await_loaded(reports, count, total, reads, progress).inspect_err(|error| {
+                if matches!(error, LoadError::Stalled { .. }) {
+                    // A hung rank cannot be joined.
+                    ranks.0.clear();
+                }
+            })?;
         let plan = plan.agreed(blocks, &self.options)?;
         let shape = ExecutorShape {
             model: self.name(),

@@ -17,7 +17,8 @@ use rein_kernels::collective::AbortWatch;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
     EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, HoldRequest, HoldResponse, InfoRequest,
-    LoadLoraRequest, LoraInfo, Start, StatsRequest, ToEngine, UnloadLoraRequest, UnloadLoraResponse, from_engine, loras_server, to_engine,
+    LoadLoraRequest, LoraInfo, Start, StatsRequest, ToEngine, UnloadLoraRequest, UnloadLoraResponse, from_engine,
+    loras_server, to_engine,
 };
 use rein_proto::{deadline, protocol};
 use tokio::sync::{mpsc, oneshot, watch};

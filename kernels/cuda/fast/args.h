@@ -79,7 +79,7 @@ struct LatentArgs {
   uint32_t latent_block_stride, latent_stride, rope_block_stride, rope_stride;
   uint32_t out_stride, out_head_stride;
   float scale, latent_scale, rope_scale;
-  const float *scales;  // Null.
+  const float *scales;  // Null, but for codes.
   bool natural_log;
 };
 static_assert(offsetof(LatentArgs, block_size) == 184 && offsetof(LatentArgs, q_latent_stride) == 224);

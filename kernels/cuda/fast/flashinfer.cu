@@ -1,5 +1,7 @@
 // Attention over the paged latent cache: FlashInfer's kernel for Hopper (Apache-2.0,
 // https://github.com/flashinfer-ai/flashinfer), for queries and caches in bf16, 512 latent and 64 rotated columns.
+// latent_attention_fp8: the cache has e4m3 codes, and `scales` [places, 4] those of each 128 latent columns (cache.cu);
+// they become bf16 in shared memory, which is exact.
 //
 // Queries of row r and head h: q_latent [rows, heads, 512] and q_rope [rows, heads, 64]; scores, their softmax and
 // the sums of latents as attention.cu says. A piece of work is up to 64 queries (rows times heads, packed) of one
@@ -20,8 +22,14 @@ constexpr uint32_t STAGES = 2, LATENT = 512, ROPE = 64, QUERIES = 64, POSITIONS 
 using Traits = flashinfer::mla::hopper::HopperKernelTraits<true, STAGES, LATENT, ROPE, QUERIES, POSITIONS, __nv_bfloat16,
                                                            __nv_bfloat16, __nv_bfloat16, int32_t>;
 
+using Fp8Params = flashinfer::MLAParams<__nv_bfloat16, __nv_fp8_e4m3, __nv_bfloat16, int32_t>;
+using Fp8Traits = flashinfer::mla::hopper::HopperKernelTraits<true, STAGES, LATENT, ROPE, QUERIES, POSITIONS,
+                                                              __nv_bfloat16, __nv_fp8_e4m3, __nv_bfloat16, int32_t>;
+
 #define SAME(theirs, ours) \
-  static_assert(offsetof(Params, theirs) == offsetof(LatentArgs, ours) && sizeof(Params::theirs) == sizeof(LatentArgs::ours))
+  static_assert(offsetof(Params, theirs) == offsetof(LatentArgs, ours) && \
+                offsetof(Fp8Params, theirs) == offsetof(LatentArgs, ours) && \
+                sizeof(Params::theirs) == sizeof(LatentArgs::ours))
 SAME(q_nope, q_latent);
 SAME(q_pe, q_rope);
 SAME(ckv, latent);
@@ -58,10 +66,13 @@ SAME(ckv_scale, latent_scale);
 SAME(kpe_scale, rope_scale);
 SAME(ckv_scale_arr, scales);
 SAME(return_lse_base_on_e, natural_log);
-static_assert(sizeof(Params) == sizeof(LatentArgs));
+static_assert(sizeof(Params) == sizeof(LatentArgs) && sizeof(Fp8Params) == sizeof(LatentArgs));
 
 }  // namespace
 
 extern "C" __device__ const unsigned latent_attention_shared = sizeof(Traits::SharedStorage);
 extern "C" __device__ const auto latent_attention =
     &flashinfer::mla::hopper::BatchMLAPageAttentionHopperKernel<Traits, Params>;
+extern "C" __device__ const unsigned latent_attention_fp8_shared = sizeof(Fp8Traits::SharedStorage);
+extern "C" __device__ const auto latent_attention_fp8 =
+    &flashinfer::mla::hopper::BatchMLAPageAttentionHopperKernel<Fp8Traits, Fp8Params>;

@@ -60,9 +60,49 @@ struct Case {
     return size_t(tables[sequence * table_stride + p / s.block_size]) * s.block_size + p % s.block_size;
   }
 
+  // The cache as codes: what it holds becomes what they stand for. Scales of a place: those of keys, then of values.
+  std::vector<uint8_t> codes_a, codes_b, codes_value;
+  std::vector<float> scales;
+  int sharing = 0, scales_of_place = 0, value_first = 0;
+
+  void encode(int numbers) {
+    sharing = numbers, value_first = a_entry / sharing;
+    scales_of_place = s.mla ? value_first : value_first + value_entry / sharing;
+    size_t places = size_t(blocks) * s.block_size;
+    scales.assign(places * scales_of_place, NAN);
+    auto store = [&](std::vector<T> &from, std::vector<uint8_t> &codes, int entry, int group, int first) {
+      codes.assign(from.size(), 0x7f);
+      if (!entry) return;
+      Buffer<T> x(from);
+      Buffer<uint8_t> to(codes);
+      Buffer<float> scale(scales);
+      std::vector<uint32_t> all(places), known(places, NONE);
+      for (size_t place = 0; place < places; place++) {
+        all[place] = place;
+        if (value(from, place * entry) == value(from, place * entry)) known[place] = 0;
+      }
+      Buffer<uint32_t> place(all), position(known);
+      CacheFp8Args args = {x.data, to.data, scale.data, position.data, place.data, entry, entry, group, scales_of_place, first};
+      LAUNCH((sizeof(T) == 4 ? cache_fp8_f32 : cache_fp8_bf16), dim3(places, group ? entry / group : 1), 128, 0, args);
+      codes.assign(to.data, to.data + to.size);
+      scales.assign(scale.data, scale.data + scale.size);
+      for (size_t i = 0; i < from.size(); i++)
+        from[i] = from_float<T>(cache::number(codes[i]) *
+                                (group ? scales[i / entry * scales_of_place + first + i % entry / group] : 1));
+    };
+    store(cache_a, codes_a, a_entry, sharing, 0);
+    store(cache_b, codes_b, s.width_b, 0, 0);
+    if (s.mla)
+      cache_value = cache_a;
+    else
+      store(cache_value, codes_value, value_entry, sharing, value_first);
+  }
+
   // Rows from..to of the kernel's result.
   std::vector<T> run(size_t from, size_t to) const {
     Buffer<T> a(qa), b(qb), keys(cache_a), more_keys(cache_b), values(cache_value);
+    Buffer<uint8_t> coded_a(codes_a), coded_b(codes_b), coded_value(codes_value);
+    Buffer<float> all_scales(scales);
     Buffer<T> out((to - from) * s.heads * s.value_width);
     Buffer<uint32_t> table_buffer(tables), sequence_buffer(sequences), position_buffer(positions);
     AttentionArgs args = {};
@@ -77,6 +117,13 @@ struct Case {
     args.value_width = s.value_width, args.value_head = s.mla ? 0 : s.value_width, args.group = s.group;
     args.table_stride = table_stride, args.block_size = s.block_size, args.window = s.window, args.scale = 0.3f;
     auto kernel = sizeof(T) == 4 ? attention_f32 : attention_bf16;
+    if (sharing) {
+      kernel = sizeof(T) == 4 ? attention_fp8_f32 : attention_fp8_bf16;
+      args.cache_a = coded_a.data, args.cache_b = coded_b.data;
+      args.cache_value = s.mla ? coded_a.data : coded_value.data, args.scales = all_scales.data;
+      args.scales_of_place = scales_of_place, args.a_sharing = args.value_sharing = sharing;
+      args.value_first = s.mla ? 0 : value_first;
+    }
     LAUNCH(kernel, dim3(to - from, s.heads), 128, (s.width_a + s.width_b) * 4, args);
     return std::vector<T>(out.data, out.data + out.size);
   }
@@ -107,11 +154,13 @@ struct Case {
   }
 };
 
+// sharing: numbers of an entry whose codes share a scale; 0: the cache has numbers.
 template <class T>
-void attend(const Shape &shape) {
+void attend(const Shape &shape, int sharing = 0) {
   std::string name = "attention " + std::to_string(sizeof(T) * 8) + " bits, block " + std::to_string(shape.block_size) +
-                     ", window " + std::to_string(shape.window) + (shape.mla ? ", MLA" : "");
+                     ", window " + std::to_string(shape.window) + (shape.mla ? ", MLA" : "") + (sharing ? ", codes" : "");
   Case<T> c(shape, shape.block_size);
+  if (sharing) c.encode(sharing);
   std::vector<T> all;
   check::every_order(name, [&] {
     all = c.run(0, c.rows());
@@ -153,6 +202,9 @@ void test_type() {
   attend<T>({{200, 129}, 2, 2, 8, 0, 8, 16, 64, false});    // Windows that begin at a tile.
   attend<T>({{70, 5}, 3, 3, 48, 8, 48, 16, 0, true});       // MLA
   attend<T>({{3}, 1, 1, 512, 64, 512, 64, 0, true});        // MLA as in DeepSeek-V3
+  attend<T>({{1, 2, 70, 64, 65}, 4, 2, 16, 0, 16, 16, 0, false}, 16);
+  attend<T>({{100, 3, 64}, 4, 2, 7, 0, 7, 16, 10, false}, 7);
+  attend<T>({{70, 3}, 1, 1, 512, 64, 512, 64, 0, true}, 128);
 }
 
 inline void test() {

@@ -110,6 +110,8 @@ Kernel KERNELS[] = {
     KERNEL(moe_count),         KERNEL(moe_align),
     KERNEL(moe_combine_f32),   KERNEL(moe_combine_bf16),
     KERNEL(attention_f32),     KERNEL(attention_bf16),
+    KERNEL(attention_fp8_f32), KERNEL(attention_fp8_bf16),
+    KERNEL(cache_fp8_f32),     KERNEL(cache_fp8_bf16),
     KERNEL(ptx_bf16),          KERNEL(ptx_shuffle),
     KERNEL(ptx_named_barrier), KERNEL(ptx_ldmatrix),
     KERNEL(ptx_copy_async),    KERNEL(ptx_mma),
@@ -136,6 +138,8 @@ Kernel KERNELS[] = {
     KERNEL(latent_work),       KERNEL(latent_merge),
     KERNEL(flash_bf16_64),     KERNEL(flash_bf16_128),
     KERNEL(flash_split_bf16_64), KERNEL(flash_split_bf16_128), KERNEL(flash_merge),
+    KERNEL(flash_fp8_64),      KERNEL(flash_fp8_128),
+    KERNEL(flash_split_fp8_64), KERNEL(flash_split_fp8_128),
     KERNEL(moe_slots),         KERNEL(moe_pack_f32),      KERNEL(moe_pack_bf16),
 };
 
@@ -178,7 +182,9 @@ std::vector<Kernel> fast_kernels() {
   std::vector<Parameter> of_repack = {{0, 8}, {8, 8}, {16, 8}};
   for (size_t offset = 24; offset <= 40; offset += 4) of_repack.push_back({offset, 4});
   all.push_back(stand_in<Int4RepackArgs>("int4_repack", of_repack, fast::int4_repack));
-  all.push_back(stand_in<LatentArgs>("latent_attention", {{0, sizeof(LatentArgs), alignof(LatentArgs)}}, fast::latent_attention));
+  std::vector<Parameter> of_latent = {{0, sizeof(LatentArgs), alignof(LatentArgs)}};
+  all.push_back(stand_in<LatentArgs>("latent_attention", of_latent, fast::latent_attention<bf16, 222048>));
+  all.push_back(stand_in<LatentArgs>("latent_attention_fp8", of_latent, fast::latent_attention<uint8_t, 230208>));
   return all;
 }
 std::vector<Kernel> FAST_KERNELS = fast_kernels();

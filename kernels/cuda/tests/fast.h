@@ -175,23 +175,27 @@ inline void int4_product(const Int4Tile &tile, const Int4Args &a, const Launch &
 }
 
 // A query over the positions of a piece of work, in the order of flashinfer.cu's contract.
-inline void query(const LatentArgs &a, int work, int row, int head, int packed) {
+template <class C>
+void query(const LatentArgs &a, int work, int row, int head, int packed) {
   constexpr int LATENT = 512, ROPE = 64;
   const bf16 *q = static_cast<const bf16 *>(a.q_latent) + size_t(row) * a.q_latent_stride + head * a.q_latent_head_stride;
   const bf16 *q_rope = static_cast<const bf16 *>(a.q_rope) + size_t(row) * a.q_rope_stride + head * a.q_rope_head_stride;
   int last = a.positions[work] - a.row_count[work] + (row - a.first_row[work]);
   int end = std::min(a.to[work], last + 1);
   std::vector<double> scores;
-  std::vector<const bf16 *> values;
+  std::vector<std::vector<float>> values;
   for (int p = a.from[work]; p < end; p++) {
     size_t block = a.tables[a.first_block[work] + p / a.block_size.by], in_block = p % a.block_size.by;
-    const bf16 *latent = static_cast<const bf16 *>(a.latent) + block * a.latent_block_stride + in_block * a.latent_stride;
-    const bf16 *rope = static_cast<const bf16 *>(a.rope) + block * a.rope_block_stride + in_block * a.rope_stride;
+    const C *stored = static_cast<const C *>(a.latent) + block * a.latent_block_stride + in_block * a.latent_stride;
+    const C *rope = static_cast<const C *>(a.rope) + block * a.rope_block_stride + in_block * a.rope_stride;
+    const float *scales = a.scales ? a.scales + (block * a.block_size.by + in_block) * (LATENT / 128) : nullptr;
+    std::vector<float> latent(LATENT);
+    for (int i = 0; i < LATENT; i++) latent[i] = cache::number(stored[i]) * (scales ? scales[i / 128] : 1);
     double score = 0;
-    for (int i = 0; i < LATENT; i++) score += double(to_float(q[i])) * to_float(latent[i]);
-    for (int i = 0; i < ROPE; i++) score += double(to_float(q_rope[i])) * to_float(rope[i]);
+    for (int i = 0; i < LATENT; i++) score += double(to_float(q[i])) * latent[i];
+    for (int i = 0; i < ROPE; i++) score += double(to_float(q_rope[i])) * cache::number(rope[i]);
     scores.push_back(score * a.scale * M_LOG2E);
-    values.push_back(latent);
+    values.push_back(std::move(latent));
   }
   double largest = -INFINITY, total = 0;
   for (double score : scores) largest = std::max(largest, score);
@@ -199,7 +203,7 @@ inline void query(const LatentArgs &a, int work, int row, int head, int packed) 
   for (size_t i = 0; i < scores.size(); i++) {
     double weight = std::exp2(scores[i] - largest), rounded = to_float(to_bf16(float(weight)));
     total += weight;
-    for (int c = 0; c < LATENT; c++) sums[c] += rounded * to_float(values[i][c]);
+    for (int c = 0; c < LATENT; c++) sums[c] += rounded * values[i][c];
   }
   bf16 *out = static_cast<bf16 *>(a.out) + size_t(row) * a.out_stride + head * a.out_head_stride;
   if (a.partial_at[work] >= 0) {
@@ -210,9 +214,10 @@ inline void query(const LatentArgs &a, int work, int row, int head, int packed) 
   for (int c = 0; c < LATENT; c++) out[c] = to_bf16(scores.empty() ? 0 : float(sums[c] / total));
 }
 
-inline void latent_attention(const LatentArgs &a, const Launch &launch) {
+template <class C, size_t SHARED_BYTES>
+void latent_attention(const LatentArgs &a, const Launch &launch) {
   const char *name = "latent_attention";
-  if (launch.grid.x != 1 || launch.threads.x != 256 || !launch.together || launch.shared != 222048)
+  if (launch.grid.x != 1 || launch.threads.x != 256 || !launch.together || launch.shared != SHARED_BYTES)
     wrong(name, "launched otherwise than flashinfer.cu says");
   if (a.heads.by == 0 || 64 % a.heads.by || a.heads.by != a.heads.again) wrong(name, "heads must divide 64");
   for (int x : {1, 63, 64, 1000, INT_MAX})
@@ -226,7 +231,7 @@ inline void latent_attention(const LatentArgs &a, const Launch &launch) {
       int heads = a.heads.by, queries = a.row_count[work] * heads;
       if (a.first_query[work] != 0 || queries > 64 || a.from[work] % 64 || a.to[work] <= a.from[work])
         wrong(name, "a piece of work that is not as flashinfer.cu says");
-      for (int i = 0; i < queries; i++) query(a, work, a.first_row[work] + i / heads, i % heads, i);
+      for (int i = 0; i < queries; i++) query<C>(a, work, a.first_row[work] + i / heads, i % heads, i);
     }
 }
 

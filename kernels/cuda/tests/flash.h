@@ -21,24 +21,44 @@ inline std::vector<bf16> run(const Case<bf16> &c, size_t from, size_t to, int ti
   args.table_stride = c.table_stride, args.block_size = s.block_size, args.window = s.window;
   args.chunks = (c.table_stride * s.block_size + flash::CHUNK - 1) / flash::CHUNK;
   args.partial_stride = width + 4, args.scale = 0.3f;
+  Buffer<uint8_t> coded_k(c.codes_a), coded_v(c.codes_value);
+  Buffer<float> scales(c.scales);
+  bool codes = c.sharing;
+  if (codes) {
+    args.k = coded_k.data, args.v = coded_v.data, args.scales = scales.data, args.sharing = c.sharing;
+    args.scales_of_place = c.scales_of_place, args.value_first = c.value_first;
+  }
   Buffer<float> partial(tile_rows ? 0 : size_t(rows) * s.heads * args.chunks * args.partial_stride);
   args.partial = partial.data;
   if (tile_rows) {
     auto kernel = width == 64 ? flash_bf16_64 : flash_bf16_128;
+    if (codes) kernel = width == 64 ? flash_fp8_64 : flash_fp8_128;
     LAUNCH(kernel, dim3((rows + tile_rows - 1) / tile_rows, kv_heads), 256, (128 + 256) * width * 2, args);
   } else {
     auto kernel = width == 64 ? flash_split_bf16_64 : flash_split_bf16_128;
+    if (codes) kernel = width == 64 ? flash_split_fp8_64 : flash_split_fp8_128;
     LAUNCH(kernel, dim3(rows, kv_heads, args.chunks), 128, (64 + 256) * width * 2, args);
     LAUNCH(flash_merge, dim3(rows, s.heads), 128, 0, args);
   }
   return std::vector<bf16>(out.data, out.data + out.size);
 }
 
-inline void attend(Shape shape, int tile_rows) {
+inline void attend(Shape shape, int tile_rows, bool codes = false) {
   shape.value_width = shape.width_a;
   std::string name = "flash, heads of " + std::to_string(shape.width_a) + ", group " + std::to_string(shape.group) +
-                     ", block " + std::to_string(shape.block_size) + ", window " + std::to_string(shape.window);
+                     ", block " + std::to_string(shape.block_size) + ", window " + std::to_string(shape.window) +
+                     (codes ? ", codes" : "");
   Case<bf16> c(shape, shape.block_size + shape.group);
+  // The bits are those over a cache with the same numbers.
+  if (codes) {
+    c.encode(shape.width_a);
+    auto coded = run(c, 0, c.rows(), tile_rows);
+    c.sharing = 0;
+    auto plain = run(c, 0, c.rows(), tile_rows);
+    c.sharing = shape.width_a;
+    check::test = name.c_str();
+    if (memcmp(coded.data(), plain.data(), coded.size() * sizeof(bf16))) check::fail("codes are not their numbers");
+  }
   std::vector<bf16> all;
   check::every_order(name, [&] {
     all = run(c, 0, c.rows(), tile_rows);
@@ -68,6 +88,9 @@ inline void test() {
   attend({{600, 3}, 4, 4, 32, 0, 0, 16, 100, false, 30}, 32);     // Windows that begin within a chunk.
   attend({{700}, 2, 2, 80, 0, 0, 8, 256, false, 5}, 64);          // A window of a chunk.
   attend({{270, 20}, 40, 40, 16, 0, 0, 16, 0, false, 2}, 3);      // Several warps for a row.
+  attend({{1, 2, 70, 64, 65}, 4, 2, 16, 0, 0, 16, 0, false, 3}, 64, true);
+  attend({{300, 513, 9}, 8, 8, 128, 0, 0, 64, 0, false, 20}, 16, true);
+  attend({{600, 3}, 4, 2, 72, 0, 0, 16, 100, false, 30}, 64, true);
 }
 
 }  // namespace flash_tests

@@ -8,7 +8,7 @@ use half::bf16;
 use super::kv_cache::KvCache;
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
-use crate::backend::Span;
+use crate::backend::{CacheForm, Span};
 
 /// Positions per softmax step.
 const TILE: usize = 64;
@@ -103,10 +103,10 @@ pub fn attend(pool: &ThreadPool, isa: Isa, cache: &KvCache, spans: &[Span], plan
         SCRATCH.with_borrow_mut(|scratch| {
             // SAFETY: `isa` was detected; items write disjoint (row, head) parts of out, which has room for all.
             unsafe {
-                if cache.half {
-                    attend_bf16(isa, cache, plan, &items[i], scratch, out.get());
-                } else {
-                    attend_f32(isa, cache, plan, &items[i], scratch, out.get());
+                match cache.form {
+                    CacheForm::F32 => attend_f32(isa, cache, plan, &items[i], scratch, out.get()),
+                    CacheForm::Bf16 => attend_bf16(isa, cache, plan, &items[i], scratch, out.get()),
+                    CacheForm::Fp8 { .. } => attend_fp8(isa, cache, plan, &items[i], scratch, out.get()),
                 }
             }
         });
@@ -116,6 +116,8 @@ pub fn attend(pool: &ThreadPool, isa: Isa, cache: &KvCache, spans: &[Span], plan
 /// Numbers of the cache. 32 of them are loaded in the cheapest order, which queries and outputs follow: number i of
 /// whole 32 is at `place(i)`. The rest after the last whole 32 keeps its order.
 trait Number: Copy {
+    /// Loaded numbers are multiplied with this and, if it is not 1, with the scale of their entry.
+    const FACTOR: f32 = 1.0;
     fn place(i: usize) -> usize;
     unsafe fn load_32<S: Simd>(p: *const Self) -> [S::V; 2];
     /// At most 16.
@@ -170,6 +172,60 @@ impl Number for bf16 {
     }
 }
 
+/// A code of e4m3.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Fp8Code(u8);
+
+impl Number for Fp8Code {
+    const FACTOR: f32 = 256.0;
+    #[inline(always)]
+    fn place(i: usize) -> usize {
+        i
+    }
+    #[inline(always)]
+    unsafe fn load_32<S: Simd>(p: *const Fp8Code) -> [S::V; 2] {
+        // SAFETY: valid for 32 codes by the caller's promise.
+        unsafe { [S::load_e4m3(p.cast()), S::load_e4m3(p.add(16).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn load_n<S: Simd>(p: *const Fp8Code, n: usize) -> S::V {
+        let mut codes = [0u8; 16];
+        // SAFETY: valid for n codes by the caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p.cast(), codes.as_mut_ptr(), n);
+            S::load_e4m3(codes.as_ptr())
+        }
+    }
+}
+
+/// Fields whose numbers share a scale.
+fn fields_of_scales(cache: &KvCache, fields: Vec<EntryField>) -> Vec<EntryField> {
+    let parts = |field: EntryField| {
+        let step = match cache.sharing(field.in_v) {
+            0 => field.width,
+            sharing => sharing - field.offset % sharing,
+        };
+        let step = step.clamp(1, field.width.max(1));
+        let part =
+            move |at: usize| EntryField { offset: field.offset + at, width: step.min(field.width - at), ..field };
+        (0..field.width).step_by(step).map(part)
+    };
+    fields.into_iter().flat_map(parts).collect()
+}
+
+#[inline(always)]
+unsafe fn attend_fp8_generic<S: Simd>(
+    cache: &KvCache,
+    plan: &AttentionPlan,
+    item: &Item,
+    scratch: &mut Scratch,
+    out: *mut f32,
+) {
+    // SAFETY: the cache holds codes; the rest is the caller's promise.
+    unsafe { item_generic::<S, Fp8Code>(cache, plan, item, scratch, out) }
+}
+
 #[inline(always)]
 unsafe fn attend_f32_generic<S: Simd>(
     cache: &KvCache,
@@ -194,6 +250,7 @@ unsafe fn attend_bf16_generic<S: Simd>(
     unsafe { item_generic::<S, bf16>(cache, plan, item, scratch, out) }
 }
 
+simd_fn!(fn attend_fp8(cache: &KvCache, plan: &AttentionPlan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_fp8_generic);
 simd_fn!(fn attend_f32(cache: &KvCache, plan: &AttentionPlan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_f32_generic);
 simd_fn!(fn attend_bf16(cache: &KvCache, plan: &AttentionPlan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_bf16_generic);
 
@@ -210,7 +267,7 @@ unsafe fn item_generic<S: Simd, T: Number>(
     // Queries are processed in eights; few queries as one, two or four.
     let padded = if queries > 4 { queries.next_multiple_of(8) } else { queries.next_power_of_two() };
     let value = (plan.value)(item.group);
-    let keys = (plan.keys)(item.group);
+    let keys = fields_of_scales(cache, (plan.keys)(item.group));
     let q_width: usize = plan.parts.iter().map(|p| p.width.next_multiple_of(16)).sum();
     let out_width = value.width.next_multiple_of(16);
 
@@ -377,8 +434,12 @@ unsafe fn score_part<S: Simd, T: Number, const Q: usize, const K: usize>(
                 if field.in_v { (cache.v.ptr(), cache.width_v) } else { (cache.k.ptr(), cache.width_k) };
             let base = base.cast::<T>().add(field.offset);
             let mut key = [base.cast_const(); K];
+            let mut scale = [S::splat(1.0); K];
             for (k, key) in key.iter_mut().enumerate() {
                 *key = key.add(places[k] * width);
+                if T::FACTOR != 1.0 {
+                    scale[k] = S::splat(cache.scale(places[k], field.in_v, field.offset) * T::FACTOR);
+                }
             }
             let whole = field.width / 32 * 32;
             let mut d = 0;
@@ -386,6 +447,9 @@ unsafe fn score_part<S: Simd, T: Number, const Q: usize, const K: usize>(
                 let mut y = [[S::splat(0.0); 2]; K];
                 for k in 0..K {
                     y[k] = T::load_32::<S>(key[k].add(d));
+                    if T::FACTOR != 1.0 {
+                        y[k] = [S::mul(y[k][0], scale[k]), S::mul(y[k][1], scale[k])];
+                    }
                 }
                 for half in 0..2 {
                     for r in 0..Q {
@@ -400,7 +464,10 @@ unsafe fn score_part<S: Simd, T: Number, const Q: usize, const K: usize>(
             while d < field.width {
                 let n = (field.width - d).min(16);
                 for k in 0..K {
-                    let y = T::load_n::<S>(key[k].add(d), n);
+                    let mut y = T::load_n::<S>(key[k].add(d), n);
+                    if T::FACTOR != 1.0 {
+                        y = S::mul(y, scale[k]);
+                    }
                     for r in 0..Q {
                         let x = S::load(at.add(r * q_width + d));
                         acc[r][k] = S::fma(x, y, acc[r][k]);
@@ -480,23 +547,45 @@ unsafe fn value_tile<S: Simd, T: Number, const Q: usize, const N: usize>(
     // vectors stay below the field's width, and the last partial one reads only what remains of it.
     unsafe {
         let base = base.cast::<T>().add(field.offset).cast_const();
+        // The factor of the numbers from column d on at each place.
+        let mut factors = [1.0; TILE];
+        let scale_from = |d: usize, factors: &mut [f32; TILE]| {
+            if T::FACTOR != 1.0 {
+                for (factor, place) in factors.iter_mut().zip(places) {
+                    *factor = cache.scale(*place, field.in_v, field.offset + d) * T::FACTOR;
+                }
+            }
+        };
         let mut d = 0;
-        while d + 16 * N <= field.width {
-            value_part::<S, T, Q, N>(base.add(d), width, places, weights, decay, acc.as_mut_ptr().add(d), out_width);
+        // Columns that share a scale end here; a part of a field has a multiple of 16.
+        let sharing = if T::FACTOR == 1.0 { 0 } else { cache.sharing(field.in_v) };
+        let end_of = |d: usize| match sharing {
+            0 => field.width,
+            sharing => field.width.min(d + sharing - (field.offset + d) % sharing),
+        };
+        while d + 16 * N <= end_of(d) {
+            scale_from(d, &mut factors);
+            let (from, to) = (base.add(d), acc.as_mut_ptr().add(d));
+            value_part::<S, T, Q, N>(from, width, places, weights, &factors, decay, to, out_width);
             d += 16 * N;
         }
-        while N > 2 && d + 32 <= field.width {
-            value_part::<S, T, Q, 2>(base.add(d), width, places, weights, decay, acc.as_mut_ptr().add(d), out_width);
+        while N > 2 && d + 32 <= end_of(d) {
+            scale_from(d, &mut factors);
+            let (from, to) = (base.add(d), acc.as_mut_ptr().add(d));
+            value_part::<S, T, Q, 2>(from, width, places, weights, &factors, decay, to, out_width);
             d += 32;
         }
         while d < field.width {
             let n = (field.width - d).min(16);
+            scale_from(d, &mut factors);
             for i in 0..decay.len() {
                 let out = acc.as_mut_ptr().add(i * out_width + d);
                 let mut c = S::mul(S::load(out), S::splat(decay[i]));
                 for (j, place) in places.iter().enumerate() {
                     let v = T::load_n::<S>(base.add(place * width + d), n);
-                    c = S::fma(S::splat(weights[i * TILE + j]), v, c);
+                    let weight = weights[i * TILE + j];
+                    let weight = if T::FACTOR == 1.0 { weight } else { weight * factors[j] };
+                    c = S::fma(S::splat(weight), v, c);
                 }
                 S::store(out, c);
             }
@@ -506,12 +595,14 @@ unsafe fn value_tile<S: Simd, T: Number, const Q: usize, const N: usize>(
 }
 
 /// 16 * N columns of `value_tile`, at `base` and `acc`.
+#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 unsafe fn value_part<S: Simd, T: Number, const Q: usize, const N: usize>(
     base: *const T,
     width: usize,
     places: &[usize],
     weights: &[f32],
+    factors: &[f32; TILE],
     decay: &[f32],
     acc: *mut f32,
     out_width: usize,
@@ -534,7 +625,11 @@ unsafe fn value_part<S: Simd, T: Number, const Q: usize, const N: usize>(
                     [y[n], y[n + 1]] = T::load_32::<S>(v.add(16 * n));
                 }
                 for r in 0..Q {
-                    let weight = S::splat(*weights.get_unchecked((i + r) * TILE + j));
+                    let mut weight = *weights.get_unchecked((i + r) * TILE + j);
+                    if T::FACTOR != 1.0 {
+                        weight *= *factors.get_unchecked(j);
+                    }
+                    let weight = S::splat(weight);
                     for n in 0..N {
                         c[r][n] = S::fma(weight, y[n], c[r][n]);
                     }

@@ -75,8 +75,4 @@ impl DeviceStorage for CpuDevices {
     fn shares_tied_head(&self) -> bool {
         true
     }
-
-    fn cache_bytes(&self, precision: Precision) -> usize {
-        if precision == Precision::F32 { 4 } else { 2 }
-    }
 }

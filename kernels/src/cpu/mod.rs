@@ -301,15 +301,8 @@ impl Backend for Cpu {
     }
 
     /// F32 is stored as f32, the others as bf16.
-    fn cache(
-        &self,
-        blocks: usize,
-        block_size: usize,
-        width_k: usize,
-        width_v: usize,
-        precision: Precision,
-    ) -> Result<KvCache> {
-        KvCache::new(&self.arena, blocks, block_size, (width_k, width_v), precision != Precision::F32)
+    fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<KvCache> {
+        KvCache::new(&self.arena, blocks, block_size, widths, form)
     }
 
     fn block_bytes(&self, cache: &KvCache) -> usize {

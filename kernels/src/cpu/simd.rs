@@ -124,6 +124,8 @@ pub unsafe trait Simd: Copy + 'static {
     /// 64 codes of e4m3, none of them NaN, as 32 pairs of bf16.
     unsafe fn widen_fp8(src: *const u8) -> [Self::V; 2];
     unsafe fn load_f16(p: *const f16) -> Self::V;
+    /// 16 codes of e4m3, none of them NaN, divided by 256.
+    unsafe fn load_e4m3(p: *const u8) -> Self::V;
     /// 16 integers as f32.
     unsafe fn load_u8(p: *const u8) -> Self::V;
     unsafe fn load_i8(p: *const i8) -> Self::V;
@@ -307,6 +309,11 @@ unsafe impl Simd for Portable {
     unsafe fn load_f16(p: *const f16) -> [f32; 16] {
         // SAFETY: valid for 16 elements by the trait's contract.
         unsafe { p.cast::<[f16; 16]>().read_unaligned() }.map(f16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> [f32; 16] {
+        // SAFETY: as for load_f16.
+        unsafe { p.cast::<[u8; 16]>().read_unaligned() }.map(|code| e4m3(code) / 256.0)
     }
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> [f32; 16] {

@@ -83,14 +83,31 @@ fn rows_of(step: &[(usize, Span)], data: &[Vec<f32>], width: usize) -> Vec<f32> 
     step.iter().flat_map(|(s, span)| &data[*s][span.start * width..][..span.len * width]).copied().collect()
 }
 
+/// What a cache keeps of keys (0) or values (1).
+fn cached(x: &[f32], form: CacheForm, which: usize) -> Vec<f32> {
+    match form {
+        CacheForm::F32 => x.to_vec(),
+        CacheForm::Bf16 => rounded(x, Precision::Bf16),
+        CacheForm::Fp8 { sharing } => {
+            let groups = x.chunks(if sharing[which] == 0 { 1 } else { sharing[which] });
+            let kept = |group: &[f32]| {
+                let largest = group.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                let scale = if sharing[which] == 0 { 1.0 } else { crate::quant::e4m3_scale(largest) };
+                group.iter().map(|x| crate::quant::e4m3(crate::quant::to_e4m3(x / scale)) * scale).collect::<Vec<_>>()
+            };
+            groups.flat_map(kept).collect()
+        }
+    }
+}
+
 type Attend<'a> = dyn Fn(&mut Cpu, &mut KvCache, &[&[Vec<f32>]], &[(usize, Span)]) -> Vec<f32> + 'a;
 
 /// Runs sequences whole and alone, then split and mixed in several ways; results must agree bit for bit. Returns the
 /// results of each sequence.
 fn invariant(
     isa: Isa,
-    precision: Precision,
-    widths: (usize, usize),
+    form: CacheForm,
+    widths: [usize; 2],
     out_width: usize,
     inputs: &[&[Vec<f32>]],
     lengths: &[usize],
@@ -100,7 +117,7 @@ fn invariant(
     let whole: Vec<Vec<f32>> = (0..lengths.len())
         .map(|s| {
             let mut cpu = cpu(isa, 1);
-            let mut cache = cpu.cache(1, lengths[s], widths.0, widths.1, precision).unwrap();
+            let mut cache = cpu.cache(1, lengths[s], widths, form).unwrap();
             let span = Span { row: 0, len: lengths[s], start: 0, blocks: &[0] };
             attend(&mut cpu, &mut cache, inputs, &[(s, span)])
         })
@@ -108,14 +125,14 @@ fn invariant(
     for (threads, block_size) in [(1, 16), (2, 5), (3, 1), (2, 64)] {
         let mut cpu = cpu(isa, threads);
         let (blocks, tables) = tables(&mut rng, lengths, block_size);
-        let mut cache = cpu.cache(blocks, block_size, widths.0, widths.1, precision).unwrap();
+        let mut cache = cpu.cache(blocks, block_size, widths, form).unwrap();
         for step in random_steps(&mut rng, lengths, &tables) {
             let got = attend(&mut cpu, &mut cache, inputs, &step);
             for (s, span) in &step {
                 let got = &got[span.row * out_width..][..span.len * out_width];
                 let want = &whole[*s][span.start * out_width..][..span.len * out_width];
                 let same = got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "{isa:?} {precision:?} blocks of {block_size}: sequence {s}, {span:?}");
+                assert!(same, "{isa:?} {form:?} blocks of {block_size}: sequence {s}, {span:?}");
             }
         }
     }
@@ -135,7 +152,7 @@ fn gqa_matches_the_reference_and_is_batch_invariant() {
             let q: Vec<_> = lengths.iter().map(|l| rng.numbers(l * wide, 1.0)).collect();
             let k: Vec<_> = lengths.iter().map(|l| rng.numbers(l * width, 1.0)).collect();
             let v: Vec<_> = lengths.iter().map(|l| rng.numbers(l * width, 1.0)).collect();
-            for precision in [Precision::F32, Precision::Bf16] {
+            for form in [CacheForm::F32, CacheForm::Bf16, CacheForm::Fp8 { sharing: [head_dim; 2] }] {
                 let attend: &Attend = &|cpu, cache, inputs, step| {
                     let rows = step.iter().map(|(_, s)| s.len).sum();
                     let tensor = |i: usize, cols| tensor(rows, cols, rows_of(step, inputs[i], cols));
@@ -143,11 +160,11 @@ fn gqa_matches_the_reference_and_is_batch_invariant() {
                     let batch = batch(cpu, step.iter().map(|(_, span)| *span));
                     cpu.to_host(&cpu.gqa_attention(&batch, &q, &k, &v, cache, &spec))
                 };
-                let got = invariant(isa, precision, (width, width), wide, &[&q, &k, &v], &lengths, attend);
+                let got = invariant(isa, form, [width, width], wide, &[&q, &k, &v], &lengths, attend);
                 for s in 0..lengths.len() {
-                    let (k, v) = (rounded(&k[s], precision), rounded(&v[s], precision));
+                    let (k, v) = (cached(&k[s], form, 0), cached(&v[s], form, 1));
                     let want = reference::gqa_attention(&q[s], &k, &v, &spec);
-                    assert_close(&got[s], &want, 1e-5, &format!("{isa:?} {precision:?} {spec:?}"));
+                    assert_close(&got[s], &want, 1e-5, &format!("{isa:?} {form:?} {spec:?}"));
                 }
             }
         }
@@ -170,7 +187,10 @@ fn mla_matches_the_reference_and_is_batch_invariant() {
             if let HostData::F32(w) = &mut kv_b.data {
                 w.iter_mut().for_each(|w| *w /= (kv_rank as f32).sqrt());
             }
-            for precision in PRECISIONS {
+            let fp8 = (Precision::F32, CacheForm::Fp8 { sharing: [if kv_rank == 64 { 32 } else { kv_rank }, 0] });
+            for (precision, form) in
+                PRECISIONS.map(|precision| (precision, CacheForm::of(precision))).into_iter().chain([fp8])
+            {
                 let attend: &Attend = &|cpu, cache, inputs, step| {
                     let rows = step.iter().map(|(_, s)| s.len).sum();
                     let tensor = |i: usize, cols| tensor(rows, cols, rows_of(step, inputs[i], cols));
@@ -180,11 +200,11 @@ fn mla_matches_the_reference_and_is_batch_invariant() {
                     cpu.to_host(&cpu.mla_attention(&batch, &q, &latent, &rope, &weight, None, cache, &spec))
                 };
                 let inputs: [&[Vec<f32>]; 3] = [&q, &latent, &k_rope];
-                let got = invariant(isa, precision, (kv_rank, rope_dim), out, &inputs, &lengths, attend);
+                let got = invariant(isa, form, [kv_rank, rope_dim], out, &inputs, &lengths, attend);
                 for s in 0..lengths.len() {
-                    let (latent, rope) = (rounded(&latent[s], precision), rounded(&k_rope[s], precision));
+                    let (latent, rope) = (cached(&latent[s], form, 0), cached(&k_rope[s], form, 1));
                     let want = reference::mla_attention(&q[s], &latent, &rope, &f32s(&kv_b), &spec);
-                    let what = format!("{isa:?} {precision:?} {spec:?}");
+                    let what = format!("{isa:?} {form:?} {spec:?}");
                     // Several roundings to bf16: weights, queries in, latents out.
                     assert_close(&got[s], &want, 2.0 * tolerance(precision), &what);
                 }
@@ -467,7 +487,7 @@ fn embedding_looks_up_rows_and_checks_shapes() {
     let uneven =
         ExpertWeights { id: 0, gate: rng.matrix(8, 4, 1.0), up: rng.matrix(8, 4, 1.0), down: rng.matrix(8, 4, 1.0) };
     assert!(cpu.experts(ExpertTable::default(), &mut std::iter::once(Ok(uneven)), Precision::F32).is_err());
-    assert!(cpu.cache(4, 0, 8, 8, Precision::F32).is_err());
+    assert!(cpu.cache(4, 0, [8, 8], CacheForm::F32).is_err());
 }
 
 #[test]

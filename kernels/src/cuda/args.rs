@@ -261,6 +261,27 @@ pub struct AttentionArgs {
     pub block_size: i32,
     pub window: i32,
     pub scale: f32,
+    pub scales: u64,
+    pub scales_of_place: i32,
+    pub a_sharing: i32,
+    pub value_sharing: i32,
+    pub value_first: i32,
+}
+
+/// cache.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct CacheFp8Args {
+    pub x: u64,
+    pub codes: u64,
+    pub scales: u64,
+    pub positions: u64,
+    pub places: u64,
+    pub width: i32,
+    pub stride: i32,
+    pub sharing: i32,
+    pub scales_of_place: i32,
+    pub first_scale: i32,
 }
 
 /// route.cu

@@ -1,11 +1,11 @@
 //! The paged cache, and attention over it. It does not know models.
 
-use super::args::{AttentionArgs, RopeWriteArgs};
+use super::args::{AttentionArgs, CacheFp8Args, RopeWriteArgs};
 use super::batch::PlacedBatch;
 use super::error::shape;
-use super::flash::{CachedHeads, FlashPlan};
+use super::flash::{CachedHeads, FlashPlan, HeadScales};
 use super::form::Element;
-use super::latent::{LatentWork, WorkOf};
+use super::latent::{LATENT_SHARING, LatentWork, WorkOf};
 use super::low_rank::DeviceLowRank;
 use super::op_stream::OpStream;
 use super::operand::Batched;
@@ -13,20 +13,24 @@ use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
 use super::weights::DeviceExpansion;
 use super::{CudaDevice, DeviceBuffer};
-use crate::backend::{GqaSpec, MlaSpec, Precision};
+use crate::backend::{CacheForm, GqaSpec, MlaSpec};
 use crate::error::{KernelError, Result};
 
 /// The widest value that `attention` adds up.
 const WIDEST_VALUE: usize = 1024;
 
-/// Paged keys and values of one layer: `width_k` and `width_v` numbers per block and position.
+/// Paged keys and values of one layer: two entries of `widths` numbers for each position.
 #[derive(Debug)]
 pub struct DeviceCache {
     block_size: usize,
     widths: [usize; 2],
+    form: CacheForm,
+    /// Of the activations.
     element: Element,
     k: DeviceBuffer,
     v: DeviceBuffer,
+    /// Of codes: for each position the scales of its key, then those of its value.
+    scales: DeviceBuffer,
 }
 
 /// A part of the query vectors, and the part of the cached entries that it is multiplied with.
@@ -52,27 +56,47 @@ struct Heads {
 }
 
 impl DeviceCache {
-    /// F32 is stored as f32, the others as bf16.
+    /// `element`: of the activations.
     pub(super) fn new(
         device: &CudaDevice,
         [blocks, block_size]: [usize; 2],
         widths: [usize; 2],
-        precision: Precision,
+        form: CacheForm,
+        element: Element,
     ) -> Result<DeviceCache> {
         if block_size == 0 {
             return Err(shape("cache", "block_size must be at least 1".into()));
         }
-        let element = if precision == Precision::F32 { Element::F32 } else { Element::Bf16 };
+        let element = match form {
+            CacheForm::F32 => Element::F32,
+            CacheForm::Bf16 => Element::Bf16,
+            CacheForm::Fp8 { .. } => element,
+        };
         let places = blocks.checked_mul(block_size).filter(|&places| places < u32::MAX as usize);
         let places = places.ok_or_else(|| KernelError::OutOfMemory(format!("KV cache of {blocks} blocks")))?;
-        let buffer = |width: usize| device.allocate(places * width * element.bytes());
-        Ok(DeviceCache { block_size, widths, element, k: buffer(widths[0])?, v: buffer(widths[1])? })
+        let buffer = |width: usize| device.allocate(places * width * form.number_bytes());
+        let scales = device.allocate(places * form.scales(widths).iter().sum::<usize>() * size_of::<f32>())?;
+        Ok(DeviceCache { block_size, widths, form, element, k: buffer(widths[0])?, v: buffer(widths[1])?, scales })
     }
 
-    /// Where the keys and the values of a block are, and how many bytes each takes.
-    pub(super) fn block_parts(&self, block: u32) -> [(u64, usize); 2] {
-        [(&self.k, self.widths[0]), (&self.v, self.widths[1])].map(|(part, width)| {
-            let bytes = self.block_size * width * self.element.bytes();
+    /// Of codes: how many numbers of a key and of a value share a scale, and how many scales both have.
+    fn scaling(&self) -> Option<([usize; 2], [usize; 2])> {
+        match self.form {
+            CacheForm::F32 | CacheForm::Bf16 => None,
+            CacheForm::Fp8 { sharing } => Some((sharing, self.form.scales(self.widths))),
+        }
+    }
+
+    /// Where the keys, the values and the scales of a block are, and how many bytes each takes.
+    pub(super) fn block_parts(&self, block: u32) -> [(u64, usize); 3] {
+        let (number, scales) = (self.form.number_bytes(), self.form.scales(self.widths).iter().sum::<usize>());
+        let parts = [
+            (&self.k, self.widths[0] * number),
+            (&self.v, self.widths[1] * number),
+            (&self.scales, scales * size_of::<f32>()),
+        ];
+        parts.map(|(part, bytes)| {
+            let bytes = self.block_size * bytes;
             let end = (block as usize + 1) * bytes;
             assert!(end <= part.bytes(), "block {block} of a cache of {} bytes", part.bytes());
             (part.address() + (end - bytes) as u64, bytes)
@@ -92,6 +116,26 @@ impl OpStream {
         assert_eq!((k.element, v.element), (cache.element, cache.element), "cache type");
         assert_eq!(cache.block_size, batch.block_size, "caches have blocks of one size");
         let parts = &batch.parts;
+        if let Some((sharing, [of_k, of_v])) = cache.scaling() {
+            let entries = [(k, &cache.k, sharing[0], of_k, 0), (v, &cache.v, sharing[1], of_v, of_k)];
+            for (x, codes, sharing, scales, first) in entries {
+                let args = CacheFp8Args {
+                    x: x.address,
+                    codes: codes.address(),
+                    scales: cache.scales.address(),
+                    positions: parts.positions,
+                    places: parts.places,
+                    width: int(x.cols),
+                    stride: int(x.stride),
+                    sharing: int(sharing),
+                    scales_of_place: int(of_k + of_v),
+                    first_scale: int(first),
+                };
+                // SAFETY: as below; groups of numbers that share a scale are an entry.
+                unsafe { self.launch(&LaunchPlan::cache_fp8(cache.element, x.rows, scales.max(1)), &args) };
+            }
+            return;
+        }
         let args = RopeWriteArgs {
             key: k.address,
             plain: v.address,
@@ -121,6 +165,9 @@ impl OpStream {
         let Heads { heads, group, window, scale } = of;
         assert!(value.width <= WIDEST_VALUE, "values of {} numbers, at most {WIDEST_VALUE}", value.width);
         let parts = &batch.parts;
+        // Latents are values too.
+        let latent = value.cache == a.cache;
+        let (sharing, [of_k, of_v]) = cache.scaling().unwrap_or_default();
         let out = self.tensor(batch.shape.rows, heads * value.width, cache.element);
         let args = AttentionArgs {
             qa: a.address,
@@ -150,8 +197,14 @@ impl OpStream {
             block_size: int(cache.block_size),
             window: int(window),
             scale,
+            scales: cache.scales.address(),
+            scales_of_place: int(of_k + of_v),
+            a_sharing: int(sharing[0].max(1)),
+            value_sharing: int(sharing[usize::from(!latent)].max(1)),
+            value_first: if latent { 0 } else { int(of_k) },
         };
-        let plan = LaunchPlan::attention(cache.element, batch.shape.rows, heads, a.width + b.width);
+        let codes = cache.scaling().is_some();
+        let plan = LaunchPlan::attention(cache.element, codes, batch.shape.rows, heads, a.width + b.width);
         // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each of the
         // batch.
         unsafe { self.launch(&plan, &args) };
@@ -172,7 +225,14 @@ impl OpStream {
         assert_eq!((batch.shape.rows, q.element), (q.rows, cache.element), "gqa_attention: rows");
         self.write_cache(batch, kv, cache);
         if let Some(plan) = FlashPlan::new(spec, cache.element, q.stride) {
-            let heads = CachedHeads { k: cache.k.address(), v: cache.v.address(), block_size: cache.block_size };
+            let scaling = cache.scaling().map(|(sharing, [of_k, of_v])| HeadScales {
+                scales: cache.scales.address(),
+                of_place: of_k + of_v,
+                sharing: sharing[0],
+                value_first: of_k,
+            });
+            let (k, v) = (cache.k.address(), cache.v.address());
+            let heads = CachedHeads { k, v, block_size: cache.block_size, scaling };
             return self.flash(batch, q, heads, spec, plan);
         }
         let entry = kv_heads * head_dim;
@@ -223,13 +283,16 @@ impl OpStream {
         let work = LatentWork::new(batch.shape.rows, heads, [kv_rank, rope_dim], positions);
         let plain_rows =
             cache.element == Element::Bf16 && [q.stride, q_dim, nope_dim].iter().all(|width| width.is_multiple_of(8));
-        if let Some(work) = work.filter(|_| self.fast.is_some() && plain_rows) {
+        let scaling = cache.scaling();
+        let fits = scaling.is_none_or(|(sharing, _)| sharing == [LATENT_SHARING, 0]);
+        if let Some(work) = work.filter(|_| self.fast.is_some() && plain_rows && fits) {
             let of = WorkOf {
                 heads,
                 block_size: cache.block_size,
                 scale,
                 latent: cache.k.address(),
                 rope: cache.v.address(),
+                scales: scaling.map(|_| cache.scales.address()),
                 q_latent: query.address,
                 q_rope: q.columns(nope_dim, 0).address,
                 q_rope_stride: q.stride,

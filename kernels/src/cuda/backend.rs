@@ -184,16 +184,9 @@ impl Backend for Cuda {
         Ok(experts)
     }
 
-    fn cache(
-        &self,
-        blocks: usize,
-        block_size: usize,
-        width_k: usize,
-        width_v: usize,
-        precision: Precision,
-    ) -> Result<DeviceCache> {
+    fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<DeviceCache> {
         self.ops.check()?;
-        let cache = DeviceCache::new(&self.ops.device, [blocks, block_size], [width_k, width_v], precision)?;
+        let cache = DeviceCache::new(&self.ops.device, [blocks, block_size], widths, form, self.ops.activations.get())?;
         self.steps.limits.update(|limits| StepLimits { blocks, block_size, ..limits });
         self.steps.graphs.borrow_mut().clear();
         Ok(cache)

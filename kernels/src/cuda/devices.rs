@@ -108,8 +108,4 @@ impl DeviceStorage for CudaDevices {
     fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
         CudaStorage.weight_bytes(role, stored, precision, numbers)
     }
-
-    fn cache_bytes(&self, precision: Precision) -> usize {
-        CudaStorage.cache_bytes(precision)
-    }
 }

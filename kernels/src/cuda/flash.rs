@@ -50,6 +50,10 @@ struct FlashArgs {
     chunks: i32,
     partial_stride: i32,
     scale: f32,
+    scales: u64,
+    scales_of_place: i32,
+    sharing: i32,
+    value_first: i32,
 }
 
 /// Keys and values of one layer, [places, kv_heads * head_dim] each, in blocks.
@@ -58,6 +62,19 @@ pub(super) struct CachedHeads {
     pub k: u64,
     pub v: u64,
     pub block_size: usize,
+    /// Of codes.
+    pub scaling: Option<HeadScales>,
+}
+
+/// The scales of codes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct HeadScales {
+    pub scales: u64,
+    pub of_place: usize,
+    /// Numbers that share one.
+    pub sharing: usize,
+    /// Where those of a value begin.
+    pub value_first: usize,
 }
 
 /// Which kernels take heads of a spec. None: none does.
@@ -91,14 +108,24 @@ impl FlashPlan {
         (queries + KEY_VALUE_ROWS) * self.width * Element::Bf16.bytes()
     }
 
-    fn whole(self, rows: usize, kv_heads: usize) -> LaunchPlan {
-        let kernel = if self.width == WIDTHS[0] { "flash_bf16_64" } else { "flash_bf16_128" };
+    fn whole(self, codes: bool, rows: usize, kv_heads: usize) -> LaunchPlan {
+        let kernel = match (codes, self.width == WIDTHS[0]) {
+            (false, true) => "flash_bf16_64",
+            (false, false) => "flash_bf16_128",
+            (true, true) => "flash_fp8_64",
+            (true, false) => "flash_fp8_128",
+        };
         let grid = [rows.div_ceil(self.tile_rows()), kv_heads, 1];
         LaunchPlan { shared: self.shared(QUERIES), ..LaunchPlan::new(kernel, grid, THREADS) }
     }
 
-    fn split(self, rows: usize, kv_heads: usize, chunks: usize) -> LaunchPlan {
-        let kernel = if self.width == WIDTHS[0] { "flash_split_bf16_64" } else { "flash_split_bf16_128" };
+    fn split(self, codes: bool, rows: usize, kv_heads: usize, chunks: usize) -> LaunchPlan {
+        let kernel = match (codes, self.width == WIDTHS[0]) {
+            (false, true) => "flash_split_bf16_64",
+            (false, false) => "flash_split_bf16_128",
+            (true, true) => "flash_split_fp8_64",
+            (true, false) => "flash_split_fp8_128",
+        };
         LaunchPlan {
             shared: self.shared(SPLIT_QUERIES),
             ..LaunchPlan::new(kernel, [rows, kv_heads, chunks], SPLIT_THREADS)
@@ -120,6 +147,7 @@ impl OpStream {
         let out = self.tensor(batch.shape.rows, heads * head_dim, Element::Bf16);
         let chunks = (batch.shape.table_stride * cache.block_size).div_ceil(CHUNK).max(1);
         let of_row = heads * chunks * plan.partial_stride() * size_of::<f32>();
+        let (codes, scaling) = (cache.scaling.is_some(), cache.scaling.unwrap_or_default());
         let parts = &batch.parts;
         let lengths = batch.rows.spans.iter().map(|span| span.len);
         let runs = if batch.shape.decode { vec![(0..batch.shape.rows, true)] } else { runs(lengths) };
@@ -150,8 +178,15 @@ impl OpStream {
                     chunks: int(chunks),
                     partial_stride: int(plan.partial_stride()),
                     scale,
+                    scales: scaling.scales,
+                    scales_of_place: int(scaling.of_place),
+                    sharing: int(scaling.sharing.max(1)),
+                    value_first: int(scaling.value_first),
                 };
-                let launch = if split { plan.split(count, kv_heads, chunks) } else { plan.whole(count, kv_heads) };
+                let launch = match split {
+                    true => plan.split(codes, count, kv_heads, chunks),
+                    false => plan.whole(codes, count, kv_heads),
+                };
                 // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each
                 // of the batch; partial has room for all chunks of these rows, and is not used if a row has one at
                 // most.

@@ -12,12 +12,16 @@ use super::tensor::DeviceTensor;
 
 const LATENT: usize = 512;
 const ROPE: usize = 64;
+/// Latent columns whose codes share a scale.
+pub(super) const LATENT_SHARING: usize = 128;
 /// Queries of a tile: rows times heads.
 const QUERIES: usize = 64;
 /// Positions of a piece of work.
 const CHUNK: usize = 512;
 /// `latent_attention_shared` of flashinfer.cu.
 pub(super) const SHARED: usize = 222_048;
+/// `latent_attention_fp8_shared`.
+pub(super) const FP8_SHARED: usize = 230_208;
 const THREADS: u32 = 256;
 const MERGE_THREADS: u32 = 128;
 
@@ -65,6 +69,8 @@ pub(super) struct WorkOf {
     pub scale: f32,
     pub latent: u64,
     pub rope: u64,
+    /// Of codes.
+    pub scales: Option<u64>,
     /// [rows, heads, 512], contiguous.
     pub q_latent: u64,
     pub q_rope: u64,
@@ -189,13 +195,14 @@ impl OpStream {
             scale: of.scale,
             latent_scale: 1.0,
             rope_scale: 1.0,
+            scales: of.scales.unwrap_or(0),
             ..LatentArgs::default()
         };
-        let plan = LaunchPlan {
-            shared: SHARED,
-            together: true,
-            ..LaunchPlan::new("latent_attention", [1, blocks, 1], THREADS)
+        let (kernel, shared) = match of.scales {
+            None => ("latent_attention", SHARED),
+            Some(_) => ("latent_attention_fp8", FP8_SHARED),
         };
+        let plan = LaunchPlan { shared, together: true, ..LaunchPlan::new(kernel, [1, blocks, 1], THREADS) };
         // SAFETY: queries, cache and out are those of the batch, which `begin` has compared with each other; partial
         // has room for all pieces.
         unsafe { self.launch(&plan, &args) };

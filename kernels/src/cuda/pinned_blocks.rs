@@ -57,9 +57,7 @@ impl PinnedBlocks {
     pub unsafe fn receive(&mut self, device: &CudaDevice, offset: usize, parts: &[(u64, usize)]) -> KernelResult<()> {
         for (here, address, bytes) in self.places(offset, parts) {
             // SAFETY: the caller's promise; the memory here is long enough, and dropping it waits for the copy.
-            check("cuMemcpyDtoHAsync", unsafe {
-                sys::cuMemcpyDtoHAsync_v2(here, address, bytes, device.stream())
-            })?;
+            check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(here, address, bytes, device.stream()) })?;
         }
         Ok(())
     }

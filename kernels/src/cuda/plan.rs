@@ -122,9 +122,17 @@ impl LaunchPlan {
         LaunchPlan::new(kernel, [rows, if caches { 3 } else { 1 }, 1], HEAD_THREADS)
     }
 
-    /// Queries have `width` numbers.
-    pub(super) fn attention(element: Element, rows: usize, heads: usize, width: usize) -> LaunchPlan {
-        let kernel = element.of("attention_f32", "attention_bf16");
+    /// Stores the rows' entries as codes, in groups that share a scale.
+    pub(super) fn cache_fp8(element: Element, rows: usize, groups: usize) -> LaunchPlan {
+        LaunchPlan::new(element.of("cache_fp8_f32", "cache_fp8_bf16"), [rows, groups, 1], HEAD_THREADS)
+    }
+
+    /// Queries have `width` numbers; the cache has codes, or numbers of their type.
+    pub(super) fn attention(element: Element, codes: bool, rows: usize, heads: usize, width: usize) -> LaunchPlan {
+        let kernel = match codes {
+            false => element.of("attention_f32", "attention_bf16"),
+            true => element.of("attention_fp8_f32", "attention_fp8_bf16"),
+        };
         LaunchPlan { shared: 4 * width, ..LaunchPlan::new(kernel, [rows, heads, 1], HEAD_THREADS) }
     }
 

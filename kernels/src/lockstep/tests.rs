@@ -36,7 +36,7 @@ fn play(precision: Precision, wrong: bool) -> BTreeMap<&'static str, OpDifferenc
         Ok(ExpertWeights { id, gate: one(INTER, HIDDEN), up: one(INTER, HIDDEN), down: one(HIDDEN, INTER) })
     });
     let experts = b.experts(table, &mut experts, precision).expect("experts");
-    let mut cache = b.cache(4, 4, HIDDEN, HIDDEN, precision).expect("cache");
+    let mut cache = b.cache(4, 4, [HIDDEN, HIDDEN], CacheForm::of(precision)).expect("cache");
     let blocks = [2, 0];
     let spans = vec![Span { row: 0, len: ROWS, start: 0, blocks: &blocks }];
     let score = Score { row: ROWS - 1, token: 3, top: 2 };

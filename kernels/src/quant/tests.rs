@@ -19,6 +19,27 @@ fn e4m3_codes_have_their_values() {
 }
 
 #[test]
+fn numbers_get_the_nearest_code_and_a_scale_that_is_a_power_of_two() {
+    for code in (0..=0x7e).chain(0x80..=0xfe) {
+        assert_eq!(to_e4m3(e4m3(code)), code);
+    }
+    let finite: Vec<f32> = (0..=0x7e).map(e4m3).collect();
+    for (low, pair) in (0u8..).zip(finite.windows(2)) {
+        let middle = (pair[0] + pair[1]) / 2.0;
+        let even = low + low % 2;
+        let near = [f32::from_bits(middle.to_bits() - 1), middle, f32::from_bits(middle.to_bits() + 1)];
+        assert_eq!(near.map(to_e4m3), [low, even, low + 1], "around {middle}");
+        assert_eq!(near.map(|x| to_e4m3(-x)), [low, even, low + 1].map(|code| code | 0x80));
+    }
+    assert_eq!([460.0, 1e9, f32::INFINITY].map(to_e4m3), [0x7e; 3]);
+    for (largest, scale) in
+        [(448.0, 1.0), (448.1, 2.0), (224.0, 0.5), (1.0, 2f32.powi(-8)), (0.0, 1.0), (1e-40, f32::MIN_POSITIVE)]
+    {
+        assert_eq!(e4m3_scale(largest), scale, "{largest}");
+    }
+}
+
+#[test]
 fn fp8_blocks_may_be_partial_at_the_edges() {
     let (rows, cols) = (130, 300);
     let codes: Vec<u8> = (0..rows * cols).map(|i| (i % 0x7f) as u8).collect();

@@ -1,6 +1,7 @@
 //! `rein bench`: measures the speed of an OpenAI endpoint and the memory bandwidth of this machine. It does not know
 //! whether the endpoint is Rein's. docs/reference/bench.md defines every figure.
 
+mod agents;
 mod answer;
 mod drive;
 mod probe;
@@ -40,10 +41,16 @@ impl EndpointKind {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TraceKind {
+    /// Conversations that call a tool at each turn and come back with its result
+    Agents,
+}
+
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Examples:\n  rein bench --concurrency 1,8 --prompt-tokens 128 --output-tokens 64\n  rein bench \
-                        --base-url http://host:8000/v1 --duration 30 --json result.json\n  rein bench --probe --model-dir models/demo"
+                        --base-url http://host:8000/v1 --duration 30 --json result.json\n  rein bench --probe --model-dir models/demo\n  rein bench --trace agents --sessions 20 --turns 12"
 )]
 pub struct BenchOptions {
     /// The same as --base-url, `/v1` may be left out
@@ -109,6 +116,21 @@ pub struct BenchOptions {
     /// Seed of the prompts
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
+    /// Replay a trace instead of equal requests
+    #[arg(long, value_enum, value_name = "TRACE", conflicts_with_all = ["requests", "duration", "concurrency", "prompt_ids"])]
+    pub trace: Option<TraceKind>,
+    /// Number of agents in the trace, which run at the same time
+    #[arg(long, value_name = "N", default_value_t = 20, requires = "trace", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub sessions: u32,
+    /// Turns of each agent
+    #[arg(long, value_name = "N", default_value_t = 12, requires = "trace", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub turns: u32,
+    /// Prompt length of an agent's last turn in tokens
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "trace", value_parser = clap::value_parser!(u32).range(64..=1_000_000))]
+    pub trace_tokens: u32,
+    /// Mean time that an agent's tool takes, in seconds
+    #[arg(long, value_name = "S", default_value = "1", requires = "trace", value_parser = crate::option_values::seconds)]
+    pub tool_time: f64,
     /// Seconds after which a request counts as failed
     #[arg(long, value_name = "S", default_value = "600", value_parser = crate::option_values::seconds)]
     pub timeout: f64,
@@ -213,6 +235,13 @@ pub async fn measure(options: &BenchOptions, report: &mut BenchReport) -> Result
         Some(model) => model.clone(),
         None => endpoint.first_model().await?,
     };
+    if options.trace == Some(TraceKind::Agents) {
+        let bar = progress::bar(Some(u64::from(options.sessions * options.turns)), "[{bar:30}] {pos}/{len} turns");
+        let agents = agents::run(&endpoint, options, &model, &bar).await;
+        bar.finish_and_clear();
+        report.agents = Some(agents?);
+        return Ok(());
+    }
     let mut requests = prompt::BenchRequests::new(options, &model);
     drive::warm_up(&endpoint, &mut requests, options.warmup, options.prompt_tokens).await?;
     report.describe(&url, &model, options);

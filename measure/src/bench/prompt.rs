@@ -257,8 +257,13 @@ impl BenchRequests {
     }
 }
 
+/// Random words.
+pub fn words(rng: &mut StdRng, count: usize) -> String {
+    (0..count.max(1)).map(|_| WORDS[rng.random_range(0..WORDS.len())]).collect::<Vec<_>>().join(" ")
+}
+
 /// Generates a tool with one to four parameters of different types.
-fn tool(i: u32) -> Value {
+pub fn tool(i: u32) -> Value {
     let word = |k: u32| WORDS[(i.wrapping_mul(7).wrapping_add(k * 13) as usize) % WORDS.len()];
     let types = [
         json!({ "type": "string", "description": format!("The {} to look for", word(1)) }),

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use super::agents::AgentsReport;
 use super::answer::BenchAnswer;
 use super::drive::Run;
 use super::{BenchError, BenchOptions};
@@ -20,6 +21,8 @@ pub struct BenchReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<BenchTarget>,
     pub levels: Vec<LoadLevel>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agents: Option<AgentsReport>,
 }
 
 /// The endpoint and the requests.
@@ -186,6 +189,9 @@ impl BenchReport {
         let mut out = String::new();
         if let Some(p) = &self.probe {
             p.describe(&mut out);
+        }
+        if let Some(agents) = &self.agents {
+            out += &agents.table();
         }
         let Some(t) = &self.target else { return out };
         let how = if t.stream { "streamed" } else { "not streamed" };

@@ -42,6 +42,8 @@ enum Mode {
     /// An error event inside the stream.
     ErrorEvent,
     Tools,
+    /// One call in each answer, whose result must come back; half of each prompt is cached.
+    Agents,
 }
 
 type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
@@ -66,6 +68,10 @@ async fn answer(mode: Mode, n: usize, request: Request<Incoming>) -> Response<Bo
     let words = text.split(' ').count() as u64 + 10;
     let tokens = body["max_tokens"].as_u64().unwrap_or(0);
     let usage = json!({ "prompt_tokens": words, "completion_tokens": tokens });
+    if let Mode::Agents = mode {
+        return agent_turn(&body, n)
+            .unwrap_or_else(|why| status(400, json!({ "error": { "message": why } }).to_string()));
+    }
     if let (Mode::Busy, 0) = (mode, n % 2) {
         return status(429, json!({ "error": { "message": "queue is full" } }).to_string());
     }
@@ -97,6 +103,32 @@ async fn answer(mode: Mode, n: usize, request: Request<Incoming>) -> Response<Bo
     }
     // Split inside an event.
     Response::new(frames(out.into_bytes().chunks(37).map(Bytes::copy_from_slice).collect()))
+}
+
+/// Calls a tool, once the result of the call before is there.
+fn agent_turn(body: &Value, n: usize) -> Result<Response<Body>, String> {
+    let messages = body["messages"].as_array().cloned().unwrap_or_default();
+    if let [.., call, result] = &messages[2..] {
+        let id = &call["tool_calls"][0]["id"];
+        if !id.is_string() || result["tool_call_id"] != *id || call["tool_calls"][0]["function"]["arguments"] != "{}" {
+            return Err(format!("{result} does not answer {call}"));
+        }
+    }
+    if body["tools"].as_array().map_or(0, Vec::len) != 4 || body["tool_choice"] != "required" {
+        return Err("four tools, one of which is called".into());
+    }
+    let words = |message: &Value| message["content"].as_str().map_or(0, |text| text.split(' ').count());
+    let prompt = messages.iter().map(words).sum::<usize>() + 40;
+    let usage = json!({ "prompt_tokens": prompt, "completion_tokens": 20, "prompt_tokens_details": { "cached_tokens": prompt / 2 } });
+    let call = |call: Value| json!({ "choices": [{ "delta": { "tool_calls": [call] } }] });
+    let events = [
+        call(json!({ "index": 0, "id": format!("call_{n}"), "function": { "name": "find", "arguments": "{" } })),
+        call(json!({ "index": 0, "function": { "arguments": "}" } })),
+        json!({ "choices": [{ "delta": {}, "finish_reason": "tool_calls" }] }),
+        json!({ "choices": [], "usage": usage }),
+    ];
+    let out: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
+    Ok(Response::new(frames(vec![Bytes::from(out + "data: [DONE]\n\n")])))
 }
 
 /// Serves on a free port. Returns the base URL and a counter of connections.
@@ -196,6 +228,27 @@ async fn whole_answers_prompt_ids_tools_and_durations_are_measured() {
     let (result, report, _) = bench(Mode::Usage, &["--duration", "0.05", "--output-tokens", "3"]).await;
     assert!(result.is_ok(), "{result:?}");
     assert!(report.levels[0].answered > 0 && report.levels[0].seconds >= 0.05);
+}
+
+#[tokio::test]
+async fn agents_come_back_with_the_results_of_their_calls() {
+    let trace =
+        ["--trace", "agents", "--sessions", "3", "--turns", "5", "--trace-tokens", "1000", "--tool-time", "0.01"];
+    let (result, report, _) = bench(Mode::Agents, &trace).await;
+    assert!(result.is_ok(), "{result:?}");
+    let agents = report.agents.as_ref().expect("a trace");
+    assert_eq!((agents.answered, agents.failed, agents.tool_calls), (15, 0, 15), "{agents:?}");
+    let last = agents.prompt_tokens as f64 / 3.0;
+    assert!((2700.0..3300.0).contains(&last), "200, 400, ... tokens: {agents:?}");
+    let again = (agents.known_tokens - (agents.cached_tokens - agents.prompt_tokens / 30)) as f64;
+    let (told, want) = (agents.recomputed.expect("known"), again / agents.known_tokens as f64);
+    assert!((told - want).abs() < 0.02, "{told}, {want}: {agents:?}");
+    assert!(report.table().contains("15 of 15"), "{}", report.table());
+    let (result, report, _) = bench(Mode::Usage, &trace).await;
+    let error = report.agents.map(|agents| (agents.answered, agents.failed, agents.tool_calls));
+    assert_eq!((result.is_ok(), error), (true, Some((15, 0, 0))), "answers without calls");
+    let (result, ..) = bench(Mode::ErrorEvent, &trace).await;
+    assert!(result.is_err_and(|error| error.to_string().contains("engine is gone")));
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 mod hedge;
 mod progress;
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -30,7 +30,7 @@ use crate::{
         breaker::Fault,
         engine_error::status_text,
         metrics::FleetMetrics,
-        pool::{EngineLease, EnginePool, EngineRequest},
+        pool::{EngineHandle, EngineLease, EnginePool, EngineRequest},
         retry_budget::{CountGuard, RetryBudget},
         tool_holds::{ToolHolds, TurnPrompt},
     },
@@ -499,16 +499,25 @@ impl EngineStream {
         }
     }
 
-    /// Its answer ended in tool calls: its conversation comes back.
-    pub fn hold_for_tools(&self, holds: &ToolHolds) {
-        let Some(engine) = self.lease().map(EngineLease::engine) else { return };
-        let Some(block_size) = engine.block_size() else { return };
+    /// Ends the sequence after `keep` tokens, as `stop` does. Its answer ended in tool calls, so its conversation comes
+    /// back: the engine is asked to hold its blocks while they are in use, for others may wait for them.
+    pub fn stop_for_tools(self, keep: usize, holds: &ToolHolds) {
+        let Some((engine, hashes, time)) = self.to_hold(holds) else { return self.stop(keep) };
+        tokio::spawn(async move {
+            engine.hold(hashes, time).await;
+            self.stop(keep);
+        });
+    }
+
+    /// Which blocks of which engine are to be held, and how long.
+    fn to_hold(&self, holds: &ToolHolds) -> Option<(Arc<EngineHandle>, Vec<u64>, Duration)> {
+        let engine = self.lease()?.engine().clone();
+        let block_size = engine.block_size()?;
         let salt = block_hash::salt_of(&self.start.cache_salt, self.start.lora_digest);
         let prompt = TurnPrompt::new(&salt, &self.start.prompt, block_size);
-        if let Some(time) = holds.ended(&prompt, self.context.session, Instant::now()) {
-            let tokens = [self.start.prompt.as_slice(), &self.progress.accepted].concat();
-            engine.hold(TurnPrompt::new(&salt, &tokens, block_size).hashes, time);
-        }
+        let time = holds.ended(&prompt, self.context.session, Instant::now())?;
+        let tokens = [self.start.prompt.as_slice(), &self.progress.accepted].concat();
+        Some((engine, TurnPrompt::new(&salt, &tokens, block_size).hashes, time))
     }
 
     /// Ends the sequence after `keep` tokens. Later output is ignored. If the queue is full, dropping the stream ends

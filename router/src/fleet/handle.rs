@@ -201,16 +201,14 @@ impl EngineHandle {
         self.info.get_or_try_init(ask).await
     }
 
-    /// Asks it to hold blocks, without waiting for its answer.
-    pub fn hold(&self, hashes: Vec<u64>, time: Duration) {
+    /// Asks it to hold blocks.
+    pub async fn hold(&self, hashes: Vec<u64>, time: Duration) {
         let mut client = self.client();
         let request = HoldRequest { hashes, milliseconds: time.as_millis() as u32 };
-        tokio::spawn(async move {
-            // An engine of an older release does not know it.
-            if let Err(error) = answer(async move { client.hold(request).await }.boxed()).await {
-                tracing::debug!(%error, "an engine does not hold blocks");
-            }
-        });
+        // An engine of an older release does not know it.
+        if let Err(error) = answer(async move { client.hold(request).await }.boxed()).await {
+            tracing::debug!(%error, "an engine does not hold blocks");
+        }
     }
 
     pub async fn stats(&self) -> Result<EngineStats, Error> {

@@ -132,7 +132,11 @@ impl ToolHolds {
                 gaps.pop_front();
             }
             turns.gaps.insert(session, gaps);
-            if now <= until { self.returned.inc() } else { self.late.inc() };
+            if now <= until {
+                self.returned.inc()
+            } else {
+                self.late.inc()
+            };
             return;
         }
     }

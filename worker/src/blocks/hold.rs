@@ -10,8 +10,10 @@ use crate::limits::HOLD_DIVISOR;
 
 #[derive(Debug)]
 pub(super) struct HeldBlocks {
-    /// Unreferenced ones, the least recently used first.
+    /// Those that are unreferenced, the least recently used first.
     unused: UnusedBlocks,
+    /// How many there are with those that are referenced, and at most.
+    count: usize,
     most: usize,
     /// No hold ends before.
     ends: Duration,
@@ -20,7 +22,7 @@ pub(super) struct HeldBlocks {
 impl HeldBlocks {
     /// Of a cache of so many blocks.
     pub fn of(blocks: usize) -> Self {
-        HeldBlocks { unused: UnusedBlocks::default(), most: blocks / HOLD_DIVISOR, ends: Duration::MAX }
+        HeldBlocks { unused: UnusedBlocks::default(), count: 0, most: blocks / HOLD_DIVISOR, ends: Duration::MAX }
     }
 
     pub fn len(&self) -> usize {
@@ -37,24 +39,33 @@ impl HeldBlocks {
 }
 
 impl BlockPool {
-    /// Registered blocks with these hashes are held until this time.
+    /// Registered blocks with these hashes are held until this time; none of them if they exceed the share, for a
+    /// prefix without its beginning is of no use, and those that are held already come back first.
     pub fn hold(&mut self, hashes: &HashSet<u64>, until: Duration) {
-        for id in 0..self.blocks.len() as BlockId {
-            let block = &self.blocks[id as usize];
-            if !block.registered.as_ref().is_some_and(|registered| hashes.contains(&registered.content.hash)) {
-                continue;
-            }
-            let until = block.hold.map_or(until, |before| before.max(until));
-            let unused = block.refs == 0;
-            if unused {
-                self.reuse(id);
-            }
-            self.blocks[id as usize].hold = Some(until);
-            self.held.ends = self.held.ends.min(until);
-            if unused {
-                self.unuse(id);
+        let wanted = |block: &Block| block.registered.as_ref().is_some_and(|of| hashes.contains(&of.content.hash));
+        let found: Vec<BlockId> =
+            (0..).zip(&self.blocks).filter(|(_, block)| wanted(block)).map(|(id, _)| id).collect();
+        let fresh = found.iter().filter(|&&id| self.blocks[id as usize].hold.is_none()).count();
+        if self.held.count + fresh > self.held.most {
+            return;
+        }
+        for id in found {
+            let Block { hold, refs, .. } = &mut self.blocks[id as usize];
+            match hold {
+                Some(before) => *before = until.max(*before),
+                None if *refs > 0 => {
+                    *hold = Some(until);
+                    self.held.count += 1;
+                }
+                None => {
+                    self.cached.remove(id, &mut self.blocks);
+                    self.blocks[id as usize].hold = Some(until);
+                    self.held.count += 1;
+                    self.held.unused.push(id, &mut self.blocks);
+                }
             }
         }
+        self.held.ends = self.held.ends.min(until);
     }
 
     /// Blocks that are held, and that no sequence uses now.
@@ -62,30 +73,28 @@ impl BlockPool {
         self.held.len()
     }
 
-    /// Holds that have ended: their blocks are again as old as they are.
+    /// Holds that have ended: their blocks are the next to go.
     pub fn end_holds(&mut self, now: Duration) {
         if now < self.held.ends {
             return;
         }
-        let mut ended: Vec<BlockId> = Vec::new();
         self.held.ends = Duration::MAX;
-        for (id, block) in self.blocks.iter_mut().enumerate() {
+        let mut ended = Vec::new();
+        for (id, block) in (0..).zip(&mut self.blocks) {
             match block.hold {
-                Some(until) if until <= now => {
-                    if block.refs > 0 || block.registered.is_none() {
-                        block.hold = None;
-                    } else {
-                        ended.push(id as BlockId);
-                    }
+                Some(until) if until <= now && block.refs > 0 => {
+                    block.hold = None;
+                    self.held.count -= 1;
                 }
+                Some(until) if until <= now => ended.push(id),
                 Some(until) => self.held.ends = self.held.ends.min(until),
                 None => {}
             }
         }
-        let order: Vec<BlockId> = self.held.iter(&self.blocks).collect();
         let ended: HashSet<BlockId> = ended.into_iter().collect();
+        let order: Vec<BlockId> = self.held.iter(&self.blocks).filter(|id| ended.contains(id)).collect();
         // They have waited for longer than what was cached since.
-        for id in order.into_iter().rev().filter(|id| ended.contains(id)) {
+        for id in order.into_iter().rev() {
             self.reuse(id);
             self.cached.push_oldest(id, &mut self.blocks);
         }
@@ -93,30 +102,35 @@ impl BlockPool {
 
     /// A registered block that is not referenced any more.
     pub(super) fn unuse(&mut self, block: BlockId) {
-        if self.blocks[block as usize].hold.is_none() || self.held.most == 0 {
-            self.blocks[block as usize].hold = None;
-            return self.cached.push(block, &mut self.blocks);
+        match self.blocks[block as usize].hold {
+            Some(_) => self.held.unused.push(block, &mut self.blocks),
+            None => self.cached.push(block, &mut self.blocks),
         }
-        if self.held.len() >= self.held.most
-            && let Some(oldest) = self.held.oldest()
-        {
-            self.reuse(oldest);
-            self.cached.push(oldest, &mut self.blocks);
-        }
-        self.held.unused.push(block, &mut self.blocks);
     }
 
     /// An unreferenced block is taken out of its list. Its hold ends.
     pub(super) fn reuse(&mut self, block: BlockId) {
-        match self.blocks[block as usize].hold.take() {
-            Some(_) => self.held.unused.remove(block, &mut self.blocks),
+        match self.blocks[block as usize].hold {
+            Some(_) => {
+                self.held.unused.remove(block, &mut self.blocks);
+                self.drop_hold(block);
+            }
             None => self.cached.remove(block, &mut self.blocks),
         }
     }
 
+    pub(super) fn drop_hold(&mut self, block: BlockId) {
+        self.held.count -= usize::from(self.blocks[block as usize].hold.take().is_some());
+    }
+
     pub(super) fn check_held(&self) -> Result<(), String> {
         let held = |block: &BlockId| self.blocks[*block as usize].hold.is_some();
-        match self.held.iter(&self.blocks).all(|block| held(&block)) && !self.cached.iter(&self.blocks).any(|b| held(&b))
+        let count = self.blocks.iter().filter(|block| block.hold.is_some()).count();
+        if count != self.held.count {
+            return Err(format!("{count} blocks are held, counted are {}", self.held.count));
+        }
+        match self.held.iter(&self.blocks).all(|block| held(&block))
+            && !self.cached.iter(&self.blocks).any(|b| held(&b))
         {
             true => Ok(()),
             false => Err("a block is held in the wrong list".into()),

@@ -88,8 +88,7 @@ impl HostPlaces {
     /// Takes over what is kept, as far as all that came before it is there too. The first number that no content has.
     fn restore(&mut self, kept: &[KeptBlock], block_size: usize) -> u64 {
         let mut after: HashMap<Option<u64>, Vec<&KeptBlock>> = HashMap::new();
-        let fits =
-            |kept: &&KeptBlock| kept.tokens.len() == block_size && (kept.place as usize) < self.places.len();
+        let fits = |kept: &&KeptBlock| kept.tokens.len() == block_size && (kept.place as usize) < self.places.len();
         kept.iter().filter(fits).for_each(|kept| after.entry(kept.parent).or_default().push(kept));
         // Parents first; and so a parent is used later than what follows it, once the order is reversed.
         let mut found: Vec<(&KeptBlock, u64)> = Vec::new();
@@ -255,7 +254,10 @@ impl BlockPool {
 
     /// What the next step copies.
     pub fn take_copies(&mut self) -> (Vec<BlockSave>, Vec<BlockLoad>) {
-        self.host.as_mut().map(|host| (std::mem::take(&mut host.saves), std::mem::take(&mut host.loads))).unwrap_or_default()
+        self.host
+            .as_mut()
+            .map(|host| (std::mem::take(&mut host.saves), std::mem::take(&mut host.loads)))
+            .unwrap_or_default()
     }
 
     /// Whether blocks are to be kept now, although nobody needs room for others.

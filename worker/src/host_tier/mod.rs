@@ -76,9 +76,10 @@ impl<B: Backend> HostTier<B> {
         let total = bytes.checked_mul(places).ok_or_else(|| error("is too large".into()))?;
         let (store, kept) = match &limits.file {
             None => {
-                let memory = network.backend().host_memory(total).map_err(|why| {
-                    error(format!("cannot have {} of host memory: {why}", ByteCount(total as u64)))
-                })?;
+                let memory = network
+                    .backend()
+                    .host_memory(total)
+                    .map_err(|why| error(format!("cannot have {} of host memory: {why}", ByteCount(total as u64))))?;
                 (Store::Memory { memory, held: vec![None; places] }, Vec::new())
             }
             Some(path) => {

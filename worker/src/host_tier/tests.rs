@@ -35,7 +35,13 @@ fn answers(group: &mut RankGroup, prompts: &[Vec<u32>]) -> (Vec<Vec<u32>>, Engin
     for (seq, prompt) in (1..).zip(prompts) {
         let start = Start {
             prompt: prompt.clone(),
-            sampling: Some(Sampling { temperature: 0.7, top_p: 1.0, repetition_penalty: 1.0, seed: 5, ..Sampling::default() }),
+            sampling: Some(Sampling {
+                temperature: 0.7,
+                top_p: 1.0,
+                repetition_penalty: 1.0,
+                seed: 5,
+                ..Sampling::default()
+            }),
             limits: Some(Limits { max_tokens: 6, ..Limits::default() }),
             logprobs: 0,
             prompt_logprobs: -1,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, Devices, HostMatrix, Precision, Result as KernelResult, WeightRole};
+use rein_kernels::{Backend, CacheForm, Devices, HostMatrix, Precision, Result as KernelResult, WeightRole};
 
 use super::linear::{LinearSpec, Norm};
 use super::low_rank::{LowRanks, TableId, TableIds};
@@ -12,13 +12,20 @@ use crate::checkpoint::{CheckpointWeights, LoadError};
 /// Types of stored weights. Routers are always f32; embeddings and latent expansions are never int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Precisions {
-    /// f32 or bf16; also the type of the KV cache.
+    /// f32 or bf16.
     pub base: Precision,
     /// The type of the large products: `base` or int8.
     pub linear: Precision,
+    /// Whether the KV cache is FP8, not of the base type.
+    pub fp8_cache: bool,
 }
 
 impl Precisions {
+    /// Of a cache in which so many numbers of its entries can share a scale.
+    pub fn cache(self, sharing: [usize; 2]) -> CacheForm {
+        if self.fp8_cache { CacheForm::Fp8 { sharing } } else { CacheForm::of(self.base) }
+    }
+
     pub fn of(self, role: WeightRole) -> Precision {
         match role {
             WeightRole::Embedding | WeightRole::LatentExpansion => self.base,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, DryRun, DryWants, ExpertCounts, OutputHead, Precision, Result as KernelResult, RouteSpec, StepBounds,
-    StepInputs, StepOutputs,
+    Backend, DryRun, DryWants, ExpertCounts, OutputHead, Result as KernelResult, RouteSpec, StepBounds, StepInputs,
+    StepOutputs,
 };
 
-use super::load::{LoadedLinear, LoadedNorm, Pass};
+use super::load::{LoadedLinear, LoadedNorm, Pass, Precisions};
 use super::low_rank::LowRanks;
 use super::mixer::{Mixer, StateSize};
 use super::spec::{Activation, Spec};
@@ -24,7 +24,7 @@ pub struct Network<B: Backend> {
     spec: Arc<Spec>,
     placement: Arc<Placement>,
     rank: usize,
-    base: Precision,
+    precisions: Precisions,
     embed: B::Embedding,
     layers: Vec<Layer<B>>,
     /// Of the layers' states, after `open`.
@@ -129,7 +129,7 @@ impl<B: Backend> Network<B> {
         }
         self.close();
         for layer in &mut self.layers {
-            layer.mixer.open(&self.backend, &size, self.base)?;
+            layer.mixer.open(&self.backend, &size, self.precisions)?;
         }
         self.state_size = size;
         Ok(())

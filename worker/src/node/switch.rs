@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use prometheus_client::metrics::histogram::Histogram;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
-    EngineInfo, EngineStats, EventsRequest, HoldRequest, HoldResponse, InfoRequest, LoadLoraRequest, LoraInfo, StatsRequest, ToEngine,
-    UnloadLoraRequest, UnloadLoraResponse, loras_server,
+    EngineInfo, EngineStats, EventsRequest, HoldRequest, HoldResponse, InfoRequest, LoadLoraRequest, LoraInfo,
+    StatsRequest, ToEngine, UnloadLoraRequest, UnloadLoraResponse, loras_server,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};

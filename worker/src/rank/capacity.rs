@@ -39,6 +39,8 @@ pub struct CapacityOptions {
     pub context: Option<usize>,
     /// Numbers of sequences in the decode steps.
     pub sequences: Vec<usize>,
+    /// The KV cache is FP8.
+    pub fp8_cache: bool,
 }
 
 /// Of the GPU with the most weights.
@@ -107,7 +109,7 @@ pub fn capacity(config: &Map<String, Value>, options: &CapacityOptions) -> Resul
         Some(precision) if forms.quantized().is_none() => precision,
         _ => Precision::Bf16,
     };
-    let precisions = Precisions { base, linear: base };
+    let precisions = Precisions { base, linear: base, fp8_cache: options.fp8_cache };
     let footprint = Footprint { spec: &spec, precisions, devices: &CudaStorage, stored: &stored };
     let context = options.context.unwrap_or(CONTEXT.min(spec.max_positions));
     if context == 0 || context > spec.max_positions {
@@ -222,13 +224,12 @@ impl Floors<'_> {
 
     /// Reading the KV entries and the recurrent states, and the products with them.
     fn attention(&self, sequences: usize) -> OpFloor {
-        let size = self.footprint.devices.cache_bytes(self.footprint.precisions.base);
         let heads = self.rank.heads.len();
         let (mut bytes, mut flops) = (0.0, 0.0);
         for layer in &self.footprint.spec.layers {
             let mixer = layer.mixer.parts();
-            let (width_k, width_v) = match mixer.state(self.rank, self.options.gpus) {
-                StateSpec::Paged { width_k, width_v } => (width_k, width_v),
+            let position = match mixer.state(self.rank, self.options.gpus) {
+                StateSpec::Paged { widths, sharing } => self.footprint.precisions.cache(sharing).position_bytes(widths),
                 StateSpec::Recurrent { numbers } => {
                     // Read and written, with a product each.
                     bytes += (2 * sequences * numbers * size_of::<f32>()) as f64;
@@ -238,7 +239,7 @@ impl Floors<'_> {
             };
             let (width, window) = mixer.products();
             let positions = (sequences * window.unwrap_or(self.context).min(self.context)) as f64;
-            bytes += positions * ((width_k + width_v) * size) as f64;
+            bytes += positions * position as f64;
             flops += positions * (2 * heads * width) as f64;
         }
         self.op("attention", bytes, [flops, 0.0])

@@ -38,10 +38,12 @@ impl fmt::Display for WeightMemory {
             Precision::Bf16 => "bf16",
             Precision::Int8 => "int8",
         };
-        let Precisions { base, linear } = self.precisions;
-        match base == linear {
-            true => write!(f, "{}, ", name(base))?,
-            false => write!(f, "{} (embedding and KV cache {}), ", name(linear), name(base))?,
+        let Precisions { base, linear, fp8_cache } = self.precisions;
+        match (base == linear, fp8_cache) {
+            (true, false) => write!(f, "{}, ", name(base))?,
+            (true, true) => write!(f, "{} (KV cache fp8), ", name(base))?,
+            (false, false) => write!(f, "{} (embedding and KV cache {}), ", name(linear), name(base))?,
+            (false, true) => write!(f, "{} (embedding {}, KV cache fp8), ", name(linear), name(base))?,
         }
         write!(f, "{}", ByteCount(self.bytes as u64))
     }
@@ -285,15 +287,14 @@ impl KvPlan {
         mine: &[&RankPlacement],
         ranks: usize,
     ) -> usize {
-        let width = |rank: &RankPlacement| -> usize {
-            let states = footprint.spec.layers.iter().map(|layer| layer.mixer.parts().state(rank, ranks));
-            let widths = states.map(|state| match state {
-                StateSpec::Paged { width_k, width_v } => width_k + width_v,
-                StateSpec::Recurrent { .. } => 0,
-            });
-            widths.sum()
-        };
-        footprint.devices.cache_bytes(footprint.precisions.base) * mine.iter().map(|rank| width(rank)).sum::<usize>()
+        let states = mine
+            .iter()
+            .flat_map(|rank| footprint.spec.layers.iter().map(move |layer| layer.mixer.parts().state(rank, ranks)));
+        let bytes = states.map(|state| match state {
+            StateSpec::Paged { widths, sharing } => footprint.precisions.cache(sharing).position_bytes(widths),
+            StateSpec::Recurrent { .. } => 0,
+        });
+        bytes.sum()
     }
 
     /// Limits the context to what the blocks hold.

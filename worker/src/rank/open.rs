@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rein_kernels::Precision;
 use serde_json::{Map, Value};
 
-use super::{Dtype, ModelOptions, Quantize};
+use super::{Dtype, KvDtype, ModelOptions, Quantize};
 use crate::checkpoint::{
     CheckpointWeights, ConfigFields, LoadError, Quantization, Reads, StoredDtype, content_hash, parse_config,
     read_config,
@@ -92,7 +92,7 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
         Quantize::None => base,
         Quantize::Int8 => Precision::Int8,
     };
-    let precisions = Precisions { base, linear };
+    let precisions = Precisions { base, linear, fp8_cache: options.kv_dtype == KvDtype::Fp8 };
     Ok(Checkpoint { spec: Arc::new(spec), weights, precisions, reads: reads.clone(), config: hash })
 }
 

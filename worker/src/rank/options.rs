@@ -7,7 +7,7 @@ use super::loras::LoraLimits;
 use crate::host_tier::HostLimits;
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
 
-/// The types for computing and for the KV cache.
+/// The type for computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dtype {
     /// The checkpoint's type; f16 becomes f32 and quantized weights become bf16.
@@ -25,9 +25,20 @@ pub enum Quantize {
     Int8,
 }
 
+/// The type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvDtype {
+    /// That of embedding and activations.
+    #[default]
+    Auto,
+    /// e4m3 with a scale for each position and 128 numbers or fewer.
+    Fp8,
+}
+
 #[derive(Debug, Clone)]
 pub struct ModelOptions {
     pub dtype: Dtype,
+    pub kv_dtype: KvDtype,
     pub quantize: Quantize,
     pub devices: DeviceChoice,
     /// Tensor parallel ranks.
@@ -68,6 +79,7 @@ impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             dtype: Dtype::Auto,
+            kv_dtype: KvDtype::Auto,
             quantize: Quantize::None,
             devices: DeviceChoice::Cpu,
             tp: 1,

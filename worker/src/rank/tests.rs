@@ -28,6 +28,8 @@ const F32: f32 = 1e-4;
 const BF16: f32 = 5e-2;
 const QUANTIZED: f32 = 1e-3;
 const RANKS: f32 = 1e-4;
+/// What an FP8 cache changes on average.
+const FP8_CACHE: f32 = 0.1;
 
 #[derive(Deserialize)]
 struct Reference {
@@ -206,6 +208,24 @@ fn bf16_stays_close_to_transformers_in_bf16() {
         let far = distance(&scored.logprobs, &fixture.reference.bf16.logprobs);
         println!("{}: bf16 within {far:.1e}", fixture.name);
         assert!(far <= BF16, "{}: bf16 logprobs differ by {far}", fixture.name);
+    }
+}
+
+/// Codes of 4 significant bits for what attention reads; tiny models with random weights feel them more than trained
+/// ones.
+#[test]
+fn an_fp8_cache_stays_close_and_ranks_agree() {
+    for fixture in fixtures() {
+        let options = ModelOptions { kv_dtype: KvDtype::Fp8, ..f32_options() };
+        let plain = fixture.score(&f32_options());
+        let coded = fixture.score(&options);
+        let (far, mean) = (distance(&plain.logprobs, &coded.logprobs), mean_distance(&plain.logprobs, &coded.logprobs));
+        let many = fixture.score(&ModelOptions { tp: 2, ..options.clone() });
+        let ranks = mean_distance(&coded.logprobs, &many.logprobs);
+        println!("{}: within {far:.1e}, mean {mean:.1e}; tp 2 mean {ranks:.1e}", fixture.name);
+        assert!(mean <= FP8_CACHE, "{}: an FP8 cache changes logprobs by {mean} on average", fixture.name);
+        // A number between two codes may get the other one.
+        assert!(ranks <= mean.max(RANKS), "{}: tp 2 differs by {ranks}", fixture.name);
     }
 }
 

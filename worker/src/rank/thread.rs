@@ -16,9 +16,9 @@ use rein_proto::internal::{BlockSave, Draw, Row, Step, StepResult};
 use super::devices::{DeviceWeights, ReturnWeights};
 use super::layout::LayoutInbox;
 use super::{Checkpoint, KvPlan};
+use crate::blocks::HostShape;
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
-use crate::blocks::HostShape;
 use crate::executor::DrawnTokens;
 use crate::host_tier::{HostLimits, HostTier, least};
 use crate::model::{Executing, Network, StateSize};
@@ -315,7 +315,10 @@ fn for_followers(step: &Step) -> Step {
         dropped: dropped.clone(),
         layout: *layout,
         loras: loras.clone(),
-        saves: saves.iter().map(|&BlockSave { block, place, content, .. }| BlockSave { block, place, content, ..BlockSave::default() }).collect(),
+        saves: saves
+            .iter()
+            .map(|&BlockSave { block, place, content, .. }| BlockSave { block, place, content, ..BlockSave::default() })
+            .collect(),
         loads: loads.clone(),
     }
 }

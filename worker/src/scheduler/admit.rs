@@ -160,8 +160,10 @@ impl Scheduler {
             let Some((at, _)) = busiest.max_by_key(|(_, other)| (slots[&of(other)], **other)) else { return false };
             let victim = others.remove(at);
             *slots.entry(of(&victim)).or_default() -= 1;
-            let freed =
-                self.seqs[&victim].table.iter().filter(|block| self.blocks.sole(**block) && !prefix.blocks.contains(block));
+            let freed = self.seqs[&victim]
+                .table
+                .iter()
+                .filter(|block| self.blocks.sole(**block) && !prefix.blocks.contains(block));
             available = available.saturating_sub(freed.count());
             victims.push(victim);
         }

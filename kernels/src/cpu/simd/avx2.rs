@@ -288,6 +288,17 @@ unsafe impl Simd for Avx2 {
     unsafe fn load_f16(p: *const f16) -> Pair {
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
     }
+    /// Shifted by 7, a code is an f16 whose exponent is smaller by 8.
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> Pair {
+        unsafe {
+            let code = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(code, _mm256_set1_epi16(0x80)));
+            let rest = _mm256_slli_epi16::<7>(_mm256_and_si256(code, _mm256_set1_epi16(0x7f)));
+            let halves = _mm256_or_si256(sign, rest);
+            [_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves))]
+        }
+    }
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> Pair {
         unsafe {

@@ -216,6 +216,16 @@ unsafe impl Simd for Avx512 {
     unsafe fn load_f16(p: *const f16) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
+    /// Shifted by 7, a code is an f16 whose exponent is smaller by 8.
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> __m512 {
+        unsafe {
+            let code = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(code, _mm256_set1_epi16(0x80)));
+            let rest = _mm256_slli_epi16::<7>(_mm256_and_si256(code, _mm256_set1_epi16(0x7f)));
+            _mm512_cvtph_ps(_mm256_or_si256(sign, rest))
+        }
+    }
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }

@@ -211,7 +211,7 @@ impl<B: Backend> Toy<B> {
             } else {
                 Mixes::Dense(gated())
             };
-            let cache = b.cache(BLOCKS, BLOCK_SIZE, widths.0, widths.1, base).expect("cache");
+            let cache = b.cache(BLOCKS, BLOCK_SIZE, widths.into(), CacheForm::of(base)).expect("cache");
             layers.push(ToyLayer { norm: norm(), attends, out, mlp_norm: norm(), mixes, cache });
         }
         let head = wide(VOCAB, HIDDEN, 0.3);

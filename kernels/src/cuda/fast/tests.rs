@@ -1,7 +1,7 @@
 use std::mem::offset_of;
 
 use super::super::grouped::room_for;
-use super::super::latent::{LatentWork, SHARED};
+use super::super::latent::{FP8_SHARED, LatentWork, SHARED};
 use super::args::{FastDivisor, FastMap, GemmBf16Args, GemmFp8Args, Int4Args, Int4RepackArgs, LatentArgs};
 use super::int4;
 use super::plan::TILES;
@@ -76,7 +76,9 @@ fn structs_have_the_layout_of_the_compiled_kernels_parameters() {
         (offset_of!(Int4RepackArgs, interleaved), 4),
     ];
     assert_eq!(parameters("int4_repack"), repack);
-    assert_eq!(parameters("latent_attention"), [(0, size_of::<LatentArgs>())]);
+    for kernel in ["latent_attention", "latent_attention_fp8"] {
+        assert_eq!(parameters(kernel), [(0, size_of::<LatentArgs>())]);
+    }
 }
 
 #[test]
@@ -84,13 +86,14 @@ fn no_compiled_kernel_spills_and_all_threads_have_their_registers() {
     let number = |text: &str| text.parse::<usize>().expect("a number");
     let of_gemm = TILES.iter().map(|tile| (tile.kernel, tile.launch(7168).threads));
     let of_int4 = int4::TILES.iter().map(|tile| (tile.kernel, int4::INT4_THREADS));
-    for (name, threads) in of_gemm.chain(of_int4).chain([("latent_attention", 256)]) {
+    for (name, threads) in of_gemm.chain(of_int4).chain([("latent_attention", 256), ("latent_attention_fp8", 256)]) {
         let words = reported(name);
         let [registers, spills, stack, most] = [0, 1, 2, 4].map(|i| number(words[i]));
         assert_eq!((spills, stack), (0, 0), "{name}");
         assert!(registers * threads as usize <= 65_536 && most == threads as usize, "{name}: {words:?}");
     }
     assert_eq!(number(reported("latent_attention_shared")[0]), SHARED);
+    assert_eq!(number(reported("latent_attention_fp8_shared")[0]), FP8_SHARED);
     for tile in int4::TILES {
         assert_eq!(number(reported(&format!("{}_shared", tile.kernel))[0]), tile.shared, "{}", tile.kernel);
     }

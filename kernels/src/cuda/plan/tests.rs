@@ -19,7 +19,7 @@ fn plans(rows: usize) -> Vec<LaunchPlan> {
         LaunchPlan::by_fp8_group("quantize_fp8_bf16", routes, hidden),
         LaunchPlan::rope(Element::Bf16, rows, false),
         LaunchPlan::rope(Element::Bf16, rows, true),
-        LaunchPlan::attention(Element::Bf16, rows, heads, 576),
+        LaunchPlan::attention(Element::Bf16, false, rows, heads, 576),
         LaunchPlan::route(rows, experts, 8),
         LaunchPlan::draw(rows),
         LaunchPlan::stash(rows, vocab),

@@ -185,7 +185,7 @@ impl Choice {
                     EngineFinish::Stop | EngineFinish::Steered => {
                         self.end(false);
                         if let Some(engine) = engine.filter(|_| self.transcript.ends_in_calls()) {
-                            engine.hold_for_tools(&self.tool_holds);
+                            engine.stop_for_tools(finish.generated as usize, &self.tool_holds);
                         }
                     }
                     EngineFinish::Length => self.end(true),
@@ -316,10 +316,11 @@ impl Choice {
     /// Frees the engine slot: the choice needs no more tokens.
     fn release(&mut self) {
         if let Some(engine) = self.engine.take() {
-            if self.transcript.ends_in_calls() {
-                engine.hold_for_tools(&self.tool_holds);
+            let keep = self.transcript.completion_tokens as usize;
+            match self.transcript.ends_in_calls() {
+                true => engine.stop_for_tools(keep, &self.tool_holds),
+                false => engine.stop(keep),
             }
-            engine.stop(self.transcript.completion_tokens as usize);
         }
     }
 

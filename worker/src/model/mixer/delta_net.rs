@@ -2,12 +2,12 @@
 
 use rein_control_plane::RankPlacement;
 use rein_control_plane::placement::share;
-use rein_kernels::{Backend, DeltaSpec, DeltaVectors, Devices, Precision, Result as KernelResult};
+use rein_kernels::{Backend, DeltaSpec, DeltaVectors, Devices, Result as KernelResult};
 
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
-use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass, Precisions};
 
 #[derive(Debug, Clone)]
 pub struct DeltaNet {
@@ -112,7 +112,7 @@ pub struct DeltaNetMixer<B: Backend> {
 }
 
 impl<B: Backend> Mixer<B> for DeltaNetMixer<B> {
-    fn open(&mut self, b: &B, size: &StateSize, _: Precision) -> KernelResult<()> {
+    fn open(&mut self, b: &B, size: &StateSize, _: Precisions) -> KernelResult<()> {
         self.states = Some(b.states(size.cells, self.spec.state_numbers())?);
         Ok(())
     }

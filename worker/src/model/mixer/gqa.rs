@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, Devices, GqaSpec, Precision, Result as KernelResult, RopeSpec, RowSquares};
+use rein_kernels::{Backend, Devices, GqaSpec, Result as KernelResult, RopeSpec, RowSquares};
 
-use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
+use super::{Mixer, MixerParts, StateSize, StateSpec, opened, sharing};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
-use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass, Precisions};
 
 #[derive(Debug, Clone)]
 pub struct Gqa {
@@ -38,7 +38,7 @@ impl MixerParts for Gqa {
 
     fn state(&self, rank: &RankPlacement, _: usize) -> StateSpec {
         let width = rank.kv_heads.len() * self.head_dim;
-        StateSpec::Paged { width_k: width, width_v: width }
+        StateSpec::Paged { widths: [width; 2], sharing: [sharing(self.head_dim); 2] }
     }
 
     fn products(&self) -> (usize, Option<usize>) {
@@ -132,9 +132,10 @@ pub struct GqaMixer<B: Backend> {
 }
 
 impl<B: Backend> Mixer<B> for GqaMixer<B> {
-    fn open(&mut self, b: &B, size: &StateSize, precision: Precision) -> KernelResult<()> {
-        let width = self.spec.kv_heads * self.spec.head_dim;
-        self.cache = Some(b.cache(size.blocks, size.block_size, width, width, precision)?);
+    fn open(&mut self, b: &B, size: &StateSize, precisions: Precisions) -> KernelResult<()> {
+        let GqaSpec { kv_heads, head_dim, .. } = self.spec;
+        let form = precisions.cache([sharing(head_dim); 2]);
+        self.cache = Some(b.cache(size.blocks, size.block_size, [kv_heads * head_dim; 2], form)?);
         Ok(())
     }
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, Devices, MlaSpec, Precision, Result as KernelResult, RopeSpec};
+use rein_kernels::{Backend, Devices, MlaSpec, Result as KernelResult, RopeSpec};
 
-use super::{Mixer, MixerParts, StateSize, StateSpec, opened};
+use super::{Mixer, MixerParts, StateSize, StateSpec, opened, sharing};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
-use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass, Precisions};
 use crate::model::low_rank::TableId;
 
 #[derive(Debug, Clone)]
@@ -35,6 +35,11 @@ pub struct Mla {
     pub k_rope: Arc<RopeSpec>,
 }
 
+/// The rotary key has no scale: FlashInfer's kernel takes one for a whole cache.
+fn latent_sharing(kv_rank: usize) -> [usize; 2] {
+    [sharing(kv_rank), 0]
+}
+
 impl MixerParts for Mla {
     fn linears(&self) -> Vec<&LinearSpec> {
         match &self.query {
@@ -51,7 +56,7 @@ impl MixerParts for Mla {
     }
 
     fn state(&self, _: &RankPlacement, _: usize) -> StateSpec {
-        StateSpec::Paged { width_k: self.kv_rank, width_v: self.rope_dim }
+        StateSpec::Paged { widths: [self.kv_rank, self.rope_dim], sharing: latent_sharing(self.kv_rank) }
     }
 
     fn products(&self) -> (usize, Option<usize>) {
@@ -110,9 +115,10 @@ pub struct MlaMixer<B: Backend> {
 }
 
 impl<B: Backend> Mixer<B> for MlaMixer<B> {
-    fn open(&mut self, b: &B, size: &StateSize, precision: Precision) -> KernelResult<()> {
+    fn open(&mut self, b: &B, size: &StateSize, precisions: Precisions) -> KernelResult<()> {
         let MlaSpec { kv_rank, rope_dim, .. } = self.spec;
-        self.cache = Some(b.cache(size.blocks, size.block_size, kv_rank, rope_dim, precision)?);
+        let form = precisions.cache(latent_sharing(kv_rank));
+        self.cache = Some(b.cache(size.blocks, size.block_size, [kv_rank, rope_dim], form)?);
         Ok(())
     }
 

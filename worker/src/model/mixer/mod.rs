@@ -10,19 +10,25 @@ pub use gqa::Gqa;
 pub use mla::{Mla, MlaQuery};
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, Devices, KernelError, Precision, Result as KernelResult};
+use rein_kernels::{Backend, Devices, KernelError, Result as KernelResult};
 
 use super::linear::{LinearSpec, Norm};
-use super::load::{Loader, Pass};
+use super::load::{Loader, Pass, Precisions};
 use crate::checkpoint::LoadError;
 
 /// What a rank keeps of a sequence for one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateSpec {
-    /// For each position two entries of these widths, in blocks.
-    Paged { width_k: usize, width_v: usize },
+    /// For each position two entries of these widths, in blocks. In FP8 so many numbers of each share a scale.
+    Paged { widths: [usize; 2], sharing: [usize; 2] },
     /// This many f32 that stand for all positions before. It cannot be truncated, so copies are kept in cells.
     Recurrent { numbers: usize },
+}
+
+/// Numbers of an entry of `width` that share a scale in FP8: at most 128, where that divides it.
+fn sharing(width: usize) -> usize {
+    const MOST: usize = 128;
+    if width.is_multiple_of(MOST) { MOST } else { width }
 }
 
 /// The room for sequences on a rank.
@@ -56,8 +62,8 @@ pub trait MixerParts {
 
 /// A mixer with its weights and its state on one rank.
 pub trait Mixer<B: Backend>: Send {
-    /// Makes room for the state, which is undefined at first. `precision` is that of paged entries.
-    fn open(&mut self, b: &B, size: &StateSize, precision: Precision) -> KernelResult<()>;
+    /// Makes room for the state, which is undefined at first.
+    fn open(&mut self, b: &B, size: &StateSize, precisions: Precisions) -> KernelResult<()>;
     /// Frees the state.
     fn close(&mut self);
     /// Its paged entries. None: it has none.

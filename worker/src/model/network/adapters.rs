@@ -41,7 +41,7 @@ impl<B: Backend> Network<B> {
         let (targets, counts) = (targets(spec, &ids), spec.shape().experts);
         self.adapters = match slots {
             0 => None,
-            slots => Some(LowRanks::new(b, &ids, targets, counts, heads, slots, self.base)?),
+            slots => Some(LowRanks::new(b, &ids, targets, counts, heads, slots, self.precisions.base)?),
         };
         Ok(())
     }

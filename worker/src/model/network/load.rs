@@ -128,7 +128,7 @@ impl<B: Backend> Network<B> {
         let own = &placement.ranks[rank];
         let tables = &TableIds::of(source.spec.linears());
         let loader = Loader { backend: &backend, tables, reader: source.reader(own, backend.ranks(), progress) };
-        let (spec, base) = (source.spec.clone(), source.precisions.base);
+        let (spec, precisions) = (source.spec.clone(), source.precisions);
         let table = spec.embedding();
         let first = table.cut(own, backend.ranks()).0.start;
         let embed = backend.embedding(loader.reader.read(&table)?, first, loader.precision(table.role))?;
@@ -160,7 +160,7 @@ impl<B: Backend> Network<B> {
         };
         let placement = placement.clone();
         let state_size = StateSize::default();
-        Ok(Self { backend, spec, placement, rank, base, embed, layers, state_size, norm, head, adapters: None })
+        Ok(Self { backend, spec, placement, rank, precisions, embed, layers, state_size, norm, head, adapters: None })
     }
 
     /// Loads the experts that `rank` of `placement` holds and `before` did not. It runs on its own backend, beside one

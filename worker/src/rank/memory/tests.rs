@@ -7,7 +7,7 @@ use crate::limits::MAX_SEQUENCES;
 
 /// The KV cache gets 1 / this of the memory that the weights leave free.
 const SHARE: usize = 4;
-const PRECISIONS: Precisions = Precisions { base: Precision::Bf16, linear: Precision::Bf16 };
+const PRECISIONS: Precisions = Precisions { base: Precision::Bf16, linear: Precision::Bf16, fp8_cache: false };
 
 fn footprint(spec: &Spec) -> Footprint<'_, CpuDevices> {
     const DEVICES: &CpuDevices = &CpuDevices { threads: 1 };
@@ -66,7 +66,7 @@ fn caches_that_were_kept_serve_until_much_larger_ones_fit() {
 fn the_weights_are_shown_with_their_types() {
     let bytes = 3 << 20;
     assert_eq!(WeightMemory { bytes, precisions: PRECISIONS }.to_string(), "bf16, 3.0 MiB");
-    let precisions = Precisions { base: Precision::Bf16, linear: Precision::Int8 };
+    let precisions = Precisions { linear: Precision::Int8, ..PRECISIONS };
     let shown = WeightMemory { bytes, precisions }.to_string();
     assert_eq!(shown, "int8 (embedding and KV cache bf16), 3.0 MiB");
 }

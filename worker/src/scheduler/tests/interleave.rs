@@ -9,7 +9,7 @@ use rein_proto::internal::{Limits, Sampling};
 
 use super::*;
 use crate::executor::Executor;
-use crate::rank::{Dtype, ModelOptions, RankGroup};
+use crate::rank::{Dtype, KvDtype, ModelOptions, RankGroup};
 
 const REQUESTS: usize = 64;
 
@@ -95,10 +95,15 @@ fn run(
 }
 
 fn interleaving_changes_nothing(name: &str, dtype: Dtype, tp: usize) {
+    interleaving_with(name, dtype, KvDtype::Auto, tp);
+}
+
+fn interleaving_with(name: &str, dtype: Dtype, kv_dtype: KvDtype, tp: usize) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(name);
     let load = |kv_blocks| {
         let options = ModelOptions {
             dtype,
+            kv_dtype,
             tp,
             threads: Some(tp),
             kv_blocks: Some(kv_blocks),
@@ -142,4 +147,10 @@ fn interleaving_changes_nothing_with_gqa_and_experts_over_two_ranks() {
 #[test]
 fn interleaving_changes_nothing_with_a_sliding_window() {
     interleaving_changes_nothing("mistral", Dtype::F32, 1);
+}
+
+#[test]
+fn interleaving_changes_nothing_with_an_fp8_cache() {
+    interleaving_with("kimi_k2", Dtype::Bf16, KvDtype::Fp8, 2);
+    interleaving_with("mistral", Dtype::F32, KvDtype::Fp8, 1);
 }

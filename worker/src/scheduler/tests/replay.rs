@@ -183,10 +183,9 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let block_size = rng.random_range(1..6);
-        let states = rng.random_bool(0.4).then(|| StateShape {
-            checkpoints: rng.random_range(0..12),
-            every: block_size * rng.random_range(1..5),
-        });
+        let states = rng
+            .random_bool(0.4)
+            .then(|| StateShape { checkpoints: rng.random_range(0..12), every: block_size * rng.random_range(1..5) });
         // No recurrent state is kept there.
         let places = if states.is_none() && rng.random_bool(0.7) { rng.random_range(1..40) } else { 0 };
         let host = HostShape { places, outlives: rng.random_bool(0.5), ..HostShape::default() };
@@ -482,7 +481,8 @@ impl World {
         assert!(self.scheduler.is_empty());
         assert_eq!(self.scheduler.stats().used_blocks, 0);
         let (held, cells) = self.scheduler.blocks.cells();
-        let under_way = self.scheduler.running_steps.iter().flat_map(|step| &step.rows).flat_map(|row| row.checkpoints());
+        let under_way =
+            self.scheduler.running_steps.iter().flat_map(|step| &step.rows).flat_map(|row| row.checkpoints());
         assert_eq!(held + under_way.count(), cells, "a cell was lost");
         assert_eq!(self.ledger.tables.taken(), self.scheduler.slots.left());
     }

@@ -69,21 +69,24 @@ impl<B: Backend> Pair<B> {
         ] {
             let spec = GqaSpec { heads, kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window };
             let (wide, width) = (heads * head_dim, kv_heads * head_dim);
-            let (blocks, _) = tables(self.lengths(), block_size);
-            let mut cache = self.device.cache(blocks, block_size, width, width, self.precision)?;
-            let mut cache_cpu = self.cpu.cache(blocks, block_size, width, width, self.precision)?;
-            self.steps(block_size, |pair, rows, step| {
-                let (q, q_cpu) = pair.activation(rows, wide)?;
-                let (k, k_cpu) = pair.activation(rows, width)?;
-                let (v, v_cpu) = pair.activation(rows, width)?;
-                let batch = pair.device.begin(step.clone())?;
-                let got = pair.device.gqa_attention(&batch, &q, &k, &v, &mut cache, &spec);
-                let batch = pair.cpu.begin(step)?;
-                let want = pair.cpu.gqa_attention(&batch, &q_cpu, &k_cpu, &v_cpu, &mut cache_cpu, &spec);
-                let case = format!("{heads} / {kv_heads} heads of {head_dim}, window {window:?}, {rows} rows");
-                check.compare(case, &pair.device.to_host(&got), want.data());
-                Ok(())
-            })?;
+            for form in [CacheForm::of(self.precision), CacheForm::Fp8 { sharing: [head_dim; 2] }] {
+                let (blocks, _) = tables(self.lengths(), block_size);
+                let mut cache = self.device.cache(blocks, block_size, [width; 2], form)?;
+                let mut cache_cpu = self.cpu.cache(blocks, block_size, [width; 2], form)?;
+                self.steps(block_size, |pair, rows, step| {
+                    let (q, q_cpu) = pair.activation(rows, wide)?;
+                    let (k, k_cpu) = pair.activation(rows, width)?;
+                    let (v, v_cpu) = pair.activation(rows, width)?;
+                    let batch = pair.device.begin(step.clone())?;
+                    let got = pair.device.gqa_attention(&batch, &q, &k, &v, &mut cache, &spec);
+                    let batch = pair.cpu.begin(step)?;
+                    let want = pair.cpu.gqa_attention(&batch, &q_cpu, &k_cpu, &v_cpu, &mut cache_cpu, &spec);
+                    let case =
+                        format!("{heads} / {kv_heads} heads of {head_dim}, window {window:?}, {rows} rows, {form:?}");
+                    check.compare(case, &pair.device.to_host(&got), want.data());
+                    Ok(())
+                })?;
+            }
         }
         Ok(check.row())
     }
@@ -99,22 +102,26 @@ impl<B: Backend> Pair<B> {
             let kv_b = self.random.weight(heads * (nope_dim + v_dim), kv_rank);
             let weight = self.device.mla_weight(kv_b.clone(), &spec, self.precision)?;
             let weight_cpu = self.cpu.mla_weight(kv_b, &spec, self.precision)?;
-            let (blocks, _) = tables(self.lengths(), block_size);
-            let mut cache = self.device.cache(blocks, block_size, kv_rank, rope_dim, self.precision)?;
-            let mut cache_cpu = self.cpu.cache(blocks, block_size, kv_rank, rope_dim, self.precision)?;
-            self.steps(block_size, |pair, rows, step| {
-                let (q, q_cpu) = pair.activation(rows, heads * (nope_dim + rope_dim))?;
-                let (latent, latent_cpu) = pair.activation(rows, kv_rank)?;
-                let (rope, rope_cpu) = pair.activation(rows, rope_dim)?;
-                let batch = pair.device.begin(step.clone())?;
-                let got = pair.device.mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &spec);
-                let batch = pair.cpu.begin(step)?;
-                let (cpu, cache) = (&pair.cpu, &mut cache_cpu);
-                let want = cpu.mla_attention(&batch, &q_cpu, &latent_cpu, &rope_cpu, &weight_cpu, None, cache, &spec);
-                let case = format!("{heads} heads, latent of {kv_rank}, {rows} rows");
-                check.compare(case, &pair.device.to_host(&got), want.data());
-                Ok(())
-            })?;
+            let sharing = if kv_rank % 128 == 0 { 128 } else { kv_rank };
+            for form in [CacheForm::of(self.precision), CacheForm::Fp8 { sharing: [sharing, 0] }] {
+                let (blocks, _) = tables(self.lengths(), block_size);
+                let mut cache = self.device.cache(blocks, block_size, [kv_rank, rope_dim], form)?;
+                let mut cache_cpu = self.cpu.cache(blocks, block_size, [kv_rank, rope_dim], form)?;
+                self.steps(block_size, |pair, rows, step| {
+                    let (q, q_cpu) = pair.activation(rows, heads * (nope_dim + rope_dim))?;
+                    let (latent, latent_cpu) = pair.activation(rows, kv_rank)?;
+                    let (rope, rope_cpu) = pair.activation(rows, rope_dim)?;
+                    let batch = pair.device.begin(step.clone())?;
+                    let got = pair.device.mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &spec);
+                    let batch = pair.cpu.begin(step)?;
+                    let (cpu, cache) = (&pair.cpu, &mut cache_cpu);
+                    let want =
+                        cpu.mla_attention(&batch, &q_cpu, &latent_cpu, &rope_cpu, &weight_cpu, None, cache, &spec);
+                    let case = format!("{heads} heads, latent of {kv_rank}, {rows} rows, {form:?}");
+                    check.compare(case, &pair.device.to_host(&got), want.data());
+                    Ok(())
+                })?;
+            }
         }
         Ok(check.row())
     }

@@ -258,9 +258,11 @@ impl Tiers {
         let mut check = Differences::of_roundings();
         let (layer, length) = (self.latent_layer(), self.widths.length);
         let steps = latent_steps(length);
-        let (got, want) = (layer.run(&mut self.fast, &steps)?, layer.run(&mut self.plain, &steps)?);
-        for (step, (got, want)) in got.iter().zip(&want).enumerate() {
-            check.compare(format_args!("step {step} of a sequence of {length}"), got, want);
+        for form in [CacheForm::Bf16, FP8_CACHE] {
+            let (got, want) = (layer.run(&mut self.fast, form, &steps)?, layer.run(&mut self.plain, form, &steps)?);
+            for (step, (got, want)) in got.iter().zip(&want).enumerate() {
+                check.compare(format_args!("step {step} of a sequence of {length}, {form:?}"), got, want);
+            }
         }
         Ok(check.row())
     }
@@ -270,17 +272,22 @@ impl Tiers {
         let (layer, length) = (self.latent_layer(), self.widths.length);
         let width = self.widths.heads * NOPE;
         // All rows at once, and by chunks beside another sequence.
-        let whole = layer.run(&mut self.fast, &[vec![Sequence::new(0, 0, length, length)]])?.concat();
-        let mut at = 0;
-        for (step, rows) in latent_steps(length).iter().zip(layer.run(&mut self.fast, &latent_steps(length))?) {
-            let len = step[0].len;
-            let want = &whole[at * width..(at + len) * width];
-            check.compare(format_args!("positions {at} to {}", at + len), &rows[..len * width], want);
-            at += len;
+        for form in [CacheForm::Bf16, FP8_CACHE] {
+            let whole = layer.run(&mut self.fast, form, &[vec![Sequence::new(0, 0, length, length)]])?.concat();
+            let mut at = 0;
+            let steps = latent_steps(length);
+            for (step, rows) in steps.iter().zip(layer.run(&mut self.fast, form, &steps)?) {
+                let len = step[0].len;
+                let want = &whole[at * width..(at + len) * width];
+                check.compare(format_args!("positions {at} to {}, {form:?}", at + len), &rows[..len * width], want);
+                at += len;
+            }
         }
         Ok(check.row())
     }
 }
+
+const FP8_CACHE: CacheForm = CacheForm::Fp8 { sharing: [128, 0] };
 
 /// One sequence in chunks, in the last of which another begins.
 fn latent_steps(length: usize) -> Vec<Vec<Sequence>> {
@@ -305,11 +312,11 @@ impl Sequence {
 
 impl LatentLayer {
     /// The results of each step.
-    fn run(&self, backend: &mut Cuda, steps: &[Vec<Sequence>]) -> Result<Vec<Vec<f32>>> {
+    fn run(&self, backend: &mut Cuda, form: CacheForm, steps: &[Vec<Sequence>]) -> Result<Vec<Vec<f32>>> {
         let weight = backend.mla_weight(self.kv_b.clone(), &self.spec, Precision::Bf16)?;
         let positions = self.latents.len() / LATENT;
         let blocks = positions.div_ceil(BLOCK_SIZE) + 2;
-        let mut cache = backend.cache(blocks, BLOCK_SIZE, LATENT, ROPE, Precision::Bf16)?;
+        let mut cache = backend.cache(blocks, BLOCK_SIZE, [LATENT, ROPE], form)?;
         let mut results = Vec::new();
         for step in steps {
             let of = |numbers: &[f32], width: usize| -> Vec<f32> {

@@ -180,7 +180,7 @@ impl Tiers {
             (0..rows).map(|i| (i * of_one..(i + 1) * of_one).map(|b| b as u32).collect()).collect();
         let time = |backend: &mut Cuda| {
             let weight = backend.mla_weight(kv_b.clone(), &spec, Precision::Bf16)?;
-            let mut cache = backend.cache(rows * of_one, BLOCK_SIZE, kv_rank, rope_dim, Precision::Bf16)?;
+            let mut cache = backend.cache(rows * of_one, BLOCK_SIZE, [kv_rank, rope_dim], CacheForm::Bf16)?;
             let of = |width: usize| Tiers::activation(backend, &numbers[..rows * width], width);
             let (q, latent, rope) = (of(heads * (nope_dim + rope_dim))?, of(kv_rank)?, of(rope_dim)?);
             // The cache has finite numbers at all positions.

@@ -6,7 +6,9 @@ use std::sync::Mutex;
 use futures::{Stream, StreamExt, stream};
 use rein_proto::internal::engine_client::EngineClient;
 use rein_proto::internal::engine_server::{self, EngineServer};
-use rein_proto::internal::{EngineInfo, EngineStats, EventsRequest, FromEngine, HoldRequest, HoldResponse, InfoRequest, StatsRequest, ToEngine};
+use rein_proto::internal::{
+    EngineInfo, EngineStats, EventsRequest, FromEngine, HoldRequest, HoldResponse, InfoRequest, StatsRequest, ToEngine,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
