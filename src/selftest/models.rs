@@ -6,10 +6,10 @@ use std::error::Error;
 use rein_kernels::diff::difference;
 use rein_kernels::lockstep::{LockstepReport, OpDifference};
 use rein_proto::internal::{RowResult, TokenLogprob};
-use rein_worker::rank::{DeviceChoice, Dtype};
+use rein_worker::rank::{DeviceChoice, Dtype, KvDtype, ModelOptions};
 
 use super::check::SectionCheck;
-use super::fixtures::{SmallModel, Steps, drawing, embedding, scoring};
+use super::fixtures::{SmallModel, Steps, drawing, embedding, options, scoring};
 
 /// Models that show each kind of layer and weight.
 pub const REDUCED: &[&str] = &["qwen3", "mistral", "qwen3_moe", "deepseek_v3", "deepseek_v3_fp8", "kimi_k2_int4"];
@@ -54,6 +54,10 @@ pub fn checks(
             checks.push(SectionCheck::of_row(format!("{name}, op by op"), move || {
                 compare_ops(&by_op, &devices_by_op, dtype)
             }));
+        }
+        if model.quantized.is_none() {
+            let (name, devices) = (format!("{}, FP8 KV cache", model.name), devices.clone());
+            checks.push(SectionCheck::of_row(name, move || compare_codes(&model, &devices)));
         }
     }
     checks
@@ -123,6 +127,27 @@ fn compare(
          (rounding alone: {alone:.1e}), {equal} of {greedy} tokens equal"
     );
     Ok((value + if equal < clear { ", no close decision" } else { "" }, passed))
+}
+
+/// Logprobs over a KV cache of codes against those of the CPU over such a cache, and what the codes change. A number that
+/// lies between two codes may get another one on the device.
+fn compare_codes(model: &SmallModel, devices: &DeviceChoice) -> Result<(String, bool), Box<dyn Error>> {
+    let load = |devices: &DeviceChoice, kv_dtype: KvDtype| {
+        let devices = devices.clone();
+        model.load_with(&ModelOptions { devices, dtype: Dtype::F32, kv_dtype, ..options() })
+    };
+    let tokens = &*model.tokens;
+    let mut scores = Vec::new();
+    for (devices, kv_dtype) in
+        [(devices, KvDtype::Fp8), (&DeviceChoice::Cpu, KvDtype::Fp8), (&DeviceChoice::Cpu, KvDtype::Auto)]
+    {
+        let mut steps = load(devices, kv_dtype)?;
+        let blocks = steps.blocks(0, tokens.len());
+        scores.push(steps.run(vec![scoring(1, tokens, 0..tokens.len(), &blocks, TOP)])?);
+    }
+    let (far, cost) = (distance(&scores[0], &scores[1])?, distance(&scores[1], &scores[2])?);
+    let value = format!("logprobs within {far:.1e} of their size (at most {ROUNDED:.0e}); codes change {cost:.1e}");
+    Ok((value, far <= ROUNDED))
 }
 
 /// The ops of one scoring step and of some decode steps, each against the CPU from the same inputs.

@@ -492,8 +492,9 @@ def test_models_are_those_of_the_cpu_and_rows_are_invariant(driver, tmp_path):
     found = json.loads(path.read_text())["sections"]
     assert {name: (section["passed"], section["reduced"]) for name, section in found.items()} == {
         name: (True, True) for name in sections}
-    # In f32 and bf16, each also op by op; quantized ones as they are. Embedding models have a row for each type.
-    assert len(found["models"]["rows"]) == 2 + (20 if models == FIXTURES else 4 + 4 + 2)
+    # In f32 and bf16, each also op by op, and with an FP8 cache; quantized ones as they are. Embedding models have a row
+    # for each type.
+    assert len(found["models"]["rows"]) == 2 + (24 if models == FIXTURES else 5 + 5 + 2)
     assert "s, reduced sets)" in path.with_suffix(".md").read_text()
 
 
@@ -506,9 +507,10 @@ def test_a_wrong_kernel_fails_the_op_that_uses_it_in_a_model(driver, tmp_path):
     assert (code, err) == (1, "")
     rows = json.loads((tmp_path / "report.json").read_text())["sections"]["models"]["rows"]
     assert {row["name"]: row["passed"] for row in rows} == {
-        "mistral, f32": True, "mistral, f32, op by op": True, "mistral, bf16": False, "mistral, bf16, op by op": False}
+        "mistral, f32": True, "mistral, f32, op by op": True, "mistral, bf16": False, "mistral, bf16, op by op": False,
+        "mistral, FP8 KV cache": True}
     # Ops after it are right on what they get, which is NaN.
-    assert "the worst of gqa_attention; gqa_attention, result " in rows[-1]["value"]
+    assert "the worst of gqa_attention; gqa_attention, result " in rows[-2]["value"]
 
 
 def test_the_bundle_has_all_that_a_run_needs(driver, tmp_path):
