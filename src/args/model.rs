@@ -217,13 +217,14 @@ pub struct HostTierArgs {
 }
 
 impl HostTierArgs {
-    /// Err: it would take memory that serves better as KV cache.
+    /// Err: the engine has no use for it.
     pub fn check(&self, engine: EngineKind) -> Result<(), String> {
-        match self.host_kv.is_some() && self.kv_file.is_none() && engine == EngineKind::Cpu {
-            true => Err("--host-kv: on the CPU its blocks go to a file: add --kv-file, or give the memory to \
-                         --kv-memory"
+        match (&self.host_kv, &self.kv_file, engine) {
+            (Some(_), None, EngineKind::Cpu) => Err("--host-kv: on the CPU these blocks go to a file: add --kv-file, or \
+                                                     give the memory to --kv-memory"
                 .into()),
-            false => Ok(()),
+            (Some(_), _, EngineKind::Sim) => Err("--host-kv: --engine sim has --sim-host-blocks instead".into()),
+            _ => Ok(()),
         }
     }
 }

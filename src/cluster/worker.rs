@@ -339,7 +339,7 @@ fn work(args: &WorkerArgs, devices: &DeviceChoice) -> Result<(Workload, ModelSha
         }
         EngineKind::Sim => {
             if !args.weights.is_default() || args.group.group_size != 1 || args.group.redundant_experts != 0 {
-                let what = "remove --dtype, --quantize, --threads, --group-size and --redundant-experts";
+                let what = "remove --dtype, --kv-dtype, --quantize, --threads, --group-size and --redundant-experts";
                 return Err(format!("--engine sim loads no weights and has one rank: {what}").into());
             }
             let overrides = ModelOverrides {

@@ -44,6 +44,7 @@ def options():
         help="what Rein serves for BFCL and structured answers: llama-server's GGUF file, or its weights in bf16")
     parser.add_argument("--dtype", default="auto", help="rein serve's --dtype for BFCL and structured answers")
     parser.add_argument("--quantize", default="none", help="rein serve's --quantize for BFCL and structured answers")
+    parser.add_argument("--kv-dtype", default="auto", help="rein serve's --kv-dtype for BFCL and structured answers")
     parser.add_argument("--format", help="rein serve's --format; detected if absent")
     parser.add_argument("--chat-template", type=pathlib.Path, help="template for all engines; default: the model's, or tools.jinja if it shows no tools")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("target/real.json"))
@@ -78,7 +79,8 @@ class Model:
         if kind == "llama":
             return start_llama(self.directory, self.llama, self.gguf, *(["--chat-template-file", self.template] if self.template else []))
         enforcement = "off" if kind == "rein-off" else "names+arguments"
-        types = ["--dtype", self.arguments.dtype, "--quantize", self.arguments.quantize]
+        given = self.arguments
+        types = ["--dtype", given.dtype, "--quantize", given.quantize, "--kv-dtype", given.kv_dtype]
         return self.rein("--enforcement", enforcement, *types, file=self.arguments.weights == "file")
 
     def server(self, kind):
