@@ -47,7 +47,8 @@ pub fn of(
     }
     // Sums differ between instruction sets, and a result must not depend on where an expert is placed.
     let block_size = load::block_size(engine, devices);
-    let how = (weights.dtype, weights.quantize, weights.kv_dtype, engine.on.engine, block_size, engine.max_context);
+    let types = (weights.dtype, weights.quantize, weights.kv_dtype, engine.kv_parallel);
+    let how = (types, engine.on.engine, block_size, engine.max_context);
     let arithmetic = model.map(ModelLoader::arithmetic);
     hash.add(format!("{how:?} {arithmetic:?} {} protocol {}", ranks, protocol::NUMBER).as_bytes());
     Ok(Fingerprints { whole: hash.end(), text })

@@ -112,6 +112,7 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs, devices: DeviceCho
             room: loras.lora_memory.map(|mib| (mib as usize) << 20),
             rank: loras.max_lora_rank.into(),
         },
+        kv_parallel: engine.kv_parallel,
         host: HostLimits {
             bytes: engine.host.host_kv.map_or(0, |gib| (gib * (1u64 << 30) as f64) as usize),
             file: engine.host.kv_file.clone(),

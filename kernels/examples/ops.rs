@@ -272,7 +272,8 @@ fn model(cpu: &mut Cpu, precision: Precision) {
             cpu.rope(&batch, &mut q, &rope);
             cpu.rope(&batch, &mut key, &key_rope);
             let t2 = now();
-            let mixed = cpu.mla_attention(&batch, &q, &latent, &key, &layer.kv_b, None, &mut layer.cache, &MLA);
+            let mixed =
+                cpu.mla_attention(&batch, &q, &latent, &key, &layer.kv_b, None, &mut layer.cache, &MLA).expect("alone");
             let t3 = now();
             let attended = cpu.linear(&mixed, &layer.o, None);
             let h = cpu.add_norm(&mut x, &attended, 1.0, &layer.norms[3], 1e-6);

@@ -12,8 +12,9 @@ use half::bf16;
 
 pub use crate::blocks::BlockForm;
 use crate::collective::{Collective, ControlLink};
-use crate::error::Result;
+use crate::error::{KernelError, Result};
 pub use crate::inputs::*;
+pub use crate::kv_split::KvSplit;
 use crate::storage::DeviceStorage;
 pub use crate::storage::{CacheForm, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 
@@ -392,6 +393,13 @@ pub trait Backend: Sized + Send + 'static {
     fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts>;
     /// Paged KV of one layer: two entries of `widths` numbers for each position (MLA: latent and rotary key).
     fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<Self::Cache>;
+    /// From now on the cache has a rank's part of the positions, and blocks are numbered over all ranks. Latent attention
+    /// over it exchanges queries and results with the other ranks.
+    fn split_cache(&self, cache: &mut Self::Cache, split: KvSplit) -> Result<()> {
+        let (_, KvSplit { ranks, .. }) = (cache, split);
+        let what = format!("this backend does not split a KV cache over {ranks} ranks");
+        Err(KernelError::Shape { op: "split_cache", what })
+    }
     /// Bytes of one block of a cache.
     fn block_bytes(&self, cache: &Self::Cache) -> usize;
     fn host_memory(&self, bytes: usize) -> Result<Self::HostMemory>;
@@ -512,7 +520,7 @@ pub trait Backend: Sized + Send + 'static {
         adapters: Option<[&Self::LowRank; 2]>,
         cache: &mut Self::Cache,
         spec: &MlaSpec,
-    ) -> Self::Tensor;
+    ) -> Result<Self::Tensor>;
     /// kv_b_proj in the layout that `mla_attention` needs.
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Expansion>;
 

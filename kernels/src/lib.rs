@@ -10,6 +10,7 @@ pub mod cuda;
 pub mod diff;
 pub mod error;
 pub mod inputs;
+pub mod kv_split;
 pub mod lockstep;
 pub mod probe;
 pub mod quant;

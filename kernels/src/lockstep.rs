@@ -411,7 +411,7 @@ impl<B: Backend> Backend for Lockstep<B> {
         adapters: Option<[&Self::LowRank; 2]>,
         cache: &mut Self::Cache,
         spec: &MlaSpec,
-    ) -> B::Tensor {
+    ) -> Result<B::Tensor> {
         let on_device = adapters.map(|tables| tables.map(|table| &table.device));
         let (batch_of_device, cache_of_device) = (&batch.device, &mut cache.device);
         let out = self.device.mla_attention(
@@ -423,13 +423,14 @@ impl<B: Backend> Backend for Lockstep<B> {
             on_device,
             cache_of_device,
             spec,
-        );
+        )?;
         let adapters = adapters.map(|tables| tables.map(|table| &table.oracle));
         let [q, latent, k_rope] = [q, latent, k_rope].map(|x| self.read(x));
         let cache = &mut cache.oracle;
-        let want = self.oracle.mla_attention(&batch.oracle, &q, &latent, &k_rope, &kv_b.oracle, adapters, cache, spec);
+        let want =
+            self.oracle.mla_attention(&batch.oracle, &q, &latent, &k_rope, &kv_b.oracle, adapters, cache, spec)?;
         self.check("mla_attention", &out, &want);
-        out
+        Ok(out)
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Expansion> {

@@ -222,6 +222,10 @@ impl Backend for RoundingCpu {
         self.cpu.cache(blocks, block_size, widths, form)
     }
 
+    fn split_cache(&self, cache: &mut KvCache, split: KvSplit) -> Result<()> {
+        self.cpu.split_cache(cache, split)
+    }
+
     fn block_bytes(&self, cache: &KvCache) -> usize {
         self.cpu.block_bytes(cache)
     }
@@ -403,13 +407,14 @@ impl Backend for RoundingCpu {
         adapters: Option<[&cpu::LowRank; 2]>,
         cache: &mut KvCache,
         spec: &MlaSpec,
-    ) -> Tensor {
+    ) -> Result<Tensor> {
         let stored = |x: &mut [f32]| {
             if self.rounds.get() {
                 to_bf16(x);
             }
         };
-        self.activation(self.cpu.attend_latent(batch, q, [latent, k_rope], kv_b, adapters, cache, spec, stored))
+        let out = self.cpu.attend_latent(batch, q, [latent, k_rope], kv_b, adapters, cache, spec, stored)?;
+        Ok(self.activation(out))
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<cpu::Expansion> {

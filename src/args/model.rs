@@ -171,6 +171,10 @@ pub struct EngineArgs {
     /// quarter of the memory that the weights leave free; with --engine cuda: nine tenths]
     #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_memory: Option<u64>,
+    /// Split the positions of the KV cache over the ranks of a group, each of which holds all of them otherwise: for
+    /// latent attention (MLA) on CPUs, with 2, 4 or 8 ranks
+    #[arg(long, env = "REIN_KV_PARALLEL")]
+    pub kv_parallel: bool,
     #[command(flatten)]
     pub host: HostTierArgs,
     /// Tokens per KV block [default: 16; with --engine cuda: 64]
@@ -220,9 +224,11 @@ impl HostTierArgs {
     /// Err: the engine has no use for it.
     pub fn check(&self, engine: EngineKind) -> Result<(), String> {
         match (&self.host_kv, &self.kv_file, engine) {
-            (Some(_), None, EngineKind::Cpu) => Err("--host-kv: on the CPU these blocks go to a file: add --kv-file, or \
+            (Some(_), None, EngineKind::Cpu) => {
+                Err("--host-kv: on the CPU these blocks go to a file: add --kv-file, or \
                                                      give the memory to --kv-memory"
-                .into()),
+                    .into())
+            }
             (Some(_), _, EngineKind::Sim) => Err("--host-kv: --engine sim has --sim-host-blocks instead".into()),
             _ => Ok(()),
         }

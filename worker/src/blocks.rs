@@ -13,6 +13,7 @@ mod host;
 mod unused;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,10 +21,10 @@ use checkpoints::Checkpoints;
 use hold::HeldBlocks;
 use host::HostPlaces;
 pub use host::{HostShape, KeptBlock, PlaceId};
+use rein_kernels::kv_split;
 use rein_proto::block_hash;
 use unused::{Linked, Links, UnusedBlocks};
 
-use crate::cells::StateShape;
 use crate::executor::ExecutorShape;
 
 pub type BlockId = u32;
@@ -81,6 +82,33 @@ struct Registered {
     cell: Option<u32>,
 }
 
+/// Numbers of blocks by class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ByClass(Vec<usize>);
+
+impl ByClass {
+    pub fn plus(mut self, other: &ByClass) -> Self {
+        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a += b);
+        self
+    }
+
+    pub fn plus_each(mut self, count: usize) -> Self {
+        self.0.iter_mut().for_each(|a| *a += count);
+        self
+    }
+
+    /// At least 0 of each.
+    pub fn minus(mut self, other: &ByClass) -> Self {
+        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a = a.saturating_sub(*b));
+        self
+    }
+
+    /// Of the class with the most.
+    pub fn most(&self) -> usize {
+        self.0.iter().copied().max().unwrap_or(0)
+    }
+}
+
 /// A cached prefix: blocks, then places of the host tier.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
@@ -114,11 +142,15 @@ impl Linked for Block {
 pub struct BlockPool {
     block_size: usize,
     caches: bool,
+    /// Kinds of blocks, of which a table has `run` in turn: those of each rank where the cache is split over ranks.
+    classes: usize,
+    run: usize,
     blocks: Vec<Block>,
-    free: Vec<BlockId>,
+    /// By class.
+    free: Vec<Vec<BlockId>>,
     index: HashMap<Arc<Key>, BlockId>,
-    /// Registered and unreferenced blocks, the least recently used first.
-    cached: UnusedBlocks,
+    /// Registered and unreferenced blocks of each class, the least recently used first.
+    cached: Vec<UnusedBlocks>,
     /// Those of them that go last.
     held: HeldBlocks,
     /// None: there is no host tier.
@@ -133,24 +165,36 @@ pub struct BlockPool {
 impl BlockPool {
     /// The blocks of an executor. `caches`: whether blocks are registered at all.
     pub fn of(shape: &ExecutorShape, caches: bool) -> Self {
-        let mut pool = Self::new(shape.blocks, shape.block_size, caches, shape.states);
+        let mut pool = Self::in_classes(shape, caches);
         if let Some((host, next)) = HostPlaces::new(&shape.host, shape.block_size).filter(|_| caches) {
             (pool.host, pool.next_content) = (Some(host), next);
         }
         pool
     }
 
-    pub(crate) fn new(count: usize, block_size: usize, caches: bool, states: Option<StateShape>) -> Self {
+    #[cfg(test)]
+    pub fn new(blocks: usize, block_size: usize, caches: bool, states: Option<crate::cells::StateShape>) -> Self {
+        use crate::executor::Executor;
+
+        let sim = crate::sim::Sim::new(crate::sim::SimOptions { blocks, block_size, ..Default::default() });
+        Self::of(&ExecutorShape { states, ..sim.shape() }, caches)
+    }
+
+    fn in_classes(shape: &ExecutorShape, caches: bool) -> Self {
+        let ExecutorShape { blocks: count, block_size, states, kv_ranks, .. } = *shape;
         assert!(block_size > 0, "a KV block holds at least one token");
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let (count, classes) = (u32::try_from(count).unwrap_or(u32::MAX), kv_ranks.max(1));
+        let of_class = |class: usize| (0..count).filter(move |&block| block as usize % classes == class);
         Self {
             block_size,
             caches,
+            classes,
+            run: (kv_split::TILE / block_size).max(1),
             blocks: (0..count).map(|_| Block::default()).collect(),
-            free: (0..count).rev().collect(),
+            free: (0..classes).map(|class| of_class(class).rev().collect()).collect(),
             index: HashMap::new(),
-            cached: UnusedBlocks::default(),
-            held: HeldBlocks::of(count as usize),
+            cached: (0..classes).map(|_| UnusedBlocks::default()).collect(),
+            held: HeldBlocks::of(count as usize, classes),
             host: None,
             next_content: 0,
             checkpoints: states.map(Checkpoints::new),
@@ -194,7 +238,47 @@ impl BlockPool {
 
     /// Number of blocks that `allocate` can still return.
     pub fn available(&self) -> usize {
-        self.free.len() + self.cached.len() + self.held.len()
+        (0..self.classes).map(|class| self.available_of(class)).sum()
+    }
+
+    fn available_of(&self, class: usize) -> usize {
+        self.free[class].len() + self.cached[class].len() + self.held.len_of(class)
+    }
+
+    /// By class, the blocks at these places of a table.
+    pub fn count_places(&self, places: Range<usize>) -> ByClass {
+        let mut counts = ByClass(vec![0; self.classes]);
+        places.for_each(|place| counts.0[self.class_at(place)] += 1);
+        counts
+    }
+
+    /// By class, those of these blocks that are unreferenced: referencing them reduces the available blocks.
+    pub fn unreferenced(&self, blocks: &[BlockId]) -> ByClass {
+        self.count_blocks(blocks.iter().filter(|&&block| self.blocks[block as usize].refs == 0))
+    }
+
+    /// By class.
+    pub fn count_blocks<'a>(&self, blocks: impl Iterator<Item = &'a BlockId>) -> ByClass {
+        let mut counts = ByClass(vec![0; self.classes]);
+        blocks.for_each(|&block| counts.0[self.class_of(block)] += 1);
+        counts
+    }
+
+    /// Whether so many can be allocated.
+    pub fn has(&self, counts: &ByClass) -> bool {
+        counts.0.iter().enumerate().all(|(class, &count)| count <= self.available_of(class))
+    }
+
+    pub fn classes(&self) -> usize {
+        self.classes
+    }
+
+    fn class_at(&self, place: usize) -> usize {
+        place / self.run % self.classes
+    }
+
+    fn class_of(&self, block: BlockId) -> usize {
+        block as usize % self.classes
     }
 
     /// Referenced blocks.
@@ -252,17 +336,13 @@ impl BlockPool {
         }
     }
 
-    /// The number of these blocks that are unreferenced: referencing them reduces the available blocks.
-    pub fn unreferenced(&self, blocks: &[BlockId]) -> usize {
-        blocks.iter().filter(|&&block| self.blocks[block as usize].refs == 0).count()
-    }
-
-    /// A block for one sequence, with undefined contents.
-    pub fn allocate(&mut self) -> Option<BlockId> {
-        let block = match self.free.pop() {
+    /// A block for this place of one sequence's table, with undefined contents.
+    pub fn allocate(&mut self, place: usize) -> Option<BlockId> {
+        let class = self.class_at(place);
+        let block = match self.free[class].pop() {
             Some(block) => block,
             None => {
-                let block = self.cached.oldest().or(self.held.oldest())?;
+                let block = self.cached[class].oldest().or(self.held.oldest(class))?;
                 self.reuse(block);
                 self.demote(block);
                 self.forget(block);
@@ -292,7 +372,8 @@ impl BlockPool {
             self.touch_place(block);
             self.unuse(block);
         } else {
-            self.free.push(block);
+            let class = self.class_of(block);
+            self.free[class].push(block);
         }
     }
 
@@ -385,6 +466,9 @@ impl BlockPool {
         let mut refs = vec![0u32; self.total()];
         for (table, registered, tokens) in tables {
             for (index, &block) in table.iter().enumerate() {
+                if self.class_of(block) != self.class_at(index) {
+                    return Err(format!("block {block} is at place {index}, which is another rank's"));
+                }
                 let Some(count) = refs.get_mut(block as usize) else { return Err(format!("no block {block}")) };
                 *count += 1;
                 match (&self.blocks[block as usize].registered, index < registered) {
@@ -419,10 +503,12 @@ impl BlockPool {
             }
             unreferenced += usize::from(state.refs == 0);
         }
-        if self.free.iter().any(|&b| self.blocks[b as usize].refs > 0 || self.blocks[b as usize].registered.is_some()) {
+        let free = || self.free.iter().flatten().copied();
+        if free().any(|b| self.blocks[b as usize].refs > 0 || self.blocks[b as usize].registered.is_some()) {
             return Err("a free block is referenced or registered".into());
         }
-        let unused = || self.cached.iter(&self.blocks).chain(self.held.iter(&self.blocks));
+        let cached = || self.cached.iter().flat_map(|of_class| of_class.iter(&self.blocks));
+        let unused = || cached().chain(self.held.iter(&self.blocks));
         for block in unused() {
             let state = &self.blocks[block as usize];
             if state.refs > 0 || state.registered.is_none() {
@@ -430,14 +516,14 @@ impl BlockPool {
             }
         }
         self.check_held()?;
-        let mut all: Vec<BlockId> = self.free.iter().copied().chain(unused()).collect();
+        let mut all: Vec<BlockId> = free().chain(unused()).collect();
         all.sort_unstable();
         all.dedup();
         if all.len() != unreferenced || self.available() != unreferenced {
             return Err(format!(
                 "{} free and {} cached blocks, {unreferenced} unreferenced of {}",
-                self.free.len(),
-                self.cached.len() + self.held.len(),
+                free().count(),
+                unused().count(),
                 self.total()
             ));
         }

@@ -39,6 +39,9 @@ pub struct ExecutorShape {
     pub lora_slots: usize,
     /// Where KV blocks can be kept outside of the cache.
     pub host: HostShape,
+    /// Ranks over which the positions of the KV cache are split; 1: they are not. Block b is on rank b % `kv_ranks`, and
+    /// tables have blocks of each rank in turn.
+    pub kv_ranks: usize,
 }
 
 impl ExecutorShape {

@@ -239,6 +239,7 @@ impl ModelLoader {
         let Checkpoint { spec, weights, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
         open::check_recurrent(spec, size)?;
+        open::check_split(spec, size, &self.options)?;
         let lora_room = self.options.loras.room_of(spec, size, self.checkpoint.precisions.base)?;
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
         let mut found: Vec<Option<DeviceWeights<D::Backend>>> =
@@ -353,6 +354,7 @@ impl ModelLoader {
             states: plan.states(plan.blocks),
             lora_slots: self.options.loras.slots,
             host,
+            kv_ranks: plan.kv_ranks,
         };
         let loras = self.lora_reader(size, lora_room);
         let leader = leads.then_some(Leader { steps: steps_in, results });

@@ -345,7 +345,7 @@ impl Scheduler {
             if seq.table.len() >= want {
                 break;
             }
-            if let Some(block) = self.blocks.allocate() {
+            if let Some(block) = self.blocks.allocate(seq.table.len()) {
                 seq.table.push(block);
             } else if let Some(victim) = self.victim(id) {
                 self.planned.retain(|row| row.seq != victim);

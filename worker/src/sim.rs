@@ -185,6 +185,7 @@ impl Executor for Sim {
             states: None,
             lora_slots: 0,
             host: HostShape { places: options.host_places, ..HostShape::default() },
+            kv_ranks: 1,
         }
     }
 

@@ -9,9 +9,8 @@ use super::kv_cache::KvCache;
 use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 use crate::backend::{CacheForm, Span};
+use crate::kv_split::{TILE, lane_of};
 
-/// Positions per softmax step.
-const TILE: usize = 64;
 /// Target number of query vectors (rows times heads) per work item.
 const QUERIES: usize = 32;
 
@@ -45,6 +44,16 @@ pub struct AttentionPlan<'a> {
     pub value: &'a (dyn Fn(usize) -> EntryField + Sync),
     pub scale: f32,
     pub window: Option<usize>,
+    /// None: over all positions.
+    pub lane: Option<LanePart>,
+}
+
+/// Attention over the positions of a lane. Results are sums that are not divided yet; what they are divided by goes to
+/// `weights`: for each row and head the largest score, and the sum of the weights relative to it.
+#[derive(Clone, Copy)]
+pub struct LanePart {
+    pub lane: usize,
+    pub weights: SharedPtr<f32>,
 }
 
 /// Heads `heads` of group `group` for rows `rows` of a span (counted from the span's start).
@@ -301,7 +310,8 @@ unsafe fn item_generic<S: Simd, T: Number>(
     let first_seen = |position: usize| plan.window.map_or(0, |w| (position + 1).saturating_sub(w));
     let start = first_seen(item.span.start + item.rows.start) / TILE * TILE;
     let mut places = [0usize; TILE];
-    for from in (start..=last).step_by(TILE) {
+    let in_lane = |from: &usize| plan.lane.is_none_or(|part| lane_of(*from) == part.lane);
+    for from in (start..=last).step_by(TILE).filter(in_lane) {
         let count = TILE.min(last + 1 - from);
         for (j, place) in places.iter_mut().enumerate() {
             // The list is padded with its last entry, whose extra scores are masked below.
@@ -345,9 +355,18 @@ unsafe fn item_generic<S: Simd, T: Number>(
             let to = ((item.span.row + row) * all_heads + item.group * plan.group + head) * value.width;
             // SAFETY: the caller's out has room for every row and head; this item alone writes these.
             let to = unsafe { std::slice::from_raw_parts_mut(out.add(to), value.width) };
-            let total = sum[i];
             permute::<T>(&acc[i * out_width..][..value.width], to, true);
-            to.iter_mut().for_each(|x| *x /= total);
+            match plan.lane {
+                None => to.iter_mut().for_each(|x| *x /= sum[i]),
+                Some(part) => {
+                    let at = 2 * ((item.span.row + row) * all_heads + item.group * plan.group + head);
+                    // SAFETY: the caller has room for two numbers of every row and head; this item alone writes these.
+                    unsafe {
+                        part.weights.get().add(at).write(max[i]);
+                        part.weights.get().add(at + 1).write(sum[i]);
+                    }
+                }
+            }
         }
     }
 }

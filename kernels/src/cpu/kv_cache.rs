@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::memory::{Arena, Block};
-use crate::backend::{CacheForm, Span};
+use crate::backend::{CacheForm, KvSplit, Span};
 use crate::error::{KernelError, Result};
 use crate::quant::{e4m3_scale, to_e4m3};
 
@@ -15,6 +15,8 @@ pub struct KvCache {
     pub width_k: usize,
     pub width_v: usize,
     pub(super) form: CacheForm,
+    /// None: all positions are here.
+    pub(super) split: Option<KvSplit>,
     pub(super) k: Block,
     pub(super) v: Block,
     /// Of codes: for each position the scales of its key, then those of its value.
@@ -45,7 +47,17 @@ impl KvCache {
         };
         let [k, v] = widths.map(|width| room(width, form.number_bytes()));
         let scales = room(form.scales(widths).iter().sum(), size_of::<f32>())?;
-        Ok(KvCache { blocks, block_size, width_k: widths[0], width_v: widths[1], form, k: k?, v: v?, scales })
+        Ok(KvCache {
+            blocks,
+            block_size,
+            width_k: widths[0],
+            width_v: widths[1],
+            form,
+            split: None,
+            k: k?,
+            v: v?,
+            scales,
+        })
     }
 
     fn widths(&self) -> [usize; 2] {
@@ -113,7 +125,7 @@ impl KvCache {
 
     /// Index of a position among all positions of the cache.
     pub(super) fn place(&self, blocks: &[u32], position: usize) -> usize {
-        let block = blocks[position / self.block_size] as usize;
+        let block = blocks[position / self.block_size] as usize / self.split.map_or(1, |split| split.ranks);
         assert!(block < self.blocks, "block {block} of a cache of {} blocks", self.blocks);
         block * self.block_size + position % self.block_size
     }
@@ -121,7 +133,8 @@ impl KvCache {
     /// Stores the rows of the spans: row r of k is `k[r * width_k..]`; likewise for v.
     pub fn write(&mut self, spans: &[Span], k: &[f32], v: &[f32]) {
         for span in spans {
-            for i in 0..span.len {
+            let split = self.split;
+            for i in (0..span.len).filter(|i| split.is_none_or(|split| split.owns(span.start + i))) {
                 let (row, place) = (span.row + i, self.place(span.blocks, span.start + i));
                 for (in_v, x) in [(false, k), (true, v)] {
                     let width = self.widths()[usize::from(in_v)];

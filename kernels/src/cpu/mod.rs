@@ -305,6 +305,11 @@ impl Backend for Cpu {
         KvCache::new(&self.arena, blocks, block_size, widths, form)
     }
 
+    fn split_cache(&self, cache: &mut KvCache, split: KvSplit) -> Result<()> {
+        cache.split = Some(split);
+        Ok(())
+    }
+
     fn block_bytes(&self, cache: &KvCache) -> usize {
         cache.block_bytes()
     }
@@ -528,6 +533,7 @@ impl Backend for Cpu {
             value: &field(true),
             scale,
             window,
+            lane: None,
         };
         let mut out = zeros(q.rows, q.cols);
         attention::attend(&self.pool, self.isa, cache, spans, &plan, &mut out.data);
@@ -544,7 +550,7 @@ impl Backend for Cpu {
         adapters: Option<[&LowRank; 2]>,
         cache: &mut KvCache,
         spec: &MlaSpec,
-    ) -> Tensor {
+    ) -> Result<Tensor> {
         self.attend_latent(batch, q, [latent, k_rope], kv_b, adapters, cache, spec, |_| ())
     }
 

@@ -197,7 +197,7 @@ fn mla_matches_the_reference_and_is_batch_invariant() {
                     let batch = batch(cpu, step.iter().map(|(_, span)| *span));
                     let weight = cpu.mla_weight(kv_b.clone(), &spec, precision).unwrap();
                     let (q, latent, rope) = (tensor(0, wide), tensor(1, kv_rank), tensor(2, rope_dim));
-                    cpu.to_host(&cpu.mla_attention(&batch, &q, &latent, &rope, &weight, None, cache, &spec))
+                    cpu.to_host(&cpu.mla_attention(&batch, &q, &latent, &rope, &weight, None, cache, &spec).unwrap())
                 };
                 let inputs: [&[Vec<f32>]; 3] = [&q, &latent, &k_rope];
                 let got = invariant(isa, form, [kv_rank, rope_dim], out, &inputs, &lengths, attend);
@@ -209,6 +209,119 @@ fn mla_matches_the_reference_and_is_batch_invariant() {
                     assert_close(&got[s], &want, 2.0 * tolerance(precision), &what);
                 }
             }
+        }
+    }
+}
+
+/// One rank after the other gets its part of the heads and of the positions; the bits are those of one rank with all.
+#[test]
+fn a_cache_that_is_split_over_ranks_gives_the_same_bits_for_any_number_of_ranks() {
+    const HEADS: usize = 8;
+    let spec = MlaSpec { heads: HEADS, nope_dim: 16, rope_dim: 8, v_dim: 12, kv_rank: 64, scale: 0.2 };
+    let MlaSpec { nope_dim, rope_dim, v_dim, kv_rank, .. } = spec;
+    let (lengths, block_size, q_dim) = ([700usize, 70, 513], 16usize, nope_dim + rope_dim);
+    let mut rng = Random::new(17);
+    let rows: usize = lengths.iter().sum();
+    let q = rng.numbers(rows * HEADS * q_dim, 1.0);
+    let (latent, rope) = (rng.numbers(rows * kv_rank, 1.0), rng.numbers(rows * rope_dim, 1.0));
+    let kv_b = f32s(&rng.matrix(HEADS * (nope_dim + v_dim), kv_rank, 0.1));
+    // The rows of a step, by sequence: prompts in two parts, then one row of each.
+    let steps: [&[(usize, std::ops::Range<usize>)]; 3] =
+        [&[(0, 0..300), (1, 0..69)], &[(0, 300..699), (2, 0..512)], &[(0, 699..700), (1, 69..70), (2, 512..513)]];
+    let first_row = |sequence: usize| lengths[..sequence].iter().sum::<usize>();
+    let rows_of = |x: &[f32], width: usize, step: &[(usize, std::ops::Range<usize>)]| -> Vec<f32> {
+        let row = |(s, at): &(usize, std::ops::Range<usize>)| {
+            (first_row(*s) + at.start) * width..(first_row(*s) + at.end) * width
+        };
+        step.iter().flat_map(|part| x[row(part)].to_vec()).collect()
+    };
+    let run = |ranks: usize, form: CacheForm, split: bool| -> Vec<Vec<f32>> {
+        let heads = HEADS / ranks;
+        let links = crate::collective::threads::group(ranks);
+        let parts: Vec<Vec<Vec<f32>>> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = links
+                .into_iter()
+                .enumerate()
+                .map(|(rank, link)| {
+                    let (q, latent, rope, kv_b) = (&q, &latent, &rope, &kv_b);
+                    scope.spawn(move || {
+                        let mut cpu = Cpu::new(1 + rank % 2, Box::new(link));
+                        let spec = MlaSpec { heads, ..spec };
+                        let of_heads = heads * (nope_dim + v_dim) * kv_rank;
+                        let data = HostData::F32(kv_b[rank * of_heads..(rank + 1) * of_heads].to_vec());
+                        let matrix = HostMatrix { rows: heads * (nope_dim + v_dim), cols: kv_rank, data };
+                        let weight = cpu.mla_weight(matrix, &spec, Precision::F32).unwrap();
+                        // Tables have blocks of each rank in turn, each after a tile.
+                        let run = 64 / block_size;
+                        let mut next = vec![0u32; ranks];
+                        let tables: Vec<Vec<u32>> = lengths
+                            .iter()
+                            .map(|length| {
+                                let place = |place: usize| {
+                                    let class = if split { place / run % ranks } else { 0 };
+                                    let of = if split { ranks as u32 } else { 1 };
+                                    next[class] += 1;
+                                    (next[class] - 1) * of + class as u32
+                                };
+                                (0..length.div_ceil(block_size)).map(place).collect()
+                            })
+                            .collect();
+                        let blocks = *next.iter().max().unwrap() as usize;
+                        let mut cache = cpu.cache(blocks, block_size, [kv_rank, rope_dim], form).unwrap();
+                        if split {
+                            cpu.split_cache(&mut cache, KvSplit { rank, ranks }).unwrap();
+                        }
+                        let mut results = Vec::new();
+                        for step in steps {
+                            let mut row = 0;
+                            let spans: Vec<Span> = step
+                                .iter()
+                                .map(|(s, at)| {
+                                    row += at.len();
+                                    Span { row: row - at.len(), len: at.len(), start: at.start, blocks: &tables[*s] }
+                                })
+                                .collect();
+                            let mine = |x: Vec<f32>| -> Vec<f32> {
+                                x.chunks(HEADS * q_dim)
+                                    .flat_map(|x| x[rank * heads * q_dim..][..heads * q_dim].to_vec())
+                                    .collect()
+                            };
+                            let q = tensor(row, heads * q_dim, mine(rows_of(q, HEADS * q_dim, step)));
+                            let latent = tensor(row, kv_rank, rows_of(latent, kv_rank, step));
+                            let rope = tensor(row, rope_dim, rows_of(rope, rope_dim, step));
+                            let batch = batch(&mut cpu, spans.into_iter());
+                            let out = cpu
+                                .mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &spec)
+                                .unwrap();
+                            results.push(cpu.to_host(&out));
+                        }
+                        results
+                    })
+                })
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        // Rows with the heads of all ranks.
+        (0..steps.len())
+            .map(|step| {
+                let rows = parts[0][step].len() / (heads * v_dim);
+                let of_row =
+                    |row: usize| parts.iter().flat_map(move |part| &part[step][row * heads * v_dim..][..heads * v_dim]);
+                (0..rows).flat_map(of_row).copied().collect()
+            })
+            .collect()
+    };
+    for form in [CacheForm::F32, CacheForm::Fp8 { sharing: [64, 0] }] {
+        let (whole, one) = (run(1, form, false), run(1, form, true));
+        for (whole, one) in whole.iter().zip(&one) {
+            assert_close(one, whole, 1e-5, "lanes");
+        }
+        for ranks in [2, 4, 8] {
+            let many = run(ranks, form, true);
+            assert!(
+                many.iter().flatten().zip(one.iter().flatten()).all(|(a, b)| a.to_bits() == b.to_bits()),
+                "{ranks} ranks, {form:?}"
+            );
         }
     }
 }

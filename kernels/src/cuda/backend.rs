@@ -456,8 +456,8 @@ impl Backend for Cuda {
         adapters: Option<[&DeviceLowRank; 2]>,
         cache: &mut DeviceCache,
         spec: &MlaSpec,
-    ) -> DeviceTensor {
-        self.ops.attend_latent(&self.steps.placed(batch), q, [latent, k_rope], kv_b, adapters, cache, spec)
+    ) -> Result<DeviceTensor> {
+        Ok(self.ops.attend_latent(&self.steps.placed(batch), q, [latent, k_rope], kv_b, adapters, cache, spec))
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceExpansion> {

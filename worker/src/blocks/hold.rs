@@ -10,8 +10,8 @@ use crate::limits::HOLD_DIVISOR;
 
 #[derive(Debug)]
 pub(super) struct HeldBlocks {
-    /// Those that are unreferenced, the least recently used first.
-    unused: UnusedBlocks,
+    /// Those of each class that are unreferenced, the least recently used first.
+    unused: Vec<UnusedBlocks>,
     /// How many there are with those that are referenced, and at most.
     count: usize,
     most: usize,
@@ -21,20 +21,21 @@ pub(super) struct HeldBlocks {
 
 impl HeldBlocks {
     /// Of a cache of so many blocks.
-    pub fn of(blocks: usize) -> Self {
-        HeldBlocks { unused: UnusedBlocks::default(), count: 0, most: blocks / HOLD_DIVISOR, ends: Duration::MAX }
+    pub fn of(blocks: usize, classes: usize) -> Self {
+        let unused = (0..classes).map(|_| UnusedBlocks::default()).collect();
+        HeldBlocks { unused, count: 0, most: blocks / HOLD_DIVISOR, ends: Duration::MAX }
     }
 
-    pub fn len(&self) -> usize {
-        self.unused.len()
+    pub fn len_of(&self, class: usize) -> usize {
+        self.unused[class].len()
     }
 
-    pub fn oldest(&self) -> Option<BlockId> {
-        self.unused.oldest()
+    pub fn oldest(&self, class: usize) -> Option<BlockId> {
+        self.unused[class].oldest()
     }
 
-    pub fn iter<'a>(&self, blocks: &'a [Block]) -> impl Iterator<Item = BlockId> + 'a {
-        self.unused.iter(blocks)
+    pub fn iter<'a>(&self, blocks: &'a [Block]) -> impl Iterator<Item = BlockId> {
+        self.unused.iter().flat_map(|of_class| of_class.iter(blocks))
     }
 }
 
@@ -58,10 +59,11 @@ impl BlockPool {
                     self.held.count += 1;
                 }
                 None => {
-                    self.cached.remove(id, &mut self.blocks);
+                    let class = self.class_of(id);
+                    self.cached[class].remove(id, &mut self.blocks);
                     self.blocks[id as usize].hold = Some(until);
                     self.held.count += 1;
-                    self.held.unused.push(id, &mut self.blocks);
+                    self.held.unused[class].push(id, &mut self.blocks);
                 }
             }
         }
@@ -70,7 +72,7 @@ impl BlockPool {
 
     /// Blocks that are held, and that no sequence uses now.
     pub fn held_blocks(&self) -> usize {
-        self.held.len()
+        (0..self.classes).map(|class| self.held.len_of(class)).sum()
     }
 
     /// Holds that have ended: their blocks are the next to go.
@@ -96,26 +98,29 @@ impl BlockPool {
         // They have waited for longer than what was cached since.
         for id in order.into_iter().rev() {
             self.reuse(id);
-            self.cached.push_oldest(id, &mut self.blocks);
+            let class = self.class_of(id);
+            self.cached[class].push_oldest(id, &mut self.blocks);
         }
     }
 
     /// A registered block that is not referenced any more.
     pub(super) fn unuse(&mut self, block: BlockId) {
+        let class = self.class_of(block);
         match self.blocks[block as usize].hold {
-            Some(_) => self.held.unused.push(block, &mut self.blocks),
-            None => self.cached.push(block, &mut self.blocks),
+            Some(_) => self.held.unused[class].push(block, &mut self.blocks),
+            None => self.cached[class].push(block, &mut self.blocks),
         }
     }
 
     /// An unreferenced block is taken out of its list. Its hold ends.
     pub(super) fn reuse(&mut self, block: BlockId) {
+        let class = self.class_of(block);
         match self.blocks[block as usize].hold {
             Some(_) => {
-                self.held.unused.remove(block, &mut self.blocks);
+                self.held.unused[class].remove(block, &mut self.blocks);
                 self.drop_hold(block);
             }
-            None => self.cached.remove(block, &mut self.blocks),
+            None => self.cached[class].remove(block, &mut self.blocks),
         }
     }
 
@@ -130,7 +135,7 @@ impl BlockPool {
             return Err(format!("{count} blocks are held, counted are {}", self.held.count));
         }
         match self.held.iter(&self.blocks).all(|block| held(&block))
-            && !self.cached.iter(&self.blocks).any(|b| held(&b))
+            && !self.cached.iter().flat_map(|of_class| of_class.iter(&self.blocks)).any(|b| held(&b))
         {
             true => Ok(()),
             false => Err("a block is held in the wrong list".into()),

@@ -3,7 +3,7 @@ use super::*;
 fn fill(blocks: &mut BlockPool, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
     let mut table = Vec::new();
     for chunk in tokens.chunks_exact(blocks.block_size()) {
-        let fresh = blocks.allocate().expect("room");
+        let fresh = blocks.allocate(table.len()).expect("room");
         let block = blocks.register(fresh, table.last().copied(), salt, chunk);
         table.push(block.expect("the block before is registered"));
     }
@@ -44,7 +44,7 @@ fn branches_of_a_prefix_are_found_in_any_order() {
     release(&mut blocks, &second);
     release(&mut blocks, &first);
     while blocks.available() > 2 {
-        blocks.allocate().expect("room");
+        blocks.allocate(0).expect("room");
     }
     // The block that followed the first one holds something else now.
     assert_eq!(fill(&mut blocks, &salt, &[3, 4]), first[1..2]);
@@ -74,12 +74,12 @@ fn the_least_recently_used_block_is_evicted_first_and_children_before_parents() 
     let new = fill(&mut blocks, &salt, &[5, 6, 7, 8]);
     release(&mut blocks, &new);
     assert_eq!(blocks.available(), 4);
-    assert_eq!(blocks.allocate(), Some(old[1]));
+    assert_eq!(blocks.allocate(0), Some(old[1]));
     assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4]).blocks, old[..1]);
     blocks.retain(new[0]);
-    assert_eq!(blocks.allocate(), Some(old[0]));
-    assert_eq!(blocks.allocate(), Some(new[1]));
-    assert_eq!(blocks.allocate(), None);
+    assert_eq!(blocks.allocate(0), Some(old[0]));
+    assert_eq!(blocks.allocate(0), Some(new[1]));
+    assert_eq!(blocks.allocate(0), None);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn registrations_and_evictions_are_recorded_under_the_hash_that_routers_compute(
     let stored = |hash| BlockChange { hash, stored: true, tier: BlockTier::Cache };
     assert_eq!(blocks.take_changes(), [stored(hashes[0]), stored(hashes[1]), stored(hashes[2])][1..]);
     // The last block is evicted, the first is reclaimed.
-    let evicted = blocks.allocate().expect("room");
+    let evicted = blocks.allocate(0).expect("room");
     blocks.retain(table[0]);
     assert!(blocks.reclaim(table[0]));
     let removed = |hash| BlockChange { hash, stored: false, tier: BlockTier::Cache };

@@ -19,6 +19,7 @@ fn feed(blocks: usize) -> (EventSource, Arc<EventFeed>) {
         states: None,
         lora_slots: 0,
         host: HostShape::default(),
+        kv_ranks: 1,
     })
 }
 

@@ -20,6 +20,6 @@ pub use footprint::{Footprint, WeightParts};
 pub use linear::LinearSpec;
 pub use load::Precisions;
 pub use low_rank::numbers_of_rank_one;
-pub use mixer::{StateSize, StateSpec};
+pub use mixer::{MixerSpec, StateSize, StateSpec};
 pub use network::{LayoutSwap, Network, WeightSource, bytes_to_load};
 pub use spec::{Gated, LayerSpec, Mlp, Spec};

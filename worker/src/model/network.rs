@@ -124,7 +124,11 @@ impl<B: Backend> Network<B> {
     pub fn open(&mut self, size: StateSize, stashes: usize) -> KernelResult<()> {
         self.backend.open_stash(stashes)?;
         let held = self.state_size;
-        if held.blocks >= size.blocks && held.block_size == size.block_size && held.cells >= size.cells {
+        if held.blocks >= size.blocks
+            && held.block_size == size.block_size
+            && held.split == size.split
+            && held.cells >= size.cells
+        {
             return Ok(());
         }
         self.close();

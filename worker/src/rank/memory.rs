@@ -5,7 +5,7 @@ use std::mem;
 
 use rein_control_plane::limits::EXPERT_MOVES;
 use rein_control_plane::{RankPlacement, place};
-use rein_kernels::{DeviceStorage, Devices, Precision};
+use rein_kernels::{DeviceStorage, Devices, Precision, kv_split};
 
 use super::{DeviceChoice, ModelOptions};
 use crate::bytes::ByteCount;
@@ -63,6 +63,8 @@ pub struct KvPlan {
     pub full_context: usize,
     /// None: the model has no recurrent layers.
     pub states: Option<StatePlan>,
+    /// Ranks over which positions are split: each has its part of the blocks.
+    pub kv_ranks: usize,
 }
 
 /// The recurrent states of the ranks in this process.
@@ -143,6 +145,14 @@ impl fmt::Display for KvPlan {
 }
 
 impl KvPlan {
+    /// The number of blocks is a multiple of it.
+    fn blocks_at_once(&self) -> usize {
+        match self.kv_ranks {
+            1 => 1,
+            ranks => ranks * (kv_split::TILE / self.block_size).max(1),
+        }
+    }
+
     pub fn tokens(&self) -> usize {
         self.blocks * self.block_size
     }
@@ -160,7 +170,8 @@ impl KvPlan {
 
     pub fn state_size(&self, blocks: usize) -> StateSize {
         let cells = self.states(blocks).zip(self.states).map_or(0, |(shape, plan)| shape.cells(plan.sequences));
-        StateSize { blocks, block_size: self.block_size, cells }
+        let split = self.kv_ranks > 1;
+        StateSize { blocks: blocks / self.kv_ranks, block_size: self.block_size, cells, split }
     }
 
     /// For these ranks of a group of `ranks`; the weights of those in `to_load` are not in memory yet. The ranks have
@@ -177,9 +188,10 @@ impl KvPlan {
             Self {
                 blocks,
                 block_size: options.block_size,
-                bytes_per_token: Self::bytes_per_token(footprint, mine, ranks),
+                bytes_per_token: Self::bytes_per_token(footprint, mine, ranks).div_ceil(options.kv_ranks(ranks)),
                 max_context: 0,
                 full_context: 0,
+                kv_ranks: options.kv_ranks(ranks),
                 states: StatePlan::new(footprint, mine, ranks, options),
             }
             .bytes()
@@ -217,7 +229,8 @@ impl KvPlan {
 
     /// Uses the number of blocks that all ranks have room for, which may be lower.
     pub(super) fn agreed(mut self, blocks: usize, options: &ModelOptions) -> Result<Self, LoadError> {
-        self.blocks = blocks;
+        // Each rank has whole tiles.
+        self.blocks = blocks / self.blocks_at_once() * self.blocks_at_once();
         self.limited(options)
     }
 
@@ -230,7 +243,8 @@ impl KvPlan {
         free: usize,
     ) -> Result<Self, LoadError> {
         let (block_size, spec) = (options.block_size, footprint.spec);
-        let bytes_per_token = Self::bytes_per_token(footprint, mine, ranks);
+        let kv_ranks = options.kv_ranks(ranks);
+        let bytes_per_token = Self::bytes_per_token(footprint, mine, ranks).div_ceil(kv_ranks);
         let states = StatePlan::new(footprint, mine, ranks, options);
         let context = context(spec, options)?;
         let on_gpus = matches!(options.devices, DeviceChoice::Cuda(_));
@@ -262,7 +276,9 @@ impl KvPlan {
                 ((budget - fixed) / (block_size * bytes_per_token + per_block).max(1)).min(most)
             }
         };
-        let plan = Self { blocks, block_size, bytes_per_token, max_context: context, full_context: context, states };
+        let (max_context, full_context) = (context, context);
+        let plan = Self { blocks, block_size, bytes_per_token, max_context, full_context, states, kv_ranks };
+        let plan = Self { blocks: blocks / plan.blocks_at_once() * plan.blocks_at_once(), ..plan };
         let cache = plan.bytes();
         let rest = free.saturating_sub(weights);
         if on_gpus && cache > rest {

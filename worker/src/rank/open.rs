@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rein_kernels::Precision;
+use rein_kernels::{KvSplit, Precision};
 use serde_json::{Map, Value};
 
-use super::{Dtype, KvDtype, ModelOptions, Quantize};
+use super::{DeviceChoice, Dtype, KvDtype, ModelOptions, Quantize};
 use crate::checkpoint::{
     CheckpointWeights, ConfigFields, LoadError, Quantization, Reads, StoredDtype, content_hash, parse_config,
     read_config,
 };
-use crate::model::{self, Footprint, Precisions, Spec, WeightSource};
+use crate::model::{self, Footprint, MixerSpec, Precisions, Spec, WeightSource};
 
 /// Before the names of all tensors of the decoder, unless it was saved alone.
 const DECODER: &str = "model.";
@@ -94,6 +94,30 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     };
     let precisions = Precisions { base, linear, fp8_cache: options.kv_dtype == KvDtype::Fp8 };
     Ok(Checkpoint { spec: Arc::new(spec), weights, precisions, reads: reads.clone(), config: hash })
+}
+
+/// Whether the KV cache can be split over so many ranks, if it is to be.
+pub fn check_split(spec: &Spec, ranks: usize, options: &ModelOptions) -> Result<(), LoadError> {
+    let refused = |what: String| Err(LoadError::Option { option: "kv_parallel", what });
+    if !options.kv_parallel || ranks == 1 {
+        return Ok(());
+    }
+    if spec.layers.iter().any(|layer| !matches!(layer.mixer, MixerSpec::Mla(_))) {
+        return refused("splits the cache of latent attention (MLA), which not all layers of this model have".into());
+    }
+    if options.devices != DeviceChoice::Cpu {
+        return refused("works on CPUs; on GPUs it is not there yet".into());
+    }
+    if options.host.bytes > 0 {
+        return refused("does not go with --host-kv yet".into());
+    }
+    match KvSplit::fits(ranks, options.block_size) {
+        true => Ok(()),
+        false => refused(format!(
+            "takes 1, 2, 4 or 8 ranks and blocks of a number of tokens that divides 64, got {ranks} ranks and blocks of {}",
+            options.block_size
+        )),
+    }
 }
 
 /// Whether so many ranks can share the recurrent layers.

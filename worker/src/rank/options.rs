@@ -73,6 +73,8 @@ pub struct ModelOptions {
     pub loras: LoraLimits,
     /// Where KV blocks that leave the cache are kept.
     pub host: HostLimits,
+    /// The positions of the KV cache are split over the ranks of the group.
+    pub kv_parallel: bool,
 }
 
 impl Default for ModelOptions {
@@ -97,11 +99,17 @@ impl Default for ModelOptions {
             step_deadline: None,
             loras: LoraLimits::default(),
             host: HostLimits::default(),
+            kv_parallel: false,
         }
     }
 }
 
 impl ModelOptions {
+    /// Ranks over which the positions of the KV cache are split.
+    pub(super) fn kv_ranks(&self, ranks: usize) -> usize {
+        if self.kv_parallel { ranks } else { 1 }
+    }
+
     /// Whether the size of the KV cache was given.
     pub(super) fn kv_is_fixed(&self) -> bool {
         self.kv_blocks.is_some() || self.kv_memory.is_some()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Scheduler;
 use super::planned::PlannedLoad;
-use crate::blocks::Prefix;
+use crate::blocks::{ByClass, Prefix};
 use crate::limits;
 use crate::seq::{CallerHash, NextWork, SeqId};
 
@@ -82,10 +82,10 @@ impl Scheduler {
 
     /// Blocks for all tokens of a waiting sequence: its longest cached prefix, the number of blocks beyond it, and how
     /// many must be available.
-    fn blocks_for(&mut self, id: SeqId) -> Option<(Prefix, usize, usize)> {
+    fn blocks_for(&mut self, id: SeqId) -> Option<(Prefix, usize, ByClass)> {
         let reserve = match self.running.is_empty() {
             true => 0,
-            false => (self.blocks.total() / limits::RESERVE_DIVISOR).max(1),
+            false => (self.blocks.total() / limits::RESERVE_DIVISOR).max(1).div_ceil(self.blocks.classes()),
         };
         let seq = self.seqs.get(&id)?;
         let want = seq.tokens.len().div_ceil(self.blocks.block_size());
@@ -94,16 +94,17 @@ impl Scheduler {
             // The last token is always computed: its logits are needed.
             false => self.blocks.lookup(&seq.salt, &seq.tokens[..seq.tokens.len() - 1]),
         };
+        let unreferenced = self.blocks.unreferenced(&prefix.blocks);
+        let available = self.blocks.count_places(prefix.blocks.len()..want).plus(&unreferenced);
         let fresh = want - prefix.blocks.len();
-        let available = fresh + self.blocks.unreferenced(&prefix.blocks) + reserve;
-        Some((prefix, fresh, available))
+        Some((prefix, fresh, available.plus_each(reserve)))
     }
 
     /// Allocates blocks for all tokens of a waiting sequence. False: there is no room.
     fn seat(&mut self, id: SeqId) -> bool {
         let Some((prefix, fresh, available)) = self.blocks_for(id) else { return false };
         let Some(seq) = self.seqs.get_mut(&id) else { return false };
-        if available > self.blocks.available() {
+        if !self.blocks.has(&available) {
             return false;
         }
         let Prefix { blocks, places } = prefix;
@@ -112,7 +113,8 @@ impl Scheduler {
         seq.registered = blocks.len();
         seq.computed = blocks.len() * self.blocks.block_size();
         seq.table = blocks;
-        seq.table.extend((0..fresh).map_while(|_| self.blocks.allocate()));
+        let rest = seq.registered..seq.registered + fresh;
+        seq.table.extend(rest.map_while(|place| self.blocks.allocate(place)));
         debug_assert_eq!(seq.table.len(), seq.registered + fresh, "there was room for all");
         if !places.is_empty() {
             seq.ahead.loads = places.len();
@@ -129,18 +131,18 @@ impl Scheduler {
     /// Seats the first of these sequences for which there is room, at the cost of callers that hold several slots. Only
     /// the first may take free blocks: it waits for them.
     fn seat_newcomer(&mut self, newcomers: &[SeqId]) -> Option<SeqId> {
-        let mut free = self.blocks.available();
+        let mut first = true;
         let seated = newcomers.iter().find(|&&id| {
-            let free = std::mem::take(&mut free);
-            self.make_room(id, free) && self.seat(id)
+            let takes_free = std::mem::take(&mut first);
+            self.make_room(id, takes_free) && self.seat(id)
         });
         seated.copied()
     }
 
     /// Preempts sequences of callers that have several, those with the most first, until there is a slot and blocks for
-    /// a waiting sequence of a caller that has none. It may take `free` of the free blocks. False: it needs more than
+    /// a waiting sequence of a caller that has none. `takes_free`: free blocks serve too. False: it needs more than
     /// an equal share of the blocks, or there is not enough.
-    fn make_room(&mut self, id: SeqId, free: usize) -> bool {
+    fn make_room(&mut self, id: SeqId, takes_free: bool) -> bool {
         let mut slots: BTreeMap<CallerHash, usize> = BTreeMap::new();
         for other in &self.running {
             *slots.entry(self.seqs[other].caller).or_default() += 1;
@@ -154,7 +156,8 @@ impl Scheduler {
         let oldest = self.oldest();
         let mut others: Vec<SeqId> = self.running.iter().copied().filter(|&other| Some(other) != oldest).collect();
         let mut victims = Vec::new();
-        while available > free || self.running.len() - victims.len() >= self.options.max_sequences {
+        let lacks = |available: &ByClass| if takes_free { !self.blocks.has(available) } else { available.most() > 0 };
+        while lacks(&available) || self.running.len() - victims.len() >= self.options.max_sequences {
             let of = |other: &SeqId| self.seqs[other].caller;
             let busiest = others.iter().enumerate().filter(|(_, other)| slots[&of(other)] > 1);
             let Some((at, _)) = busiest.max_by_key(|(_, other)| (slots[&of(other)], **other)) else { return false };
@@ -164,7 +167,7 @@ impl Scheduler {
                 .table
                 .iter()
                 .filter(|block| self.blocks.sole(**block) && !prefix.blocks.contains(block));
-            available = available.saturating_sub(freed.count());
+            available = available.minus(&self.blocks.count_blocks(freed));
             victims.push(victim);
         }
         for victim in victims {

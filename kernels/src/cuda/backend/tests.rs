@@ -257,7 +257,7 @@ impl<B: Backend> Toy<B> {
                             let latent = b.rms_norm(&b.slice_cols(&kv, 0, MLA.kv_rank), norm, 1e-5);
                             let mut k_rope = b.slice_cols(&kv, MLA.kv_rank, rope);
                             b.rope(&batch, &mut k_rope, &rope_spec(rope, 0, rope, true));
-                            b.mla_attention(&batch, &q, &latent, &k_rope, kv_b, None, cache, &MLA)
+                            b.mla_attention(&batch, &q, &latent, &k_rope, kv_b, None, cache, &MLA)?
                         }
                     };
                     let out = b.linear(&out, o, None);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, Devices, MlaSpec, Result as KernelResult, RopeSpec};
+use rein_kernels::{Backend, Devices, KvSplit, MlaSpec, Result as KernelResult, RopeSpec};
 
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened, sharing};
 use crate::checkpoint::LoadError;
@@ -118,7 +118,11 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
     fn open(&mut self, b: &B, size: &StateSize, precisions: Precisions) -> KernelResult<()> {
         let MlaSpec { kv_rank, rope_dim, .. } = self.spec;
         let form = precisions.cache(latent_sharing(kv_rank));
-        self.cache = Some(b.cache(size.blocks, size.block_size, [kv_rank, rope_dim], form)?);
+        let mut cache = b.cache(size.blocks, size.block_size, [kv_rank, rope_dim], form)?;
+        if size.split {
+            b.split_cache(&mut cache, KvSplit { rank: b.rank(), ranks: b.ranks() })?;
+        }
+        self.cache = Some(cache);
         Ok(())
     }
 
@@ -143,7 +147,7 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
         b.rope(batch, &mut k_rope, &self.k_rope);
         let cache = opened(&mut self.cache)?;
         let adapters = self.latents.and_then(|latents| pass.adapters?.of_latents(latents));
-        let out = b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, adapters, cache, &self.spec);
+        let out = b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, adapters, cache, &self.spec)?;
         Ok(self.o.apply(pass, &out))
     }
 }

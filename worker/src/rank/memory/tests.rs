@@ -145,3 +145,28 @@ fn recurrent_states_have_room_beside_the_kv_cache() {
     let many = plan(&ModelOptions { max_sequences: 100, ..options }, 1, SHARE * budget).expect_err("no room");
     assert!(many.to_string().contains("max_sequences") && many.to_string().contains("100 sequences"), "{many}");
 }
+
+#[test]
+fn a_split_cache_holds_as_many_times_the_tokens_as_there_are_ranks() {
+    let config = json!({"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 8, "hidden_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 8, "max_position_embeddings": 100_000,
+        "q_lora_rank": null, "kv_lora_rank": 16, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
+        "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_theta": 10000.0});
+    let spec = crate::model::build(config.as_object().expect("object")).expect("spec");
+    let plan = |tp, kv_parallel| {
+        let options = ModelOptions { tp, kv_parallel, max_sequences: 1000, ..ModelOptions::default() };
+        let placement = place(&spec.shape(), tp, 1).expect("placement");
+        let mine: Vec<&RankPlacement> = placement.ranks.iter().collect();
+        KvPlan::with_free(&footprint(&spec), &mine, tp, 0, &options, 4 << 20).expect("plan")
+    };
+    let (one, whole, split) = (plan(1, false), plan(8, false), plan(8, true));
+    // 2 layers of 20 numbers of 2 bytes.
+    assert_eq!([&one, &whole, &split].map(|plan| plan.bytes_per_token), [80, 640, 80]);
+    assert!(split.tokens() >= 8 * whole.tokens() - 8 * 64 && split.tokens() > one.tokens() - 8 * 64, "{split}");
+    assert_eq!((split.blocks % 32, split.state_size(split.blocks).blocks), (0, split.blocks / 8));
+    for (ranks, size, fits) in [(8, 64, true), (4, 16, true), (1, 48, false), (3, 16, false), (16, 16, false)] {
+        assert_eq!(rein_kernels::KvSplit::fits(ranks, size), fits, "{ranks} ranks, blocks of {size}");
+    }
+}

@@ -189,11 +189,17 @@ impl World {
         // No recurrent state is kept there.
         let places = if states.is_none() && rng.random_bool(0.7) { rng.random_range(1..40) } else { 0 };
         let host = HostShape { places, outlives: rng.random_bool(0.5), ..HostShape::default() };
+        // Tables of 64 positions and more have blocks of several ranks.
+        let kv_ranks = if places == 0 && rng.random_bool(0.4) { 1 << rng.random_range(1..4) } else { 1 };
+        let block_size = if kv_ranks > 1 { 1 << rng.random_range(3..7) } else { block_size };
         let shape = ExecutorShape {
             model: "ledger".into(),
             vocab_size: VOCAB as usize,
-            max_context: rng.random_range(8..60),
-            blocks: rng.random_range(4..40),
+            max_context: if kv_ranks > 1 { rng.random_range(70..600) } else { rng.random_range(8..60) },
+            blocks: match kv_ranks {
+                1 => rng.random_range(4..40),
+                ranks => ranks * 64 / block_size * rng.random_range(1..5),
+            },
             block_size,
             kind: "sim",
             ranks: 1,
@@ -202,6 +208,7 @@ impl World {
             states,
             lora_slots: 3,
             host,
+            kv_ranks,
         };
         let options = EngineOptions {
             max_sequences: rng.random_range(1..9),
@@ -554,6 +561,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
         states: None,
         lora_slots: 0,
         host: HostShape::default(),
+        kv_ranks: 1,
     };
     let options = EngineOptions { max_sequences: 2, token_budget: 5, ..EngineOptions::default() };
     let mut scheduler = Scheduler::new(&shape, options);

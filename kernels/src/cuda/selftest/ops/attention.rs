@@ -112,11 +112,12 @@ impl<B: Backend> Pair<B> {
                     let (latent, latent_cpu) = pair.activation(rows, kv_rank)?;
                     let (rope, rope_cpu) = pair.activation(rows, rope_dim)?;
                     let batch = pair.device.begin(step.clone())?;
-                    let got = pair.device.mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &spec);
+                    let got =
+                        pair.device.mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &spec)?;
                     let batch = pair.cpu.begin(step)?;
                     let (cpu, cache) = (&pair.cpu, &mut cache_cpu);
                     let want =
-                        cpu.mla_attention(&batch, &q_cpu, &latent_cpu, &rope_cpu, &weight_cpu, None, cache, &spec);
+                        cpu.mla_attention(&batch, &q_cpu, &latent_cpu, &rope_cpu, &weight_cpu, None, cache, &spec)?;
                     let case = format!("{heads} heads, latent of {kv_rank}, {rows} rows, {form:?}");
                     check.compare(case, &pair.device.to_host(&got), want.data());
                     Ok(())

@@ -336,7 +336,7 @@ impl LatentLayer {
             let spans: Vec<_> = spans.collect();
             let inputs = StepInputs { ids: vec![0; row], spans, ..StepInputs::default() };
             let batch = backend.begin(inputs)?;
-            let out = backend.mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &self.spec);
+            let out = backend.mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &self.spec)?;
             results.push(backend.to_host(&out));
         }
         Ok(results)

@@ -192,7 +192,7 @@ impl Tiers {
                     continue;
                 }
                 return seconds(backend, || {
-                    backend.mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &spec);
+                    backend.mla_attention(&batch, &q, &latent, &rope, &weight, None, &mut cache, &spec)?;
                     Ok(())
                 });
             }
