@@ -215,8 +215,14 @@ fn bf16_stays_close_to_transformers_in_bf16() {
 /// ones.
 #[test]
 fn an_fp8_cache_stays_close_and_ranks_agree() {
+    let mut refused = Vec::new();
     for fixture in fixtures() {
         let options = ModelOptions { kv_dtype: KvDtype::Fp8, ..f32_options() };
+        if let Err(error) = RankGroup::load(&fixture.dir, &options, &mut |_, _| ()) {
+            assert!(error.to_string().contains("have biases and no norm"), "{error}");
+            refused.push(fixture.name);
+            continue;
+        }
         let plain = fixture.score(&f32_options());
         let coded = fixture.score(&options);
         let (far, mean) = (distance(&plain.logprobs, &coded.logprobs), mean_distance(&plain.logprobs, &coded.logprobs));
@@ -227,6 +233,8 @@ fn an_fp8_cache_stays_close_and_ranks_agree() {
         // A number between two codes may get the other one.
         assert!(ranks <= mean.max(RANKS), "{}: tp 2 differs by {ranks}", fixture.name);
     }
+    assert!(refused.iter().any(|name| name == "qwen2") && refused.len() < 12, "{refused:?}");
+    println!("refused: {refused:?}");
 }
 
 /// Where int4 weights stay as they are, as on a GPU.
