@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rein_worker::LoadLog;
 use rein_worker::checkpoint::LoadError;
-use rein_worker::host_tier::HostLimits;
+use rein_worker::model::HostLimits;
 use rein_worker::node::TextFiles;
 use rein_worker::rank::{
     DeviceChoice, Dtype, GpuKernels, Gpus, KvDtype, LoraLimits, ModelLoader, ModelOptions, Quantize, RankGroup,

@@ -12,8 +12,8 @@
 // GQA: a = q, key_a = k, value = v, group = heads / kv_heads. MLA: a = q through kv_b to the latent, b = the rotary
 // part of q, key_a = value = the latent, key_b = the rotary key, group = heads.
 //
-// attention_fp8: the cache has e4m3 codes (cache.cu). scales [places, scales_of_place]: number i of an entry of key_a has
-// scale i / a_sharing, of value value_first + i / value_sharing; key_b has none.
+// attention_fp8: the cache has e4m3 codes (cache.cu). scales [places, scales_of_place]: number i of an entry of key_a
+// has scale i / a_sharing, of value value_first + i / value_sharing; key_b has none.
 //
 // value_width <= 1024; any other sizes. Positions are processed in tiles of 64 at multiples of 64 from the start of the
 // sequence, so a row's bits depend on neither chunks, blocks nor other rows. Error: f32 sums, expf, rounding to T.

@@ -13,8 +13,9 @@
 //                     weights. Grid: (rows, KV heads, chunks); 128 threads; group <= 64.
 // flash_merge         joins the chunks of rows with several. Grid: (rows, heads); 128 threads.
 //
-// flash_fp8_N, flash_split_fp8_N: the same over e4m3 codes (cache.cu). `sharing` numbers of a head share a scale: those of
-// keys are the first of a place, those of values begin at value_first. They become bf16 on their way, which is exact.
+// flash_fp8_N, flash_split_fp8_N: the same over e4m3 codes (cache.cu). `sharing` numbers of a head share a scale: those
+// of keys are the first of a place, those of values begin at value_first. They become bf16 on their way, which is
+// exact.
 //
 // N (64, 128) is the width of a head, filled up with zeros. Shared memory: (queries of a tile + 256) * N * 2 bytes, of
 // 128 or 64 queries. Rows first up to first + rows; rows whose sequence is NONE get zeros. Pointers and strides of q

@@ -393,8 +393,8 @@ pub trait Backend: Sized + Send + 'static {
     fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts>;
     /// Paged KV of one layer: two entries of `widths` numbers for each position (MLA: latent and rotary key).
     fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<Self::Cache>;
-    /// From now on the cache has a rank's part of the positions, and blocks are numbered over all ranks. Latent attention
-    /// over it exchanges queries and results with the other ranks.
+    /// From now on the cache has a rank's part of the positions, and blocks are numbered over all ranks. Latent
+    /// attention over it exchanges queries and results with the other ranks.
     fn split_cache(&self, cache: &mut Self::Cache, split: KvSplit) -> Result<()> {
         let (_, KvSplit { ranks, .. }) = (cache, split);
         let what = format!("this backend does not split a KV cache over {ranks} ranks");

@@ -2,8 +2,8 @@
 
 /// Positions that stay together: a tile of attention.
 pub const TILE: usize = 64;
-/// A tile belongs to one of these lanes in turn, and each rank has the same number of lanes. Attention over a lane has one
-/// order, and lanes are joined in one order: so bits do not depend on the number of ranks.
+/// A tile belongs to one of these lanes in turn, and each rank has the same number of lanes. Attention over a lane has
+/// one order, and lanes are joined in one order: so bits do not depend on the number of ranks.
 pub const LANES: usize = 8;
 
 /// A rank's part of a cache that is split over `ranks` ranks, of which lane l belongs to l % ranks. Blocks are numbered

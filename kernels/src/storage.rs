@@ -81,8 +81,8 @@ pub enum Precision {
 pub enum CacheForm {
     F32,
     Bf16,
-    /// e4m3 codes. So many numbers of a key's entry, and of a value's, share a scale in f32, which is a power of two; 0:
-    /// there is none. It is a multiple of 16, or all that a head has. Codes times scales are exact in bf16.
+    /// e4m3 codes. So many numbers of a key's entry, and of a value's, share a scale in f32, which is a power of two;
+    /// 0: there is none. It is a multiple of 16, or all that a head has. Codes times scales are exact in bf16.
     Fp8 {
         sharing: [usize; 2],
     },

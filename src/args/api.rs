@@ -162,8 +162,8 @@ pub struct AdmissionArgs {
     /// Seconds without progress in reading the answer after which a client's request is ended
     #[arg(long, env = "REIN_CLIENT_STALL_TIMEOUT", default_value_t = rein_router::limits::CLIENT_STALL.as_secs(), value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub client_stall_timeout: u64,
-    /// Seconds for which engines hold the KV blocks of an answer that ended in tool calls, because its conversation comes
-    /// back. Once a conversation's tools have run, twice the median of their times counts. 0: not at all
+    /// Seconds for which engines hold the KV blocks of an answer that ended in tool calls, because its conversation
+    /// comes back. Once a conversation's tools have run, twice the median of their times counts. 0: not at all
     #[arg(long, env = "REIN_TOOL_HOLD", default_value_t = rein_router::limits::FIRST_TOOL_HOLD.as_secs(), value_name = "S", value_parser = clap::value_parser!(u64).range(0..=600))]
     pub tool_hold: u64,
     /// Memory that requests share, in MiB: bodies, prompts, grammars, kept responses and unread answers. With less than

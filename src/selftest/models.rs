@@ -129,8 +129,8 @@ fn compare(
     Ok((value + if equal < clear { ", no close decision" } else { "" }, passed))
 }
 
-/// Logprobs over a KV cache of codes against those of the CPU over such a cache, and what the codes change. A number that
-/// lies between two codes may get another one on the device.
+/// Logprobs over a KV cache of codes against those of the CPU over such a cache, and what the codes change. A number
+/// that lies between two codes may get another one on the device.
 fn compare_codes(model: &SmallModel, devices: &DeviceChoice) -> Result<(String, bool), Box<dyn Error>> {
     let load = |devices: &DeviceChoice, kv_dtype: KvDtype| {
         let devices = devices.clone();

@@ -25,7 +25,7 @@ use rein_kernels::kv_split;
 use rein_proto::block_hash;
 use unused::{Linked, Links, UnusedBlocks};
 
-use crate::executor::ExecutorShape;
+use crate::cells::StateShape;
 
 pub type BlockId = u32;
 
@@ -80,6 +80,15 @@ struct Registered {
     content: Content,
     /// The cell with the recurrent state after this block.
     cell: Option<u32>,
+}
+
+/// The blocks of an executor, as in its shape.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolShape {
+    pub blocks: usize,
+    pub block_size: usize,
+    pub states: Option<StateShape>,
+    pub kv_ranks: usize,
 }
 
 /// Numbers of blocks by class.
@@ -164,24 +173,21 @@ pub struct BlockPool {
 
 impl BlockPool {
     /// The blocks of an executor. `caches`: whether blocks are registered at all.
-    pub fn of(shape: &ExecutorShape, caches: bool) -> Self {
+    pub fn of(shape: PoolShape, host: &HostShape, caches: bool) -> Self {
         let mut pool = Self::in_classes(shape, caches);
-        if let Some((host, next)) = HostPlaces::new(&shape.host, shape.block_size).filter(|_| caches) {
+        if let Some((host, next)) = HostPlaces::new(host, shape.block_size).filter(|_| caches) {
             (pool.host, pool.next_content) = (Some(host), next);
         }
         pool
     }
 
     #[cfg(test)]
-    pub fn new(blocks: usize, block_size: usize, caches: bool, states: Option<crate::cells::StateShape>) -> Self {
-        use crate::executor::Executor;
-
-        let sim = crate::sim::Sim::new(crate::sim::SimOptions { blocks, block_size, ..Default::default() });
-        Self::of(&ExecutorShape { states, ..sim.shape() }, caches)
+    pub fn new(blocks: usize, block_size: usize, caches: bool, states: Option<StateShape>) -> Self {
+        Self::of(PoolShape { blocks, block_size, states, kv_ranks: 1 }, &HostShape::default(), caches)
     }
 
-    fn in_classes(shape: &ExecutorShape, caches: bool) -> Self {
-        let ExecutorShape { blocks: count, block_size, states, kv_ranks, .. } = *shape;
+    fn in_classes(shape: PoolShape, caches: bool) -> Self {
+        let PoolShape { blocks: count, block_size, states, kv_ranks } = shape;
         assert!(block_size > 0, "a KV block holds at least one token");
         let (count, classes) = (u32::try_from(count).unwrap_or(u32::MAX), kv_ranks.max(1));
         let of_class = |class: usize| (0..count).filter(move |&block| block as usize % classes == class);
@@ -286,8 +292,8 @@ impl BlockPool {
         self.total() - self.available()
     }
 
-    /// The longest registered prefix of `tokens`, in whole blocks, after which a sequence can go on, and what follows it
-    /// in the host tier. Does not reference them.
+    /// The longest registered prefix of `tokens`, in whole blocks, after which a sequence can go on, and what follows
+    /// it in the host tier. Does not reference them.
     pub fn lookup(&mut self, salt: &Arc<str>, tokens: &[u32]) -> Prefix {
         let mut parent = Parent::Root(salt.clone());
         let mut found = Prefix::default();

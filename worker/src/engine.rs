@@ -5,6 +5,8 @@
 //! sleeps on the queue. It never waits for a router: a sequence whose router does not read is paused. This module does
 //! not know gRPC.
 
+mod loras;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -546,33 +548,6 @@ impl EngineThread {
                 self.vitals.loras.send_replace(Vec::new());
             }
         }
-    }
-
-    fn load_lora(
-        &mut self,
-        [name, path]: [String; 2],
-        lora: Arc<Lora>,
-        reply: oneshot::Sender<Result<LoraInfo, NoLoraSlot>>,
-    ) {
-        match self.loras.load(&name, &path, lora) {
-            Ok(slot) => drop(self.lora_replies.insert(slot, reply)),
-            // The caller may have given up.
-            Err(full) => drop(reply.send(Err(full))),
-        }
-    }
-
-    fn lora_arrived(&mut self, slot: u32) {
-        let Some(info) = self.loras.arrived(slot) else { return };
-        tracing::info!(name = info.name, slot, rank = info.rank, "loaded a LoRA adapter");
-        self.publish_loras();
-        if let Some(reply) = self.lora_replies.remove(&slot) {
-            // The caller may have given up.
-            let _ = reply.send(Ok(info));
-        }
-    }
-
-    fn publish_loras(&self) {
-        self.vitals.loras.send_replace(self.loras.ready().cloned().collect());
     }
 
     /// After a panic the state of the executor is unknown, so it counts as lost.

@@ -39,8 +39,8 @@ pub struct ExecutorShape {
     pub lora_slots: usize,
     /// Where KV blocks can be kept outside of the cache.
     pub host: HostShape,
-    /// Ranks over which the positions of the KV cache are split; 1: they are not. Block b is on rank b % `kv_ranks`, and
-    /// tables have blocks of each rank in turn.
+    /// Ranks over which the positions of the KV cache are split; 1: they are not. Block b is on rank b % `kv_ranks`,
+    /// and tables have blocks of each rank in turn.
     pub kv_ranks: usize,
 }
 
@@ -61,9 +61,9 @@ impl ExecutorShape {
 ///
 /// For each row, in the order of the step:
 /// - Before all rows, the parts of LoRA adapters in `step.loras` are applied in their order.
-/// - Before all rows, the blocks of `step.saves` are copied to their places in the host tier, in their order, then those
-///   of `step.loads` from theirs. A place that does not hold the content of a load, whole, is in `lost_places` of the
-///   result.
+/// - Before all rows, the blocks of `step.saves` are copied to their places in the host tier, in their order, then
+///   those of `step.loads` from theirs. A place that does not hold the content of a load, whole, is in `lost_places` of
+///   the result.
 /// - First, block tables and stashed logits of the slots in `step.dropped` are forgotten. Empty slots are no error.
 /// - `kept_blocks` and `blocks` change the slot's table, which the executor keeps.
 /// - `tokens` at positions `start..` are computed and their KV entries written to the blocks of the table. Only blocks

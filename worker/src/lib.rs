@@ -11,7 +11,6 @@ mod engine;
 pub mod error;
 mod events;
 pub mod executor;
-pub mod host_tier;
 pub mod limits;
 mod load_log;
 mod lora;

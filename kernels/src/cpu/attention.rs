@@ -1,9 +1,12 @@
 //! Paged attention with an online softmax in f32. A query row processes the positions it sees in tiles of 64, at
 //! multiples of 64 from the start of its sequence, so its result does not depend on chunks, blocks or other rows.
 
+mod numbers;
+
 use std::cell::RefCell;
 
 use half::bf16;
+use numbers::{CachedNumber, Fp8Code, permute};
 
 use super::kv_cache::KvCache;
 use super::pool::{SharedPtr, ThreadPool};
@@ -122,92 +125,6 @@ pub fn attend(pool: &ThreadPool, isa: Isa, cache: &KvCache, spans: &[Span], plan
     });
 }
 
-/// Numbers of the cache. 32 of them are loaded in the cheapest order, which queries and outputs follow: number i of
-/// whole 32 is at `place(i)`. The rest after the last whole 32 keeps its order.
-trait Number: Copy {
-    /// Loaded numbers are multiplied with this and, if it is not 1, with the scale of their entry.
-    const FACTOR: f32 = 1.0;
-    fn place(i: usize) -> usize;
-    unsafe fn load_32<S: Simd>(p: *const Self) -> [S::V; 2];
-    /// At most 16.
-    unsafe fn load_n<S: Simd>(p: *const Self, n: usize) -> S::V;
-}
-
-/// Copies a vector into the order of `Number::place`, or back.
-#[inline(always)]
-fn permute<T: Number>(from: &[f32], to: &mut [f32], back: bool) {
-    let whole = from.len().min(to.len()) / 32 * 32;
-    for base in (0..whole).step_by(32) {
-        for i in 0..32 {
-            let (a, b) = if back { (T::place(i), i) } else { (i, T::place(i)) };
-            to[base + b] = from[base + a];
-        }
-    }
-    let end = from.len().min(to.len());
-    to[whole..end].copy_from_slice(&from[whole..end]);
-}
-
-impl Number for f32 {
-    #[inline(always)]
-    fn place(i: usize) -> usize {
-        i
-    }
-    #[inline(always)]
-    unsafe fn load_32<S: Simd>(p: *const f32) -> [S::V; 2] {
-        // SAFETY: valid for 32 numbers by the caller's promise.
-        unsafe { [S::load(p), S::load(p.add(16))] }
-    }
-    #[inline(always)]
-    unsafe fn load_n<S: Simd>(p: *const f32, n: usize) -> S::V {
-        // SAFETY: the same contract.
-        unsafe { if n == 16 { S::load(p) } else { S::load_n(p, n) } }
-    }
-}
-
-impl Number for bf16 {
-    #[inline(always)]
-    fn place(i: usize) -> usize {
-        i / 2 + 16 * (i % 2)
-    }
-    #[inline(always)]
-    unsafe fn load_32<S: Simd>(p: *const bf16) -> [S::V; 2] {
-        // SAFETY: valid for 32 numbers by the caller's promise.
-        unsafe { S::load_bf16_split(p) }
-    }
-    #[inline(always)]
-    unsafe fn load_n<S: Simd>(p: *const bf16, n: usize) -> S::V {
-        // SAFETY: the same contract.
-        unsafe { if n == 16 { S::load_bf16(p) } else { S::load_bf16_n(p, n) } }
-    }
-}
-
-/// A code of e4m3.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Fp8Code(u8);
-
-impl Number for Fp8Code {
-    const FACTOR: f32 = 256.0;
-    #[inline(always)]
-    fn place(i: usize) -> usize {
-        i
-    }
-    #[inline(always)]
-    unsafe fn load_32<S: Simd>(p: *const Fp8Code) -> [S::V; 2] {
-        // SAFETY: valid for 32 codes by the caller's promise.
-        unsafe { [S::load_e4m3(p.cast()), S::load_e4m3(p.add(16).cast())] }
-    }
-    #[inline(always)]
-    unsafe fn load_n<S: Simd>(p: *const Fp8Code, n: usize) -> S::V {
-        let mut codes = [0u8; 16];
-        // SAFETY: valid for n codes by the caller's promise.
-        unsafe {
-            std::ptr::copy_nonoverlapping(p.cast(), codes.as_mut_ptr(), n);
-            S::load_e4m3(codes.as_ptr())
-        }
-    }
-}
-
 /// Fields whose numbers share a scale.
 fn fields_of_scales(cache: &KvCache, fields: Vec<EntryField>) -> Vec<EntryField> {
     let parts = |field: EntryField| {
@@ -264,7 +181,7 @@ simd_fn!(fn attend_f32(cache: &KvCache, plan: &AttentionPlan, item: &Item, scrat
 simd_fn!(fn attend_bf16(cache: &KvCache, plan: &AttentionPlan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_bf16_generic);
 
 #[inline(always)]
-unsafe fn item_generic<S: Simd, T: Number>(
+unsafe fn item_generic<S: Simd, T: CachedNumber>(
     cache: &KvCache,
     plan: &AttentionPlan,
     item: &Item,
@@ -374,7 +291,7 @@ unsafe fn item_generic<S: Simd, T: Number>(
 /// scores[q][0..count] = q . key, unscaled. Each product runs over the lanes of the entry in order and ends in one fold
 /// of 16 lanes, the same for every shape Q x K.
 #[inline(always)]
-unsafe fn score_tile<S: Simd, T: Number, const Q: usize, const K: usize>(
+unsafe fn score_tile<S: Simd, T: CachedNumber, const Q: usize, const K: usize>(
     cache: &KvCache,
     keys: &[EntryField],
     places: &[usize; TILE],
@@ -416,7 +333,7 @@ unsafe fn score_tile<S: Simd, T: Number, const Q: usize, const K: usize>(
 
 /// `score_part` for parts of QS x KS of the products.
 #[inline(always)]
-unsafe fn score_parts<S: Simd, T: Number, const Q: usize, const K: usize, const QS: usize, const KS: usize>(
+unsafe fn score_parts<S: Simd, T: CachedNumber, const Q: usize, const K: usize, const QS: usize, const KS: usize>(
     cache: &KvCache,
     keys: &[EntryField],
     places: &[usize],
@@ -437,7 +354,7 @@ unsafe fn score_parts<S: Simd, T: Number, const Q: usize, const K: usize, const 
 
 /// The products of Q queries, at `q`, and the keys at K places, before their lanes are added up.
 #[inline(always)]
-unsafe fn score_part<S: Simd, T: Number, const Q: usize, const K: usize>(
+unsafe fn score_part<S: Simd, T: CachedNumber, const Q: usize, const K: usize>(
     cache: &KvCache,
     keys: &[EntryField],
     places: &[usize],
@@ -552,7 +469,7 @@ unsafe fn softmax_step<S: Simd>(
 /// acc[q] = acc[q] * decay[q] + the sum over the places of weight * value, for Q queries and 16 * N numbers (N even) at
 /// a time.
 #[inline(always)]
-unsafe fn value_tile<S: Simd, T: Number, const Q: usize, const N: usize>(
+unsafe fn value_tile<S: Simd, T: CachedNumber, const Q: usize, const N: usize>(
     cache: &KvCache,
     field: EntryField,
     places: &[usize],
@@ -616,7 +533,7 @@ unsafe fn value_tile<S: Simd, T: Number, const Q: usize, const N: usize>(
 /// 16 * N columns of `value_tile`, at `base` and `acc`.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
-unsafe fn value_part<S: Simd, T: Number, const Q: usize, const N: usize>(
+unsafe fn value_part<S: Simd, T: CachedNumber, const Q: usize, const N: usize>(
     base: *const T,
     width: usize,
     places: &[usize],

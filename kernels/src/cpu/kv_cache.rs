@@ -147,8 +147,8 @@ impl KvCache {
     fn write_entry(&mut self, place: usize, in_v: bool, x: &[f32]) {
         let (block, width) = if in_v { (&self.v, self.width_v) } else { (&self.k, self.width_k) };
         assert_eq!(x.len(), width, "an entry of a cache");
-        // SAFETY: place is below blocks * block_size, and the block has room for that many widths of numbers; `&mut self`
-        // keeps readers out; the start is 64-byte aligned.
+        // SAFETY: place is below blocks * block_size, and the block has room for that many widths of numbers; `&mut
+        // self` keeps readers out; the start is 64-byte aligned.
         unsafe {
             match self.form {
                 CacheForm::F32 => {

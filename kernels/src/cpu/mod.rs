@@ -26,6 +26,7 @@ pub(crate) mod probe;
 mod rope;
 mod route;
 mod simd;
+mod tensor;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -43,6 +44,8 @@ use memory::Arena;
 use pool::{SharedPtr, ThreadPool};
 use rope::AngleTables;
 pub use simd::Isa;
+pub use tensor::Tensor;
+use tensor::{stale, tensor, zeros};
 use weights::{PackSource, Panels};
 
 use crate::backend::*;
@@ -51,24 +54,6 @@ use crate::error::{KernelError, Result};
 
 /// Elementwise work below this many numbers is not split over threads.
 const PARALLEL_NUMBERS: usize = 32 << 10;
-
-/// Activations, row-major.
-#[derive(Debug, Clone)]
-pub struct Tensor {
-    rows: usize,
-    cols: usize,
-    data: Buffer,
-}
-
-impl Tensor {
-    pub fn data(&self) -> &[f32] {
-        &self.data
-    }
-
-    fn row(&self, row: usize) -> &[f32] {
-        &self.data[row * self.cols..][..self.cols]
-    }
-}
 
 /// The inputs of a step.
 pub struct Batch<'a> {
@@ -217,20 +202,6 @@ fn packable(isa: Isa, weight: HostMatrix) -> Result<HostMatrix> {
         _ => true,
     };
     if stays { Ok(weight) } else { weight.into_form(HostForm::F32) }
-}
-
-fn tensor(rows: usize, cols: usize, data: Vec<f32>) -> Tensor {
-    assert_eq!(data.len(), rows * cols, "a tensor [{rows}, {cols}]");
-    Tensor { rows, cols, data: data.into() }
-}
-
-/// Must be overwritten completely.
-fn stale(rows: usize, cols: usize) -> Tensor {
-    Tensor { rows, cols, data: Buffer::stale(rows * cols) }
-}
-
-fn zeros(rows: usize, cols: usize) -> Tensor {
-    Tensor { rows, cols, data: Buffer::zeroed(rows * cols) }
 }
 
 fn shape(op: &'static str, what: String) -> KernelError {

@@ -171,8 +171,8 @@ impl Agents<'_> {
         let question = words(&mut rng, each as usize / 2);
         let mut messages =
             vec![json!({"role": "system", "content": system}), json!({"role": "user", "content": question})];
-        // A word is about a token, and the tools and the template take some of the first turn.
-        let mut words_per_token = 1.0;
+        // Those of the last result, and how many make a token.
+        let (mut sent, mut words_per_token) = (0, 1.0);
         // Agents do not begin in step.
         tokio::time::sleep(self.tool_time(&mut rng)).await;
         for turn in 1..=options.turns {
@@ -188,13 +188,15 @@ impl Agents<'_> {
             self.bar.inc(1);
             if let Some((_, before)) = session.turns.last() {
                 let grown = answer.prompt_tokens.saturating_sub(before.prompt_tokens + before.output_tokens);
-                words_per_token = f64::from(each) / (grown.max(1) as f64) * words_per_token;
+                words_per_token = f64::from(sent) / grown.max(1) as f64;
                 session.known.push(before.prompt_tokens);
             }
             let wanted = u64::from(options.trace_tokens) * u64::from(turn + 1) / u64::from(options.turns);
             let missing = wanted.saturating_sub(answer.prompt_tokens + answer.output_tokens);
-            let count = missing as f64 * words_per_token.clamp(0.2, 2.0);
-            messages.extend(answer.clone_for_history().messages(words(&mut rng, count as usize)));
+            sent = (missing as f64 * words_per_token.clamp(0.2, 2.0)) as u32;
+            let (content, calls) = (answer.content.clone(), answer.calls.clone());
+            let said = Turn { content, calls, ..Turn::default() };
+            messages.extend(said.messages(words(&mut rng, sent as usize)));
             session.turns.push((answer.first_token.unwrap_or_default(), answer));
             if turn < options.turns {
                 tokio::time::sleep(self.tool_time(&mut rng)).await;
@@ -206,12 +208,6 @@ impl Agents<'_> {
     /// How long a tool runs.
     fn tool_time(&self, rng: &mut StdRng) -> Duration {
         Duration::from_secs_f64(self.options.tool_time * rng.random_range(0.5..1.5))
-    }
-}
-
-impl Turn {
-    fn clone_for_history(&self) -> Turn {
-        Turn { content: self.content.clone(), calls: self.calls.clone(), ..Turn::default() }
     }
 }
 

@@ -34,7 +34,7 @@ impl HeldBlocks {
         self.unused[class].oldest()
     }
 
-    pub fn iter<'a>(&self, blocks: &'a [Block]) -> impl Iterator<Item = BlockId> {
+    pub fn iter(&self, blocks: &[Block]) -> impl Iterator<Item = BlockId> {
         self.unused.iter().flat_map(|of_class| of_class.iter(blocks))
     }
 }

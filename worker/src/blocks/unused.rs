@@ -1,5 +1,5 @@
-//! Blocks or places that are not in use, in the order in which they became so: a list whose links are in them, so that a
-//! prompt of many blocks costs little when it begins and ends.
+//! Blocks or places that are not in use, in the order in which they became so: a list whose links are in them, so that
+//! a prompt of many blocks costs little when it begins and ends.
 
 use super::BlockId;
 

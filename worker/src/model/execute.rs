@@ -10,9 +10,9 @@ use rein_kernels::{
 };
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
 
+use super::host_tier::HostTier;
 use super::network::Network;
 use crate::executor::ExecutorShape;
-use crate::host_tier::HostTier;
 use crate::seq::penalizes;
 use crate::tables::{BlockTables, Histories, keeps_too_many};
 

@@ -97,8 +97,8 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     Ok(Checkpoint { spec: Arc::new(spec), weights, precisions, reads: reads.clone(), config: hash })
 }
 
-/// Whether keys have the precision that they need in FP8. Biases make some of their numbers large, and a code's error is
-/// a part of its number: Qwen2.5-Coder-1.5B loses 0.42 nats per token (docs/benchmarks/quantization.md).
+/// Whether keys have the precision that they need in FP8. Biases make some of their numbers large, and a code's error
+/// is a part of its number: Qwen2.5-Coder-1.5B loses 0.42 nats per token (docs/benchmarks/quantization.md).
 fn check_fp8(spec: &Spec, options: &ModelOptions) -> Result<(), LoadError> {
     let large = |layer: &LayerSpec| match &layer.mixer {
         MixerSpec::Gqa(gqa) => gqa.k.bias && gqa.qk_norm.is_none(),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::choice::DeviceChoice;
 use super::loras::LoraLimits;
-use crate::host_tier::HostLimits;
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
+use crate::model::HostLimits;
 
 /// The type for computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -20,8 +20,7 @@ use crate::blocks::HostShape;
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
 use crate::executor::DrawnTokens;
-use crate::host_tier::{HostLimits, HostTier, least};
-use crate::model::{Executing, Network, StateSize};
+use crate::model::{Executing, HostLimits, HostTier, Network, StateSize, least};
 
 pub enum RankReport {
     Read(u64),

@@ -5,4 +5,6 @@ mod replay;
 mod shares;
 mod tables;
 
+use rein_proto::internal::{RowResult, StepResult, TokenLogprob};
+
 use super::*;

@@ -2,7 +2,8 @@
 //!
 //! The map has shards, so that no lookup waits long for a lock. It has two layers: blocks that engines have reported,
 //! bounded by bytes, and blocks that are expected there because a sequence was sent, bounded by time. An engine that
-//! resets its cache gets a new slot, which has a bit for its cache and one for its host tier. The entries of unused slots are removed in sweeps over many slots.
+//! resets its cache gets a new slot, which has a bit for its cache and one for its host tier. The entries of unused
+//! slots are removed in sweeps over many slots.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -211,7 +212,7 @@ impl PrefixWalk {
             }
         }
         let any = self.active.iter().any(|word| *word != 0);
-        // Without any, the next step must not begin anew.
+        // Without any, the next step must not restart the walk.
         self.depth += 1;
         any
     }

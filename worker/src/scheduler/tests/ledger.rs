@@ -36,15 +36,17 @@ pub fn score(history: &[u32], next: u32) -> f32 {
     -((mix_both(hash_all(history), next.into()) % 1000) as f32) / 100.0
 }
 
+/// What a slot was filled for: position, token, hash of all tokens up to it and of the adapter.
+type Entry = Option<(usize, u32, u64)>;
+
 /// A model that stores in its KV slots what a real one would fold into keys and values.
 pub struct Ledger {
     block_size: usize,
     pub tables: BlockTables,
     kept: Histories,
-    /// Per slot: position, token, hash of all tokens up to it and of the adapter.
-    slots: Vec<Option<(usize, u32, u64)>>,
+    slots: Vec<Entry>,
     /// Per place of the host tier.
-    host: HashMap<u32, (u64, Vec<Option<(usize, u32, u64)>>)>,
+    host: HashMap<u32, (u64, Vec<Entry>)>,
     damaged: BTreeSet<u32>,
     stashed: HashMap<u32, Vec<u32>>,
     /// Per cell of a recurrent state, the adapter and the tokens that it stands for.

@@ -17,8 +17,9 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::blocks::{HostShape, KeptBlock};
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
-use crate::model::Network;
 use file::TierFile;
+
+use super::network::Network;
 
 /// How much of the host a process gives to its ranks' places.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -172,15 +173,6 @@ impl<B: Backend> HostTier<B> {
             tracing::warn!(rank, here, all, "KV blocks in the host tier are damaged, and are computed again");
         }
         Ok(all)
-    }
-
-    /// Damages the bytes of a place.
-    #[cfg(test)]
-    pub fn damage(&mut self, place: usize) {
-        match &mut self.store {
-            Store::Memory { memory, .. } => memory[place * self.bytes] ^= 1,
-            Store::File { file, .. } => file.damage(place as u32),
-        }
     }
 }
 

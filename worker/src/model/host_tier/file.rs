@@ -161,12 +161,4 @@ impl TierFile {
         let read = self.file.read_exact_at(to, self.at(place) + before.len() as u64);
         read.is_ok() && xxh3_64(to) == head[6]
     }
-
-    #[cfg(test)]
-    pub fn damage(&self, place: u32) {
-        let at = self.at(place) + (8 * HEAD + SALT + 4 * self.size) as u64;
-        let mut byte = [0];
-        self.file.read_exact_at(&mut byte, at).expect("a place");
-        self.file.write_all_at(&[byte[0] ^ 1], at).expect("writable");
-    }
 }
