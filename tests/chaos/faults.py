@@ -71,6 +71,7 @@ class Faults:
     """Random faults. Each begins, lasts for a while and ends; a process has one fault at a time."""
 
     def __init__(self, fleet, random, workers):
+        self.more = []
         self.fleet, self.random, self.spans = fleet, random, Spans()
         self.workers, self.ends, self.numbers = workers, [], itertools.count()
         self.busy, self.counts = set(), {}
@@ -97,7 +98,8 @@ class Faults:
 
     def one(self):
         kinds = [self.kill, self.stop, self.restart, self.bad_spare, self.router, self.controller, self.pause_etcd, self.empty_etcd]
-        kind = self.random.choices(kinds, weights=[5, 5, 3, 5, 2, 1, 1.5, 1])[0]
+        weights = [5, 5, 3, 5, 2, 1, 1.5, 1]
+        kind = self.random.choices([*kinds, *self.more], weights=[*weights, *(3 for _ in self.more)])[0]
         fault = kind()
         if fault is None:
             return
@@ -207,6 +209,24 @@ class Faults:
                     break
             time.sleep(0.05)
         self.spans.end(name, span=span)
+
+    def damaged_file(self):
+        """Flips bits in a file of KV blocks while workers use it."""
+        name, files = self.idle(self.workers), sorted(self.fleet.directory.glob("*.kv*"))
+        if name is None or not files:
+            return None
+        file = self.random.choice(files)
+
+        def begin():
+            with open(file, "r+b") as f:
+                for _ in range(50):
+                    at = self.random.randrange(file.stat().st_size)
+                    f.seek(at)
+                    byte = f.read(1)
+                    f.seek(at)
+                    f.write(bytes([byte[0] ^ 1 << self.random.randrange(8)]))
+
+        return name, 0, begin, lambda: None
 
     def bad_spare(self):
         name = self.idle(["a0", "a1", "a2"])

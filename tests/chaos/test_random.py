@@ -5,6 +5,8 @@ import random
 import threading
 import time
 
+import pytest
+
 from certificates import certificates, needs_openssl
 from faults import Faults, Sampler
 from fleet import Answer, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
@@ -15,6 +17,7 @@ REQUESTS = [request(i) for i in range(16)]
 # A request waits this long for an engine. If a group was available for half of that time, it must be answered.
 WAIT = 10.0
 ENOUGH = 5.0
+TIER = ["restored_tokens", "damaged_blocks"]
 ALLOWED = {"capacity_lost", "unavailable"}
 
 
@@ -120,16 +123,27 @@ def all_whole(status):
     return serving and len(status["workers"]) == WORKERS and sum(len(set(members)) == 2 for members in groups) == 2
 
 
+# So little cache that prompts fall out of it and come back.
+SMALL = ["--kv-memory", "1"]
+
+
 @needs_openssl
-def test_random_faults(tmp_path):
+@pytest.mark.parametrize("kv", ["plain", "file", "split"])
+def test_random_faults(tmp_path, kv):
+    arguments = {
+        "plain": [],
+        "file": [*SMALL, "--host-kv", "0.003", "--kv-file", str(tmp_path / "NAME.kv")],
+        "split": [*SMALL, "--kv-parallel", "--kv-dtype", "fp8"],
+    }[kv]
     seconds = float(os.environ.get("REIN_CHAOS_SECONDS", "60"))
     seed = int(os.environ.get("REIN_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"\nREIN_SEED={seed}, {seconds:.0f} s")
-    fleet = Fleet(tmp_path, workers=WORKERS, group_size=2, routers=2, more=certificates(tmp_path))
+    fleet = Fleet(tmp_path, workers=WORKERS, group_size=2, routers=2, worker_args=arguments, more=certificates(tmp_path))
     try:
         fleet.whole(2)
         undisturbed = undisturbed_answers(fleet, REQUESTS)
         faults = Faults(fleet, random.Random(seed), [f"w{i}" for i in range(WORKERS)])
+        faults.more = [faults.damaged_file] if kv == "file" else []
         sampler = Sampler(fleet)
         test = Verdicts(fleet, faults, sampler, undisturbed)
         clients = [Client(test, seed + i) for i in range(CLIENTS)]
@@ -149,5 +163,7 @@ def test_random_faults(tmp_path):
         # After all faults, the cluster must recover.
         fleet.wait("all good workers serve, or are spares of groups that do", all_whole, timeout=120)
         assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
+        tier = {name: sum(int(fleet.metric(router, f"rein_engine_{name}_total")) for router in fleet.ports) for name in TIER}
+        print(f"tokens from the host tier and blocks damaged there, of engines that serve now: {tier}")
     finally:
         fleet.close()

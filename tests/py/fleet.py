@@ -49,7 +49,7 @@ def samples(page, name, **labels):
 
 class Fleet:
     """Workers w0, w1, ..., routers r0, r1, ..., and the controller c0. `more` is added to their environment. Each process
-    has a log file in `directory`."""
+    has a log file in `directory`. In the arguments of workers, NAME is the worker's name."""
 
     def __init__(
         self, directory, workers, group_size, spares=0, routers=2, model=DEMO, devices=1, worker_args=(), etcd_args=(), more=()
@@ -127,7 +127,8 @@ class Fleet:
             command = ["router", "--http", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}"]
         else:
             command = ["worker", "--model", str(self.model), "--group-size", str(self.group_size), "--threads", "1"]
-            command += ["--kv-memory", "32", *self.worker_args]
+            kv = [] if "--kv-memory" in self.worker_args else ["--kv-memory", "32"]
+            command += [*kv, *(argument.replace("NAME", name) for argument in self.worker_args)]
         self.spawn(name, [BIN, *command, "--id", name, *arguments], **environment)
 
     def signal(self, name, number):
