@@ -135,7 +135,8 @@ impl ModelLoader {
     fn fingerprint(&self) -> Result<u64, LoadError> {
         let Checkpoint { precisions, config, .. } = &*self.checkpoint;
         let files = self.hashes()?;
-        let of = format!("{} {} {config} {precisions:?} {files:?}", protocol::VERSION, self.arithmetic());
+        let (version, arithmetic, context) = (protocol::VERSION, self.arithmetic(), self.options.max_context);
+        let of = format!("{version} {arithmetic} {config} {precisions:?} {context:?} {files:?}");
         Ok(content_hash(of.as_bytes()))
     }
 

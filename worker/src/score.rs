@@ -63,7 +63,7 @@ pub fn score_with_progress(
         return Err(ScoreError::Tokens(format!("{} tokens; {limit} is {most}", tokens.len())));
     }
     let blocks = tokens.len().div_ceil(options.block_size.max(1));
-    let options = ModelOptions { kv_blocks: Some(blocks), max_context: None, ..options.clone() };
+    let options = ModelOptions { kv_blocks: Some(blocks), cuts_context: true, ..options.clone() };
     let mut group = RankGroup::load(dir, &options, progress)?;
     score_with(&mut group, tokens)
 }

@@ -154,11 +154,22 @@ pub struct ConfigFields<'a> {
     /// The path of the object for messages: "" or "rope_scaling.".
     prefix: String,
     read: RefCell<BTreeSet<String>>,
+    context: Option<usize>,
 }
 
 impl<'a> ConfigFields<'a> {
     pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> Self {
-        Self { map, prefix: prefix.into(), read: RefCell::default() }
+        Self { map, prefix: prefix.into(), read: RefCell::default(), context: None }
+    }
+
+    /// Of a model of which no longer context is served.
+    pub fn for_context(self, context: Option<usize>) -> Self {
+        Self { context, ..self }
+    }
+
+    /// The longest context that is served, if it is limited.
+    pub fn context(&self) -> Option<usize> {
+        self.context
     }
 
     /// The value of `key`, if it is present and not null.
@@ -221,6 +232,10 @@ impl<'a> ConfigFields<'a> {
         self.typed(key, "a list of whole numbers", |value| {
             value.as_array()?.iter().map(|v| v.as_u64().map(|n| n as usize)).collect()
         })
+    }
+
+    pub fn f64s(&self, key: &str) -> Result<Option<Vec<f64>>, LoadError> {
+        self.typed(key, "a list of numbers", |value| value.as_array()?.iter().map(Value::as_f64).collect())
     }
 
     pub fn strs(&self, key: &str) -> Result<Option<Vec<&'a str>>, LoadError> {

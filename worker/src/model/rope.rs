@@ -94,8 +94,14 @@ pub fn of_parameters(
         }
         "llama3" => llama3(&rope, dims, theta, trained_length()?)?,
         "yarn" => yarn(&rope, dims, theta, trained_length()?)?,
+        // "su" is its name in the first Phi-3.
+        "longrope" | "su" => {
+            let trained = trained_length()?;
+            let context = config.context().unwrap_or(max_positions) as f64;
+            longrope(&rope, dims, theta, LongContext { trained, most: max_positions as f64, context })?
+        }
         other => {
-            let what = format!("must be default, linear, dynamic, llama3 or yarn, got {other:?}");
+            let what = format!("must be default, linear, dynamic, llama3, yarn or longrope, got {other:?}");
             return Err(rope.error("rope_type", what));
         }
     };
@@ -173,6 +179,40 @@ fn yarn(rope: &ConfigFields, dims: usize, theta: f64, trained: f64) -> Result<Fr
     }
     made.magnitude = magnitude as f32;
     made.softmax_mscale = if all_dim != 0.0 { mscale_of(all_dim) } else { 1.0 };
+    Ok(made)
+}
+
+/// Lengths in tokens: that the model was trained with first, that of its config, and that which is served.
+struct LongContext {
+    trained: f64,
+    most: f64,
+    context: f64,
+}
+
+/// LongRoPE (arXiv 2402.13753). Each dimension has a factor for contexts of the trained length and one for longer ones.
+/// transformers chooses anew for each sequence, and computes keys again when a sequence grows past the trained length.
+/// Here the context that is served decides, so that a cached key does not depend on what follows.
+fn longrope(rope: &ConfigFields, dims: usize, theta: f64, of: LongContext) -> Result<Frequencies, LoadError> {
+    let factors = |key: &str| {
+        let factors = rope.f64s(key)?.ok_or_else(|| rope.error(key, "is required"))?;
+        match factors.iter().all(|&factor| factor > 0.0) && factors.len() == dims / 2 {
+            true => Ok(factors),
+            false => {
+                let what = format!("must be {} positive numbers, one for each pair of rotated dimensions", dims / 2);
+                Err(rope.error(key, format!("{what}; got {} numbers", factors.len())))
+            }
+        }
+    };
+    let (short, long) = (factors("short_factor")?, factors("long_factor")?);
+    let stretch = if rope.mentions("factor") { factor(rope)? } else { of.most / of.trained };
+    let mut made = plain(dims, theta);
+    made.magnitude = match rope.f64("attention_factor")? {
+        Some(given) => given as f32,
+        None if stretch <= 1.0 => 1.0,
+        None => (1.0 + stretch.ln() / of.trained.ln()).sqrt() as f32,
+    };
+    let chosen = if of.context > of.trained { long } else { short };
+    made.inv_freq.iter_mut().zip(chosen).for_each(|(f, factor)| *f /= factor);
     Ok(made)
 }
 

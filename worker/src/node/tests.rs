@@ -273,7 +273,9 @@ async fn other(rank: usize, record: &GroupRecord, listener: RankListener) -> Tcp
     };
     let join = move || {
         let link = listener.join(&member, PATIENCE).unwrap();
+        // Its KV blocks, and its places in the host tier.
         link.gather_bytes(&16u64.to_le_bytes()).unwrap();
+        link.gather_bytes(&0u64.to_le_bytes()).unwrap();
         link
     };
     tokio::task::spawn_blocking(join).await.unwrap()

@@ -322,7 +322,7 @@ impl KvPlan {
                 let what = format!("too small for one block of {block_size} tokens at {bytes_per_token} bytes each");
                 Err(LoadError::Option { option: "kv_memory", what })
             }
-            Some(asked) if asked > fits => {
+            Some(asked) if asked > fits && !options.cuts_context => {
                 let what =
                     format!("{asked} tokens exceed the KV cache, which holds {fits}; increase its memory or blocks");
                 Err(LoadError::Option { option: "max_context", what })

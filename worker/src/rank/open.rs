@@ -42,7 +42,7 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     let text = read_config(dir, reads)?;
     let (config, hash) = (parse_config(dir, &text)?, content_hash(&text));
     let text = model::text_config(&config);
-    let mut spec = model::build(&config)?;
+    let mut spec = model::build_for(&config, options.max_context)?;
     let quantization = Quantization::of(&config, text)?;
     let mut weights = CheckpointWeights::open(dir, quantization, reads)?;
     check_fp8(&spec, options)?;

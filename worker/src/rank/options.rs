@@ -55,6 +55,8 @@ pub struct ModelOptions {
     /// Limit of prompt and generated tokens together. None: the model's limit, or what the KV cache holds if that is
     /// less.
     pub max_context: Option<usize>,
+    /// Whether a KV cache that is too small for `max_context` cuts it, instead of being refused.
+    pub cuts_context: bool,
     /// Sequences computed at once, as in `EngineOptions`. The KV cache holds at most this many full contexts.
     pub max_sequences: usize,
     /// Tokens computed in one step, as in `EngineOptions`: what such steps need on a GPU is made while loading. None:
@@ -90,6 +92,7 @@ impl Default for ModelOptions {
             kv_memory: None,
             block_size: DeviceChoice::Cpu.defaults().block_size,
             max_context: None,
+            cuts_context: false,
             max_sequences: MAX_SEQUENCES,
             token_budget: None,
             redundant_experts: 0,

@@ -118,13 +118,18 @@ fn check_wrapper(wrapper: &Wrapper, config: &Map<String, Value>, spec: &Spec) ->
 
 /// Reads all of config.json: every key is implemented, harmless or rejected.
 pub fn build(config: &Map<String, Value>) -> Result<Spec, LoadError> {
+    build_for(config, None)
+}
+
+/// For a context that may be shorter than the model's: some rotations depend on it.
+pub fn build_for(config: &Map<String, Value>, context: Option<usize>) -> Result<Spec, LoadError> {
     let wrapper = wrapper(config);
     if wrapper.is_some() && ConfigFields::new(config, "").object("text_config")?.is_none() {
         return Err(LoadError::config("text_config", "is required"));
     }
     let text = text_config(config);
     let row = find(text)?;
-    let fields = ConfigFields::new(text, "");
+    let fields = ConfigFields::new(text, "").for_context(context);
     let prefix = wrapper.map_or("", |w| w.prefix);
     let mut spec = (row.build)(&fields, prefix)?;
     fields.finish()?;

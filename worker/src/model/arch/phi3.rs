@@ -12,8 +12,14 @@ const DEFAULTS: ConfigDefaults =
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     config.require("attention_bias", false)?;
-    // Of the scaled rotations, which are refused by their type.
+    // Read where a rotation is scaled.
     config.usize("original_max_position_embeddings")?;
+    for bias in ["lm_head_bias", "mlp_bias"] {
+        config.require(bias, false)?;
+    }
+    // Phi-4-mini's config has them; its own code reads neither.
+    config.require("full_attn_mod", 1)?;
+    config.require("interpolate_factor", 1)?;
     let head_dim = base.head_dim()?;
     let style = GqaStyle::rotated(base.partial_rotation(head_dim, 1.0)?);
     let inter = config.size("intermediate_size")?;

@@ -1,5 +1,7 @@
 //! config.json as published for well-known models: no key may be rejected.
 
+use serde_json::json;
+
 use super::*;
 use crate::checkpoint::Quantization;
 use crate::model::mixer::MixerSpec;
@@ -351,7 +353,7 @@ fn layers_by_kind_must_agree_with_the_number_of_dense_ones() {
 }
 
 #[test]
-fn phi_4_is_read_and_scaled_rotations_are_refused() {
+fn phi_4_is_read_and_phi_4_mini_with_its_long_rotation() {
     let text = r#"{"architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
         "auto_map": {}, "bos_token_id": 100257, "embd_pdrop": 0.0, "eos_token_id": 100265, "hidden_act": "silu",
         "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17920, "max_position_embeddings": 16384,
@@ -364,12 +366,26 @@ fn phi_4_is_read_and_scaled_rotations_are_refused() {
     assert_eq!(gqa.v.stored_shape(), [60 * 128, 5120]);
     // The second of two ranks has the last five heads of k, which are after all queries.
     assert_eq!(only(gqa.k.stored_rows(5 * 128..10 * 128)), 45 * 128..50 * 128);
-    let long = text.replace(
-        "\"rope_scaling\": null",
-        r#""rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}"#,
+    let factors = |value: f64| json!(vec![value; 48]).to_string();
+    let mini = format!(
+        r#"{{"architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "auto_map": {{}},
+        "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1, "hidden_act": "silu",
+        "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192, "interpolate_factor": 1,
+        "lm_head_bias": false, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "phi3",
+        "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+        "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": {{"long_factor": {}, "short_factor": {},
+        "type": "longrope"}}, "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": true,
+        "torch_dtype": "bfloat16", "transformers_version": "4.45.0", "use_cache": true, "vocab_size": 200064}}"#,
+        factors(2.0),
+        factors(1.0)
     );
-    let config: Value = serde_json::from_str(&long).expect("JSON");
-    assert!(build(config.as_object().expect("object")).expect_err("longrope").to_string().contains("longrope"));
+    let config: Value = serde_json::from_str(&mini).expect("JSON");
+    for (context, first) in [(None, 0.5), (Some(4096), 1.0)] {
+        let mini = build_for(config.as_object().expect("object"), context).expect("Phi-4-mini");
+        let MixerSpec::Gqa(gqa) = &mini.layers[0].mixer else { panic!("grouped-query attention") };
+        assert_eq!((gqa.rope.dims, gqa.rope.inv_freq[0]), (96, first));
+    }
 }
 
 #[test]

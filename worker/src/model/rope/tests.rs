@@ -18,7 +18,10 @@ fn both_spellings_agree() {
 #[test]
 fn errors_name_what_is_not_implemented() {
     let cases = [
-        (json!({"rope_scaling": {"type": "longrope", "factor": 2.0}}), "longrope"),
+        (json!({"rope_scaling": {"type": "xpos", "factor": 2.0}}), "xpos"),
+        (json!({"rope_scaling": {"type": "longrope"}}), "rope_scaling.short_factor"),
+        (json!({"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 1]}}), "rope_scaling.long_factor"),
+        (json!({"rope_scaling": {"type": "su", "short_factor": [1, 1], "long_factor": [1, 1]}}), "4 positive numbers"),
         (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor"),
         (json!({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}), "mrope_section"),
         (json!({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}), "rope_type"),
@@ -55,4 +58,19 @@ fn yarn_keeps_fast_dimensions_and_stretches_slow_ones() {
     assert!((made.inv_freq[3] - plain.inv_freq[3] / 4.0).abs() < 1e-12);
     assert!((f64::from(made.magnitude) - (0.05 * 4f64.ln() + 1.0) / (0.1 * 4f64.ln() + 1.0)).abs() < 1e-7);
     assert!((made.softmax_mscale - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
+}
+
+#[test]
+fn longrope_has_one_set_of_factors_for_the_trained_context_and_one_for_longer_ones() {
+    let config = json!({"original_max_position_embeddings": 16, "rope_scaling": {"type": "longrope",
+        "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 2.0, 4.0, 8.0]}});
+    let fields = |context| ConfigFields::new(config.as_object().expect("object"), "").for_context(context);
+    let served = |context| read(&fields(context), 8, 64, 10000.0).expect("longrope");
+    let plain = plain(8, 10000.0);
+    for (context, factor) in [(None, 8.0), (Some(17), 8.0), (Some(16), 2.5), (Some(1), 2.5)] {
+        let made = served(context);
+        assert!((made.inv_freq[3] - plain.inv_freq[3] / factor).abs() < 1e-12, "{context:?}");
+        // sqrt(1 + ln(64 / 16) / ln 16), whatever is served.
+        assert!((f64::from(made.magnitude) - 1.5f64.sqrt()).abs() < 1e-7, "{context:?}");
+    }
 }

@@ -184,7 +184,8 @@ fn a_follower_rejects_steps_of_another_epoch() {
         let leader = links.pop().expect("rank 0");
         let follower = std::thread::scope(|scope| {
             let seat = scope.spawn(|| model.seat(&placement, vec![follows], Vec::new(), None, &mut |_, _| ()));
-            leader.gather_bytes(&16u64.to_le_bytes()).expect("both load");
+            leader.gather_bytes(&16u64.to_le_bytes()).expect("both have KV blocks");
+            leader.gather_bytes(&0u64.to_le_bytes()).expect("neither has a host tier");
             seat.join().expect("no panic").expect("seated")
         });
         let rows = vec![row(1, &[5], 0, &[0], After::Draw)];

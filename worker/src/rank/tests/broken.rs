@@ -234,7 +234,7 @@ fn errors_name_config_keys_that_are_not_implemented() {
         ("llama3", "num_key_value_heads", json!(3), &["num_key_value_heads"]),
         ("llama3", "vocab_size", Value::Null, &["vocab_size", "required"]),
         ("llama3", "torch_dtype", json!("float8"), &["torch_dtype", "float8"]),
-        ("llama3", "rope_scaling", json!({"rope_type": "longrope", "factor": 2}), &["rope_scaling", "longrope"]),
+        ("llama3", "rope_scaling", json!({"rope_type": "xpos", "factor": 2}), &["rope_scaling", "xpos"]),
         ("llama3", "quantization_config", json!({"quant_method": "hqq"}), &["hqq", "int4", "AWQ"]),
         ("llama3", "attention_bias", json!(true), &["self_attn.q_proj.bias"]),
         ("mistral", "attention_bias", json!(true), &["attention_bias"]),
