@@ -26,8 +26,8 @@ fn passes(checks: Vec<SectionCheck>, rows: usize) {
 #[test]
 fn the_cpu_passes_every_section() {
     let cpu = DeviceChoice::Cpu;
-    // Four of six are not quantized. Each is compared from end to end and op by op.
-    passes(models::checks(small(models::REDUCED), &cpu, &cpu, true), 2 * (4 * 2 + 2));
+    // Four of six are not quantized. Each is compared from end to end and op by op; those with an FP8 KV cache, too.
+    passes(models::checks(small(models::REDUCED), &cpu, &cpu, true), 2 * (4 * 2 + 2) + 4);
     passes(invariance::checks(small(models::REDUCED), &cpu, true), 6);
     passes(engine::checks(small(models::REDUCED), &cpu, true), 2 * 6);
     passes(bench::checks(small(&[bench::TINY]), &cpu, true), 2 + 3 + 2 + 3);

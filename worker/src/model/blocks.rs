@@ -237,10 +237,10 @@ impl<'a> Base<'a> {
     pub fn decoder_layer(&self, i: usize, mixer: MixerSpec, mlp: Mlp) -> LayerSpec {
         let at = self.layer(i);
         LayerSpec {
-            input_norm: self.norm(format!("{at}input_layernorm"), self.hidden),
+            input_norm: Some(self.norm(format!("{at}input_layernorm"), self.hidden)),
             mixer,
             mixer_result_norm: None,
-            mlp_norm: self.norm(format!("{at}post_attention_layernorm"), self.hidden),
+            mlp_norm: Some(self.norm(format!("{at}post_attention_layernorm"), self.hidden)),
             mlp,
             mlp_result_norm: None,
         }

@@ -62,13 +62,40 @@ impl<T> LayerResult<T> {
             }
         })
     }
+
+    /// After the norm of what a block adds, if it has one.
+    fn normed<B: Backend<Tensor = T>>(self, b: &B, norm: &Option<LoadedNorm<B>>) -> KernelResult<Self> {
+        let Some(norm) = norm else { return Ok(self) };
+        Ok(self.summed(b)?.map_or(LayerResult::None, |out| LayerResult::Sum(norm.apply(b, &out))))
+    }
+
+    /// Adds factor * it to x, and returns x after the norm of the block that follows. None: that one has no norm.
+    fn add_to<B: Backend<Tensor = T>>(
+        self,
+        b: &B,
+        x: &mut T,
+        factor: f32,
+        norm: &Option<LoadedNorm<B>>,
+    ) -> KernelResult<Option<T>> {
+        let Some(norm) = norm else {
+            if let Some(out) = self.summed(b)? {
+                b.add_scaled(x, &out, factor);
+            }
+            return Ok(None);
+        };
+        Ok(Some(match self {
+            LayerResult::None => norm.apply(b, x),
+            LayerResult::Sum(out) => norm.add(b, x, &out, factor),
+            LayerResult::Partial(out) => norm.add_sum(b, x, out, factor)?,
+        }))
+    }
 }
 
 struct Layer<B: Backend> {
-    input_norm: LoadedNorm<B>,
+    input_norm: Option<LoadedNorm<B>>,
     mixer: Box<dyn Mixer<B>>,
     mixer_result_norm: Option<LoadedNorm<B>>,
-    mlp_norm: LoadedNorm<B>,
+    mlp_norm: Option<LoadedNorm<B>>,
     mlp: MlpWeights<B>,
     mlp_result_norm: Option<LoadedNorm<B>>,
 }
@@ -247,30 +274,18 @@ impl<B: Backend> Network<B> {
             // The result of the layer before, which is not in x yet.
             let mut before = LayerResult::None;
             for (i, layer) in layers.iter_mut().enumerate() {
-                let normed = match before {
-                    LayerResult::None => layer.input_norm.apply(b, &x),
-                    LayerResult::Sum(out) => layer.input_norm.add(b, &mut x, &out, residual),
-                    LayerResult::Partial(out) => layer.input_norm.add_sum(b, &mut x, out, residual)?,
+                let normed = before.add_to(b, &mut x, residual, &layer.input_norm)?;
+                let out = layer.mixer.forward(pass, normed.as_ref().unwrap_or(&x))?;
+                let out = LayerResult::Partial(out).normed(b, &layer.mixer_result_norm)?;
+                let normed = out.add_to(b, &mut x, residual, &layer.mlp_norm)?;
+                let normed = normed.as_ref().unwrap_or(&x);
+                let out = match &layer.mlp {
+                    MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(pass, normed)),
+                    MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(pass, i, normed)?),
                 };
-                let mut out = layer.mixer.forward(pass, &normed)?;
-                let normed = match &layer.mixer_result_norm {
-                    None => layer.mlp_norm.add_sum(b, &mut x, out, residual)?,
-                    Some(norm) => {
-                        b.all_reduce(&mut out)?;
-                        layer.mlp_norm.add(b, &mut x, &norm.apply(b, &out), residual)
-                    }
-                };
-                before = match &layer.mlp {
-                    MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(pass, &normed)),
-                    MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(pass, i, &normed)?),
-                };
-                if let Some(norm) = &layer.mlp_result_norm {
-                    before = before.summed(b)?.map_or(LayerResult::None, |out| LayerResult::Sum(norm.apply(b, &out)));
-                }
+                before = out.normed(b, &layer.mlp_result_norm)?;
             }
-            if let Some(out) = before.summed(b)? {
-                b.add_scaled(&mut x, &out, residual);
-            }
+            before.add_to(b, &mut x, residual, &None)?;
             Ok(x)
         })
     }

@@ -56,11 +56,13 @@ pub enum Mlp {
 
 #[derive(Debug, Clone)]
 pub struct LayerSpec {
-    pub input_norm: Norm,
+    /// None: the mixer reads the residual stream as it is.
+    pub input_norm: Option<Norm>,
     pub mixer: MixerSpec,
     /// Of what the mixer adds to the residual stream.
     pub mixer_result_norm: Option<Norm>,
-    pub mlp_norm: Norm,
+    /// None: so does the MLP.
+    pub mlp_norm: Option<Norm>,
     pub mlp: Mlp,
     /// Of what the MLP adds.
     pub mlp_result_norm: Option<Norm>,
@@ -139,8 +141,8 @@ impl Spec {
     /// Plain tensors that the checkpoint must have, with their shapes.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let of_layer = |layer: &'_ LayerSpec| {
-            let results = layer.mixer_result_norm.iter().chain(&layer.mlp_result_norm);
-            [&layer.input_norm, &layer.mlp_norm].into_iter().chain(results).map(Norm::stored).collect::<Vec<_>>()
+            let norms = [&layer.input_norm, &layer.mixer_result_norm, &layer.mlp_norm, &layer.mlp_result_norm];
+            norms.into_iter().flatten().map(Norm::stored).collect::<Vec<_>>()
         };
         let norms = self.layers.iter().flat_map(of_layer).chain([self.norm.stored()]);
         let mut tensors: Vec<_> = norms.collect();

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use rein_kernels::RopeSpec;
 
+use super::windows;
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle, NormSpan, whole_head_rope};
 use crate::model::linear::Norm;
 use crate::model::mixer::MixerSpec;
-use crate::model::rope::{self, Frequencies};
 use crate::model::spec::{Activation, Gated, LayerSpec, Mlp, Spec};
 
 const DEFAULTS: ConfigDefaults =
@@ -17,7 +17,6 @@ const DEFAULTS: ConfigDefaults =
 const LOCAL_THETA: f64 = 1e4;
 /// Every sixth layer sees all tokens.
 const PATTERN: usize = 6;
-const SLIDING: &str = "sliding_attention";
 
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let mut base = Base::read(config, prefix, &DEFAULTS)?;
@@ -35,7 +34,9 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     if scalar <= 0.0 {
         return Err(config.error("query_pre_attn_scalar", format!("must be greater than 0, got {scalar}")));
     }
-    let [local, global] = frequencies(&base, dim)?.map(|frequencies| Arc::new(whole_head_rope(dim, frequencies)));
+    let local = config.f64("rope_local_base_freq")?.unwrap_or(LOCAL_THETA);
+    let rotations = windows::frequencies(&base, dim, local)?;
+    let [local, global] = rotations.map(|frequencies| Arc::new(whole_head_rope(dim, frequencies)));
     let style = |rope: &Arc<RopeSpec>| GqaStyle {
         head_dim: dim,
         qkv_bias: false,
@@ -45,7 +46,11 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         rope: rope.clone(),
     };
     let (local, global) = (style(&local), style(&global));
-    let slides = sliding_layers(&base)?;
+    let pattern = match config.usize("sliding_window_pattern")?.or(config.usize("_sliding_window_pattern")?) {
+        Some(0) => return Err(config.error("sliding_window_pattern", "must be at least 1")),
+        stated => stated.unwrap_or(PATTERN),
+    };
+    let slides = windows::sliding_layers(&base, pattern)?;
     let window = base.sliding_window(Some(4096))?.filter(|&window| window > 0);
     let inter = config.size("intermediate_size")?;
     let around_one = |norm: Norm| Norm { from_one: true, ..norm };
@@ -59,54 +64,13 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         gqa.qk_norm = gqa.qk_norm.map(|(q, k)| (around_one(q), around_one(k)));
         let mlp = Gated { activation: Activation::Gelu, ..base.gated(&format!("{at}mlp."), inter, false) };
         Ok(LayerSpec {
-            input_norm: norm("input_layernorm"),
+            input_norm: Some(norm("input_layernorm")),
             mixer: MixerSpec::Gqa(gqa),
             mixer_result_norm: Some(norm("post_attention_layernorm")),
-            mlp_norm: norm("pre_feedforward_layernorm"),
+            mlp_norm: Some(norm("pre_feedforward_layernorm")),
             mlp: Mlp::Dense(mlp),
             mlp_result_norm: Some(norm("post_feedforward_layernorm")),
         })
     })?;
     Ok(Spec { embedding_multiplier: (spec.hidden as f64).sqrt() as f32, norm: around_one(spec.norm.clone()), ..spec })
-}
-
-/// Of layers with a window, and of the others: by two bases in published configs, by kind of layer in transformers 5.
-fn frequencies(base: &Base, dim: usize) -> Result<[Frequencies; 2], LoadError> {
-    let config = base.config;
-    let local = config.f64("rope_local_base_freq")?.unwrap_or(LOCAL_THETA);
-    if let Some(kinds) = config.object("rope_parameters")?
-        && let (Some(sliding), Some(full)) = (kinds.object(SLIDING)?, kinds.object("full_attention")?)
-    {
-        kinds.finish()?;
-        let theta = config.f64("rope_theta")?.unwrap_or(base.theta);
-        return Ok([
-            rope::of_parameters(config, sliding, dim, base.max_positions, local)?,
-            rope::of_parameters(config, full, dim, base.max_positions, theta)?,
-        ]);
-    }
-    Ok([rope::plain(dim, rope::check_theta(config, local)?), base.rope(dim)?])
-}
-
-fn sliding_layers(base: &Base) -> Result<Vec<bool>, LoadError> {
-    let config = base.config;
-    let pattern = match config.usize("sliding_window_pattern")?.or(config.usize("_sliding_window_pattern")?) {
-        Some(0) => return Err(config.error("sliding_window_pattern", "must be at least 1")),
-        stated => stated.unwrap_or(PATTERN),
-    };
-    let Some(types) = config.strs("layer_types")? else {
-        return Ok((0..base.layers).map(|i| !(i + 1).is_multiple_of(pattern)).collect());
-    };
-    if types.len() != base.layers {
-        let what = format!("must name {} layers, got {}", base.layers, types.len());
-        return Err(config.error("layer_types", what));
-    }
-    let slides = types.into_iter().map(|kind| match kind {
-        SLIDING => Ok(true),
-        "full_attention" => Ok(false),
-        other => {
-            let what = format!("must be {SLIDING:?} or \"full_attention\", got {other:?}");
-            Err(config.error("layer_types", what))
-        }
-    });
-    slides.collect()
 }

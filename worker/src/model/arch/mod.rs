@@ -11,10 +11,12 @@ mod llama;
 mod minimax_m2;
 mod mistral;
 mod mixtral;
+mod olmo;
 mod phi3;
 mod qwen;
 mod qwen3_moe;
 mod qwen3_next;
+mod windows;
 
 use serde_json::{Map, Value};
 
@@ -52,6 +54,8 @@ const ARCHITECTURES: &[Architecture] = &[
         model_types: &["granitemoeshared"],
         build: granite::build_moe_shared,
     },
+    Architecture { name: "Olmo2ForCausalLM", model_types: &["olmo2"], build: olmo::build_olmo2 },
+    Architecture { name: "Olmo3ForCausalLM", model_types: &["olmo3"], build: olmo::build_olmo3 },
     Architecture { name: "Phi3ForCausalLM", model_types: &["phi3"], build: phi3::build },
 ];
 

@@ -42,8 +42,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
 }
 
 fn around_one(mut layer: LayerSpec) -> LayerSpec {
-    layer.input_norm.from_one = true;
-    layer.mlp_norm.from_one = true;
+    [&mut layer.input_norm, &mut layer.mlp_norm].into_iter().flatten().for_each(|norm| norm.from_one = true);
     layer
 }
 

@@ -389,6 +389,28 @@ fn phi_4_is_read_and_phi_4_mini_with_its_long_rotation() {
 }
 
 #[test]
+fn olmo_3_scales_only_layers_that_see_all_tokens() {
+    let olmo = spec(
+        r#"{"architectures": ["Olmo3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 100257, "eos_token_id": 100265, "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 11008, "layer_types": ["sliding_attention",
+        "sliding_attention", "sliding_attention", "full_attention"], "max_position_embeddings": 65536,
+        "model_type": "olmo3", "num_attention_heads": 32, "num_hidden_layers": 4, "num_key_value_heads": 32,
+        "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_scaling": {"attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0, "original_max_position_embeddings": 8192,
+        "rope_type": "yarn"}, "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.57.1", "use_cache": false, "vocab_size": 100278}"#,
+    );
+    let seen = olmo.layers.iter().map(|layer| {
+        let MixerSpec::Gqa(gqa) = &layer.mixer else { panic!("grouped-query attention") };
+        assert!(layer.input_norm.is_none() && layer.mlp_norm.is_none());
+        (gqa.window, gqa.rope.magnitude)
+    });
+    let (sliding, full) = ((Some(4096), 1.0), (None, 1.207_944_2));
+    assert_eq!(seen.collect::<Vec<_>>(), [sliding, sliding, sliding, full]);
+}
+
+#[test]
 fn experts_of_granite_are_parts_of_a_tensor() {
     let granite = spec(
         r#"{"architectures": ["GraniteMoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,

@@ -9,7 +9,7 @@ use rein_kernels::{Backend, Devices, ExpertTable, ExpertWeights, KernelError, Re
 
 use super::super::experts;
 use super::super::footprint::head_is_embedding;
-use super::super::linear::LinearSpec;
+use super::super::linear::{LinearSpec, Norm};
 use super::super::load::{Loader, Precisions, WeightReader};
 use super::super::low_rank::TableIds;
 use super::super::spec::{self, Mlp, Spec};
@@ -128,6 +128,7 @@ impl<B: Backend> Network<B> {
         let own = &placement.ranks[rank];
         let tables = &TableIds::of(source.spec.linears());
         let loader = Loader { backend: &backend, tables, reader: source.reader(own, backend.ranks(), progress) };
+        let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| loader.norm(norm)).transpose();
         let (spec, precisions) = (source.spec.clone(), source.precisions);
         let table = spec.embedding();
         let first = table.cut(own, backend.ranks()).0.start;
@@ -135,11 +136,11 @@ impl<B: Backend> Network<B> {
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (i, (layer, held)) in spec.layers.iter().zip(&own.experts).enumerate() {
             layers.push(Layer {
-                input_norm: loader.norm(&layer.input_norm)?,
+                input_norm: norm(&layer.input_norm)?,
                 mixer: layer.mixer.load(&loader)?,
-                mixer_result_norm: layer.mixer_result_norm.as_ref().map(|norm| loader.norm(norm)).transpose()?,
-                mlp_result_norm: layer.mlp_result_norm.as_ref().map(|norm| loader.norm(norm)).transpose()?,
-                mlp_norm: loader.norm(&layer.mlp_norm)?,
+                mixer_result_norm: norm(&layer.mixer_result_norm)?,
+                mlp_result_norm: norm(&layer.mlp_result_norm)?,
+                mlp_norm: norm(&layer.mlp_norm)?,
                 mlp: match &layer.mlp {
                     Mlp::Dense(gated) => MlpWeights::Dense(loader.gated(gated)?),
                     Mlp::Moe(moe) => {
