@@ -54,6 +54,7 @@ const ARCHITECTURES: &[Architecture] = &[
         model_types: &["granitemoeshared"],
         build: granite::build_moe_shared,
     },
+    Architecture { name: "OlmoeForCausalLM", model_types: &["olmoe"], build: olmo::build_olmoe },
     Architecture { name: "Olmo2ForCausalLM", model_types: &["olmo2"], build: olmo::build_olmo2 },
     Architecture { name: "Olmo3ForCausalLM", model_types: &["olmo3"], build: olmo::build_olmo3 },
     Architecture { name: "Phi3ForCausalLM", model_types: &["phi3"], build: phi3::build },
