@@ -127,6 +127,9 @@ pub fn attend(pool: &ThreadPool, isa: Isa, cache: &KvCache, spans: &[Span], plan
 
 /// Fields whose numbers share a scale.
 fn fields_of_scales(cache: &KvCache, fields: Vec<EntryField>) -> Vec<EntryField> {
+    if !matches!(cache.form, CacheForm::Fp8 { .. }) {
+        return fields;
+    }
     let parts = |field: EntryField| {
         let step = match cache.sharing(field.in_v) {
             0 => field.width,
