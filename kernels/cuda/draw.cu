@@ -1,6 +1,6 @@
 // draw_tokens: draws tokens from logits and finds logprobs, as kernels/src/sample.rs does. stash_logits: copies rows of
 // logits to slots, from which later steps draw. Launch draw_tokens before stash_logits: a step's draws may read slots
-// that it then overwrites.
+// that it then overwrites. keep_drawn: brings drawn tokens to another rank. take_drawn: puts them into the next step.
 //
 // `block` holds all that a step draws, as 32-bit words: the number of tasks, that of stashes, the tasks (DrawTask), the
 // stashes (DrawStash), then the lists that the tasks name. logits [rows, vocab] f32 are read alone. slots [any, vocab]
@@ -9,7 +9,11 @@
 // draw_tokens: 512 threads; any grid, each block takes every gridDim.x-th task. work: 2 * vocab words for each block.
 //   out: at word `out` of each task, the token (NONE: none is allowed), its logprob (f32), its rank, the number of
 //   alternatives, then pairs of token and logprob, best first. A task whose `top` is NONE writes the token alone.
+//   It also writes the token to tokens[task] and drawn[task.keeps], where these are there.
 // stash_logits: 256 threads; grid (any, any): x over columns, y over stashes.
+// keep_drawn: one block of 256 threads. parts: the address of rank 0's tokens comes first. drawn as above.
+// take_drawn: one block of 256 threads. From word `pairs` of the block on, pairs of a place and a slot: first of ids,
+//   then of words of the block. These become the slots' tokens in drawn; 0 where none could be drawn.
 //
 // The order of processing is that of sample.rs: penalties, bias, mask and bans, temperature, top-k, top-p, min-p, draw.
 // Ties go to the lowest id, NaN is never chosen, tokens with +inf share the draw. Ids outside of the vocabulary are
@@ -37,6 +41,7 @@ struct DrawTask {
   // there and `fresh` are written after them.
   uint32_t history, kept;
   DrawList fresh;
+  uint32_t keeps;                            // The slot that keeps the token for the next step, or NONE.
   DrawList mask;                             // `length` bytes; at 0: all tokens are allowed.
 };
 
@@ -51,7 +56,20 @@ struct DrawArgs {
   void *work;
   uint32_t *out;
   uint32_t *histories;  // [slots, history_stride]
+  uint32_t *drawn, *tokens;  // By slot, and by task; may be null.
   int vocab, history_stride;
+};
+
+struct KeepDrawnArgs {
+  const uint32_t *block;
+  const uint32_t *const *parts;
+  uint32_t *drawn;
+};
+
+struct TakeDrawnArgs {
+  uint32_t *ids, *block;
+  const uint32_t *drawn;
+  int pairs, count_ids, count_words;
 };
 
 namespace draw {
@@ -397,7 +415,11 @@ extern "C" __global__ void __launch_bounds__(512, 1) draw_tokens(const DrawArgs 
       if (changes) draw::process(task, a, logits, processed, counts);
       token = draw::sample(task, changes ? processed : logits, a.block, a.vocab, scratch);
     }
-    if (threadIdx.x == 0) a.out[task.out] = token;
+    if (threadIdx.x == 0) {
+      a.out[task.out] = token;
+      if (a.tokens) a.tokens[t] = token;
+      if (a.drawn && task.keeps != NONE) a.drawn[task.keeps] = token;
+    }
     if (task.top != NONE && token != NONE)
       draw::logprobs(logits, a.vocab, token, task.top, counts, a.out + task.out + 1, scratch);
     __syncthreads();
@@ -411,5 +433,20 @@ extern "C" __global__ void __launch_bounds__(256) stash_logits(const DrawArgs a)
     const float *from = a.logits + size_t(stashes[i].row) * a.vocab;
     float *to = a.slots + size_t(stashes[i].slot) * a.vocab;
     for (int c = blockIdx.x * blockDim.x + threadIdx.x; c < a.vocab; c += gridDim.x * blockDim.x) to[c] = from[c];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) keep_drawn(const KeepDrawnArgs a) {
+  const DrawTask *tasks = reinterpret_cast<const DrawTask *>(a.block + 2);
+  const uint32_t *tokens = a.parts[0];
+  for (uint32_t t = threadIdx.x; t < a.block[0]; t += blockDim.x)
+    if (tasks[t].keeps != NONE) a.drawn[tasks[t].keeps] = tokens[t];
+}
+
+extern "C" __global__ void __launch_bounds__(256) take_drawn(const TakeDrawnArgs a) {
+  for (int i = threadIdx.x; i < a.count_ids + a.count_words; i += blockDim.x) {
+    const uint32_t *pair = a.block + a.pairs + 2 * i;
+    uint32_t token = a.drawn[pair[1]];
+    (i < a.count_ids ? a.ids : a.block)[pair[0]] = token == NONE ? 0 : token;
   }
 }

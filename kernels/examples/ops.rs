@@ -154,7 +154,7 @@ fn draws(cpu: &mut Cpu) {
     ] {
         for rows in [1, 16, 64] {
             let x = cpu.to_device(rows, hidden, rng.values(rows, hidden));
-            let draw = |row| Draw { from: LogitsOf::Row(row), sample, history: None, logprobs: None };
+            let draw = |row| Draw { from: LogitsOf::Row(row), sample, history: None, slot: None, logprobs: None };
             let step = StepInputs { ids: vec![0; rows], draws: (0..rows).map(draw).collect(), ..StepInputs::default() };
             let batch = cpu.begin(step).expect("no spans");
             let mut times = [Vec::new(), Vec::new()];
@@ -253,6 +253,7 @@ fn model(cpu: &mut Cpu, precision: Precision) {
         let ids = vec![0; spans.iter().map(|span| span.len).sum()];
         let draw = |span: &Span| Draw {
             history: None,
+            slot: None,
             from: LogitsOf::Row(span.row + span.len - 1),
             sample: SampleSpec::default(),
             logprobs: None,

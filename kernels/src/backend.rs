@@ -346,12 +346,14 @@ pub struct RowSquares<'a, T> {
     pub eps: f32,
 }
 
-/// One device of one rank. `Tensor` is an activation matrix in f32. Only `draw`, `to_host` and the collective ops may
-/// wait for the device.
+/// One device of one rank. `Tensor` is an activation matrix in f32. Only `outputs`, `to_host` and the collective ops
+/// may wait for the device.
 pub trait Backend: Sized + Send + 'static {
     type Tensor: Send;
     /// The inputs of a step on the device.
     type Batch<'a>;
+    /// What `draw` leaves for `outputs`.
+    type Drawn: Send;
     type Vector: Send + Sync;
     type Linear: Send + Sync;
     /// The weight that expands latents to keys and values, as `mla_attention` multiplies it.
@@ -368,6 +370,8 @@ pub trait Backend: Sized + Send + 'static {
     type LowRank: Send + Sync;
     /// Bytes of the host that the device copies from and to.
     type HostMemory: Send + std::ops::DerefMut<Target = [u8]>;
+    /// Whether a step can begin with tokens of the step before that were not read yet ([`StepInputs::awaits`]).
+    const KEEPS_DRAWN: bool = false;
 
     // Set-up.
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector>;
@@ -440,14 +444,16 @@ pub trait Backend: Sized + Send + 'static {
     /// Runs `f`, the layers of a model. A device may record the ops of `f` and repeat them for later batches of the
     /// same size instead of calling it. `draw` must follow, and may be what puts the work on the device.
     fn run(&mut self, batch: &Self::Batch<'_>, f: impl FnOnce(&Self) -> Result<Self::Tensor>) -> Result<Self::Tensor>;
-    /// Draws, stashes, scores and returns hidden states as the batch says, from the result `hidden` of its rows; None
-    /// if it has no rows. All ranks call it, and rank 0 gets the results.
+    /// Draws, stashes, scores and finds hidden states as the batch says, from the result `hidden` of its rows; None if
+    /// it has no rows. All ranks call it, and rank 0 gets the results from `outputs`.
     fn draw(
         &mut self,
         batch: &Self::Batch<'_>,
         hidden: Option<&Self::Tensor>,
         head: &OutputHead<'_, Self>,
-    ) -> Result<StepOutputs>;
+    ) -> Result<Self::Drawn>;
+    /// Waits for what a step drew. One more step may begin before.
+    fn outputs(&mut self, drawn: Self::Drawn) -> Result<StepOutputs>;
 
     // Shape.
     fn rows(&self, x: &Self::Tensor) -> usize;

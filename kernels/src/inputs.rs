@@ -37,6 +37,9 @@ pub struct StateSave {
 pub struct StepInputs<'a> {
     /// Token ids of all rows.
     pub ids: Vec<u32>,
+    /// Rows whose ids are what the step before drew for slots; only with
+    /// [`Backend::KEEPS_DRAWN`](crate::Backend::KEEPS_DRAWN).
+    pub awaits: Vec<AwaitedToken>,
     /// The sequences of these rows.
     pub spans: Vec<Span<'a>>,
     /// For each span, where its recurrent state is; empty if the model has none.
@@ -48,6 +51,17 @@ pub struct StepInputs<'a> {
     pub scores: Vec<Score>,
     /// Rows whose hidden states are wanted.
     pub states: Vec<usize>,
+}
+
+/// In the histories of penalties, stands for the token that the step before drew for the draw's slot; only with
+/// [`Backend::KEEPS_DRAWN`](crate::Backend::KEEPS_DRAWN).
+pub const AWAITED_TOKEN: u32 = u32::MAX;
+
+/// A row whose token the device knows, and the host does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AwaitedToken {
+    pub row: usize,
+    pub slot: u32,
 }
 
 /// The largest steps that a server gives to a backend.
@@ -121,7 +135,7 @@ impl DryStep {
         }
         let ends: Vec<usize> = inputs.spans.iter().map(|span| span.row + span.len - 1).collect();
         let last = |sequence: usize| ends[sequence];
-        let draw = |from| Draw { from, sample: SampleSpec::default(), history: None, logprobs: None };
+        let draw = |from| Draw { from, slot: None, sample: SampleSpec::default(), history: None, logprobs: None };
         match wants {
             DryWants::Draws => inputs.draws = (0..sequences).map(|i| draw(LogitsOf::Row(last(i)))).collect(),
             DryWants::DrawsOfStashes => inputs.draws = (0..sequences as u32).map(|i| draw(LogitsOf::Slot(i))).collect(),
@@ -141,6 +155,8 @@ impl DryStep {
 #[derive(Debug, Clone)]
 pub struct Draw<'a> {
     pub from: LogitsOf,
+    /// The token is kept for a row of the next step that awaits it in this slot.
+    pub slot: Option<u32>,
     pub sample: SampleSpec<'a>,
     /// Where the tokens that penalties read may be kept. None: none reads them, or not more than once.
     pub history: Option<KeptHistory>,

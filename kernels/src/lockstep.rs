@@ -136,6 +136,7 @@ impl<B: Backend> Backend for Lockstep<B> {
     type States = Both<B::States, cpu::States>;
     type LowRank = Both<B::LowRank, cpu::LowRank>;
     type HostMemory = B::HostMemory;
+    type Drawn = StepOutputs;
 
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector> {
         Ok(Both { device: self.device.vector(values.clone())?, oracle: self.oracle.vector(values)? })
@@ -270,8 +271,10 @@ impl<B: Backend> Backend for Lockstep<B> {
         let of_oracle = hidden.map(|hidden| self.read(hidden));
         let of_device = OutputHead { norm: &norm.device, eps, weight: weight.map(|weight| &weight.device), scale };
         let got = self.device.draw(&batch.device, hidden, &of_device)?;
+        let got = self.device.outputs(got)?;
         let head = OutputHead { norm: &norm.oracle, eps, weight: weight.map(|weight| &weight.oracle), scale };
         let want = self.oracle.draw(&batch.oracle, of_oracle.as_ref(), &head)?;
+        let want = self.oracle.outputs(want)?;
         let (numbers, wanted) = (logprobs(&got), logprobs(&want));
         if !(numbers.is_empty() && wanted.is_empty()) {
             self.report.add("draw", &numbers, &wanted);
@@ -280,6 +283,10 @@ impl<B: Backend> Backend for Lockstep<B> {
             self.report.add("state", got, want);
         }
         Ok(got)
+    }
+
+    fn outputs(&mut self, drawn: StepOutputs) -> Result<StepOutputs> {
+        Ok(drawn)
     }
 
     fn rows(&self, x: &B::Tensor) -> usize {

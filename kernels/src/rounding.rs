@@ -172,6 +172,7 @@ impl Backend for RoundingCpu {
     type States = cpu::States;
     type LowRank = cpu::LowRank;
     type HostMemory = Vec<u8>;
+    type Drawn = StepOutputs;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         self.cpu.vector(values)
@@ -306,6 +307,10 @@ impl Backend for RoundingCpu {
         };
         let mut drawn = self.cpu.draw(batch, hidden, &OutputHead { norm, eps, weight, scale })?;
         drawn.states = drawn.states.into_iter().map(|state| self.activations(state)).collect();
+        Ok(drawn)
+    }
+
+    fn outputs(&mut self, drawn: StepOutputs) -> Result<StepOutputs> {
         Ok(drawn)
     }
 

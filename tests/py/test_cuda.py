@@ -250,7 +250,7 @@ def test_the_demo_model_calls_a_tool_as_on_the_cpu(server, demo, options, kernel
 
 @pytest.mark.parametrize("settings, cause", [
     ({"fault": "cuGraphLaunch:20"}, "cuGraphLaunch failed: an illegal memory access was encountered"),
-    ({"fault": "cuStreamSynchronize:60"}, "cuStreamSynchronize failed: an illegal memory access was encountered"),
+    ({"fault": "cuEventSynchronize:60"}, "cuEventSynchronize failed: an illegal memory access was encountered"),
     ({"fault": "cuGraphLaunch:20:214"}, "cuGraphLaunch failed: uncorrectable ECC error encountered"),
     ({"fault": "cuMemAlloc_v2:45:2"}, "device memory is exhausted"),
     ({"hang": "flash_split_bf16_64:40"}, "a step is running for"),
@@ -273,10 +273,11 @@ def steps(server):
     return sum(float(line.split()[-1]) for line in lines if line.startswith("rein_engine_steps_total"))
 
 
-STEADY = ["cuMemcpyHtoDAsync_v2", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"]
+# The kernel brings the tokens of the step before, which still runs.
+STEADY = ["cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuEventRecord", "cuEventSynchronize"]
 
 
-def test_a_served_step_in_the_steady_state_is_one_launch_two_copies_and_one_wait(server, tmp_path):
+def test_a_served_step_in_the_steady_state_is_two_launches_two_copies_and_one_wait(server, tmp_path):
     trace = tmp_path / "trace"
     cuda = server(model=FIXTURES / "qwen3", trace=trace)
     # Logprobs and penalties are part of what is drawn.
@@ -288,6 +289,24 @@ def test_a_served_step_in_the_steady_state_is_one_launch_two_copies_and_one_wait
     # All steps but a few at the start, and at the end when some sequences have ended.
     assert "\n".join(STEADY * 50) in "\n".join(calls)
     cuda.stop()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_device_that_decodes_does_not_wait_for_the_host(server, tmp_path, ranks):
+    idle = tmp_path / "idle"
+    cuda = server("--tp", ranks, model=FIXTURES / "qwen3", devices=ranks, skip="meet", kernel_time=100, idle=idle, memory=9 << 30)
+    idle.write_text("")
+    before = steps(cuda)
+    status, answer = ask(cuda, "completions", model="qwen3", prompt=[5, 6, 7], max_tokens=110, ignore_eos=True, n=2)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 220, answer
+    count, waits = steps(cuda) - before, {}
+    cuda.stop()
+    for stream, microseconds in map(str.split, idle.read_text().splitlines()):
+        waits.setdefault(stream, []).append(int(microseconds))
+    # The first wait is for the request.
+    waited = max((times[1:] for times in waits.values()), key=len)
+    print(f"{ranks} ranks: {count:.0f} steps; a device waited {len(waited)} times, for {sum(waited) / count:.0f} us per step")
+    assert len(waited) < count / 4, waited
 
 
 LAYERS = json.loads((FIXTURES / "qwen3/config.json").read_text())["num_hidden_layers"]
@@ -318,7 +337,7 @@ def test_sigterm_during_a_load_frees_the_device(driver, tmp_path):
 
 @pytest.mark.parametrize("settings, cause, ends", [
     # In the middle of the answer. The process cannot use the device any more.
-    ({"fault": "cuStreamSynchronize:60"}, "an illegal memory access was encountered",
+    ({"fault": "cuEventSynchronize:40"}, "an illegal memory access was encountered",
      (1, "the device has failed and this process must be restarted")),
     ({"fault": "cuGraphLaunch:20:214"}, "uncorrectable ECC error encountered",
      (1, "the device has failed and this process must be restarted")),

@@ -120,11 +120,16 @@ impl DrawnTokens {
         for row in step.rows.iter_mut().filter(|row| row.awaits_token) {
             let Some(&Some(token)) = self.0.get(row.slot as usize) else { continue };
             row.tokens.fill(token);
-            let penalized = |draw: &&mut Draw| draw.sampling.as_ref().is_some_and(penalizes);
-            if let Some(draw) = row.draw.as_mut().filter(penalized) {
-                draw.history.push(token);
-            }
+            add_to_history(row, token);
         }
+    }
+}
+
+/// A token that a row computes is also one that its penalties read.
+pub fn add_to_history(row: &mut Row, token: u32) {
+    let penalized = |draw: &&mut Draw| draw.sampling.as_ref().is_some_and(penalizes);
+    if let Some(draw) = row.draw.as_mut().filter(penalized) {
+        draw.history.push(token);
     }
 }
 

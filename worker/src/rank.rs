@@ -48,7 +48,7 @@ use loras::LoraReader;
 pub use memory::{KvPlan, WeightMemory};
 use open::Checkpoint;
 pub use options::{Dtype, KvDtype, ModelOptions, Quantize};
-use thread::{LeaderQueues, LoadedRoom, Preparation, RankJob};
+use thread::{LeaderQueues, LeaderTask, LoadedRoom, Preparation, RankJob};
 
 /// Of the ranks in this process.
 type Links = Vec<Box<dyn Collective>>;
@@ -89,7 +89,7 @@ pub struct Seated {
 struct Ranks(Vec<JoinHandle<()>>);
 
 struct Leader {
-    steps: Sender<Step>,
+    tasks: Sender<LeaderTask>,
     results: Receiver<Result<StepResult, String>>,
 }
 
@@ -270,13 +270,13 @@ impl ModelLoader {
         // Declared before the channels: on an early return the channels are dropped first, and the leader's thread,
         // which waits for steps, ends.
         let mut ranks = Ranks(Vec::new());
-        let (steps_in, steps) = bounded(STEPS_AHEAD);
+        let (tasks_in, tasks) = bounded(2 * STEPS_AHEAD);
         let (results_out, results) = bounded(STEPS_AHEAD);
         let (count, mut leads) = (links.len(), false);
         // Links to other processes have a watch of their own.
         let ended = links.first().filter(|_| count == size && size > 1).map(|link| link.abort_watch());
         let desk = LeaderQueues {
-            steps,
+            tasks,
             results: results_out,
             used: Arc::new(AtomicU64::new(placement.layout)),
             counts: Arc::new(OnceLock::new()),
@@ -358,7 +358,7 @@ impl ModelLoader {
             kv_ranks: plan.kv_ranks,
         };
         let loras = self.lora_reader(size, lora_room);
-        let leader = leads.then_some(Leader { steps: steps_in, results });
+        let leader = leads.then_some(Leader { tasks: tasks_in, results });
         let slots = self.options.max_sequences;
         let epoch = placement.epoch;
         Ok(Seated { slots, plan, weights: held, ranks, leader, shape, epoch, layouts, loras, ended })
@@ -536,7 +536,7 @@ impl Executor for RankGroup {
                 After::Draw | After::Embed | After::Nothing => self.stashed.remove(&row.slot),
             };
         }
-        self.leader.steps.send(step).map_err(|_| {
+        self.leader.tasks.send(LeaderTask::Begin(step)).map_err(|_| {
             // A step that nobody has waited for may say why.
             let why = self.leader.results.try_iter().find_map(Result::err);
             self.lose(why.unwrap_or_else(|| LEADER_ENDED.into()))
@@ -544,6 +544,8 @@ impl Executor for RankGroup {
     }
 
     fn wait(&mut self) -> Result<StepResult, ExecutorError> {
+        // Where the thread has ended, its last result says why.
+        let _ = self.leader.tasks.send(LeaderTask::Finish);
         let result = self.leader.results.recv().unwrap_or_else(|_| Err(LEADER_ENDED.into()));
         result.map_err(|why| self.lose(why))
     }

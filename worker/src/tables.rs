@@ -1,6 +1,7 @@
 //! The block table of each slot, and the history that its penalties read. A step carries only changes, so what executes
 //! steps keeps them. It does not know which blocks are free.
 
+use rein_kernels::AWAITED_TOKEN;
 use rein_proto::internal::{Draw, Step};
 
 use crate::seq::penalizes;
@@ -80,6 +81,15 @@ impl Histories {
             changed.map_err(|held| format!("slot {slot}: the draw keeps {kept} tokens of a history of {held}"))?;
         }
         Ok(())
+    }
+
+    /// A token that a draw awaits is known now.
+    pub fn learn(&mut self, slot: u32, token: u32) {
+        if let Some(last) = self.0.0.get_mut(slot as usize).and_then(|history| history.last_mut())
+            && *last == AWAITED_TOKEN
+        {
+            *last = token;
+        }
     }
 
     /// Prompt and generated tokens, of which `prompt` are the prompt's.

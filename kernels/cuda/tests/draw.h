@@ -163,6 +163,7 @@ struct Block {
       if (spec.masked) task.mask = list(spec.mask.data(), spec.mask.size());
       task.mask.length = spec.mask.size();
       task.top = spec.top, task.out = out;
+      task.keeps = spec.token == NONE ? uint32_t(specs.size() - 1 - tasks.size()) : NONE;
       out += spec.top == NONE ? 1 : 4 + 2 * spec.top;
       tasks.push_back(task);
     }
@@ -207,11 +208,32 @@ inline void compare(const std::string &name, const std::vector<std::vector<float
     }
     Buffer<uint32_t> stash_words(stash_block.words), words(block.words), out(block.out);
     Buffer<uint32_t> work(size_t(grid) * 2 * vocab);
-    DrawArgs stash_args = {stash_words.data, logits.data, slots.data, work.data, out.data, nullptr, vocab, 0};
+    DrawArgs stash_args = {stash_words.data, logits.data, slots.data, work.data, out.data,
+                           nullptr,          nullptr,     nullptr,    vocab,     0};
     LAUNCH(stash_logits, dim3(grid, 2), 256, 0, stash_args);
-    DrawArgs args = {words.data, logits.data,    slots.data, work.data,
-                     out.data,   histories.data, vocab,      int(longest)};
+    const uint32_t unset = 12345;
+    Buffer<uint32_t> drawn(std::vector<uint32_t>(specs.size(), unset)), tokens(specs.size());
+    DrawArgs args = {words.data,     logits.data, slots.data,  work.data, out.data,
+                     histories.data, drawn.data,  tokens.data, vocab,     int(longest)};
     LAUNCH(draw_tokens, grid, draw::THREADS, 0, args);
+    // Another rank keeps the same, and the next step has rows and words that await a token beside others.
+    Buffer<uint32_t> others(std::vector<uint32_t>(specs.size(), unset)), ids(std::vector<uint32_t>(2 * specs.size(), 7));
+    Buffer<const uint32_t *> parts(std::vector<const uint32_t *>{tokens.data});
+    KeepDrawnArgs keep = {words.data, parts.data, others.data};
+    LAUNCH(keep_drawn, 1, 256, 0, keep);
+    std::vector<uint32_t> next(specs.size(), 7);
+    for (uint32_t i = 0; i < specs.size(); i++) next.insert(next.end(), {2 * i + 1, i});
+    for (uint32_t i = 1; i < specs.size(); i++) next.insert(next.end(), {i, i});
+    Buffer<uint32_t> next_words(next);
+    TakeDrawnArgs take = {ids.data, next_words.data, others.data, int(specs.size()), int(specs.size()), int(specs.size()) - 1};
+    LAUNCH(take_drawn, 1, 256, 0, take);
+    for (uint32_t i = 0; i < specs.size(); i++) {
+      const auto &task = block.tasks[specs.size() - 1 - i];
+      uint32_t want = task.keeps == NONE ? unset : out[task.out], token = want == NONE ? 0 : want;
+      if (drawn[i] != want || others[i] != want) check::fail("a slot does not keep its token");
+      if (ids[2 * i] != 7 || ids[2 * i + 1] != token) check::fail("a row has not got its token");
+      if (next_words[i] != (i == 0 ? 7 : token)) check::fail("a list has not got its token");
+    }
     if (memcmp(logits.data, all.data(), all.size() * 4)) check::fail("the logits have changed");
     for (size_t i = 0; i < specs.size(); i++) {
       const Spec &spec = specs[i];

@@ -18,7 +18,10 @@
 //   REIN_FAKE_CUDA_MACHINE     the process's id: devices of one index and number are one device
 //   REIN_FAKE_CUDA_PEERS       1 (0: no device reaches the memory of another)
 //   REIN_FAKE_CUDA_SKIP        the names of kernels that do nothing, with commas between; *: all do nothing, and memory is
-//                              zero, so that times are those of the host
+//                              zero, so that times are those of the host; meet: only those that draw and those with
+//                              which ranks meet do something
+//   REIN_FAKE_CUDA_KERNEL_TIME 0 (microseconds that a kernel takes which does nothing)
+//   REIN_FAKE_CUDA_IDLE        a file that gets a line for each time that a stream waited for work: microseconds
 // CUDA_VISIBLE_DEVICES holds as for NVIDIA's driver, with indices only.
 #include <limits.h>
 #include <unistd.h>
@@ -123,6 +126,7 @@ Kernel KERNELS[] = {
     KERNEL(quantize_fp8_f32),  KERNEL(quantize_fp8_bf16),
     KERNEL(silu_mul_quant_f32), KERNEL(silu_mul_quant_bf16),
     KERNEL(draw_tokens),       KERNEL(stash_logits),
+    KERNEL(keep_drawn),        KERNEL(take_drawn),
     KERNEL(delta_mix_f32),     KERNEL(delta_mix_bf16),
     KERNEL(delta_net_f32),     KERNEL(delta_net_bf16),
     KERNEL(sigmoid_mul_f32),   KERNEL(sigmoid_mul_bf16),   KERNEL(sigmoid_mul_bf16_f32),
@@ -222,17 +226,26 @@ void perform(const Work &work) {
   work.run();
 }
 
+void note(const char *variable, const std::string &line);
+
 struct Stream {
   std::unique_ptr<Graph> capture;
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Work> queue;
   bool busy = false, ends = false;
+  const bool notes_idle = getenv("REIN_FAKE_CUDA_IDLE");
   std::thread thread{[this] { loop(); }};
 
   void loop() {
     std::unique_lock<std::mutex> guard(mutex);
-    for (;;) {
+    for (bool began = false;; began = true) {
+      if (queue.empty() && began && notes_idle) {
+        auto since = std::chrono::steady_clock::now();
+        changed.wait(guard, [&] { return ends || !queue.empty(); });
+        auto idle = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - since);
+        note("REIN_FAKE_CUDA_IDLE", std::to_string(gettid()) + " " + std::to_string(idle.count()));
+      }
       changed.wait(guard, [&] { return ends || !queue.empty(); });
       if (queue.empty()) return;
       Work work = std::move(queue.front());
@@ -277,9 +290,15 @@ void drain_all() {
   for (auto &stream : all) stream->drain();
 }
 
+// A point in a stream. Work that is still to come holds what it will set.
 struct Event {
-  std::chrono::steady_clock::time_point at;
-  Stream *stream = nullptr;
+  struct Point {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool reached = false;
+    std::chrono::steady_clock::time_point at;
+  };
+  std::shared_ptr<Point> point;
 };
 
 thread_local Stream *capturing = nullptr;
@@ -346,12 +365,13 @@ void trace(const char *function) { note("REIN_FAKE_CUDA_TRACE", std::to_string(g
 // Whether no kernel does anything.
 bool skips_all() {
   const char *names = getenv("REIN_FAKE_CUDA_SKIP");
-  return names && !strcmp(names, "*");
+  return names && (!strcmp(names, "*") || !strcmp(names, "meet"));
 }
 
 // Whether a kernel does nothing.
 bool skips(const char *kernel) {
   const char *names = getenv("REIN_FAKE_CUDA_SKIP");
+  if (names && !strcmp(names, "meet")) return strcmp(kernel, "meet_ranks") && !strstr(kernel, "draw");
   return skips_all() ||
          (names && (std::string(",") + names + ",").find(std::string(",") + kernel + ",") != std::string::npos);
 }
@@ -632,16 +652,26 @@ extern "C" __attribute__((visibility("default"))) void rein_fake_enqueue(Stream 
 FUNCTION(cuEventCreate, Event **event, unsigned) { return *event = new Event, SUCCESS; }
 FUNCTION(cuEventDestroy_v2, Event *event) { return delete event, SUCCESS; }
 FUNCTION(cuEventRecord, Event *event, Stream *stream) {
-  event->stream = stream;
-  return put(stream, [=] { event->at = std::chrono::steady_clock::now(); });
+  WORK;
+  auto point = event->point = std::make_shared<Event::Point>();
+  return put(stream, [=] {
+    std::lock_guard<std::mutex> guard(point->mutex);
+    point->reached = true;
+    point->at = std::chrono::steady_clock::now();
+    point->changed.notify_all();
+  });
 }
 FUNCTION(cuEventSynchronize, Event *event) {
-  event->stream->drain();
+  WORK;
+  if (auto point = event->point) {
+    std::unique_lock<std::mutex> guard(point->mutex);
+    point->changed.wait(guard, [&] { return point->reached; });
+  }
   wait_for_device();
   return lost;
 }
 FUNCTION(cuEventElapsedTime_v2, float *milliseconds, Event *begin, Event *end) {
-  *milliseconds = std::chrono::duration<float, std::milli>(end->at - begin->at).count();
+  *milliseconds = std::chrono::duration<float, std::milli>(end->point->at - begin->point->at).count();
   return SUCCESS;
 }
 
@@ -659,7 +689,11 @@ static int put_kernel(const Kernel *kernel, const fast::Launch &launch, Stream *
   unsigned threads = launch.threads.x * launch.threads.y * launch.threads.z;
   bool fits = x > 0 && y > 0 && z > 0 && x <= INT_MAX && y <= 65535 && z <= 65535 && threads > 0 && threads <= 1024;
   if (!fits || launch.shared > kernel->most_shared || x % launch.cluster) return INVALID_VALUE;
-  if (skips(kernel->name)) return SUCCESS;
+  if (skips(kernel->name)) {
+    static const long time = setting("REIN_FAKE_CUDA_KERNEL_TIME", 0);
+    auto sleep = [] { std::this_thread::sleep_for(std::chrono::microseconds(time)); };
+    return time ? put(stream, Work{sleep, nullptr, nullptr, false}) : SUCCESS;
+  }
   Work work;
   if (kernel->whole)
     work.run = [=, all = gather(*kernel, arguments)] { kernel->whole(all.get(), launch); };

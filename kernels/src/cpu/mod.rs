@@ -221,6 +221,7 @@ impl Backend for Cpu {
     type States = States;
     type LowRank = LowRank;
     type HostMemory = Vec<u8>;
+    type Drawn = StepOutputs;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         Ok(values)
@@ -343,6 +344,10 @@ impl Backend for Cpu {
 
     fn run(&mut self, _: &Batch, f: impl FnOnce(&Cpu) -> Result<Tensor>) -> Result<Tensor> {
         f(self)
+    }
+
+    fn outputs(&mut self, drawn: StepOutputs) -> Result<StepOutputs> {
+        Ok(drawn)
     }
 
     fn draw(&mut self, batch: &Batch, hidden: Option<&Tensor>, head: &OutputHead<Cpu>) -> Result<StepOutputs> {

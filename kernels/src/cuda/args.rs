@@ -357,8 +357,31 @@ pub struct DrawArgs {
     pub work: u64,
     pub out: u64,
     pub histories: u64,
+    pub drawn: u64,
+    pub tokens: u64,
     pub vocab: i32,
     pub history_stride: i32,
+}
+
+/// draw.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct KeepDrawnArgs {
+    pub block: u64,
+    pub parts: u64,
+    pub drawn: u64,
+}
+
+/// draw.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct TakeDrawnArgs {
+    pub ids: u64,
+    pub block: u64,
+    pub drawn: u64,
+    pub pairs: i32,
+    pub count_ids: i32,
+    pub count_words: i32,
 }
 
 /// delta.cu

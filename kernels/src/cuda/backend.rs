@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use super::CudaDevice;
 use super::attention::DeviceCache;
-use super::batch::DeviceBatch;
+use super::batch::{DeviceBatch, DeviceDrawn};
 use super::delta::DeviceStates;
-use super::draw::{DeviceHistories, StashedLogits, StepDraws};
+use super::draw::{DeviceHistories, StashedLogits, StepDraws, take_drawn};
 use super::draw_plan::DrawPlan;
 use super::dry::{draw_words, largest_shapes, largest_steps, recorded_steps};
 use super::error::shape;
@@ -75,11 +75,23 @@ impl Cuda {
             head,
             stash: &self.stash,
             histories: self.steps.histories.as_ref(),
+            drawn: self.steps.drawn.as_ref(),
         }
     }
 
     fn leave_group(&mut self) {
         self.group.leave(&self.ops.device, self.steps.graphs.get_mut());
+    }
+
+    /// Whether a step has to move or free memory that kernels use.
+    fn wants_room(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> bool {
+        self.steps.experts_moved.get()
+            || !self.ring.get_mut().is_empty()
+            || self.ops.arena.wants_room()
+            || self.steps.angles.get_mut().wants_room(last)
+            || self.steps.buffers.wants_room(shape, draws)
+            || (self.rank() == 0 && !self.stash.has(draws.slots))
+            || self.ops.device.context().has_retired()
     }
 
     /// Makes room for a step. Whether memory that its kernels use has moved.
@@ -98,16 +110,7 @@ impl Cuda {
     /// All ranks begin a step of one shape: they make room at the same time, while no device works, and record or
     /// repeat the step together or not at all.
     fn begin_together(&mut self, shape: &StepShape, draws: &DrawPlan, last: usize) -> Result<()> {
-        self.ops.device.wait()?;
-        self.steps.buffers.arrived();
-        self.group.forget_offers()?;
-        let moves = self.steps.experts_moved.get()
-            || !self.ring.get_mut().is_empty()
-            || self.ops.arena.wants_room()
-            || self.steps.angles.get_mut().wants_room(last)
-            || self.steps.buffers.wants_room(shape, draws)
-            || (self.rank() == 0 && !self.stash.has(draws.slots))
-            || self.ops.device.context().has_retired();
+        let moves = self.group.has_offers()? || self.wants_room(shape, draws, last);
         let graphs = self.steps.graphs.get_mut();
         let mode = graphs.mode_of(&self.ops.device, shape, self.ops.arena.is_empty());
         let agreed = self.group.agree(StepIntent { moves, mode })?;
@@ -115,6 +118,10 @@ impl Cuda {
             graphs.clear();
         }
         if agreed.is_some_and(|agreed| agreed.moves) {
+            self.ops.device.wait()?;
+            // From here on no rank reads another's memory.
+            self.group.meet_on_hosts()?;
+            self.group.forget_offers();
             self.make_room(shape, draws, last)?;
             let context = self.ops.device.context();
             context.free_retired(context.take_retired());
@@ -142,6 +149,8 @@ impl Backend for Cuda {
     type States = DeviceStates;
     type LowRank = DeviceLowRank;
     type HostMemory = PinnedBlocks;
+    type Drawn = DeviceDrawn;
+    const KEEPS_DRAWN: bool = true;
 
     fn vector(&self, values: Vec<f32>) -> Result<DeviceVector> {
         self.ops.check()?;
@@ -247,6 +256,16 @@ impl Backend for Cuda {
         Ok(())
     }
 
+    fn open_stash(&mut self, slots: usize) -> Result<()> {
+        if slots > self.steps.limits.get().slots {
+            self.ops.device.enter()?;
+            self.steps.drawn = Some(self.ops.device.allocate(4 * slots)?);
+            self.steps.limits.update(|limits| StepLimits { slots, ..limits });
+            self.steps.graphs.get_mut().clear();
+        }
+        Ok(())
+    }
+
     /// As f32.
     fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> DeviceTensor {
         self.ops.to_device(rows, cols, &values)
@@ -284,14 +303,21 @@ impl Backend for Cuda {
         let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1).saturating_sub(1);
         if self.ranks() > 1 {
             self.begin_together(&shape, &draws, last)?;
-        } else if self.make_room(&shape, &draws, last)? {
-            self.steps.graphs.get_mut().forget();
+        } else if self.wants_room(&shape, &draws, last) {
+            self.ops.device.wait()?;
+            if self.make_room(&shape, &draws, last)? {
+                self.steps.graphs.get_mut().forget();
+            }
         }
         if self.ranks() == 1 && !self.stash.has(draws.slots) {
             // The stash will move, which a step cannot record.
             self.steps.graphs.get_mut().clear();
         }
-        self.steps.buffers.upload(&self.ops.device, rows, shape, draws, self.steps.limits.get())
+        let batch = self.steps.buffers.upload(&self.ops.device, rows, shape, draws, self.steps.limits.get())?;
+        if let Some(drawn) = &self.steps.drawn {
+            take_drawn(&self.ops, &self.steps.placed(&batch), drawn);
+        }
+        Ok(batch)
     }
 
     /// `f` is recorded the second time, together with what `draw` does, and repeated from then on.
@@ -311,7 +337,7 @@ impl Backend for Cuda {
         batch: &DeviceBatch<'_>,
         hidden: Option<&DeviceTensor>,
         head: &OutputHead<'_, Self>,
-    ) -> Result<StepOutputs> {
+    ) -> Result<DeviceDrawn> {
         let (plan, leads) = (&batch.draws, self.rank() == 0);
         if let Some(weight) = head.weight {
             let vocab = self.group.vocabulary(&self.ops, weight.0.outs)?;
@@ -327,6 +353,11 @@ impl Backend for Cuda {
             results.and_then(|results| results.drawn).and_then(|drawn| drawn.take(&self.ops.arena))
         } else {
             let out = self.draws(batch, hidden, head).launch()?;
+            if self.ranks() > 1 {
+                // The next step may use all memory of the ops.
+                self.over_ranks().exchange(&[]);
+                self.group.forget_offers();
+            }
             let drawn = out.as_ref().map(Kept::of);
             let results = hidden.map(|hidden| Results { hidden: Kept::of(hidden), drawn });
             let (device, graphs) = (&self.ops.device, self.steps.graphs.get_mut());
@@ -337,25 +368,27 @@ impl Backend for Cuda {
             ended.inspect_err(|_| graphs.abandon(device))?;
             out
         };
-        if !leads {
-            return self.group.check().map(|()| StepOutputs::default());
+        let (mut states, mut results) = (Vec::new(), None);
+        if leads {
+            self.stash.fill(&batch.rows.stashes);
+            if !batch.rows.states.is_empty() {
+                states = self.draws(batch, hidden, head).states()?;
+            }
+            if plan.out_words() > 0 {
+                let taken = || shape("draw", "the memory of a recorded step is in use".into());
+                results = Some(out.as_ref().ok_or_else(taken)?.address);
+            }
         }
-        self.stash.fill(&batch.rows.stashes);
-        let mut states = Vec::new();
-        if !batch.rows.states.is_empty() {
-            states = self.draws(batch, hidden, head).states()?;
-            self.steps.buffers.arrived();
-            self.group.check()?;
-        }
-        if plan.out_words == 0 {
-            return Ok(StepOutputs { states, ..StepOutputs::default() });
-        }
-        let out = out.ok_or_else(|| shape("draw", "the memory of a recorded step is in use".into()))?;
         // SAFETY: the results have at least that many words.
-        let drawn = plan.read(unsafe { self.steps.buffers.receive(&self.ops.device, batch, out.address) }?);
+        let drawn = unsafe { self.steps.buffers.leave(&self.ops.device, batch, results, states) }?;
+        self.group.check().map(|()| drawn)
+    }
+
+    fn outputs(&mut self, drawn: DeviceDrawn) -> Result<StepOutputs> {
+        self.ops.device.enter()?;
+        let drawn = drawn.read()?;
         // After the results: they may be of a group that has ended.
-        self.group.check()?;
-        Ok(StepOutputs { states, ..drawn })
+        self.group.check().map(|()| drawn)
     }
 
     fn rows(&self, x: &DeviceTensor) -> usize {

@@ -1,10 +1,14 @@
-//! Brings the inputs of a step to the device, and its results back: packed in pinned memory, and copied at once. It
-//! does not know ops.
+//! Brings the inputs of a step to the device, and its results back: packed in pinned memory, and copied at once. Two
+//! steps may be under way. It does not know ops.
 
-use super::draw_plan::DrawPlan;
+use std::sync::Arc;
+
+use super::draw_plan::{DrawPlan, DrawnWords};
+use super::error::shape;
+use super::event::StreamEvent;
 use super::step::{StepLimits, StepParts, StepShape, pack};
 use super::{CudaDevice, DeviceBuffer, PinnedBuffer};
-use crate::backend::StepInputs;
+use crate::backend::{StepInputs, StepOutputs};
 use crate::error::Result;
 
 /// Words of the first buffers, and of the first one for results.
@@ -30,26 +34,62 @@ pub(super) struct PlacedBatch<'a> {
     pub block_size: usize,
 }
 
+/// What a step leaves on its way to the host.
+pub struct DeviceDrawn {
+    /// None: its draws and scores have no results here.
+    words: Option<(DrawnWords, Arc<PinnedBuffer>, Arc<StreamEvent>)>,
+    states: Vec<Vec<f32>>,
+}
+
+impl DeviceDrawn {
+    /// Waits for it.
+    pub(super) fn read(self) -> Result<StepOutputs> {
+        let DeviceDrawn { words, states } = self;
+        let Some((of, results, arrived)) = words else { return Ok(StepOutputs { states, ..StepOutputs::default() }) };
+        arrived.wait()?;
+        let words = results.as_bytes().as_chunks().0.iter().map(|bytes| u32::from_ne_bytes(*bytes));
+        Ok(StepOutputs { states, ..of.read(words) })
+    }
+}
+
+/// The host's memory of every second step.
+#[derive(Debug)]
+struct HostSide {
+    inputs: PinnedBuffer,
+    results: Arc<PinnedBuffer>,
+    /// The end of the last step that used it.
+    ended: Arc<StreamEvent>,
+    /// A step has sent its inputs, and did not record its end.
+    open: bool,
+}
+
+impl HostSide {
+    fn new(device: &CudaDevice, words: usize, results: usize) -> Result<HostSide> {
+        Ok(HostSide {
+            inputs: PinnedBuffer::new(device, 4 * words)?,
+            results: Arc::new(PinnedBuffer::new(device, 4 * results)?),
+            ended: Arc::new(StreamEvent::new(device)?),
+            open: false,
+        })
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct StepBuffers {
-    host: Option<PinnedBuffer>,
+    sides: Option<[HostSide; 2]>,
     device: Option<DeviceBuffer>,
-    results: Option<PinnedBuffer>,
     /// Of the last batch.
     serial: u64,
-    /// The last copy may not have ended.
-    in_flight: bool,
 }
 
 impl StepBuffers {
     /// Whether `fit` would move the buffers.
     pub fn wants_room(&self, shape: &StepShape, draws: &DrawPlan) -> bool {
-        let words = shape.parts().end + draws.len();
-        self.lacks_results(draws) || self.lacks_words(words)
+        self.lacks_results(draws) || self.lacks_words(shape.parts().end + draws.len())
     }
 
     fn lacks_results(&self, draws: &DrawPlan) -> bool {
-        self.results.as_ref().is_none_or(|results| results.bytes() < 4 * draws.out_words)
+        self.sides.as_ref().is_none_or(|[side, _]| side.results.bytes() < 4 * draws.out_words())
     }
 
     fn lacks_words(&self, words: usize) -> bool {
@@ -58,25 +98,21 @@ impl StepBuffers {
 
     /// Makes room for steps of this many words of inputs and results.
     pub fn reserve(&mut self, device: &CudaDevice, words: usize, results: usize) -> Result<()> {
-        self.results = Some(PinnedBuffer::new(device, 4 * results.max(FIRST_RESULTS))?);
-        self.device = Some(device.allocate(4 * words.max(FIRST))?);
-        self.host = Some(PinnedBuffer::new(device, 4 * words.max(FIRST))?);
+        let (words, results) = (words.max(FIRST), results.max(FIRST_RESULTS));
+        self.device = Some(device.allocate(4 * words)?);
+        self.sides = Some([HostSide::new(device, words, results)?, HostSide::new(device, words, results)?]);
         Ok(())
     }
 
     /// Whether the buffers that kernels use had to move for a step.
     pub fn fit(&mut self, device: &CudaDevice, shape: &StepShape, draws: &DrawPlan) -> Result<bool> {
-        if self.lacks_results(draws) {
-            let words = draws.out_words.next_power_of_two().max(FIRST_RESULTS);
-            self.results = Some(PinnedBuffer::new(device, 4 * words)?);
-        }
-        let words = shape.parts().end + draws.len();
-        if !self.lacks_words(words) {
+        if !self.wants_room(shape, draws) {
             return Ok(false);
         }
-        let bytes = 4 * words.next_power_of_two().max(FIRST);
-        self.device = Some(device.allocate(bytes)?);
-        self.host = Some(PinnedBuffer::new(device, bytes)?);
+        let words = (shape.parts().end + draws.len()).next_power_of_two();
+        let held = self.device.as_ref().map_or(0, DeviceBuffer::bytes) / 4;
+        let results = self.sides.as_ref().map_or(0, |[side, _]| side.results.bytes()) / 4;
+        self.reserve(device, words.max(held), draws.out_words().next_power_of_two().max(results))?;
         Ok(true)
     }
 
@@ -89,38 +125,46 @@ impl StepBuffers {
         draws: DrawPlan<'a>,
         limits: StepLimits,
     ) -> Result<DeviceBatch<'a>> {
-        if self.in_flight {
-            device.wait()?;
-        }
         self.serial += 1;
         let (end, words) = (shape.parts().end, shape.parts().end + draws.len());
-        if let (Some(host), Some(to)) = (&mut self.host, &mut self.device) {
-            pack(&rows, &shape, limits, &mut host.words()[..end])?;
-            draws.write(&mut host.words()[end..words]);
+        if let (Some(sides), Some(to)) = (&mut self.sides, &mut self.device) {
+            let side = &mut sides[self.serial as usize % 2];
+            match std::mem::replace(&mut side.open, true) {
+                true => device.wait()?,
+                false => side.ended.wait()?,
+            }
+            pack(&rows, &shape, limits, &mut side.inputs.words()[..end])?;
+            draws.write(&mut side.inputs.words()[end..words]);
             if words > 0 {
-                host.send_first(device, 4 * words, to)?;
-                self.in_flight = true;
+                side.inputs.send_first(device, 4 * words, to)?;
             }
         }
         Ok(DeviceBatch { rows, shape, draws, serial: self.serial })
     }
 
-    /// The results of a batch, after all work of the stream.
+    /// Ends a step: its results follow all work of the stream to the host, if it has any.
     ///
     /// # Safety
-    /// The device has as many words at `address` as the batch draws.
-    pub unsafe fn receive(&mut self, device: &CudaDevice, batch: &DeviceBatch, address: u64) -> Result<&[u32]> {
-        let Some(results) = &mut self.results else { return Ok(&[]) };
-        // SAFETY: the caller's promise.
-        unsafe { results.receive_first(device, 4 * batch.draws.out_words, address) }?;
-        device.wait()?;
-        self.in_flight = false;
-        Ok(&results.words()[..batch.draws.out_words])
-    }
-
-    /// All work of the stream has ended.
-    pub fn arrived(&mut self) {
-        self.in_flight = false;
+    /// The device has as many words at `results` as the batch draws.
+    pub unsafe fn leave(
+        &mut self,
+        device: &CudaDevice,
+        batch: &DeviceBatch,
+        results: Option<u64>,
+        states: Vec<Vec<f32>>,
+    ) -> Result<DeviceDrawn> {
+        let side = self.sides.as_mut().map(|sides| &mut sides[batch.serial as usize % 2]);
+        let side = side.ok_or_else(|| shape("draw", "a step begins before it draws".into()))?;
+        if let Some(address) = results {
+            let to = Arc::get_mut(&mut side.results)
+                .ok_or_else(|| shape("draw", "the results of the step before the last were not read".into()))?;
+            // SAFETY: the caller's promise.
+            unsafe { to.receive_first(device, 4 * batch.draws.out_words(), address) }?;
+        }
+        side.ended.record(device)?;
+        side.open = false;
+        let words = results.map(|_| (batch.draws.results().clone(), side.results.clone(), side.ended.clone()));
+        Ok(DeviceDrawn { words, states })
     }
 
     /// The current batch, where it is on the device.

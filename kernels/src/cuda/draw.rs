@@ -2,18 +2,22 @@
 
 use std::ops::Range;
 
-use super::args::DrawArgs;
+use super::args::{DrawArgs, KeepDrawnArgs, TakeDrawnArgs};
 use super::batch::PlacedBatch;
-use super::draw_plan::DrawPass;
+use super::draw_plan::{AwaitedWords, DrawPass};
 use super::error::shape;
 use super::form::Element;
+use super::op_stream::OpStream;
 use super::plan::{LaunchPlan, int};
-use super::ranks::RankOps;
+use super::ranks::{Offer, RankOps};
 use super::tensor::DeviceTensor;
 use super::weights::{DeviceLinear, DeviceVector, Matrix};
 use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{Backend, Draw, KeptHistory, LogitsOf, OutputHead, Stash};
 use crate::error::Result;
+
+/// Threads of the kernels that move tokens.
+const TOKEN_THREADS: u32 = 256;
 
 /// Logits of rows that later steps draw from.
 #[derive(Debug, Default)]
@@ -99,6 +103,24 @@ impl DeviceHistories {
     }
 }
 
+/// Brings the tokens that a step awaits from `drawn`.
+pub(super) fn take_drawn(ops: &OpStream, batch: &PlacedBatch, drawn: &DeviceBuffer) {
+    let AwaitedWords { at, ids, words } = batch.draws.awaited;
+    if ids + words == 0 {
+        return;
+    }
+    let args = TakeDrawnArgs {
+        ids: batch.parts.ids,
+        block: batch.parts.end,
+        drawn: drawn.address(),
+        pairs: int(at),
+        count_ids: int(ids),
+        count_words: int(words),
+    };
+    // SAFETY: rows and slots were checked, and the words are those of the plan.
+    unsafe { ops.launch(&LaunchPlan::new("take_drawn", [1, 1, 1], TOKEN_THREADS), &args) };
+}
+
 /// The draws of one step.
 pub(super) struct StepDraws<'a, B: Backend> {
     pub ranks: RankOps<'a>,
@@ -107,6 +129,8 @@ pub(super) struct StepDraws<'a, B: Backend> {
     pub head: &'a OutputHead<'a, B>,
     pub stash: &'a StashedLogits,
     pub histories: Option<&'a DeviceHistories>,
+    /// Where the tokens of slots stay.
+    pub drawn: Option<&'a DeviceBuffer>,
 }
 
 impl<B: Backend<Vector = DeviceVector, Linear = DeviceLinear>> StepDraws<'_, B> {
@@ -120,8 +144,12 @@ impl<B: Backend<Vector = DeviceVector, Linear = DeviceLinear>> StepDraws<'_, B> 
         let weight = &weight.0;
         let (leads, vocab) = (self.ranks.group.rank() == 0, self.ranks.group.known_vocabulary(weight.outs));
         let out = ops.tensor(1, batch.shape.results, Element::F32);
+        let tasks = if batch.shape.decode { batch.shape.rows } else { batch.rows.draws.len() };
+        // Other ranks get the tokens of rank 0.
+        let tokens = (self.ranks.group.ranks() > 1 && tasks > 0).then(|| ops.tensor(1, tasks, Element::F32));
         let mut from = 0;
-        for pass in &batch.draws.passes {
+        let last = batch.draws.passes.len() - 1;
+        for (i, pass) in batch.draws.passes.iter().enumerate() {
             // A decode step has logits for all rows of its bucket.
             let rows = if batch.shape.decode { batch.shape.wanted } else { pass.rows };
             let logits = match rows {
@@ -129,14 +157,41 @@ impl<B: Backend<Vector = DeviceVector, Linear = DeviceLinear>> StepDraws<'_, B> 
                 rows => self.logits(from..from + rows, weight)?,
             };
             if leads {
-                self.launch_pass(pass, logits.as_ref(), vocab, &out);
+                self.launch_pass(pass, logits.as_ref(), vocab, &out, tokens.as_ref().filter(|_| i == last));
             }
             from += rows;
+        }
+        if let Some(tokens) = &tokens {
+            self.keep(tokens);
         }
         Ok(Some(out))
     }
 
-    fn launch_pass(&self, pass: &DrawPass, logits: Option<&DeviceTensor>, vocab: usize, out: &DeviceTensor) {
+    /// All ranks keep what rank 0 has drawn.
+    fn keep(&self, tokens: &DeviceTensor) {
+        let bytes = 4 * tokens.cols;
+        let reads = |reader: usize, owner: usize| 0..if owner == 0 && reader != 0 { bytes } else { 0 };
+        let parts = self.ranks.exchange(&[Offer::of(tokens, &reads)]);
+        if let (Some(pass), Some(drawn)) = (self.batch.draws.passes.last(), self.drawn)
+            && self.ranks.group.rank() != 0
+        {
+            let block = self.batch.parts.end + 4 * pass.block as u64;
+            let args = KeepDrawnArgs { block, parts: parts.of(0), drawn: drawn.address() };
+            // SAFETY: the block follows the step's other inputs; its slots were checked, and the tokens of rank 0 stay
+            // until the next exchange.
+            unsafe { self.ranks.ops.launch(&LaunchPlan::new("keep_drawn", [1, 1, 1], TOKEN_THREADS), &args) };
+        }
+    }
+
+    /// `tokens`: of each task, for the other ranks.
+    fn launch_pass(
+        &self,
+        pass: &DrawPass,
+        logits: Option<&DeviceTensor>,
+        vocab: usize,
+        out: &DeviceTensor,
+        tokens: Option<&DeviceTensor>,
+    ) {
         let (batch, ops) = (&self.batch, self.ranks.ops);
         // What is recorded must do for any step of its shape.
         let decode = batch.shape.decode.then_some(batch.shape.rows);
@@ -150,6 +205,8 @@ impl<B: Backend<Vector = DeviceVector, Linear = DeviceLinear>> StepDraws<'_, B> 
             work: work.address,
             out: out.address,
             histories: self.histories.map_or(0, |histories| histories.data.address()),
+            drawn: self.drawn.map_or(0, DeviceBuffer::address),
+            tokens: tokens.map_or(0, |tokens| tokens.address),
             vocab: int(vocab),
             history_stride: self.histories.map_or(0, |histories| int(histories.positions)),
         };

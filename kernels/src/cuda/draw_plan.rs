@@ -1,13 +1,13 @@
 //! What a step draws, as draw.cu takes it: tasks and lists as 32-bit words, and where their results are. It does not
 //! know devices.
 
-use crate::backend::{KeptHistory, LogitsOf, SampledToken, Stash, StepInputs, StepOutputs};
+use crate::backend::{AWAITED_TOKEN, KeptHistory, LogitsOf, SampledToken, Stash, StepInputs, StepOutputs};
 use crate::sample::{Logprob, SampleSpec};
 
 /// No slot, no token, no logprobs.
 const NONE: u32 = u32::MAX;
 /// Of a `DrawTask`.
-pub const TASK_WORDS: usize = 29;
+pub const TASK_WORDS: usize = 30;
 /// The word of a task that says where its mask begins.
 const MASK_AT: usize = TASK_WORDS - 2;
 /// Rows whose logits are in memory at once for scoring: a long prompt must not need prompt * vocabulary floats.
@@ -34,10 +34,27 @@ pub struct DrawPlan<'a> {
     mask_places: Vec<(usize, usize)>,
     /// Scores, a few at a time; then draws and stashes.
     pub passes: Vec<DrawPass>,
-    /// Words of all results.
-    pub out_words: usize,
     /// Stashes are to slots below this.
     pub slots: usize,
+    results: DrawnWords,
+    /// Words of lists that are the last token of a slot.
+    awaits: Vec<[u32; 2]>,
+    pub awaited: AwaitedWords,
+}
+
+/// Where pairs of a place and a slot begin, whose tokens the device fills in.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct AwaitedWords {
+    pub at: usize,
+    /// The first pairs are of ids, the others of words of the plan.
+    pub ids: usize,
+    pub words: usize,
+}
+
+/// The words of a step's results.
+#[derive(Debug, Clone, Default)]
+pub struct DrawnWords {
+    count: usize,
     /// The number of alternatives of each score, and of each draw (None: no logprobs). Results are in this order.
     scores: Vec<usize>,
     draws: Vec<Option<usize>>,
@@ -48,6 +65,8 @@ struct Task<'a> {
     /// None: its lists travel whole.
     history: Option<KeptHistory>,
     from: LogitsOf,
+    /// Where the token is kept for the next step.
+    keeps: Option<u32>,
     token: u32,
     top: Option<usize>,
     sample: SampleSpec<'a>,
@@ -62,8 +81,11 @@ impl<'a> DrawPlan<'a> {
     /// `keeps`: the device has room for the histories of slots.
     pub fn new(rows: &StepInputs<'a>, keeps: bool) -> DrawPlan<'a> {
         let mut plan = DrawPlan {
-            scores: rows.scores.iter().map(|score| score.top).collect(),
-            draws: rows.draws.iter().map(|draw| draw.logprobs).collect(),
+            results: DrawnWords {
+                count: 0,
+                scores: rows.scores.iter().map(|score| score.top).collect(),
+                draws: rows.draws.iter().map(|draw| draw.logprobs).collect(),
+            },
             slots: rows.stashes.iter().map(|stash| stash.slot as usize + 1).max().unwrap_or(0),
             ..DrawPlan::default()
         };
@@ -71,6 +93,7 @@ impl<'a> DrawPlan<'a> {
             let tasks = scores.iter().map(|score| Task {
                 history: None,
                 from: LogitsOf::Row(score.row),
+                keeps: None,
                 token: score.token,
                 top: Some(score.top),
                 sample: SampleSpec::default(),
@@ -80,6 +103,7 @@ impl<'a> DrawPlan<'a> {
         let tasks = rows.draws.iter().map(|draw| Task {
             history: draw.history.filter(|_| keeps),
             from: draw.from,
+            keeps: draw.slot,
             token: NONE,
             top: draw.logprobs,
             sample: draw.sample,
@@ -87,12 +111,25 @@ impl<'a> DrawPlan<'a> {
         if !(rows.draws.is_empty() && rows.stashes.is_empty()) {
             plan.pass(&tasks.collect::<Vec<_>>(), &rows.stashes);
         }
+        plan.awaited = AwaitedWords { at: plan.words.len(), ids: rows.awaits.len(), words: plan.awaits.len() };
+        plan.words.extend(rows.awaits.iter().flat_map(|awaited| [awaited.row as u32, awaited.slot]));
+        plan.words.extend(plan.awaits.as_flattened());
         let mut at = plan.words.len();
         for (mask, (word, block)) in plan.masks.iter().zip(&plan.mask_places) {
             plan.words[*word] = (at - block) as u32;
             at += mask.len().div_ceil(4);
         }
         plan
+    }
+
+    /// Where the results are in what the kernels write.
+    pub fn results(&self) -> &DrawnWords {
+        &self.results
+    }
+
+    /// Words of all results.
+    pub fn out_words(&self) -> usize {
+        self.results.count
     }
 
     /// Number of words.
@@ -163,12 +200,15 @@ impl<'a> DrawPlan<'a> {
             }
             None => (self.list(block, prompt.iter().copied()), self.list(block, generated.iter().copied())),
         };
+        if let (Some(&AWAITED_TOKEN), Some(slot)) = (generated.last(), task.keeps) {
+            self.awaits.push([self.words.len() as u32 - 1, slot]);
+        }
         let bias = s.logit_bias.iter().flat_map(|&(id, bias)| [id, bias.to_bits()]);
         let [bias_at, bias_length] = self.list(block, bias);
         let [banned_at, banned_length] = self.list(block, s.banned.iter().copied());
         let mask_length = s.mask.map_or(0, |mask| mask.len() as u32);
-        let out = self.out_words as u32;
-        self.out_words += result_words(task.top);
+        let out = self.results.count as u32;
+        self.results.count += result_words(task.top);
         [
             row,
             slot,
@@ -197,6 +237,7 @@ impl<'a> DrawPlan<'a> {
             history[1],
             fresh[0],
             fresh[1],
+            task.keeps.unwrap_or(NONE),
             // Where the mask begins: see `new`.
             0,
             mask_length,
@@ -209,10 +250,11 @@ impl<'a> DrawPlan<'a> {
         self.words.extend(words);
         [(at - block) as u32, (self.words.len() - at) as u32]
     }
+}
 
+impl DrawnWords {
     /// The results from the words that the kernels wrote.
-    pub fn read(&self, out: &[u32]) -> StepOutputs {
-        let mut out = out.iter().copied();
+    pub fn read(&self, mut out: impl Iterator<Item = u32>) -> StepOutputs {
         let scores = self.scores.iter().map(|&top| {
             out.next();
             logprob(&mut out, top)

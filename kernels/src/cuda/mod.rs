@@ -20,6 +20,7 @@ mod driver;
 mod dry;
 mod elementwise;
 mod error;
+mod event;
 mod experts;
 mod fast;
 mod flash;

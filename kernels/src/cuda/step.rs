@@ -162,6 +162,8 @@ pub(super) struct StepLimits {
     pub block_size: usize,
     /// Of recurrent states.
     pub cells: usize,
+    /// That keep drawn tokens.
+    pub slots: usize,
 }
 
 /// Writes the block of a step; `words` has the length that the shape says.
@@ -188,6 +190,14 @@ pub(super) fn pack(rows: &StepInputs, shape: &StepShape, limits: StepLimits, wor
         *to = row as u32;
     }
     of_rows[..rows.ids.len()].copy_from_slice(&rows.ids);
+    if let Some(slot) = rows.draws.iter().filter_map(|draw| draw.slot).find(|&slot| slot as usize >= limits.slots) {
+        return wrong(format!("slot {slot} of {} for a token", limits.slots));
+    }
+    for awaited in &rows.awaits {
+        if awaited.row >= rows.ids.len() || awaited.slot as usize >= limits.slots {
+            return wrong(format!("{awaited:?} of {} rows and {} slots", rows.ids.len(), limits.slots));
+        }
+    }
     if shape.saves > 0 {
         pack_cells(rows, shape, limits, cells)?;
     }

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
+use super::DeviceBuffer;
 use super::angles::DeviceAngles;
 use super::batch::{DeviceBatch, PlacedBatch, StepBuffers};
 use super::draw::DeviceHistories;
@@ -16,6 +17,8 @@ pub(super) struct StepState {
     pub limits: Cell<StepLimits>,
     /// None: the histories that penalties read travel with each step.
     pub histories: Option<DeviceHistories>,
+    /// The last token of each slot; None: none are kept.
+    pub drawn: Option<DeviceBuffer>,
     /// About how many tokens the vocabulary has.
     pub tokens: Cell<usize>,
     /// Experts have moved to other memory since the last step.
@@ -24,7 +27,8 @@ pub(super) struct StepState {
 
 impl Default for StepState {
     fn default() -> Self {
-        let limits = Cell::new(StepLimits { vocab: usize::MAX, blocks: usize::MAX, block_size: 1, cells: usize::MAX });
+        let most = usize::MAX;
+        let limits = Cell::new(StepLimits { vocab: most, blocks: most, block_size: 1, cells: most, slots: 0 });
         let (angles, graphs, buffers) = (RefCell::default(), RefCell::default(), StepBuffers::default());
         StepState {
             angles,
@@ -32,6 +36,7 @@ impl Default for StepState {
             buffers,
             limits,
             histories: None,
+            drawn: None,
             tokens: Cell::new(0),
             experts_moved: Cell::new(false),
         }

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use rein_kernels::sample::{Logprob, SampleSpec};
 use rein_kernels::{
-    self as kernels, Backend, KeptHistory, KernelError, LogitsOf, Result as KernelResult, Score, Span, Stash,
-    StateCells, StateSave, StepInputs,
+    self as kernels, AwaitedToken, Backend, KeptHistory, KernelError, LogitsOf, Result as KernelResult, Score, Span,
+    Stash, StateCells, StateSave, StepInputs, StepOutputs,
 };
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
 
@@ -27,22 +27,44 @@ pub struct Executing<B: Backend> {
 /// A step for the backend.
 struct StepPlan<'a> {
     rows: StepInputs<'a>,
-    /// For each draw, its row of the step.
+    answers: Answers,
+}
+
+/// For whom a step's results are.
+#[derive(Debug, Default)]
+struct Answers {
+    /// The slots of rows that get one.
+    rows: Vec<u32>,
+    /// For each draw, its place in `rows`.
     draws: Vec<usize>,
-    /// For each score, its row of the step and its token.
+    /// For each score, the same and its token.
     scores: Vec<(usize, u32)>,
-    /// For each hidden state, its row of the step.
+    /// For each hidden state, the same.
     states: Vec<usize>,
+}
+
+/// A step that was begun.
+pub struct StepUnderWay<B: Backend> {
+    id: u64,
+    answers: Answers,
+    lost_places: Vec<u32>,
+    /// None: it has no rows.
+    drawn: Option<B::Drawn>,
 }
 
 impl<'a> StepPlan<'a> {
     /// `inputs`: of each row. `tables`, `histories`: with the changes of this step.
     fn new(step: &'a Step, inputs: &'a [RowInputs], tables: &'a BlockTables, histories: &'a Histories) -> Self {
-        let mut plan =
-            StepPlan { rows: StepInputs::default(), draws: Vec::new(), scores: Vec::new(), states: Vec::new() };
-        for (i, (row, inputs)) in step.rows.iter().zip(inputs).enumerate() {
-            let first = plan.rows.ids.len();
+        let mut plan = StepPlan { rows: StepInputs::default(), answers: Answers::default() };
+        for (row, inputs) in step.rows.iter().zip(inputs) {
+            let (first, answer) = (plan.rows.ids.len(), plan.answers.rows.len());
+            if matches!(row.after(), After::Draw | After::Embed) || row.score >= 0 {
+                plan.answers.rows.push(row.slot);
+            }
             if !row.tokens.is_empty() {
+                if row.awaits_token {
+                    plan.rows.awaits.push(AwaitedToken { row: first, slot: row.slot });
+                }
                 plan.rows.ids.extend_from_slice(&row.tokens);
                 plan.rows.spans.push(Span {
                     row: first,
@@ -62,7 +84,7 @@ impl<'a> StepPlan<'a> {
                 let follow = row.tokens.iter().skip(1).copied().chain(row.next.filter(|_| !row.tokens.is_empty()));
                 for (k, token) in follow.enumerate() {
                     plan.rows.scores.push(Score { row: first + k, token, top: row.score as usize });
-                    plan.scores.push((i, token));
+                    plan.answers.scores.push((answer, token));
                 }
             }
             let last = row.tokens.len().checked_sub(1).map(|last| first + last);
@@ -73,14 +95,14 @@ impl<'a> StepPlan<'a> {
                         None => LogitsOf::Slot(row.slot),
                     };
                     plan.rows.draws.push(draw_of(draw, &inputs.logit_bias, row.slot, histories, from));
-                    plan.draws.push(i);
+                    plan.answers.draws.push(answer);
                 }
                 (After::Stash, _, Some(last)) => {
                     plan.rows.stashes.push(Stash { row: last, slot: row.slot });
                 }
                 (After::Embed, _, Some(last)) => {
                     plan.rows.states.push(last);
-                    plan.states.push(i);
+                    plan.answers.states.push(answer);
                 }
                 _ => {}
             }
@@ -109,8 +131,8 @@ impl<B: Backend> Executing<B> {
         self.network
     }
 
-    /// Executes a step that has been checked. Ranks other than the leader return nothing.
-    pub fn step(&mut self, step: &Step) -> KernelResult<Option<StepResult>> {
+    /// Begins a step that has been checked. One more may begin before it is finished.
+    pub fn begin(&mut self, step: &Step) -> KernelResult<StepUnderWay<B>> {
         let applied = self.tables.apply(step).and_then(|()| self.histories.apply(step));
         applied.map_err(|what| KernelError::Shape { op: "step", what })?;
         step.loras.iter().try_for_each(|part| self.network.put_adapter(part))?;
@@ -118,26 +140,29 @@ impl<B: Backend> Executing<B> {
             Some(tier) => tier.begin(&mut self.network, &step.saves, &step.loads)?,
             None => Vec::new(),
         };
-        let rows = self.rows(step)?;
+        let (answers, drawn) = self.rows(step)?;
         let lost_places = match &self.tier {
             Some(tier) if !step.loads.is_empty() => tier.settle(&self.network, &lost)?,
             _ => Vec::new(),
         };
-        Ok(rows.map(|rows| StepResult { id: step.id, rows, lost_places }))
+        Ok(StepUnderWay { id: step.id, answers, lost_places, drawn })
     }
 
-    fn rows(&mut self, step: &Step) -> KernelResult<Option<Vec<RowResult>>> {
+    fn rows(&mut self, step: &Step) -> KernelResult<(Answers, Option<B::Drawn>)> {
         if step.rows.is_empty() {
-            return Ok((self.network.backend().rank() == 0).then(Vec::new));
+            return Ok((Answers::default(), None));
         }
         let inputs: Vec<_> = step.rows.iter().map(RowInputs::of).collect();
-        let StepPlan { rows, draws, scores, states } = StepPlan::new(step, &inputs, &self.tables, &self.histories);
-        let drawn = self.network.step(rows)?;
-        if self.network.backend().rank() != 0 {
-            return Ok(None);
-        }
+        let StepPlan { rows, answers } = StepPlan::new(step, &inputs, &self.tables, &self.histories);
+        Ok((answers, Some(self.network.step(rows)?)))
+    }
+
+    /// Waits for the result of the oldest step that was begun and not finished. Only on the leader.
+    pub fn finish(&mut self, step: StepUnderWay<B>) -> KernelResult<StepResult> {
+        let StepUnderWay { id, answers: Answers { rows, draws, scores, states }, lost_places, drawn } = step;
+        let drawn = drawn.map_or_else(|| Ok(StepOutputs::default()), |drawn| self.network.outputs(drawn))?;
         let mut results: Vec<RowResult> =
-            step.rows.iter().map(|row| RowResult { slot: row.slot, ..Default::default() }).collect();
+            rows.into_iter().map(|slot| RowResult { slot, ..Default::default() }).collect();
         for ((i, token), score) in scores.into_iter().zip(drawn.scores) {
             results[i].scores.push(message(token, score));
         }
@@ -147,14 +172,14 @@ impl<B: Backend> Executing<B> {
         for (i, token) in draws.into_iter().zip(drawn.tokens) {
             match token {
                 Some(token) => {
+                    self.histories.learn(results[i].slot, token.id);
                     results[i].token = Some(token.id);
                     results[i].logprob = token.logprob.map(|logprob| message(token.id, logprob));
                 }
                 None => results[i].empty_mask = true,
             }
         }
-        let answers = |row: &Row| matches!(row.after(), After::Draw | After::Embed) || row.score >= 0;
-        Ok(Some(step.rows.iter().zip(results).filter(|(row, _)| answers(row)).map(|(_, result)| result).collect()))
+        Ok(StepResult { id, rows: results, lost_places })
     }
 }
 
@@ -206,7 +231,7 @@ fn draw_of<'a>(
         generated,
     };
     let history = penalizes(sampling).then_some(KeptHistory { slot, kept: draw.kept_history as usize });
-    kernels::Draw { from, sample, history, logprobs: usize::try_from(draw.logprobs).ok() }
+    kernels::Draw { from, slot: Some(slot), sample, history, logprobs: usize::try_from(draw.logprobs).ok() }
 }
 
 /// Checks whether a row can be executed, when the ranks hold `held` blocks of its slot's table and have `slots` slots.

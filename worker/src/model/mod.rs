@@ -16,7 +16,7 @@ mod rope;
 mod spec;
 
 pub use arch::{architectures, build, build_for, text_config};
-pub use execute::{Executing, check_row};
+pub use execute::{Executing, StepUnderWay, check_row};
 pub use footprint::{Footprint, WeightParts};
 pub use host_tier::{HostLimits, HostTier, least};
 pub use linear::LinearSpec;

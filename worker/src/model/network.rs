@@ -242,12 +242,18 @@ impl<B: Backend> Network<B> {
         let recurs = self.spec.layers.iter().any(|layer| layer.mixer.parts().own_heads().is_some());
         steps.iter().try_for_each(|step| {
             let saves = step.saves();
-            self.step(step.inputs(&zeros, recurs.then_some(&saves))).map(drop)
+            let drawn = self.step(step.inputs(&zeros, recurs.then_some(&saves)))?;
+            self.backend.outputs(drawn).map(drop)
         })
     }
 
+    /// [`Backend::outputs`].
+    pub fn outputs(&mut self, drawn: B::Drawn) -> KernelResult<StepOutputs> {
+        self.backend.outputs(drawn)
+    }
+
     /// Runs new tokens through all layers, writes their KV entries, and draws.
-    pub fn step(&mut self, rows: StepInputs) -> KernelResult<StepOutputs> {
+    pub fn step(&mut self, rows: StepInputs) -> KernelResult<B::Drawn> {
         let computes = !rows.ids.is_empty();
         let batch = self.backend.begin(rows)?;
         let hidden = if computes { Some(self.hidden(&batch)?) } else { None };

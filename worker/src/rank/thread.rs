@@ -1,6 +1,7 @@
 //! One rank's thread: it loads, agrees with the other ranks on the KV cache, and follows the leader's steps. It does
 //! not know which steps come.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -10,7 +11,9 @@ use prost::Message;
 use rein_control_plane::Placement;
 use rein_control_plane::epoch::number;
 use rein_kernels::collective::{Collective, ControlLink, threads};
-use rein_kernels::{Backend, Devices, DryRun, ExpertCounts, KernelError, Result as KernelResult, StepBounds};
+use rein_kernels::{
+    AWAITED_TOKEN, Backend, Devices, DryRun, ExpertCounts, KernelError, Result as KernelResult, StepBounds,
+};
 use rein_proto::internal::{BlockSave, Draw, Row, Step, StepResult};
 
 use super::devices::{DeviceWeights, ReturnWeights};
@@ -19,8 +22,8 @@ use super::{Checkpoint, KvPlan};
 use crate::blocks::HostShape;
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
-use crate::executor::DrawnTokens;
-use crate::model::{Executing, HostLimits, HostTier, Network, StateSize, least};
+use crate::executor::{DrawnTokens, add_to_history};
+use crate::model::{Executing, HostLimits, HostTier, Network, StateSize, StepUnderWay, least};
 
 pub enum RankReport {
     Read(u64),
@@ -35,10 +38,18 @@ pub struct LoadedRoom {
     pub host: HostShape,
 }
 
-/// The leader's steps, and their results.
+/// What the leader's thread is asked for.
+pub enum LeaderTask {
+    /// Begin it, after those before.
+    Begin(Step),
+    /// Send the result of the oldest that was begun.
+    Finish,
+}
+
+/// The leader's tasks, and the results of its steps.
 #[derive(Clone)]
 pub struct LeaderQueues {
-    pub steps: Receiver<Step>,
+    pub tasks: Receiver<LeaderTask>,
     pub results: Sender<Result<StepResult, String>>,
     /// The layout of the last step.
     pub used: Arc<AtomicU64>,
@@ -100,7 +111,7 @@ impl<D: Devices> RankJob<D> {
         drop(report);
         let Some(mut executing) = executing else { return };
         let end = match leads {
-            Some(desk) => lead(&mut executing, desk, &inbox),
+            Some(desk) => Lead::new(&mut executing, &desk, &inbox).run(),
             None => Some(follow(&mut executing, rank, placement.epoch, &inbox)),
         };
         if let Some(end) = &end {
@@ -245,39 +256,94 @@ fn agreed(control: &dyn ControlLink, fresh: bool, bounds: StepBounds) -> KernelR
     Ok(of_leader)
 }
 
-/// Runs until there are no more steps, or one fails; then the other ranks are told why, and the error is returned.
-fn lead<B: Backend>(executing: &mut Executing<B>, desk: LeaderQueues, inbox: &LayoutInbox<B>) -> Option<KernelError> {
-    let mut drawn = DrawnTokens::default();
-    for mut step in desk.steps {
-        drawn.fill_in(&mut step);
-        let result = share(executing, &step).and_then(|()| execute(executing, &step, inbox));
-        let result =
-            result.and_then(|result| result.ok_or_else(|| KernelError::Aborted("the leader gave no result".into())));
-        desk.used.store(step.layout, Ordering::Release);
-        if let Err(error) = &result {
-            executing.backend().control().abort(&format!("rank 0: {error}"));
-        }
-        let (result, failure) = match result {
-            Ok(result) => {
-                drawn = DrawnTokens::of(&result);
-                (Ok(result), None)
-            }
-            Err(error) => (Err(error.to_string()), Some(error)),
-        };
-        if desk.results.send(result).is_err() || failure.is_some() {
-            return failure;
-        }
-    }
-    None
+/// The leader's work.
+struct Lead<'a, B: Backend> {
+    executing: &'a mut Executing<B>,
+    desk: &'a LeaderQueues,
+    inbox: &'a LayoutInbox<B>,
+    /// Steps that were begun, the oldest first.
+    under_way: VecDeque<StepUnderWay<B>>,
+    /// Results of steps before them, for which nobody has asked yet.
+    finished: VecDeque<StepResult>,
+    /// Of the newest step, if it was finished.
+    drawn: DrawnTokens,
 }
 
-fn execute<B: Backend>(
+impl<'a, B: Backend> Lead<'a, B> {
+    fn new(executing: &'a mut Executing<B>, desk: &'a LeaderQueues, inbox: &'a LayoutInbox<B>) -> Self {
+        let (under_way, finished) = (VecDeque::new(), VecDeque::new());
+        Lead { executing, desk, inbox, under_way, finished, drawn: DrawnTokens::default() }
+    }
+
+    /// Runs until there are no more tasks, or one fails; then the other ranks are told why, and the error is returned.
+    fn run(mut self) -> Option<KernelError> {
+        for task in &self.desk.tasks {
+            let done = match task {
+                LeaderTask::Begin(step) => self.begin(step),
+                // Where nobody asks any more, there are no more tasks.
+                LeaderTask::Finish => self.finish().map(|result| drop(self.desk.results.send(Ok(result)))),
+            };
+            if let Err(error) = done {
+                self.executing.backend().control().abort(&format!("rank 0: {error}"));
+                let _ = self.desk.results.send(Err(error.to_string()));
+                return Some(error);
+            }
+        }
+        None
+    }
+
+    fn begin(&mut self, mut step: Step) -> KernelResult<()> {
+        if !(B::KEEPS_DRAWN && runs_behind(&step, self.desk.used.load(Ordering::Acquire))) {
+            while let Some(oldest) = self.under_way.pop_front() {
+                let result = self.executing.finish(oldest)?;
+                self.note_drawn(&result);
+                self.finished.push_back(result);
+            }
+        }
+        if self.under_way.is_empty() {
+            self.drawn.fill_in(&mut step);
+            step.rows.iter_mut().for_each(|row| row.awaits_token = false);
+        }
+        for row in step.rows.iter_mut().filter(|row| row.awaits_token) {
+            add_to_history(row, AWAITED_TOKEN);
+        }
+        share(self.executing, &step)?;
+        let begun = begin(self.executing, &step, self.inbox)?;
+        self.desk.used.store(step.layout, Ordering::Release);
+        self.under_way.push_back(begun);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> KernelResult<StepResult> {
+        if let Some(result) = self.finished.pop_front() {
+            return Ok(result);
+        }
+        let oldest = self.under_way.pop_front();
+        let oldest = oldest.ok_or_else(|| KernelError::Aborted("the leader was given no step to finish".into()))?;
+        let result = self.executing.finish(oldest)?;
+        self.note_drawn(&result);
+        Ok(result)
+    }
+
+    fn note_drawn(&mut self, result: &StepResult) {
+        if self.under_way.is_empty() {
+            self.drawn = DrawnTokens::of(result);
+        }
+    }
+}
+
+/// Whether a step can begin while the one before runs, with its tokens on the device alone. `layout`: of that one.
+fn runs_behind(step: &Step, layout: u64) -> bool {
+    step.saves.is_empty() && step.loads.is_empty() && step.loras.is_empty() && step.layout == layout
+}
+
+fn begin<B: Backend>(
     executing: &mut Executing<B>,
     step: &Step,
     inbox: &LayoutInbox<B>,
-) -> KernelResult<Option<StepResult>> {
+) -> KernelResult<StepUnderWay<B>> {
     inbox.take_up(executing.network_mut(), step.layout)?;
-    executing.step(step)
+    executing.begin(step)
 }
 
 fn share<B: Backend>(executing: &Executing<B>, step: &Step) -> KernelResult<()> {
@@ -301,7 +367,7 @@ fn for_followers(step: &Step) -> Step {
         draw: row.draw.as_ref().map(|draw| Draw { logprobs: draw.logprobs, ..Draw::default() }),
         score: row.score,
         next: row.next,
-        awaits_token: false,
+        awaits_token: row.awaits_token,
         state: row.state,
         saves: row.saves.clone(),
         lora: row.lora,
@@ -330,7 +396,7 @@ fn follow<B: Backend>(executing: &mut Executing<B>, rank: usize, epoch: u64, inb
             return error;
         }
         let result = match Step::decode(&*bytes) {
-            Ok(step) if step.epoch == epoch => execute(executing, &step, inbox).map(drop),
+            Ok(step) if step.epoch == epoch => begin(executing, &step, inbox).map(drop),
             Ok(step) => Err(KernelError::Aborted(format!(
                 "step of epoch {}, placement of epoch {}",
                 number(step.epoch),

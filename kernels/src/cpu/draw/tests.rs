@@ -32,8 +32,13 @@ fn draw_twice(link: Threads, threads: usize) -> [StepOutputs; 2] {
     let head = OutputHead { norm: &norm, eps: 1e-6, weight: Some(&weight), scale: 3.0 };
     let hidden = cpu.to_device(ROWS, HIDDEN, numbers(ROWS * HIDDEN, 2));
     let sample = SampleSpec { seed: 5, temperature: 0.8, ..SampleSpec::default() };
-    let draw =
-        |row| Draw { from: LogitsOf::Row(row), sample, history: None, logprobs: row.is_multiple_of(2).then_some(2) };
+    let draw = |row| Draw {
+        from: LogitsOf::Row(row),
+        sample,
+        history: None,
+        slot: None,
+        logprobs: row.is_multiple_of(2).then_some(2),
+    };
     let rows = StepInputs {
         ids: vec![0; ROWS],
         draws: (0..34).map(draw).collect(),
@@ -44,7 +49,7 @@ fn draw_twice(link: Threads, threads: usize) -> [StepOutputs; 2] {
     };
     let batch = cpu.begin(rows).unwrap();
     let first = cpu.draw(&batch, Some(&hidden), &head).unwrap();
-    let held = Draw { from: LogitsOf::Slot(3), sample, history: None, logprobs: Some(0) };
+    let held = Draw { from: LogitsOf::Slot(3), sample, history: None, slot: None, logprobs: Some(0) };
     let batch = cpu.begin(StepInputs { draws: vec![held], ..StepInputs::default() }).unwrap();
     let second = cpu.draw(&batch, None, &head).unwrap();
     // The slot is empty now.

@@ -288,6 +288,7 @@ impl<B: Backend> Toy<B> {
             .expect("run");
         let head = OutputHead { norm, eps: 1e-5, weight: Some(head), scale: 0.5 };
         let drawn = b.draw(&batch, Some(&hidden), &head).expect("draw");
+        let drawn = b.outputs(drawn).expect("outputs");
         (hidden, drawn)
     }
 }
@@ -296,7 +297,13 @@ impl<B: Backend> Toy<B> {
 fn play<B: Backend>(toy: &mut Toy<B>, b: &mut B) -> Vec<(Vec<f32>, StepOutputs)> {
     let tables: [Vec<u32>; 2] = [vec![7, 3, 30, 2, 11, 5], vec![0, 39, 12, 6]];
     let span = |sequence: usize, row, len, start| Span { row, len, start, blocks: &tables[sequence] };
-    let draw = |row| Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), history: None, logprobs: Some(3) };
+    let draw = |row| Draw {
+        from: LogitsOf::Row(row),
+        slot: None,
+        sample: SampleSpec::default(),
+        history: None,
+        logprobs: Some(3),
+    };
     let ids = |from: u32, n: u32| (from..from + n).map(|i| i * 7 % VOCAB as u32);
     let mut steps = Vec::new();
     let score = |row| Score { row, token: 3, top: 2 };

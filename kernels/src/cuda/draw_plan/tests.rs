@@ -2,7 +2,7 @@ use super::*;
 use crate::backend::{Draw, Score};
 
 fn row(row: usize) -> Draw<'static> {
-    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), history: None, logprobs: None }
+    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), history: None, slot: None, logprobs: None }
 }
 
 fn step(rows: usize) -> StepInputs<'static> {
@@ -32,7 +32,7 @@ fn a_pass_names_rows_in_the_order_of_its_logits() {
     let task = |i: usize| &plan.words[2 + i * TASK_WORDS..][..5];
     assert_eq!([task(0), task(1), task(2)], [[0, NONE, NONE, NONE, 0], [0, 7, NONE, NONE, 1], [1, NONE, NONE, 2, 2]]);
     assert_eq!(plan.words[2 + 3 * TASK_WORDS..], [2, 9]);
-    assert_eq!((plan.out_words, plan.slots), (1 + 1 + 8, 10));
+    assert_eq!((plan.out_words(), plan.slots), (1 + 1 + 8, 10));
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn scores_take_few_rows_at_once() {
     let rows: Vec<usize> = plan.passes.iter().map(|pass| pass.rows).collect();
     assert_eq!(rows, [SCORE_ROWS, SCORE_ROWS, 6, 1]);
     assert!(plan.passes.iter().all(|pass| pass.tasks == pass.rows));
-    assert_eq!(plan.out_words, 70 * 6 + 1);
+    assert_eq!(plan.out_words(), 70 * 6 + 1);
     let second = plan.passes[1];
     assert_eq!(plan.words[second.block + 2..][..5], [0, NONE, 32, 1, 32 * 6]);
 }
@@ -89,8 +89,8 @@ fn results_are_read_in_the_order_of_the_step() {
     let f = f32::to_bits;
     let mut words = vec![5, f(-0.5), 3, 1, 8, f(-0.25), 0, 0];
     words.extend([11, NONE, 12, f(-1.0), 1, 1, 12, f(-1.0), NONE, 0, 0, 0]);
-    assert_eq!(words.len(), plan.out_words);
-    let drawn = plan.read(&words);
+    assert_eq!(words.len(), plan.out_words());
+    let drawn = plan.results().read(words.into_iter());
     assert_eq!(drawn.scores, [Logprob { logprob: -0.5, rank: 3, top: vec![(8, -0.25)] }]);
     let tokens: Vec<_> = drawn.tokens.iter().map(|token| token.as_ref().map(|t| (t.id, t.logprob.clone()))).collect();
     let third = Logprob { logprob: -1.0, rank: 1, top: vec![(12, -1.0)] };

@@ -94,7 +94,10 @@ impl DataLinks {
         }
     }
 
-    /// All work of this rank has ended.
+    fn has_offers(&self) -> bool {
+        self.peers().is_some_and(PeerLink::has_offers) || self.nccl().is_some_and(NcclLink::has_offers)
+    }
+
     fn forget_offers(&self) {
         self.peers().into_iter().for_each(PeerLink::forget_offers);
         self.nccl().into_iter().for_each(NcclLink::forget_offers);
@@ -257,14 +260,18 @@ impl DeviceGroup {
         self.counters = None;
     }
 
-    /// All work of this rank has ended. Nothing that it offered is read any more when all ranks have said so.
-    pub fn forget_offers(&self) -> Result<()> {
+    /// Whether others may still read what this rank offered: a step has failed midway.
+    pub fn has_offers(&self) -> Result<bool> {
         self.check()?;
-        let Some(data) = &self.data else {
-            return Err(shape("begin", "the ranks of a group must be connected before their first step".into()));
-        };
-        data.forget_offers();
-        Ok(())
+        match &self.data {
+            Some(data) => Ok(data.has_offers()),
+            None => Err(shape("begin", "the ranks of a group must be connected before their first step".into())),
+        }
+    }
+
+    /// Nothing that was offered before is read by what the stream does next: all ranks have met since.
+    pub fn forget_offers(&self) {
+        self.data.iter().for_each(DataLinks::forget_offers);
     }
 
     /// What all ranks intend. None: they do not intend the same.

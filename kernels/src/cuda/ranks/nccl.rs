@@ -256,6 +256,10 @@ impl NcclLink {
         self.communicator.library.version
     }
 
+    pub fn has_offers(&self) -> bool {
+        !self.offered.borrow().is_empty()
+    }
+
     pub fn forget_offers(&self) {
         self.offered.borrow_mut().clear();
     }

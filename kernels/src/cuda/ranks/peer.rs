@@ -166,7 +166,10 @@ impl PeerLink {
         *self.offered.borrow_mut() = offers.iter().map(|offer| Arc::clone(offer.block)).collect();
     }
 
-    /// All ranks' work has ended.
+    pub fn has_offers(&self) -> bool {
+        !self.offered.borrow().is_empty()
+    }
+
     pub fn forget_offers(&self) {
         self.offered.borrow_mut().clear();
     }

@@ -2,7 +2,7 @@ use super::*;
 use crate::backend::{Score, Span, StateCells, StateSave};
 use crate::sample::SampleSpec;
 
-const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4, cells: 9 };
+const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4, cells: 9, slots: 6 };
 
 fn packed(rows: &StepInputs) -> Result<(StepShape, Vec<u32>)> {
     let shape = StepShape::of(rows);
@@ -12,7 +12,7 @@ fn packed(rows: &StepInputs) -> Result<(StepShape, Vec<u32>)> {
 }
 
 fn draw<'a>(row: usize) -> Draw<'a> {
-    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), history: None, logprobs: None }
+    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), history: None, slot: None, logprobs: None }
 }
 
 #[test]

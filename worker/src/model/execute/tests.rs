@@ -29,9 +29,10 @@ fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
     assert_eq!(spans, [(0, 3, 10), (3, 2, 10), (5, 1, 10)]);
     let scores: Vec<_> = plan.rows.scores.iter().map(|score| (score.row, score.token, score.top)).collect();
     assert_eq!(scores, [(0, 6, 2), (1, 7, 2), (2, 9, 2)]);
-    assert_eq!(plan.scores, [(0, 6), (0, 7), (0, 9)]);
+    assert_eq!(plan.answers.rows, [1, 2, 4]);
+    assert_eq!(plan.answers.scores, [(0, 6), (0, 7), (0, 9)]);
     let draws: Vec<_> = plan.rows.draws.iter().map(|draw| draw.from).collect();
     assert_eq!(draws, [LogitsOf::Row(4), LogitsOf::Slot(4)]);
-    assert_eq!(plan.draws, [1, 3]);
+    assert_eq!(plan.answers.draws, [1, 2]);
     assert_eq!((plan.rows.stashes[0].row, plan.rows.stashes[0].slot), (5, 3));
 }

@@ -161,3 +161,72 @@ fn adapters_on_devices_are_those_of_peft() {
         }
     }
 }
+
+/// Four sequences: greedy, drawn, drawn with penalties, and one whose draws have logprobs. `ahead`: each decode step is
+/// submitted while the one before runs, and awaits its tokens.
+fn decoded(group: &mut RankGroup, ahead: bool) -> Vec<RowResult> {
+    const STEPS: usize = 14;
+    let drawing = |slot: u32, at: usize| {
+        let mut draw = greedy_draw(at);
+        draw.logprobs = if slot == 3 { 4 } else { -1 };
+        let sampling = draw.sampling.get_or_insert_default();
+        sampling.seed = 7;
+        sampling.temperature = if slot == 0 { 0.0 } else { 1.5 };
+        if slot == 2 {
+            (sampling.presence_penalty, sampling.repetition_penalty) = (3.0, 1.2);
+            draw.prompt_length = 3;
+        }
+        draw
+    };
+    let mut results: Vec<RowResult> = Vec::new();
+    let mut waited = |group: &mut RankGroup| {
+        let rows = group.wait().expect("a result").rows;
+        results.extend(rows.iter().cloned());
+        rows
+    };
+    let mut last: Vec<RowResult> = Vec::new();
+    for at in 0..STEPS {
+        let rows = (0..4).map(|slot| {
+            let prompt = [5 + slot, 6, 7];
+            let token = last.get(slot as usize).and_then(|row| row.token);
+            let known = !ahead || at < 2;
+            let tokens = if at == 0 { prompt.to_vec() } else { vec![token.filter(|_| known).unwrap_or(0)] };
+            let start = if at == 0 { 0 } else { 2 + at };
+            let mut row = row(slot, &tokens, start, &[4 * slot, 4 * slot + 1, 4 * slot + 2], After::Draw);
+            let mut draw = drawing(slot, at);
+            if slot == 2 {
+                draw.kept_history = if at == 0 { 0 } else { 2 + at as u32 };
+                draw.history = if known { tokens } else { Vec::new() };
+            }
+            (row.draw, row.awaits_token) = (Some(draw), !known);
+            row
+        });
+        let step = step_of(group, rows.collect());
+        group.submit(step).expect("begins");
+        if !ahead || at == 0 {
+            last = waited(group);
+        } else if at > 1 {
+            waited(group);
+        }
+    }
+    if ahead {
+        waited(group);
+    }
+    results
+}
+
+#[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda_ranks.py"]
+fn a_step_behind_one_that_runs_has_its_tokens() {
+    let fixture = fixtures().into_iter().find(|fixture| fixture.name == "qwen3_moe").expect("qwen3_moe");
+    // Steps that are prepared keep the tokens that penalties read on the device.
+    for (ranks, token_budget) in [(1, None), (1, Some(64)), (2, None), (4, None)] {
+        let options = ModelOptions { token_budget, ..options(ranks, Dtype::F32) };
+        let mut group = load(&fixture.dir, &options);
+        let [in_turn, ahead] = [false, true].map(|ahead| decoded(&mut group, ahead));
+        let tokens: Vec<_> = in_turn.iter().map(|row| (row.slot, row.token)).collect();
+        let distinct: std::collections::HashSet<_> = tokens.iter().collect();
+        assert!(distinct.len() > tokens.len() / 2, "{tokens:?}");
+        assert_eq!(ahead, in_turn, "{ranks} ranks, {token_budget:?}");
+    }
+}

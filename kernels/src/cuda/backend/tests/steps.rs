@@ -30,7 +30,13 @@ impl Calls {
 
 /// One token of each sequence; sequence i has block i.
 pub(super) fn decode(tables: &[[u32; 1]], ids: impl Fn(usize) -> u32, start: usize) -> StepInputs<'_> {
-    let draw = |row| Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), history: None, logprobs: None };
+    let draw = |row| Draw {
+        from: LogitsOf::Row(row),
+        sample: SampleSpec::default(),
+        history: None,
+        slot: None,
+        logprobs: None,
+    };
     StepInputs {
         ids: (0..tables.len()).map(ids).collect(),
         spans: tables.iter().enumerate().map(|(row, blocks)| Span { row, len: 1, start, blocks }).collect(),
@@ -71,7 +77,8 @@ fn steady_steps(kind: Kind, all: &[usize]) {
                 0 => assert!(count("cuLaunchKernel") > 20 && count("cuGraphLaunch") == 0, "{calls:?}"),
                 1 => assert!(count("cuStreamBeginCapture_v2") == 1 && count("cuGraphLaunch") == 1, "{calls:?}"),
                 _ => {
-                    let want = ["cuMemcpyHtoDAsync_v2", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"];
+                    let launched = ["cuMemcpyHtoDAsync_v2", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2"];
+                    let want = [&launched[..], &["cuEventRecord", "cuEventSynchronize"]].concat();
                     assert_eq!(calls, want, "{kind:?}: {sequences} sequences, step {step}");
                 }
             }
@@ -129,7 +136,7 @@ fn repeated_steps_stash_and_draw_from_slots() {
     let mut toy = Toy::new(&devices, &cuda, KIND);
     let tables = tables(3);
     let sample = SampleSpec { seed: 9, ..SampleSpec::default() };
-    let with = |from| Draw { from, sample, history: None, logprobs: Some(2) };
+    let with = |from| Draw { from, sample, history: None, slot: None, logprobs: Some(2) };
     let mut before = None;
     for (step, slot) in [0, 1, 0, 1, 2, 5, 1, 40, 5, 40].into_iter().enumerate() {
         let mut rows = decode(&tables, |row| row as u32 + step as u32, step % BLOCK_SIZE);

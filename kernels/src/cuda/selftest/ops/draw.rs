@@ -67,7 +67,8 @@ impl<B: Backend> Heads<B> {
         let rows = step.ids.len();
         let batch = backend.begin(step)?;
         let hidden = (rows > 0).then(|| backend.to_device(rows, WIDTH, hidden[..rows * WIDTH].to_vec()));
-        backend.draw(&batch, hidden.as_ref(), &head)
+        let drawn = backend.draw(&batch, hidden.as_ref(), &head)?;
+        backend.outputs(drawn)
     }
 }
 
@@ -167,6 +168,7 @@ impl<B: Backend> Pair<B> {
         for position in 0..if self.small { 3 } else { 40 } {
             let draw = |(i, spec): (usize, SampleSpec<'static>)| Draw {
                 history: None,
+                slot: None,
                 from: LogitsOf::Row((i + position) % ROWS),
                 sample: SampleSpec { position: position as u32, seed: i as u64 * 77, ..spec },
                 logprobs: [None, Some(0), Some(5)][(i + position) % 3],
@@ -182,8 +184,9 @@ impl<B: Backend> Pair<B> {
         }
         // Draws, stashes and scores of one step; then draws from the slots, of which one is filled again at once.
         let sample = SampleSpec { seed: 3, ..SampleSpec::default() };
-        let from_row = |row| Draw { from: LogitsOf::Row(row), sample, history: None, logprobs: Some(3) };
-        let from_slot = |slot| Draw { from: LogitsOf::Slot(slot), sample, history: None, logprobs: Some(2) };
+        let from_row = |row| Draw { from: LogitsOf::Row(row), slot: None, sample, history: None, logprobs: Some(3) };
+        let from_slot =
+            |slot| Draw { from: LogitsOf::Slot(slot), slot: None, sample, history: None, logprobs: Some(2) };
         let score = |i: usize| Score { row: i % ROWS, token: i as u32, top: i % 4 };
         let ids = vec![0; ROWS];
         let steps = [
