@@ -15,6 +15,8 @@
 // attention_fp8: the cache has e4m3 codes (cache.cu). scales [places, scales_of_place]: number i of an entry of key_a
 // has scale i / a_sharing, of value value_first + i / value_sharing; key_b has none.
 //
+// sinks [heads] (may be null): for each head a score that takes a share of the softmax, with no value.
+//
 // value_width <= 1024; any other sizes. Positions are processed in tiles of 64 at multiples of 64 from the start of the
 // sequence, so a row's bits depend on neither chunks, blocks nor other rows. Error: f32 sums, expf, rounding to T.
 #include "cache.cu"
@@ -30,6 +32,7 @@ struct AttentionArgs {
   float scale;
   const float *scales;
   int scales_of_place, a_sharing, value_sharing, value_first;
+  const float *sinks;
 };
 
 namespace attention {
@@ -112,6 +115,7 @@ DEVICE void attend(const AttentionArgs &a) {
     }
     __syncthreads();
   }
+  if (a.sinks) total += expf(a.sinks[head] - largest);
 #pragma unroll
   for (int c = 0; c < COLUMNS; c++) {
     int i = c * THREADS + threadIdx.x;

@@ -2,6 +2,8 @@
 // one product with gate and up side by side. Rows where routes [rows] (may be null) is NONE are not written.
 // Grid: (rows, ceil(n / 2048)). Any n. Error: expf and rounding to T. gelu_mul: the same with gelu (tanh).
 //
+// narrow: out [n] bf16 = x [n] f32. Grid: ceil(n / 256); 256 threads. Error: rounding.
+//
 // sigmoid_mul: x [rows, n] T *= sigmoid of gate [rows, n] G, or of one gate for each row, rows of it `stride` apart.
 // Grid: (rows, ceil(n / 256)). Error: expf and rounding to T.
 //
@@ -19,6 +21,12 @@ struct SiluMulArgs {
   void *out;
   const uint32_t *routes;
   int n, stride;
+};
+
+struct NarrowArgs {
+  const float *x;
+  bf16 *out;
+  size_t n;
 };
 
 struct SigmoidMulArgs {
@@ -138,6 +146,10 @@ DEVICE void scatter(const ScatterArgs &a) {
   copy(out + size_t(index) * a.n, x + size_t(blockIdx.x) * a.n, a.n, several);
 }
 
+extern "C" __global__ void __launch_bounds__(256) narrow_bf16(const NarrowArgs a) {
+  size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < a.n) a.out[i] = to_bf16(a.x[i]);
+}
 extern "C" __global__ void __launch_bounds__(256) silu_mul_f32(const SiluMulArgs a) { gate_mul<float, false>(a); }
 extern "C" __global__ void __launch_bounds__(256) silu_mul_bf16(const SiluMulArgs a) { gate_mul<bf16, false>(a); }
 extern "C" __global__ void __launch_bounds__(256) gelu_mul_f32(const SiluMulArgs a) { gate_mul<float, true>(a); }

@@ -17,6 +17,8 @@
 // of keys are the first of a place, those of values begin at value_first. They become bf16 on their way, which is
 // exact.
 //
+// sinks [heads] (may be null): for each head a score that takes a share of the softmax, with no value.
+//
 // N (64, 128) is the width of a head, filled up with zeros. Shared memory: (queries of a tile + 256) * N * 2 bytes, of
 // 128 or 64 queries. Rows first up to first + rows; rows whose sequence is NONE get zeros. Pointers and strides of q
 // are multiples of 16 bytes. Error: f32 sums, exp2f, weights rounded to bf16, rounding to bf16.
@@ -34,6 +36,7 @@ struct FlashArgs {
   float scale;
   const float *scales;
   int scales_of_place, sharing, value_first;
+  const float *sinks;
 };
 
 namespace flash {
@@ -43,6 +46,11 @@ constexpr float LOG2_E = 1.44269504f;
 
 DEVICE int first_seen(const FlashArgs &a, int position) {
   return a.window && position >= a.window ? position - a.window + 1 : 0;
+}
+
+// All that a query's values are divided by. `largest`: of the scores, times log2(e).
+DEVICE float divisor(const FlashArgs &a, int head, float largest, float weights) {
+  return a.sinks ? add(weights, exp2f(multiply(a.sinks[head], LOG2_E) - largest)) : weights;
 }
 
 DEVICE uint32_t pack(float low, float high) {
@@ -264,11 +272,12 @@ struct Block {
       if (high[i] < 0) continue;
       int m = query(i), row = row_of(m), head = kv_head * a.group + m % a.group;
       bf16 *out = a.out + (size_t(row) * heads + head) * a.head_dim;
+      float weights = divisor(a, head, sums.largest[i], sums.weights[i]);
 #pragma unroll
       for (int j = 0; j < N / 8; j++)
         for (int e = 0; e < 2; e++) {
           int column = j * 8 + lane % 4 * 2 + e;
-          if (column < a.head_dim) out[column] = to_bf16(sums.values[j][2 * i + e] / sums.weights[i]);
+          if (column < a.head_dim) out[column] = to_bf16(sums.values[j][2 * i + e] / weights);
         }
     }
   }
@@ -368,5 +377,5 @@ extern "C" __global__ void __launch_bounds__(128) flash_merge(const FlashArgs a)
     weights = joined.sum(weights, part[end + 1]);
     sum = joined.sum(sum, part[column]);
   }
-  a.out[(size_t(row) * gridDim.y + head) * a.head_dim + column] = to_bf16(sum / weights);
+  a.out[(size_t(row) * gridDim.y + head) * a.head_dim + column] = to_bf16(sum / flash::divisor(a, head, largest, weights));
 }

@@ -1,6 +1,7 @@
 // All kernels, as one module.
 #include "attention.cu"
 #include "cache.cu"
+#include "clamped.cu"
 #include "delta.cu"
 #include "draw.cu"
 #include "elementwise.cu"

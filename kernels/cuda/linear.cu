@@ -9,12 +9,14 @@
 // linear_int4_f32  x bf16, w packed int4 with f32 scales, out f32
 // linear_int4_bf16_scales      the same with bf16 scales, out bf16
 // linear_int4_bf16_scales_f32  the same with bf16 scales, out f32
+// linear_mxfp4, linear_mxfp4_f32  the same with bf16 scales and codes of e2m1
 //
 // FP8: number [n, k] of w is its code times w_scales [n / 128, k / 128], number [r, k] of x its code times x_scales
 // [r, k / 128], as quantize_fp8 makes them; x_batch is 0. INT4: w is [n, ceil(k / 8)] words with eight values each, the
 // lowest nibble first, as value + 8; number [n, k] is its value times w_scales [n, k / group], group being a multiple
-// of 32. Codes and values are exact in bf16, so only the scales round. bf16 scales are widened to f32, which is exact:
-// the bits are those of the same scales as f32. With experts, w_scales continue as w does.
+// of 32. MXFP4: the same with e2m1 codes in place of values. Codes and values are exact in bf16, so only the scales
+// round. bf16 scales are widened to f32, which is exact: the bits are those of the same scales as f32. With experts,
+// w_scales continue as w does.
 //
 // Any rows, n and k; rows of x and out are x_stride and out_stride apart. Copies of 16 bytes are used where x, w, k and
 // x_stride allow it. Grid: (ceil(n / 64), row tiles of 64, batch or experts).
@@ -149,6 +151,17 @@ DEVICE void bring_chunks(bf16 *tile, int rows, int from, int k, Row row) {
   }
 }
 
+// The same by eight numbers of a row at once, from `eight(r, k)`.
+template <class Eight>
+DEVICE void bring_eights(bf16 *tile, int rows, int from, int k, Eight eight) {
+  for (int i = threadIdx.x; i < 64 * DEPTH / 8; i += 128) {
+    int r = i / (DEPTH / 8), d = i % (DEPTH / 8) * 8;
+    bool inside = r < rows && from + d < k;
+    auto *to = reinterpret_cast<Several<bf16, 8> *>(tile + r * PITCH + d);
+    *to = inside ? eight(r, from + d) : Several<bf16, 8>{};
+  }
+}
+
 // The forms of x and w. `bring` fills a stage; `scale` is the factor of a group's sum for row r of the tile and
 // column c.
 struct Plain {
@@ -189,10 +202,23 @@ struct Fp8 {
     groups = ceil_div(a.k, FP8_GROUP);
     w_scales = static_cast<const float *>(a.w_scales) + p.slot * ceil_div(a.n, FP8_GROUP) * groups;
   }
+  DEVICE static Several<bf16, 8> widened(const uint8_t *from) {
+    auto codes = *reinterpret_cast<const Several<uint8_t, 8> *>(from);
+    Several<bf16, 8> numbers;
+#pragma unroll
+    for (int i = 0; i < 8; i++) numbers.of[i] = e4m3_to_bf16(codes.of[i]);
+    return numbers;
+  }
   DEVICE void bring(bf16 *xs, bf16 *ws, int from) const {
-    linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return e4m3_to_bf16(p.x_row(r)[k]); });
-    linear::bring(ws, a.n - p.first_col, from, a.k,
-                  [&](int r, int k) { return e4m3_to_bf16(w[size_t(p.first_col + r) * a.k + k]); });
+    auto x_row = [&](int r) { return p.x_row(r); };
+    auto w_row = [&](int r) { return w + size_t(p.first_col + r) * a.k; };
+    if ((size_t(p.x) | size_t(w)) % 8 == 0 && a.k % 8 == 0 && a.x_stride % 8 == 0) {
+      bring_eights(xs, p.rows, from, a.k, [&](int r, int k) { return widened(x_row(r) + k); });
+      bring_eights(ws, a.n - p.first_col, from, a.k, [&](int r, int k) { return widened(w_row(r) + k); });
+    } else {
+      linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return e4m3_to_bf16(x_row(r)[k]); });
+      linear::bring(ws, a.n - p.first_col, from, a.k, [&](int r, int k) { return e4m3_to_bf16(w_row(r)[k]); });
+    }
   }
   DEVICE int group() const { return FP8_GROUP; }
   DEVICE float scale(int r, int c, int g) const {
@@ -200,7 +226,22 @@ struct Fp8 {
   }
 };
 
-template <class Scale>
+// Of four bits: an integer, as itself + 8.
+struct Nibble {
+  DEVICE static bf16 number(uint32_t code) { return to_bf16(float(int(code) - 8)); }
+};
+
+// Of four bits: a sign, two bits of exponent and one of mantissa.
+struct E2m1 {
+  DEVICE static bf16 number(uint32_t code) {
+    uint32_t exponent = code >> 1 & 3, mantissa = code & 1;
+    // 0 and 0.5 have the lowest exponent; others are (1 + mantissa / 2) * 2^(exponent - 1).
+    uint32_t bits = exponent ? (126 + exponent) << 7 | mantissa << 6 : mantissa ? 126u << 7 : 0;
+    return {uint16_t((code & 8) << 12 | bits)};
+  }
+};
+
+template <class Scale, class Code = Nibble>
 struct Int4 {
   typedef bf16 X;
   static constexpr bool SCALED = true;
@@ -217,10 +258,17 @@ struct Int4 {
     w_scales = static_cast<const Scale *>(a.w_scales) + p.slot * a.n * groups;
   }
   DEVICE void bring(bf16 *xs, bf16 *ws, int from) const {
-    linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return p.x_row(r)[k]; });
-    linear::bring(ws, a.n - p.first_col, from, a.k, [&](int r, int k) {
+    if (size_t(p.x) % 16 == 0 && a.k % 8 == 0 && a.x_stride % 8 == 0)
+      bring_chunks(xs, p.rows, from, a.k, [&](int r) { return p.x_row(r); });
+    else
+      linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return p.x_row(r)[k]; });
+    // What is past the end of a row meets zeros of x.
+    bring_eights(ws, a.n - p.first_col, from, a.k, [&](int r, int k) {
       uint32_t word = w[size_t(p.first_col + r) * words + k / 8];
-      return to_bf16(float(int(word >> k % 8 * 4 & 15) - 8));
+      Several<bf16, 8> numbers;
+#pragma unroll
+      for (int i = 0; i < 8; i++) numbers.of[i] = Code::number(word >> i * 4 & 15);
+      return numbers;
     });
   }
   DEVICE int group() const { return a.group; }
@@ -323,4 +371,10 @@ extern "C" __global__ void __launch_bounds__(128, 2) linear_int4_bf16_scales(con
 }
 extern "C" __global__ void __launch_bounds__(128, 2) linear_int4_bf16_scales_f32(const LinearArgs a) {
   linear::tensor<linear::Int4<bf16>, float>(a);
+}
+extern "C" __global__ void __launch_bounds__(128, 2) linear_mxfp4(const LinearArgs a) {
+  linear::tensor<linear::Int4<bf16, linear::E2m1>, bf16>(a);
+}
+extern "C" __global__ void __launch_bounds__(128, 2) linear_mxfp4_f32(const LinearArgs a) {
+  linear::tensor<linear::Int4<bf16, linear::E2m1>, float>(a);
 }

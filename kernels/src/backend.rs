@@ -6,99 +6,16 @@
 //! prompt was split into chunks, or on how much of its prefix came from the cache.
 
 use std::ops::Range;
-use std::sync::Arc;
-
-use half::bf16;
 
 pub use crate::blocks::BlockForm;
 use crate::collective::{Collective, ControlLink};
 use crate::error::{KernelError, Result};
+pub use crate::expert_inputs::*;
+pub use crate::host_matrix::*;
 pub use crate::inputs::*;
 pub use crate::kv_split::KvSplit;
 use crate::storage::DeviceStorage;
 pub use crate::storage::{CacheForm, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
-
-/// A row-major host matrix from the checkpoint loader: only this rank's shard.
-#[derive(Debug, Clone)]
-pub struct HostMatrix {
-    pub rows: usize,
-    pub cols: usize,
-    pub data: HostData,
-}
-
-#[derive(Debug, Clone)]
-pub enum HostData {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
-    /// e4m3 codes [rows, cols] with one scale per `block` of rows and columns, of which the last may be partial.
-    Fp8 {
-        codes: Vec<u8>,
-        scales: Vec<f32>,
-        block: [usize; 2],
-    },
-    /// [rows, ceil(cols / 8)] little-endian 32-bit words of eight values, lowest nibble first, as value + 8; one scale
-    /// per `group` columns of a row.
-    Int4 {
-        packed: Vec<u8>,
-        scales: GroupScales,
-        group: usize,
-    },
-    /// As `Int4`, with a code that is zero beside each scale: (code - zero) * scale.
-    Int4Zeros {
-        packed: Vec<u8>,
-        scales: GroupScales,
-        zeros: Vec<u8>,
-        group: usize,
-    },
-    /// Codes of e2m1, packed as those of `Int4`; one e8m0 scale per 32 columns of a row.
-    Mxfp4 {
-        packed: Vec<u8>,
-        scales: Vec<u8>,
-    },
-    /// Rows of whole blocks.
-    Blocks {
-        form: BlockForm,
-        bytes: Vec<u8>,
-    },
-}
-
-/// The scales of an int4 weight.
-#[derive(Debug, Clone)]
-pub enum GroupScales {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
-}
-
-impl GroupScales {
-    pub fn form(&self) -> ScaleForm {
-        match self {
-            GroupScales::F32(_) => ScaleForm::F32,
-            GroupScales::Bf16(_) => ScaleForm::Bf16,
-        }
-    }
-
-    /// Exact.
-    pub fn into_f32(self) -> Vec<f32> {
-        match self {
-            GroupScales::F32(scales) => scales,
-            GroupScales::Bf16(scales) => scales.into_iter().map(bf16::to_f32).collect(),
-        }
-    }
-}
-
-impl HostData {
-    pub fn stored_form(&self) -> StoredForm {
-        match self {
-            HostData::Blocks { form, .. } => StoredForm::Blocks(*form),
-            HostData::Int4Zeros { group, .. } => StoredForm::Int4Zeros { group: *group },
-            HostData::Mxfp4 { .. } => StoredForm::Mxfp4,
-            HostData::F32(_) => StoredForm::F32,
-            HostData::Bf16(_) => StoredForm::Bf16,
-            HostData::Fp8 { block, .. } => StoredForm::Fp8 { block: *block },
-            HostData::Int4 { scales, group, .. } => StoredForm::Int4 { group: *group, scales: scales.form() },
-        }
-    }
-}
 
 /// From the last layer to logits: scale * (norm(x) times weight transposed).
 pub struct OutputHead<'a, B: Backend> {
@@ -234,80 +151,6 @@ pub struct RouteSpec {
     pub scaling: f32,
 }
 
-/// The experts of one layer, over the ranks of the group.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ExpertTable {
-    /// Index of the layer among all layers of the model.
-    pub layer: usize,
-    /// By expert (global id), the ranks that hold it, ascending.
-    pub holders: Vec<Vec<u32>>,
-}
-
-impl ExpertTable {
-    /// The rank that computes a row's part of `expert`. If several ranks hold it, a hash of the row's token and
-    /// position selects one, so that other rows of the batch change nothing. None: no rank holds it.
-    pub fn holder(&self, expert: u32, token: u32, position: u32) -> Option<u32> {
-        let holders = self.holders.get(expert as usize)?;
-        let mut hash = expert.wrapping_mul(0xc2b2_ae3d) ^ token.wrapping_mul(0x85eb_ca77);
-        hash ^= position.wrapping_mul(0x9e37_79b1);
-        hash = (hash ^ hash >> 15).wrapping_mul(0x2c1b_3c6d);
-        hash = (hash ^ hash >> 12).wrapping_mul(0x297a_2d39);
-        hash ^= hash >> 15;
-        holders.get(((u64::from(hash) * holders.len() as u64) >> 32) as usize).copied()
-    }
-}
-
-/// Reads the rows of each expert by layer. Any thread may call it, also after the backend is gone.
-pub type ExpertCounts = Arc<dyn Fn() -> Vec<Vec<u64>> + Send + Sync>;
-
-/// One expert's three matrices: gate and up are [inter, hidden], down is [hidden, inter].
-pub struct ExpertWeights {
-    pub id: u32,
-    pub gate: HostMatrix,
-    pub up: HostMatrix,
-    pub down: HostMatrix,
-}
-
-/// A low-rank adapter (LoRA, arXiv:2106.09685) of one linear module: y += x times down transposed times up transposed.
-#[derive(Debug, Clone)]
-pub struct LowRankPair {
-    /// [rank, in]
-    pub down: HostMatrix,
-    /// [out, rank], with the adapter's scale.
-    pub up: HostMatrix,
-}
-
-/// The adapters of the experts of one layer: the place of slot s and expert e is s * experts + e.
-#[derive(Debug)]
-pub struct ExpertAdapters<'a, T> {
-    /// Of all ranks.
-    pub experts: usize,
-    pub gate: &'a T,
-    pub up: &'a T,
-    pub down: &'a T,
-}
-
-impl<T> Clone for ExpertAdapters<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for ExpertAdapters<'_, T> {}
-
-impl<'a, T> ExpertAdapters<'a, T> {
-    /// The same with parts of the tables.
-    pub(crate) fn map<U>(self, part: impl Fn(&'a T) -> &'a U) -> ExpertAdapters<'a, U> {
-        let Self { experts, gate, up, down } = self;
-        ExpertAdapters { experts, gate: part(gate), up: part(up), down: part(down) }
-    }
-
-    /// The places of a slot.
-    pub fn places(&self, slot: usize) -> std::ops::Range<usize> {
-        slot * self.experts..(slot + 1) * self.experts
-    }
-}
-
 /// The devices of this process, on which its ranks compute. A device has an index, and one rank computes on it.
 pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     type Backend: Backend;
@@ -392,6 +235,8 @@ pub trait Backend: Sized + Send + 'static {
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<Self::Experts>;
+    /// From now on the experts have this gate, which `regroup` keeps.
+    fn clamp_experts(&self, experts: &mut Self::Experts, gate: ClampedGate<Self::Vector>);
     /// The experts `ids`, from `held` or else from `fresh` (which another backend of this kind and device may have
     /// made), with the table of `fresh`.
     fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts>;
@@ -468,6 +313,8 @@ pub trait Backend: Sized + Send + 'static {
     /// x += factor * y
     fn add_scaled(&self, x: &mut Self::Tensor, y: &Self::Tensor, factor: f32);
     fn scale(&self, x: &mut Self::Tensor, factor: f32);
+    /// The residual stream as an activation, which may have fewer bits: what a block takes that has no norm.
+    fn activation(&self, x: &Self::Tensor) -> Self::Tensor;
     /// silu(gate) * up
     fn silu_mul(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
     /// gelu(gate) * up, of gelu's form with tanh (arXiv:1606.08415).
@@ -502,13 +349,16 @@ pub trait Backend: Sized + Send + 'static {
     // Attention.
     /// Rotates every head of x in place.
     fn rope(&self, batch: &Self::Batch<'_>, x: &mut Self::Tensor, spec: &RopeSpec);
-    /// Writes k and v into the cache, then attends causally. q [rows, heads * head_dim] -> the same shape.
+    /// Writes k and v into the cache, then attends causally. q [rows, heads * head_dim] -> the same shape. `sinks`
+    /// [heads]: a score of each head that takes a share of the softmax and has no value.
+    #[allow(clippy::too_many_arguments)]
     fn gqa_attention(
         &self,
         batch: &Self::Batch<'_>,
         q: &Self::Tensor,
         k: &Self::Tensor,
         v: &Self::Tensor,
+        sinks: Option<&Self::Vector>,
         cache: &mut Self::Cache,
         spec: &GqaSpec,
     ) -> Self::Tensor;

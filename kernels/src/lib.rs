@@ -9,6 +9,8 @@ pub mod cpu;
 pub mod cuda;
 pub mod diff;
 pub mod error;
+pub mod expert_inputs;
+pub mod host_matrix;
 pub mod inputs;
 pub mod kv_split;
 pub mod lockstep;

@@ -175,6 +175,16 @@ impl<B: Backend> Backend for Lockstep<B> {
         Ok(Both { device, oracle: self.oracle.experts(table, &mut kept.into_iter(), precision)? })
     }
 
+    fn clamp_experts(&self, experts: &mut Self::Experts, gate: ClampedGate<Self::Vector>) {
+        let ClampedGate { gate, up, down, alpha, limit } = gate;
+        let (of_device, of_oracle) = (
+            ClampedGate { gate: gate.device, up: up.device, down: down.device, alpha, limit },
+            ClampedGate { gate: gate.oracle, up: up.oracle, down: down.oracle, alpha, limit },
+        );
+        self.device.clamp_experts(&mut experts.device, of_device);
+        self.oracle.clamp_experts(&mut experts.oracle, of_oracle);
+    }
+
     fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts> {
         Ok(Both {
             device: self.device.regroup(&held.device, &fresh.device, ids)?,
@@ -316,6 +326,12 @@ impl<B: Backend> Backend for Lockstep<B> {
         self.check("add_scaled", x, &want);
     }
 
+    fn activation(&self, x: &B::Tensor) -> B::Tensor {
+        let out = self.device.activation(x);
+        self.check("activation", &out, &self.oracle.activation(&self.read(x)));
+        out
+    }
+
     fn scale(&self, x: &mut B::Tensor, factor: f32) {
         let mut want = self.read(x);
         self.oracle.scale(&mut want, factor);
@@ -398,12 +414,15 @@ impl<B: Backend> Backend for Lockstep<B> {
         q: &B::Tensor,
         k: &B::Tensor,
         v: &B::Tensor,
+        sinks: Option<&Self::Vector>,
         cache: &mut Self::Cache,
         spec: &GqaSpec,
     ) -> B::Tensor {
-        let out = self.device.gqa_attention(&batch.device, q, k, v, &mut cache.device, spec);
+        let on_device = sinks.map(|sinks| &sinks.device);
+        let out = self.device.gqa_attention(&batch.device, q, k, v, on_device, &mut cache.device, spec);
         let [q, k, v] = [q, k, v].map(|x| self.read(x));
-        let want = self.oracle.gqa_attention(&batch.oracle, &q, &k, &v, &mut cache.oracle, spec);
+        let sinks = sinks.map(|sinks| &sinks.oracle);
+        let want = self.oracle.gqa_attention(&batch.oracle, &q, &k, &v, sinks, &mut cache.oracle, spec);
         self.check("gqa_attention", &out, &want);
         out
     }

@@ -5,9 +5,7 @@ use half::bf16;
 use crate::backend::{GroupScales, HostData, HostForm, HostMatrix};
 pub use crate::blocks::{BlockForm, CODE_GROUP, CodeGroup, Factors};
 use crate::error::{KernelError, Result};
-
-/// Columns of MXFP4 that share a scale.
-pub const MXFP4_GROUP: usize = 32;
+pub use crate::storage::MXFP4_GROUP;
 
 fn check(op: &'static str, name: &str, got: usize, want: usize) -> Result<()> {
     if got == want {
@@ -177,6 +175,27 @@ impl HostMatrix {
             all.rows += part.rows;
         }
         Ok(all)
+    }
+
+    /// Every `step`th row, from the first.
+    pub fn every(self, step: usize) -> Result<HostMatrix> {
+        let HostMatrix { rows, cols, data } = self;
+        fn pick<T: Copy>(all: Vec<T>, rows: usize, step: usize) -> Vec<T> {
+            let width = (all.len() / rows.max(1)).max(1);
+            all.chunks_exact(width).step_by(step).flatten().copied().collect()
+        }
+        let data = match data {
+            HostData::F32(numbers) => HostData::F32(pick(numbers, rows, step)),
+            HostData::Bf16(numbers) => HostData::Bf16(pick(numbers, rows, step)),
+            HostData::Mxfp4 { packed, scales } => {
+                HostData::Mxfp4 { packed: pick(packed, rows, step), scales: pick(scales, rows, step) }
+            }
+            _ => {
+                let what = "weights of gates and ups in turn must be F32, BF16 or MXFP4".into();
+                return Err(KernelError::Shape { op: "every", what });
+            }
+        };
+        Ok(HostMatrix { rows: rows.div_ceil(step.max(1)), cols, data })
     }
 
     /// Converts the quantized forms, unless they are to stay as they are stored.

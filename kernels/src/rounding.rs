@@ -11,7 +11,7 @@ use half::bf16;
 
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
-use crate::cpu::{self, AdaptedRows, Cpu, CpuDevices, KvCache, Routes, Tensor};
+use crate::cpu::{self, AdaptedRows, ClampedExpert, Cpu, CpuDevices, KvCache, Routes, Tensor};
 use crate::error::{KernelError, Result};
 use crate::reference;
 use crate::storage::{CudaStorage, DeviceStorage};
@@ -58,9 +58,11 @@ struct RoundingExpert {
     down: NumberMatrix,
 }
 
-/// By global id.
 #[derive(Debug)]
-pub struct RoundingExperts(BTreeMap<u32, Arc<RoundingExpert>>);
+pub struct RoundingExperts {
+    by_id: BTreeMap<u32, Arc<RoundingExpert>>,
+    clamped: Option<Arc<ClampedGate<Vec<f32>>>>,
+}
 
 fn to_bf16(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
@@ -114,7 +116,7 @@ impl RoundingCpu {
         x
     }
 
-    fn activation(&self, x: Tensor) -> Tensor {
+    fn activation_of(&self, x: Tensor) -> Tensor {
         match self.rounds.get() {
             true => self.cpu.to_device(self.cpu.rows(&x), self.cpu.cols(&x), self.activations(x.data().to_vec())),
             false => x,
@@ -131,7 +133,7 @@ impl RoundingCpu {
     ) -> Result<Tensor> {
         let (rows, hidden, top_k) = (self.cpu.rows(x), self.cpu.cols(x), routes.top_k);
         let mut out = vec![0.0; rows * hidden];
-        for (id, expert) in &experts.0 {
+        for (id, expert) in &experts.by_id {
             let mine: Vec<usize> = (0..rows * top_k).filter(|&route| routes.experts[route] == *id).collect();
             let input: Vec<f32> =
                 mine.iter().flat_map(|route| &x.data()[route / top_k * hidden..][..hidden]).copied().collect();
@@ -145,14 +147,26 @@ impl RoundingCpu {
                 out
             };
             let (gate, up) = (product(&expert.gate, 0, &input), product(&expert.up, 1, &input));
-            let middle = self.activations(reference::silu_mul(&gate, &up));
-            let part = product(&expert.down, 2, &middle);
+            let clamped = experts.clamped.as_ref().map(|all| ClampedExpert::of(all, *id, [expert.down.ins, hidden]));
+            let middle = self.activations(match clamped {
+                None => reference::silu_mul(&gate, &up),
+                Some(clamped) => {
+                    let mut middle = gate;
+                    clamped.middle_rows(&mut middle, &up);
+                    middle
+                }
+            });
+            let mut part = product(&expert.down, 2, &middle);
+            if let Some(clamped) = clamped {
+                clamped.add_down(&mut part);
+                part = self.activations(part);
+            }
             for (&route, part) in mine.iter().zip(part.chunks_exact(hidden.max(1))) {
                 let row = &mut out[route / top_k * hidden..][..hidden];
                 row.iter_mut().zip(part).for_each(|(to, part)| *to += routes.weights[route] * part);
             }
         }
-        match routes.experts.iter().find(|id| !experts.0.contains_key(id)) {
+        match routes.experts.iter().find(|id| !experts.by_id.contains_key(id)) {
             Some(id) => Err(KernelError::Shape { op: "moe", what: format!("expert {id} is not held") }),
             None => Ok(self.cpu.to_device(rows, hidden, out)),
         }
@@ -207,16 +221,20 @@ impl Backend for RoundingCpu {
             let weights = weights?;
             experts.insert(weights.id, Arc::new(RoundingExpert::new(weights, precision)?));
         }
-        Ok(RoundingExperts(experts))
+        Ok(RoundingExperts { by_id: experts, clamped: None })
+    }
+
+    fn clamp_experts(&self, experts: &mut RoundingExperts, gate: ClampedGate<Vec<f32>>) {
+        experts.clamped = Some(Arc::new(gate));
     }
 
     fn regroup(&self, held: &RoundingExperts, fresh: &RoundingExperts, ids: &[u32]) -> Result<RoundingExperts> {
         let find = |id: &u32| {
-            let expert = held.0.get(id).or_else(|| fresh.0.get(id)).cloned();
+            let expert = held.by_id.get(id).or_else(|| fresh.by_id.get(id)).cloned();
             let missing = || KernelError::Shape { op: "regroup", what: format!("expert {id} is not held") };
             Ok((*id, expert.ok_or_else(missing)?))
         };
-        Ok(RoundingExperts(ids.iter().map(find).collect::<Result<_>>()?))
+        Ok(RoundingExperts { by_id: ids.iter().map(find).collect::<Result<_>>()?, clamped: held.clamped.clone() })
     }
 
     fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<KvCache> {
@@ -334,31 +352,35 @@ impl Backend for RoundingCpu {
         self.cpu.add_scaled(x, y, factor);
     }
 
+    fn activation(&self, x: &Tensor) -> Tensor {
+        self.activation_of(x.clone())
+    }
+
     fn scale(&self, x: &mut Tensor, factor: f32) {
         self.cpu.scale(x, factor);
     }
 
     fn silu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        self.activation(self.cpu.silu_mul(gate, up))
+        self.activation_of(self.cpu.silu_mul(gate, up))
     }
 
     fn gelu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        self.activation(self.cpu.gelu_mul(gate, up))
+        self.activation_of(self.cpu.gelu_mul(gate, up))
     }
 
     fn sigmoid_mul(&self, x: &mut Tensor, gate: &Tensor) {
         self.cpu.sigmoid_mul(x, gate);
-        *x = self.activation(x.clone());
+        *x = self.activation_of(x.clone());
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
-        self.activation(self.cpu.rms_norm(x, weight, eps))
+        self.activation_of(self.cpu.rms_norm(x, weight, eps))
     }
 
     /// The residual stream x stays f32.
     fn add_norm(&self, x: &mut Tensor, y: &Tensor, factor: f32, weight: &Vec<f32>, eps: f32) -> Tensor {
         let out = self.cpu.add_norm(x, y, factor, weight, eps);
-        self.activation(out)
+        self.activation_of(out)
     }
 
     fn square_sums(&self, x: &Tensor, y: &Tensor, counted: Range<usize>) -> Tensor {
@@ -366,12 +388,12 @@ impl Backend for RoundingCpu {
     }
 
     fn norm_of_part(&self, x: &Tensor, weight: &Vec<f32>, of: &RowSquares<Tensor>) -> Tensor {
-        self.activation(self.cpu.norm_of_part(x, weight, of))
+        self.activation_of(self.cpu.norm_of_part(x, weight, of))
     }
 
     fn linear(&self, x: &Tensor, weight: &RoundingLinear, bias: Option<&Vec<f32>>) -> Tensor {
         match &weight.0 {
-            LinearKind::Plain { weight, rounds: true } => self.activation(self.cpu.linear(x, weight, bias)),
+            LinearKind::Plain { weight, rounds: true } => self.activation_of(self.cpu.linear(x, weight, bias)),
             LinearKind::Plain { weight, rounds: false } => self.cpu.linear(x, weight, bias),
             LinearKind::Fp8(matrix) => {
                 let out = self.activations(matrix.multiply(x.data(), bias.map(Vec::as_slice)));
@@ -382,12 +404,12 @@ impl Backend for RoundingCpu {
 
     fn add_low_rank(&self, batch: &cpu::Batch<'_>, x: &Tensor, y: &mut Tensor, table: &cpu::LowRank) {
         self.cpu.add_low_rank(batch, x, y, table);
-        *y = self.activation(y.clone());
+        *y = self.activation_of(y.clone());
     }
 
     fn rope(&self, batch: &cpu::Batch<'_>, x: &mut Tensor, spec: &RopeSpec) {
         self.cpu.rope(batch, x, spec);
-        *x = self.activation(x.clone());
+        *x = self.activation_of(x.clone());
     }
 
     fn gqa_attention(
@@ -396,10 +418,11 @@ impl Backend for RoundingCpu {
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
+        sinks: Option<&Vec<f32>>,
         cache: &mut KvCache,
         spec: &GqaSpec,
     ) -> Tensor {
-        self.activation(self.cpu.gqa_attention(batch, q, k, v, cache, spec))
+        self.activation_of(self.cpu.gqa_attention(batch, q, k, v, sinks, cache, spec))
     }
 
     fn mla_attention(
@@ -419,7 +442,7 @@ impl Backend for RoundingCpu {
             }
         };
         let out = self.cpu.attend_latent(batch, q, [latent, k_rope], kv_b, adapters, cache, spec, stored)?;
-        Ok(self.activation(out))
+        Ok(self.activation_of(out))
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<cpu::Expansion> {
@@ -435,7 +458,7 @@ impl Backend for RoundingCpu {
         states: &mut cpu::States,
         spec: &DeltaSpec,
     ) -> Tensor {
-        self.activation(self.cpu.delta_net(batch, qkvz, ba, vectors, states, spec))
+        self.activation_of(self.cpu.delta_net(batch, qkvz, ba, vectors, states, spec))
     }
 
     fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {

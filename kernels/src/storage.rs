@@ -139,6 +139,8 @@ pub struct CudaStorage;
 
 /// Rows and columns of an FP8 weight that share a scale.
 pub(crate) const FP8_BLOCK: usize = 128;
+/// Columns of an MXFP4 weight that share a scale.
+pub const MXFP4_GROUP: usize = 32;
 /// Groups of int4 weights have a multiple of this many columns.
 const INT4_GROUP: usize = 32;
 
@@ -149,16 +151,18 @@ impl DeviceStorage for CudaStorage {
             (_, Precision::F32) => HostForm::F32,
             (StoredForm::Fp8 { block: [FP8_BLOCK, FP8_BLOCK] }, _) if large => HostForm::Stored,
             (StoredForm::Int4 { group, .. }, _) if large && group.is_multiple_of(INT4_GROUP) => HostForm::Stored,
+            (StoredForm::Mxfp4, _) if large => HostForm::Stored,
             _ => HostForm::Bf16,
         }
     }
 
-    /// Scales of FP8 are f32, those of int4 as they are stored.
+    /// Scales of FP8 are f32, those of int4 as they are stored, those of MXFP4 bf16.
     fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
         let scales = |numbers_each: usize, form: ScaleForm| form.bytes() * numbers.div_ceil(numbers_each.max(1));
         match (self.host_form(role, stored, precision), stored) {
             (HostForm::Stored, StoredForm::Fp8 { block }) => numbers + scales(block[0] * block[1], ScaleForm::F32),
             (HostForm::Stored, StoredForm::Int4 { group, scales: form }) => numbers.div_ceil(2) + scales(group, form),
+            (HostForm::Stored, StoredForm::Mxfp4) => numbers.div_ceil(2) + scales(MXFP4_GROUP, ScaleForm::Bf16),
             (HostForm::F32, _) => 4 * numbers,
             _ => 2 * numbers,
         }

@@ -91,6 +91,28 @@ const SHAPES: &[(&str, &str)] = &[
             "max_position_embeddings": 196608, "torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8",
             "fmt": "float8_e4m3fn", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}"#,
     ),
+    (
+        "gpt-oss-20b",
+        r#"{"architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
+            "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+            "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0,
+            "vocab_size": 201088, "max_position_embeddings": 131072, "rope_theta": 150000, "rope_scaling":
+            {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096}, "quantization_config": {"quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+            "lm_head"]}}"#,
+    ),
+    (
+        "gpt-oss-120b",
+        r#"{"architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
+            "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+            "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0,
+            "vocab_size": 201088, "max_position_embeddings": 131072, "rope_theta": 150000, "rope_scaling":
+            {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096}, "quantization_config": {"quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+            "lm_head"]}}"#,
+    ),
 ];
 
 /// The config.json of a model with this name.

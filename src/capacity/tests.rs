@@ -32,6 +32,10 @@ const PAGE: &[(&str, &str)] = &[
         "rein capacity qwen3-235b-a22b --gpus 8",
         "Qwen3-235B-A22B in bf16. 8 GPUs hold each of the 4 key/value heads twice.",
     ),
+    (
+        "rein capacity gpt-oss-120b --gpus 1 --gpu h100",
+        "gpt-oss-120b with its experts as MXFP4: one GPU of 80 GB is enough.",
+    ),
     ("rein capacity minimax-m2 --gpus 4", "MiniMax-M2 in FP8: 4 GPUs leave half of their memory to the KV cache."),
 ];
 
@@ -42,9 +46,10 @@ fn the_page_is_current() {
         let section = |(line, what): &(&str, &str)| {
             let args = args(line);
             format!(
-                "\n## {} on {} GPUs\n\n{what}\n\n```text\n$ {line}\n{}```\n",
+                "\n## {} on {} GPU{}\n\n{what}\n\n```text\n$ {line}\n{}```\n",
                 args.model.display(),
                 args.gpus,
+                if args.gpus == 1 { "" } else { "s" },
                 text(&args.model.to_string_lossy(), &of(line))
             )
         };

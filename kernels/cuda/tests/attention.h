@@ -22,6 +22,7 @@ struct Case {
   int kv_heads, a_entry, value_entry, table_stride = 0, blocks = 0;
   std::vector<uint32_t> tables, sequences, positions;
   std::vector<T> qa, qb, cache_a, cache_b, cache_value;
+  std::vector<float> sinks;  // Where there are windows.
 
   Case(const Shape &shape, uint64_t seed) : s(shape), kv_heads(s.heads / s.group) {
     Random random(seed);
@@ -52,6 +53,7 @@ struct Case {
         for (auto [cache, entry] : {std::pair(&cache_a, a_entry), {&cache_b, s.width_b}, {&cache_value, value_entry}})
           for (int c = 0; c < entry; c++) (*cache)[place(i, p) * entry + c] = from_float<T>(random.number());
     if (s.mla) cache_value = cache_a;
+    if (s.window) sinks = random.numbers<float>(s.heads, 3);
   }
 
   size_t rows() const { return sequences.size(); }
@@ -102,7 +104,7 @@ struct Case {
   std::vector<T> run(size_t from, size_t to) const {
     Buffer<T> a(qa), b(qb), keys(cache_a), more_keys(cache_b), values(cache_value);
     Buffer<uint8_t> coded_a(codes_a), coded_b(codes_b), coded_value(codes_value);
-    Buffer<float> all_scales(scales);
+    Buffer<float> all_scales(scales), all_sinks(sinks);
     Buffer<T> out((to - from) * s.heads * s.value_width);
     Buffer<uint32_t> table_buffer(tables), sequence_buffer(sequences), position_buffer(positions);
     AttentionArgs args = {};
@@ -116,6 +118,7 @@ struct Case {
     args.qb_stride = s.heads * s.width_b, args.qb_head_stride = s.width_b, args.width_b = s.width_b;
     args.value_width = s.value_width, args.value_head = s.mla ? 0 : s.value_width, args.group = s.group;
     args.table_stride = table_stride, args.block_size = s.block_size, args.window = s.window, args.scale = 0.3f;
+    if (!sinks.empty()) args.sinks = all_sinks.data;
     auto kernel = sizeof(T) == 4 ? attention_f32 : attention_bf16;
     if (sharing) {
       kernel = sizeof(T) == 4 ? attention_fp8_f32 : attention_fp8_bf16;
@@ -146,6 +149,7 @@ struct Case {
       largest = std::max(largest, weights.back());
     }
     for (double &w : weights) total += w = std::exp(w - largest);
+    if (!sinks.empty()) total += std::exp(sinks[head] - largest);
     for (int p = first(position); p <= position; p++)
       for (int i = 0; i < s.value_width; i++)
         out[i] += weights[p - first(position)] / total *

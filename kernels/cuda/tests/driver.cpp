@@ -144,6 +144,10 @@ Kernel KERNELS[] = {
     KERNEL(flash_split_bf16_64), KERNEL(flash_split_bf16_128), KERNEL(flash_merge),
     KERNEL(flash_fp8_64),      KERNEL(flash_fp8_128),
     KERNEL(flash_split_fp8_64), KERNEL(flash_split_fp8_128),
+    KERNEL(narrow_bf16),
+    KERNEL(linear_mxfp4),      KERNEL(linear_mxfp4_f32),
+    KERNEL(clamped_mul_f32),   KERNEL(clamped_mul_bf16),
+    KERNEL(add_expert_bias_f32), KERNEL(add_expert_bias_bf16),
     KERNEL(moe_slots),         KERNEL(moe_pack_f32),      KERNEL(moe_pack_bf16),
 };
 

@@ -22,7 +22,8 @@ inline std::vector<bf16> run(const Case<bf16> &c, size_t from, size_t to, int ti
   args.chunks = (c.table_stride * s.block_size + flash::CHUNK - 1) / flash::CHUNK;
   args.partial_stride = width + 4, args.scale = 0.3f;
   Buffer<uint8_t> coded_k(c.codes_a), coded_v(c.codes_value);
-  Buffer<float> scales(c.scales);
+  Buffer<float> scales(c.scales), sinks(c.sinks);
+  if (!c.sinks.empty()) args.sinks = sinks.data;
   bool codes = c.sharing;
   if (codes) {
     args.k = coded_k.data, args.v = coded_v.data, args.scales = scales.data, args.sharing = c.sharing;

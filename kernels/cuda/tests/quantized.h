@@ -160,16 +160,23 @@ void int4(int rows, int n, int k, int group) {
     auto kernel = sizeof(Out) == 4 ? linear_int4_bf16_scales_f32 : linear_int4_bf16_scales;
     LAUNCH(kernel, grid, 128, 0, args);
     if (check::bytes(out) != check::bytes(of_wide)) check::fail("other bits with bf16 scales than with f32 scales");
-    for (int r = 0; r < rows; r++) {
-      std::vector<double> want(n, 0);
-      for (int c = 0; c < n; c++)
-        for (int i = 0; i < k; i++) {
-          int number = int(w[size_t(c) * words + i / 8] >> i % 8 * 4 & 15) - 8;
-          want[c] += value(x, size_t(r) * k + i) * number * wide_scales[c * groups + i / group];
-        }
-      check::close(out.data + size_t(r) * n, want);
-    }
-    return check::bytes(out);
+    auto compare = [&](auto number_of) {
+      for (int r = 0; r < rows; r++) {
+        std::vector<double> want(n, 0);
+        for (int c = 0; c < n; c++)
+          for (int i = 0; i < k; i++) {
+            double number = number_of(w[size_t(c) * words + i / 8] >> i % 8 * 4 & 15);
+            want[c] += value(x, size_t(r) * k + i) * number * wide_scales[c * groups + i / group];
+          }
+        check::close(out.data + size_t(r) * n, want);
+      }
+      return check::bytes(out);
+    };
+    std::string bytes = compare([](int code) { return code - 8; });
+    auto kernel_of_floats = sizeof(Out) == 4 ? linear_mxfp4_f32 : linear_mxfp4;
+    LAUNCH(kernel_of_floats, grid, 128, 0, args);
+    const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return bytes + compare([&](int code) { return code & 8 ? -e2m1[code & 7] : e2m1[code]; });
   });
 }
 

@@ -145,6 +145,55 @@ void gate_mul(int rows, int n, bool gelu) {
   });
 }
 
+inline void narrow(int n) {
+  check::every_order(named("narrow", "bf16", {n}), [&] {
+    auto x = Random(n).numbers<float>(n, 3);
+    Buffer<float> xs(x);
+    Buffer<bf16> out(n);
+    NarrowArgs args = {xs.data, out.data, size_t(n)};
+    LAUNCH(narrow_bf16, (n + 255) / 256, 256, 0, args);
+    for (int i = 0; i < n; i++)
+      if (out[i].bits != to_bf16(x[i]).bits) check::fail("not the nearest bf16");
+    return check::bytes(out);
+  });
+}
+
+// Some rows have no route, and some routes no expert of these.
+template <class T>
+void clamped(int rows, int n, bool with_routes) {
+  check::every_order(named("clamped", check::type_name<T>(), {rows, n, with_routes}), [&] {
+    const int experts = 3;
+    const float alpha = 1.7f, limit = 3;
+    Random random(rows + n);
+    auto gate = random.numbers<T>(size_t(rows) * n, 5), up = random.numbers<T>(gate.size(), 5);
+    auto gate_bias = random.numbers<float>(experts * n), up_bias = random.numbers<float>(experts * n);
+    std::vector<uint32_t> routes(rows), ids(rows);
+    for (int i = 0; i < rows; i++) routes[i] = rows - 1 - i, ids[i] = i % 4 == 3 ? 0xfffffffe : random.below(experts);
+    if (rows > 2) routes[2] = NONE;
+    Buffer<T> gates(gate), ups(up), out(std::vector<T>(gate.size(), from_float<T>(9))), parts(gate);
+    Buffer<uint32_t> route_buffer(routes), id_buffer(ids);
+    Buffer<float> of_gate(gate_bias), of_up(up_bias);
+    const uint32_t *route = with_routes ? route_buffer.data : nullptr;
+    ClampedMulArgs args = {gates.data, ups.data, out.data, route, id_buffer.data, of_gate.data, of_up.data, n, experts, alpha, limit};
+    ExpertBiasArgs bias_args = {parts.data, id_buffer.data, of_gate.data, n, experts};
+    dim3 grid(rows, (n + 255) / 256);
+    host::launch("clamped_mul", grid, 256, 0, [&] { FOR_TYPE(T, clamped_mul)(args); });
+    host::launch("add_expert_bias", grid, 256, 0, [&] { FOR_TYPE(T, add_expert_bias)(bias_args); });
+    std::vector<double> want(out.size, 9), want_parts(out.size);
+    for (size_t i = 0; i < want.size(); i++) {
+      uint32_t r = with_routes ? routes[i / n] : i / n, expert = r == NONE ? NONE : ids[r], own = ids[i / n];
+      want_parts[i] = value(gate, i) + (own < experts ? gate_bias[own * n + i % n] : 0);
+      if (expert >= experts) continue;
+      double g = std::min<double>(value(gate, i) + gate_bias[expert * n + i % n], limit);
+      double u = std::clamp<double>(value(up, i) + up_bias[expert * n + i % n], -limit, limit);
+      want[i] = g / (1 + std::exp(-alpha * g)) * (u + 1);
+    }
+    check::close(out.data, want);
+    check::close(parts.data, want_parts);
+    return check::bytes(out) + check::bytes(parts);
+  });
+}
+
 template <class T>
 void add_scaled(int n, bool with_y) {
   check::every_order(named("add_scaled", check::type_name<T>(), {n, with_y}), [&] {
@@ -274,6 +323,7 @@ void test_type() {
   for (int n : {1, 70, 513}) {
     gate_mul<T>(3, n, false);
     gate_mul<T>(3, n, true);
+    for (bool with_routes : {false, true}) clamped<T>(6, n, with_routes);
   }
   for (bool with_y : {false, true}) add_scaled<T>(300, with_y);
   gather<T>(4, 9, 37, 37);
@@ -285,6 +335,7 @@ void test_type() {
 }
 
 inline void test() {
+  for (int n : {1, 255, 700}) narrow(n);
   test_type<float>();
   test_type<bf16>();
 }

@@ -47,6 +47,8 @@ pub struct AttentionPlan<'a> {
     pub value: &'a (dyn Fn(usize) -> EntryField + Sync),
     pub scale: f32,
     pub window: Option<usize>,
+    /// For each head a score that takes a share of the softmax, with no value.
+    pub sinks: Option<&'a [f32]>,
     /// None: over all positions.
     pub lane: Option<LanePart>,
 }
@@ -277,7 +279,10 @@ unsafe fn item_generic<S: Simd, T: CachedNumber>(
             let to = unsafe { std::slice::from_raw_parts_mut(out.add(to), value.width) };
             permute::<T>(&acc[i * out_width..][..value.width], to, true);
             match plan.lane {
-                None => to.iter_mut().for_each(|x| *x /= sum[i]),
+                None => {
+                    let sink = plan.sinks.map_or(0.0, |sinks| (sinks[item.group * plan.group + head] - max[i]).exp());
+                    to.iter_mut().for_each(|x| *x /= sum[i] + sink);
+                }
                 Some(part) => {
                     let at = 2 * ((item.span.row + row) * all_heads + item.group * plan.group + head);
                     // SAFETY: the caller has room for two numbers of every row and head; this item alone writes these.

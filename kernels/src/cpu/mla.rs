@@ -140,6 +140,7 @@ impl Cpu {
             value: &|_| EntryField { in_v: false, offset: 0, width: kv_rank },
             scale,
             window: None,
+            sinks: None,
             lane,
         };
         attention::attend(&self.pool, self.isa, cache, spans, &plan, out);

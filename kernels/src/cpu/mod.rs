@@ -15,6 +15,7 @@ mod free;
 
 pub use free::bytes as free_memory;
 mod gemm;
+mod gqa;
 mod kv_cache;
 mod low_rank;
 mod memory;
@@ -34,7 +35,6 @@ mod weights;
 use std::ops::Range;
 use std::sync::Arc;
 
-use attention::{AttentionPlan, EntryField, QueryPart};
 use buffer::Buffer;
 use codes::StoredCodes;
 use dispatch::Counts;
@@ -94,6 +94,7 @@ pub use devices::CpuDevices;
 pub use kv_cache::KvCache;
 pub(crate) use low_rank::AdaptedRows;
 pub use low_rank::LowRank;
+pub(crate) use moe::ClampedExpert;
 pub use moe::Experts;
 pub use route::Routes;
 
@@ -268,6 +269,10 @@ impl Backend for Cpu {
         Ok(experts)
     }
 
+    fn clamp_experts(&self, experts: &mut Experts, gate: ClampedGate<Vec<f32>>) {
+        experts.clamp(gate);
+    }
+
     fn regroup(&self, held: &Experts, fresh: &Experts, ids: &[u32]) -> Result<Experts> {
         held.regroup(fresh, ids)
     }
@@ -395,6 +400,10 @@ impl Backend for Cpu {
         });
     }
 
+    fn activation(&self, x: &Tensor) -> Tensor {
+        x.clone()
+    }
+
     fn scale(&self, x: &mut Tensor, factor: f32) {
         let cols = x.cols;
         self.by_rows(&mut x.data, cols, &|_, part| part.iter_mut().for_each(|x| *x *= factor));
@@ -489,31 +498,11 @@ impl Backend for Cpu {
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
+        sinks: Option<&Vec<f32>>,
         cache: &mut KvCache,
         spec: &GqaSpec,
     ) -> Tensor {
-        let GqaSpec { heads, kv_heads, head_dim, scale, window } = *spec;
-        assert!(kv_heads > 0 && heads % kv_heads == 0 && q.cols == heads * head_dim, "gqa_attention: {spec:?}");
-        assert_eq!((k.cols, v.cols), (cache.width_k, cache.width_v), "gqa_attention: cache widths");
-        assert_eq!((k.cols, v.cols), (kv_heads * head_dim, kv_heads * head_dim), "gqa_attention: k and v");
-        assert_eq!(batch.len(), q.rows, "gqa_attention: rows");
-        let spans = &batch.rows.spans;
-        cache.write(spans, &k.data, &v.data);
-        let part = QueryPart { q: &q.data, row_stride: q.cols, head_stride: head_dim, offset: 0, width: head_dim };
-        let field = |in_v| move |g: usize| EntryField { in_v, offset: g * head_dim, width: head_dim };
-        let plan = AttentionPlan {
-            parts: &[part],
-            kv_heads,
-            group: heads / kv_heads,
-            keys: &|g| vec![field(false)(g)],
-            value: &field(true),
-            scale,
-            window,
-            lane: None,
-        };
-        let mut out = zeros(q.rows, q.cols);
-        attention::attend(&self.pool, self.isa, cache, spans, &plan, &mut out.data);
-        out
+        self.attend_gqa(batch, q, [k, v], sinks.map(Vec::as_slice), cache, spec)
     }
 
     fn mla_attention(

@@ -2,6 +2,11 @@
 //! contributions of several experts to a row are added in the order in which the experts are held.
 
 mod adapted;
+mod clamped;
+
+use std::sync::Arc;
+
+pub(crate) use clamped::ClampedExpert;
 
 use super::gemm::{self, Packed};
 use super::low_rank::AdaptedRows;
@@ -10,7 +15,7 @@ use super::route::Routes;
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{GROUP, PANEL, Panels};
 use super::{Cpu, Tensor, zeros};
-use crate::backend::ExpertTable;
+use crate::backend::{ClampedGate, ExpertTable};
 use crate::error::{KernelError, Result};
 
 #[derive(Clone)]
@@ -26,13 +31,15 @@ pub struct Experts {
     held: Vec<Expert>,
     /// For each global id, its index among the held experts; `ABSENT` for experts of other ranks.
     place: Vec<u32>,
+    /// None: silu(gate) * up, without biases.
+    clamped: Option<Arc<ClampedGate<Vec<f32>>>>,
 }
 
 const ABSENT: u32 = u32::MAX;
 
 impl Experts {
     pub fn new(table: ExpertTable) -> Experts {
-        Experts { table, held: Vec::new(), place: Vec::new() }
+        Experts { table, held: Vec::new(), place: Vec::new(), clamped: None }
     }
 
     pub fn table(&self) -> &ExpertTable {
@@ -42,6 +49,15 @@ impl Experts {
     /// [inter, hidden] of the held experts.
     pub fn shape(&self) -> Option<(usize, usize)> {
         self.held.first().map(|expert| (expert.gate.outs, expert.gate.ins))
+    }
+
+    pub fn clamp(&mut self, gate: ClampedGate<Vec<f32>>) {
+        self.clamped = Some(Arc::new(gate));
+    }
+
+    fn clamped(&self, id: u32) -> Option<ClampedExpert<'_>> {
+        let (inter, hidden) = self.shape()?;
+        self.clamped.as_ref().map(|all| ClampedExpert::of(all, id, [inter, hidden]))
     }
 
     /// All experts take activations in the same way.
@@ -80,6 +96,7 @@ impl Experts {
     /// The experts with these ids, from `self` or from `fresh`, with the table of `fresh`. Weights are not copied.
     pub fn regroup(&self, fresh: &Experts, ids: &[u32]) -> Result<Experts> {
         let mut experts = Experts::new(fresh.table.clone());
+        experts.clamped = self.clamped.clone();
         for &id in ids {
             let missing = || KernelError::Shape { op: "regroup", what: format!("expert {id} is not held") };
             let of = |from: &Experts| from.find(id).map(|place| from.held[place].clone());
@@ -100,6 +117,7 @@ struct Pick {
 /// The rows of one expert.
 struct Group<'a> {
     expert: &'a Expert,
+    clamped: Option<ClampedExpert<'a>>,
     rows: Vec<Pick>,
 }
 
@@ -175,7 +193,7 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
         .iter()
         .zip(rows_of)
         .filter(|(_, rows)| !rows.is_empty())
-        .map(|(expert, rows)| Group { expert, rows })
+        .map(|(expert, rows)| Group { expert, clamped: experts.clamped(expert.id), rows })
         .collect();
     let Some(first) = groups.first().map(|group| group.expert) else { return };
     let last = groups.iter().flat_map(|group| &group.rows).map(|pick| pick.to + 1).max().unwrap_or(0);
@@ -193,7 +211,7 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
         let per_item = gate.panels_per_item(1);
         for block in gemm::row_blocks(input.row_words, isa.tile_rows(), ranges[g].clone()) {
             for p in (0..gate.panels()).step_by(per_item) {
-                items.push((group.expert, block.clone(), p..gate.panels().min(p + per_item)));
+                items.push((group, block.clone(), p..gate.panels().min(p + per_item)));
             }
         }
     }
@@ -201,7 +219,7 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
     // Panel p makes inputs p * PANEL.. of the second product.
     const GROUPS_OF_PANEL: usize = PANEL / GROUP;
     pool.run(items.len(), &|i| {
-        let (expert, block, panels) = &items[i];
+        let (Group { expert, clamped, .. }, block, panels) = &items[i];
         let first = input.tiles[block.start].first;
         let last = input.tiles[block.end - 1];
         let rows = last.first + last.rows - first;
@@ -212,7 +230,13 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
                 unsafe {
                     gemm::multiply_panel(isa, &expert.gate, p, &input, block.clone(), gate);
                     gemm::multiply_panel(isa, &expert.up, p, &input, block.clone(), up);
-                    silu_mul(isa, gate, up);
+                    if clamped.is_none() {
+                        silu_mul(isa, gate, up);
+                    }
+                }
+                if let Some(clamped) = clamped {
+                    let rows = gate.chunks_exact_mut(PANEL).zip(up.chunks_exact(PANEL));
+                    rows.for_each(|(gate, up)| clamped.middle(p * PANEL, gate, up));
                 }
                 for tile in &input.tiles[block.clone()] {
                     for r in 0..tile.rows {
@@ -247,7 +271,14 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
                             let out = unsafe {
                                 std::slice::from_raw_parts_mut(out.get().add(pick.to * hidden + p * PANEL), columns)
                             };
-                            out.iter_mut().zip(acc).for_each(|(o, a)| *o += pick.weight * a);
+                            match group.clamped {
+                                None => out.iter_mut().zip(acc).for_each(|(o, a)| *o += pick.weight * a),
+                                Some(clamped) => {
+                                    let biases = &clamped.down[p * PANEL..][..columns];
+                                    let parts = acc.iter().zip(biases).map(|(part, bias)| part + bias);
+                                    out.iter_mut().zip(parts).for_each(|(o, a)| *o += pick.weight * a);
+                                }
+                            }
                         }
                     }
                 });

@@ -266,6 +266,7 @@ pub struct AttentionArgs {
     pub a_sharing: i32,
     pub value_sharing: i32,
     pub value_first: i32,
+    pub sinks: u64,
 }
 
 /// cache.cu
@@ -345,43 +346,6 @@ pub struct MoeCombineArgs {
     pub out: u64,
     pub n: i32,
     pub top_k: i32,
-}
-
-/// draw.cu
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct DrawArgs {
-    pub block: u64,
-    pub logits: u64,
-    pub slots: u64,
-    pub work: u64,
-    pub out: u64,
-    pub histories: u64,
-    pub drawn: u64,
-    pub tokens: u64,
-    pub vocab: i32,
-    pub history_stride: i32,
-}
-
-/// draw.cu
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct KeepDrawnArgs {
-    pub block: u64,
-    pub parts: u64,
-    pub drawn: u64,
-}
-
-/// draw.cu
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct TakeDrawnArgs {
-    pub ids: u64,
-    pub block: u64,
-    pub drawn: u64,
-    pub pairs: i32,
-    pub count_ids: i32,
-    pub count_words: i32,
 }
 
 /// delta.cu

@@ -11,7 +11,7 @@ use super::op_stream::OpStream;
 use super::operand::Batched;
 use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
-use super::weights::DeviceExpansion;
+use super::weights::{DeviceExpansion, DeviceVector};
 use super::{CudaDevice, DeviceBuffer};
 use crate::backend::{CacheForm, GqaSpec, MlaSpec};
 use crate::error::{KernelError, Result};
@@ -53,6 +53,8 @@ struct Heads {
     group: usize,
     window: usize,
     scale: f32,
+    /// The scores of sinks; 0: there are none.
+    sinks: u64,
 }
 
 impl DeviceCache {
@@ -162,7 +164,7 @@ impl OpStream {
         of: Heads,
         cache: &DeviceCache,
     ) -> DeviceTensor {
-        let Heads { heads, group, window, scale } = of;
+        let Heads { heads, group, window, scale, sinks } = of;
         assert!(value.width <= WIDEST_VALUE, "values of {} numbers, at most {WIDEST_VALUE}", value.width);
         let parts = &batch.parts;
         // Latents are values too.
@@ -202,6 +204,7 @@ impl OpStream {
             a_sharing: int(sharing[0].max(1)),
             value_sharing: int(sharing[usize::from(!latent)].max(1)),
             value_first: if latent { 0 } else { int(of_k) },
+            sinks,
         };
         let codes = cache.scaling().is_some();
         let plan = LaunchPlan::attention(cache.element, codes, batch.shape.rows, heads, a.width + b.width);
@@ -216,6 +219,7 @@ impl OpStream {
         batch: &PlacedBatch,
         q: &DeviceTensor,
         kv: [&DeviceTensor; 2],
+        sinks: Option<&DeviceVector>,
         cache: &DeviceCache,
         spec: &GqaSpec,
     ) -> DeviceTensor {
@@ -223,6 +227,8 @@ impl OpStream {
         assert!(kv_heads > 0 && heads % kv_heads == 0 && q.cols == heads * head_dim, "gqa_attention: {spec:?}");
         assert_eq!(cache.widths, [kv_heads * head_dim; 2], "gqa_attention: k and v");
         assert_eq!((batch.shape.rows, q.element), (q.rows, cache.element), "gqa_attention: rows");
+        assert!(sinks.is_none_or(|sinks| sinks.len == heads), "gqa_attention: a sink for each head");
+        let sinks = sinks.map_or(0, |sinks| sinks.data.address());
         self.write_cache(batch, kv, cache);
         if let Some(plan) = FlashPlan::new(spec, cache.element, q.stride) {
             let scaling = cache.scaling().map(|(sharing, [of_k, of_v])| HeadScales {
@@ -233,7 +239,7 @@ impl OpStream {
             });
             let (k, v) = (cache.k.address(), cache.v.address());
             let heads = CachedHeads { k, v, block_size: cache.block_size, scaling };
-            return self.flash(batch, q, heads, spec, plan);
+            return self.flash(batch, q, heads, sinks, spec, plan);
         }
         let entry = kv_heads * head_dim;
         let key = Part {
@@ -247,7 +253,7 @@ impl OpStream {
         };
         let value = Part { cache: cache.v.address(), ..key };
         let none = Part { width: 0, ..key };
-        let of = Heads { heads, group: heads / kv_heads, window: window.unwrap_or(0), scale };
+        let of = Heads { heads, group: heads / kv_heads, window: window.unwrap_or(0), scale, sinks };
         self.attend(batch, [key, none], value, of, cache)
     }
 
@@ -319,7 +325,13 @@ impl OpStream {
             entry: rope_dim,
             head: 0,
         };
-        let mixed = self.attend(batch, [plain, rotated], plain, Heads { heads, group: heads, window: 0, scale }, cache);
+        let mixed = self.attend(
+            batch,
+            [plain, rotated],
+            plain,
+            Heads { heads, group: heads, window: 0, scale, sinks: 0 },
+            cache,
+        );
         values(&mixed, self.product_by_head(&mixed, to_value, to_heads))
     }
 }

@@ -183,6 +183,10 @@ impl Backend for Cuda {
         DeviceExperts::load(self.writer(), table, weights, precision, self.ranks())
     }
 
+    fn clamp_experts(&self, experts: &mut DeviceExperts, gate: ClampedGate<DeviceVector>) {
+        experts.clamp(gate);
+    }
+
     fn regroup(&self, held: &DeviceExperts, fresh: &DeviceExperts, ids: &[u32]) -> Result<DeviceExperts> {
         self.ops.check()?;
         self.ops.device.enter()?;
@@ -417,6 +421,10 @@ impl Backend for Cuda {
         self.ops.add_to(x, factor, None, 0.0);
     }
 
+    fn activation(&self, x: &DeviceTensor) -> DeviceTensor {
+        self.ops.activation(x)
+    }
+
     fn silu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
         self.ops.silu_mul_rows(gate, up, 0)
     }
@@ -473,10 +481,11 @@ impl Backend for Cuda {
         q: &DeviceTensor,
         k: &DeviceTensor,
         v: &DeviceTensor,
+        sinks: Option<&DeviceVector>,
         cache: &mut DeviceCache,
         spec: &GqaSpec,
     ) -> DeviceTensor {
-        self.ops.attend_gqa(&self.steps.placed(batch), q, [k, v], cache, spec)
+        self.ops.attend_gqa(&self.steps.placed(batch), q, [k, v], sinks, cache, spec)
     }
 
     fn mla_attention(

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use super::args::{DrawArgs, KeepDrawnArgs, TakeDrawnArgs};
 use super::batch::PlacedBatch;
 use super::draw_plan::{AwaitedWords, DrawPass};
 use super::error::shape;
@@ -18,6 +17,43 @@ use crate::error::Result;
 
 /// Threads of the kernels that move tokens.
 const TOKEN_THREADS: u32 = 256;
+
+/// draw.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DrawArgs {
+    block: u64,
+    logits: u64,
+    slots: u64,
+    work: u64,
+    out: u64,
+    histories: u64,
+    drawn: u64,
+    tokens: u64,
+    vocab: i32,
+    history_stride: i32,
+}
+
+/// draw.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct KeepDrawnArgs {
+    block: u64,
+    parts: u64,
+    drawn: u64,
+}
+
+/// draw.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct TakeDrawnArgs {
+    ids: u64,
+    block: u64,
+    drawn: u64,
+    pairs: i32,
+    count_ids: i32,
+    count_words: i32,
+}
 
 /// Logits of rows that later steps draw from.
 #[derive(Debug, Default)]

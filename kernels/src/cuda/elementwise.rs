@@ -15,6 +15,15 @@ use super::tensor::DeviceTensor;
 use super::weights::{DeviceEmbedding, DeviceVector};
 use crate::backend::{RopeSpec, RowSquares};
 
+/// elementwise.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NarrowArgs {
+    x: u64,
+    out: u64,
+    n: usize,
+}
+
 impl OpStream {
     /// `factor` times y is added to `keep` times x.
     pub fn add_to(&self, x: &DeviceTensor, keep: f32, y: Option<&DeviceTensor>, factor: f32) {
@@ -87,6 +96,20 @@ impl OpStream {
         let plan = LaunchPlan::by_columns(kernel, gate.rows, gate.cols);
         // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
         unsafe { self.launch(&plan, &args) };
+        out
+    }
+
+    /// As an activation.
+    pub fn activation(&self, x: &DeviceTensor) -> DeviceTensor {
+        assert!(x.is_contiguous() && x.element == Element::F32, "activation: x must be f32, and no view");
+        let element = self.activations.get();
+        if element == Element::F32 {
+            return x.columns(0, x.cols);
+        }
+        let out = self.tensor(x.rows, x.cols, element);
+        let args = NarrowArgs { x: x.address, out: out.address, n: x.rows * x.cols };
+        // SAFETY: both have n numbers.
+        unsafe { self.launch(&LaunchPlan::by_number("narrow_bf16", args.n), &args) };
         out
     }
 

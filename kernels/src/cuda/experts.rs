@@ -8,9 +8,9 @@ use super::fast::Int4Plans;
 use super::form::ExpertShape;
 use super::ranks::HolderTable;
 use super::upload::WeightWriter;
-use super::weights::{Prepared, aligned};
+use super::weights::{DeviceVector, Prepared, aligned};
 use super::{CudaDevice, DeviceBuffer};
-use crate::backend::{ExpertTable, ExpertWeights, HostMatrix, Precision};
+use crate::backend::{ClampedGate, ExpertTable, ExpertWeights, HostMatrix, Precision};
 use crate::error::{KernelError, Result};
 
 /// In the table: no expert.
@@ -104,11 +104,14 @@ pub struct DeviceExperts {
     /// None: no expert.
     slots: Option<Arc<Slots>>,
     ids: Vec<u32>,
+    /// None: silu(gate) * up, without biases.
+    clamped: Option<Arc<ClampedGate<DeviceVector>>>,
 }
 
 /// What kernels need of the experts.
-pub(super) struct ExpertSlots {
+pub(super) struct ExpertSlots<'a> {
     pub shape: ExpertShape,
+    pub clamped: Option<&'a ClampedGate<DeviceVector>>,
     pub capacity: usize,
     pub held_ids: u64,
     pub weight_slots: u64,
@@ -126,7 +129,7 @@ impl DeviceExperts {
     ) -> Result<DeviceExperts> {
         let expected = weights.size_hint().1.unwrap_or(1);
         let holders = (ranks > 1).then(|| HolderTable::new(writer.device, &table, ranks).map(Arc::new)).transpose()?;
-        let mut experts = DeviceExperts { table, holders, precision, slots: None, ids: Vec::new() };
+        let mut experts = DeviceExperts { table, holders, precision, slots: None, ids: Vec::new(), clamped: None };
         for weights in weights {
             experts.push(writer, weights?, expected)?;
         }
@@ -193,14 +196,14 @@ impl DeviceExperts {
                 return Err(KernelError::expert_added_twice("regroup", id));
             }
         }
-        let (table, precision) = (fresh.table.clone(), self.precision);
+        let (table, precision, clamped) = (fresh.table.clone(), self.precision, self.clamped.clone());
         let holders = self.holders.clone().or_else(|| fresh.holders.clone());
         if let Some(holders) = &holders {
             holders.write(device, &table)?;
         }
         let old = self.slots.as_ref().or(fresh.slots.as_ref());
         let Some(old) = old.filter(|_| !ids.is_empty()) else {
-            return Ok(DeviceExperts { table, holders, precision, slots: None, ids: Vec::new() });
+            return Ok(DeviceExperts { table, holders, precision, slots: None, ids: Vec::new(), clamped });
         };
         if let Some(other) = fresh.slots.as_ref().filter(|other| other.shape != old.shape) {
             return Err(wrong("regroup", format!("experts of {:?} and {:?}", old.shape, other.shape)));
@@ -223,7 +226,7 @@ impl DeviceExperts {
         }
         *slots.held() = held;
         slots.publish(device)?;
-        Ok(DeviceExperts { table, holders, precision, slots: Some(slots), ids: ids.to_vec() })
+        Ok(DeviceExperts { table, holders, precision, slots: Some(slots), ids: ids.to_vec(), clamped })
     }
 
     /// Whether both are in the same memory.
@@ -232,6 +235,10 @@ impl DeviceExperts {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             (a, b) => a.is_none() && b.is_none(),
         }
+    }
+
+    pub(super) fn clamp(&mut self, gate: ClampedGate<DeviceVector>) {
+        self.clamped = Some(Arc::new(gate));
     }
 
     pub(super) fn table(&self) -> &ExpertTable {
@@ -246,11 +253,12 @@ impl DeviceExperts {
         &self.ids
     }
 
-    pub(super) fn slots(&self) -> Option<ExpertSlots> {
+    pub(super) fn slots(&self) -> Option<ExpertSlots<'_>> {
         let slots = self.slots.as_ref()?;
         let at = |offset: usize| slots.data.address() + offset as u64;
         Some(ExpertSlots {
             shape: slots.shape,
+            clamped: self.clamped.as_deref(),
             capacity: slots.capacity,
             held_ids: slots.table.address(),
             weight_slots: slots.table.address() + 4 * slots.capacity as u64,

@@ -54,6 +54,7 @@ struct FlashArgs {
     scales_of_place: i32,
     sharing: i32,
     value_first: i32,
+    sinks: u64,
 }
 
 /// Keys and values of one layer, [places, kv_heads * head_dim] each, in blocks.
@@ -134,12 +135,13 @@ impl FlashPlan {
 }
 
 impl OpStream {
-    /// [rows, heads * head_dim].
+    /// [rows, heads * head_dim]. `sinks`: for each head a score without a value; 0: there are none.
     pub fn flash(
         &self,
         batch: &PlacedBatch,
         q: &DeviceTensor,
         cache: CachedHeads,
+        sinks: u64,
         spec: &GqaSpec,
         plan: FlashPlan,
     ) -> DeviceTensor {
@@ -182,6 +184,7 @@ impl OpStream {
                     scales_of_place: int(scaling.of_place),
                     sharing: int(scaling.sharing.max(1)),
                     value_first: int(scaling.value_first),
+                    sinks,
                 };
                 let launch = match split {
                     true => plan.split(codes, count, kv_heads, chunks),

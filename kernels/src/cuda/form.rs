@@ -1,6 +1,7 @@
 //! The types and forms of numbers on the device.
 
 use crate::backend::ScaleForm;
+use crate::quant::MXFP4_GROUP;
 use crate::storage::FP8_BLOCK;
 
 /// The type of the numbers of an activation, an embedding or a cache.
@@ -38,6 +39,8 @@ pub(super) enum WeightForm {
         group: usize,
         scales: ScaleForm,
     },
+    /// e2m1 codes in the place of integers, with a bf16 scale per group.
+    Mxfp4,
 }
 
 impl WeightForm {
@@ -47,7 +50,7 @@ impl WeightForm {
             WeightForm::F32 => outs * ins * 4,
             WeightForm::Bf16 => outs * ins * 2,
             WeightForm::Fp8 => outs * ins,
-            WeightForm::Int4 { .. } => outs * ins.div_ceil(8) * 4,
+            WeightForm::Int4 { .. } | WeightForm::Mxfp4 => outs * ins.div_ceil(8) * 4,
         }
     }
 
@@ -57,6 +60,7 @@ impl WeightForm {
             WeightForm::F32 | WeightForm::Bf16 => 0,
             WeightForm::Fp8 => outs.div_ceil(FP8_BLOCK) * ins.div_ceil(FP8_BLOCK) * size_of::<f32>(),
             WeightForm::Int4 { group, scales } => outs * ins.div_ceil(group) * scales.bytes(),
+            WeightForm::Mxfp4 => outs * ins.div_ceil(MXFP4_GROUP) * ScaleForm::Bf16.bytes(),
         }
     }
 }

@@ -8,6 +8,7 @@ use super::operand::{Batched, CodeRows, Operand};
 use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
 use super::weights::{DeviceVector, Matrix};
+use crate::quant::MXFP4_GROUP;
 
 /// The type of a product: that of x, or f32 with f32 weights.
 pub(super) fn result_of(x: Element, form: WeightForm) -> Element {
@@ -27,7 +28,11 @@ impl OpStream {
         products: [usize; 2],
         args: LinearArgs,
     ) {
-        let group = if let WeightForm::Int4 { group, .. } = form { int(group) } else { 0 };
+        let group = match form {
+            WeightForm::Int4 { group, .. } => int(group),
+            WeightForm::Mxfp4 => int(MXFP4_GROUP),
+            WeightForm::F32 | WeightForm::Bf16 | WeightForm::Fp8 => 0,
+        };
         let [rows, count] = products;
         let plan = LaunchPlan::product(form, x.element, out.1, [rows, args.n as usize, count]);
         assert!(

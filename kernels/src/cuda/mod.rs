@@ -11,6 +11,7 @@ mod attention;
 mod backend;
 mod batch;
 mod blocking;
+mod clamped;
 mod delta;
 mod device;
 mod devices;

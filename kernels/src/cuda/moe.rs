@@ -64,13 +64,11 @@ impl<'a> AdaptedExperts<'a> {
         Some(ExpertRows { routes, expert: self.ids, per_row, experts: self.adapters.experts, of_batch })
     }
 
-    /// Changes gate and up, and gives silu(gate) * up as numbers. `routes`: of each of their rows (0: they are the
-    /// routes).
-    fn middle(&self, [x, gate, up]: [&DeviceTensor; 3], per_row: usize, routes: u64) -> DeviceTensor {
+    /// Changes gate and up. `routes`: of each of their rows (0: they are the routes).
+    fn add_gate_and_up(&self, [x, gate, up]: [&DeviceTensor; 3], per_row: usize, routes: u64) {
         let rows = self.rows(per_row, routes, true);
         self.ops.add_low_rank(self.batch, x, gate, self.adapters.gate, rows);
         self.ops.add_low_rank(self.batch, x, up, self.adapters.up, rows);
-        self.ops.silu_mul_rows(gate, up, routes)
     }
 
     fn add_down(&self, middle: &DeviceTensor, parts: &DeviceTensor, per_row: usize, routes: u64) {
@@ -159,9 +157,44 @@ impl OpStream {
         out
     }
 
+    /// What becomes of gate and up, as the input of the last product; and as numbers, where an adapter changes that one
+    /// too. `ids`: the expert of each route.
+    fn middle_of(
+        &self,
+        [x, gate, up]: [&DeviceTensor; 3],
+        rows: CodeRows,
+        per_row: usize,
+        (ids, slots): (u64, &ExpertSlots),
+        adapted: Option<AdaptedExperts>,
+    ) -> (Operand, Option<DeviceTensor>) {
+        let routes = if let CodeRows::Places { routes, .. } = rows { routes } else { 0 };
+        adapted.iter().for_each(|adapted| adapted.add_gate_and_up([x, gate, up], per_row, routes));
+        let form = slots.shape.forms[2];
+        if let Some(clamped) = slots.clamped {
+            let middle = self.clamped_mul(gate, up, routes, ids, clamped);
+            return (Operand::plain(&middle), Some(middle));
+        }
+        let middle = adapted.map(|_| self.silu_mul_rows(gate, up, routes));
+        (self.silu_mul_operand(gate, up, form, rows), middle)
+    }
+
     /// What the held experts make of their routes: a row for each route, of which only these are written. `ids`: the
     /// expert of each route.
     fn parts_of(
+        &self,
+        batch: &PlacedBatch,
+        x: &DeviceTensor,
+        routes: &DeviceRoutes,
+        ids: u64,
+        slots: &ExpertSlots,
+        adapters: Option<ExpertAdapters<'_, DeviceLowRank>>,
+    ) -> DeviceTensor {
+        let parts = self.parts_without_bias(batch, x, routes, ids, slots, adapters);
+        slots.clamped.iter().for_each(|clamped| self.add_expert_bias(&parts, ids, &clamped.down));
+        parts
+    }
+
+    fn parts_without_bias(
         &self,
         batch: &PlacedBatch,
         x: &DeviceTensor,
@@ -174,14 +207,13 @@ impl OpStream {
         assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
         let aligned = self.align(batch.parts.ids, ids, routes, slots);
         if let Some(plans) = self.expert_plans(&slots.shape, slots.capacity, x.element) {
-            return self.fast_parts(plans, x, routes, &aligned, slots, adapted);
+            return self.fast_parts(plans, x, routes, (&aligned, ids), slots, adapted);
         }
         let middle = {
             let input = self.operand(x, slots.shape.forms[0]);
             let by = |which| self.expert_product(&input, routes.top_k, routes, &aligned, slots, which);
             let (gate, up) = (by(0), by(1));
-            let middle = adapted.map(|adapted| adapted.middle([x, &gate, &up], routes.top_k, 0));
-            (self.silu_mul_operand(&gate, &up, slots.shape.forms[2], CodeRows::All), middle)
+            self.middle_of([x, &gate, &up], CodeRows::All, routes.top_k, (ids, slots), adapted)
         };
         let (operand, middle) = middle;
         let parts = self.expert_product(&operand, 1, routes, &aligned, slots, 2);
@@ -197,11 +229,11 @@ impl OpStream {
         plans: ExpertPlans,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
-        aligned: &Aligned,
+        (aligned, ids): (&Aligned, u64),
         slots: &ExpertSlots,
         adapted: Option<AdaptedExperts>,
     ) -> DeviceTensor {
-        let (count, [first, _, last]) = (routes.rows * routes.top_k, slots.shape.forms);
+        let (count, [first, ..]) = (routes.rows * routes.top_k, slots.shape.forms);
         let lists = [&aligned.counts, &aligned.starts, &aligned.order].map(|list| list.address);
         let placed = self.place(plans, [count, routes.experts], slots, lists);
         let rows = CodeRows::Places { routes: placed.routes.address, count: placed.room, per_row: routes.top_k };
@@ -213,8 +245,7 @@ impl OpStream {
             };
             let by = |which| self.placed_product(&placed, &input, slots, which);
             let (gate, up) = (by(0), by(1));
-            let middle = adapted.map(|adapted| adapted.middle([x, &gate, &up], routes.top_k, placed.routes.address));
-            (self.silu_mul_operand(&gate, &up, last, rows), middle)
+            self.middle_of([x, &gate, &up], rows, routes.top_k, (ids, slots), adapted)
         };
         let (operand, middle) = middle;
         let parts = self.placed_product(&placed, &operand, slots, 2);
@@ -241,6 +272,10 @@ impl RankOps<'_> {
             shared.is_none_or(|s| (s.rows, s.cols, s.element) == (x.rows, x.cols, x.element) && s.is_contiguous()),
             "moe: the shared experts' output must have the shape and the numbers of x, and be no view"
         );
+        let codes = |slots: &ExpertSlots| slots.clamped.is_some() && slots.shape.forms[2] == WeightForm::Fp8;
+        if experts.slots().as_ref().is_some_and(codes) {
+            return Err(shape("moe", "experts with biases and limits must not be FP8".into()));
+        }
         if self.group.ranks() > 1 {
             return self.through_experts_of_all(batch, x, routes, experts, adapters, shared);
         }

@@ -111,6 +111,7 @@ impl LaunchPlan {
             (WeightForm::Int4 { scales: ScaleForm::Bf16, .. }, Element::Bf16, out) => {
                 (out.of("linear_int4_bf16_scales_f32", "linear_int4_bf16_scales"), 128)
             }
+            (WeightForm::Mxfp4, Element::Bf16, out) => (out.of("linear_mxfp4_f32", "linear_mxfp4"), 128),
             (form, x, out) => panic!("no product of {x:?} and {form:?} as {out:?}"),
         };
         LaunchPlan::new(kernel, [outs.div_ceil(tile[1]), rows.div_ceil(tile[0]), count], threads)

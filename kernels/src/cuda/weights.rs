@@ -9,6 +9,7 @@ use super::form::{Element, WeightForm};
 use super::upload::WeightWriter;
 use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, MlaSpec, Precision, WeightRole};
 use crate::error::{KernelError, Result};
+use crate::quant::{MXFP4_GROUP, e8m0};
 use crate::storage::{CudaStorage, DeviceStorage};
 
 fn wrong(what: String) -> KernelError {
@@ -44,6 +45,10 @@ impl Prepared {
             (data @ HostData::Fp8 { .. }, _) => (WeightForm::Fp8, data),
             (HostData::Int4 { packed, scales, group }, _) => {
                 (WeightForm::Int4 { group, scales: scales.form() }, HostData::Int4 { packed, scales, group })
+            }
+            (HostData::Mxfp4 { packed, scales }, _) => {
+                let scales = GroupScales::Bf16(scales.into_iter().map(|scale| bf16::from_f32(e8m0(scale))).collect());
+                (WeightForm::Mxfp4, HostData::Int4 { packed, scales, group: MXFP4_GROUP })
             }
             (data, _) => return Err(wrong(format!("{:?} is not kept on GPUs", data.stored_form()))),
         };
@@ -207,7 +212,7 @@ impl DeviceEmbedding {
         let element = match weight.form {
             WeightForm::F32 => Element::F32,
             WeightForm::Bf16 => Element::Bf16,
-            WeightForm::Fp8 | WeightForm::Int4 { .. } => {
+            WeightForm::Fp8 | WeightForm::Int4 { .. } | WeightForm::Mxfp4 => {
                 return Err(KernelError::Shape { op: "embedding", what: "must be f32 or bf16".into() });
             }
         };

@@ -53,7 +53,7 @@ fn play(precision: Precision, wrong: bool) -> BTreeMap<&'static str, OpDifferenc
         let h = b.rms_norm(&x, &norm, 1e-5);
         let q = b.linear(&h, &linear, None);
         let spec = GqaSpec { heads: 4, kv_heads: 4, head_dim: HIDDEN / 4, scale: 0.25, window: None };
-        let mixed = b.gqa_attention(&batch, &q, &h, &h, &mut cache, &spec);
+        let mixed = b.gqa_attention(&batch, &q, &h, &h, None, &mut cache, &spec);
         let h = b.add_norm(&mut x, &mixed, 1.0, &norm, 1e-5);
         let spec =
             RouteSpec { top_k: 2, scoring: Scoring::Softmax, n_group: 1, topk_group: 1, normalize: true, scaling: 1.0 };

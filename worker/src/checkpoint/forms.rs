@@ -56,6 +56,11 @@ impl CodedForm {
         }
     }
 
+    /// Whether experts may have theirs in one tensor (gpt-oss).
+    pub fn has_blocks(self) -> bool {
+        matches!(self, Self::Fp4 { scales: Fp4Scales::E8m0, group: MXFP4_GROUP })
+    }
+
     /// The group, if these are symmetric int4 weights, as compressed-tensors has them.
     pub fn int4_group(self) -> Option<usize> {
         match self {

@@ -47,6 +47,12 @@ impl Quantization {
             Some("gptq") => read_gptq(&fields)?,
             Some("awq") => read_awq(&fields)?,
             Some("modelopt") => read_modelopt(&fields)?,
+            Some("mxfp4") => {
+                fields.require("dequantize", false)?;
+                // The tensors show it.
+                fields.get("modules_to_not_convert");
+                Quantization::Coded(CodedForm::Fp4 { group: MXFP4_GROUP, scales: Fp4Scales::E8m0 })
+            }
             Some(other) => {
                 return Err(unsupported(format!("quantization_config.quant_method {other:?} is not supported")));
             }
@@ -348,11 +354,12 @@ impl StatedForms {
     }
 }
 
-/// A regular expression after `re:` that matches from the start, or the name of a module or of what holds it.
+/// A regular expression after `re:` that matches from the start, or the name of a module or of what holds it, in which
+/// `*` is any part between two dots.
 fn pattern(name: &str) -> Result<Regex, LoadError> {
     let pattern = match name.strip_prefix("re:") {
         Some(pattern) => format!("^(?:{pattern})"),
-        None => format!(r"^(?:{})(?:\.|$)", regex::escape(name)),
+        None => format!(r"^(?:{})(?:\.|$)", regex::escape(name).replace(r"\*", "[^.]*")),
     };
     Regex::new(&pattern).map_err(|error| unsupported(format!("quantization_config: {name}: {error}")))
 }

@@ -2,6 +2,7 @@
 //! architectures.
 
 mod coded;
+mod stacked;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -46,6 +47,7 @@ enum Stored<'a> {
     },
     Coded(Coded<'a>),
     Blocks(&'a TensorEntry, BlockForm),
+    Transposed(&'a TensorEntry),
     /// Of GGUF: `kv_b_proj` in two tensors, [heads, in, nope] and [heads, v, in].
     Latent {
         keys: &'a TensorEntry,
@@ -172,7 +174,7 @@ impl CheckpointWeights {
     }
 
     fn is_coded(&self, form: CodedForm, module: &str) -> bool {
-        self.has(&format!("{module}.{}", form.codes()))
+        self.has(&format!("{module}.{}", form.codes())) || (form.has_blocks() && self.has(&format!("{module}_blocks")))
     }
 
     /// Finds a module's weight, checks its parts against [out, inp] and records their names.
@@ -189,6 +191,9 @@ impl CheckpointWeights {
         {
             used.extend(self.scales_of_activations(module));
             return Ok(Stored::Coded(coded));
+        }
+        if let Some(stacked) = self.transposed(module, [out, inp], used)? {
+            return Ok(stacked);
         }
         let need = |name: String, shape: &[usize], used: &mut HashSet<String>| {
             let entry = self.shards.get(&name).ok_or_else(|| LoadError::Missing(vec![name.clone()]))?;
@@ -312,6 +317,10 @@ impl CheckpointWeights {
                 let form = form(StoredForm::Blocks(blocks));
                 (self.blocks(entry, blocks, inp, rows, cols, form)?, form)
             }
+            Stored::Transposed(entry) => {
+                let form = form(dense_form(entry.dtype));
+                (narrowed(self.transposed_numbers(entry, rows, cols)?, form), form)
+            }
             Stored::Latent { keys, values } => {
                 let form = form(StoredForm::F32);
                 (narrowed(self.latent_expansion(keys, values, rows, cols)?, form), form)
@@ -426,7 +435,8 @@ impl CheckpointWeights {
 
     /// How a module's weight is stored. A missing weight counts as f32.
     pub fn stored_form(&self, module: &str) -> StoredForm {
-        match (self.shards.get(&format!("{module}.weight")), self.quantization) {
+        let plain = self.shards.get(&format!("{module}.weight")).or(self.transposed_entry(module));
+        match (plain, self.quantization) {
             (Some(&TensorEntry { dtype: StoredDtype::Blocks(form), .. }), _) => StoredForm::Blocks(form),
             (Some(entry), Quantization::Fp8 { block }) if entry.dtype == StoredDtype::F8E4m3 => {
                 StoredForm::Fp8 { block }
@@ -467,6 +477,11 @@ impl CheckpointWeights {
     pub fn vector(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
         let entry = self.shards.get(name).ok_or_else(|| LoadError::Missing(vec![name.to_owned()]))?;
         self.floats(entry, range)
+    }
+
+    /// All of it.
+    pub fn vector_of(&self, name: &str) -> Result<Vec<f32>, LoadError> {
+        self.vector(name, 0..self.shape(name)?.iter().product())
     }
 
     pub(super) fn bytes(&self, entry: &TensorEntry, within: Range<usize>) -> Result<Vec<u8>, LoadError> {

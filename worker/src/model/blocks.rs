@@ -278,6 +278,7 @@ impl<'a> Base<'a> {
             router: LinearSpec::new(router, [experts, self.hidden], false, Shard::Whole).with_role(WeightRole::Router),
             choice_bias: None,
             experts: (0..experts).map(|e| expert(e).into_expert()).collect(),
+            clamped: None,
             route,
             shared: None,
         }
@@ -357,6 +358,7 @@ impl GqaStyle {
             head_dim: dim,
             scale: self.scale.unwrap_or((1.0 / (dim as f64).sqrt()) as f32),
             window,
+            sinks: None,
             rope: self.rope.clone(),
         }
     }

@@ -55,6 +55,11 @@ impl LinearSpec {
         Self { part: Some(StoredPart { width: self.out, stride: rows, offset, rows }), ..self }
     }
 
+    /// Every `step`th of `rows` stored ones, from `offset`.
+    pub fn every(self, step: usize, rows: usize, offset: usize) -> Self {
+        Self { part: Some(StoredPart { width: 1, stride: step, offset, rows }), ..self }
+    }
+
     /// [out, inp] of the stored weight.
     pub fn stored_shape(&self) -> [usize; 2] {
         [self.part.map_or(self.out, |part| part.rows), self.inp]

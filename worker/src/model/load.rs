@@ -5,7 +5,7 @@ use std::ops::Range;
 use rein_control_plane::RankPlacement;
 use rein_kernels::{Backend, CacheForm, Devices, HostMatrix, Precision, Result as KernelResult, WeightRole};
 
-use super::linear::{LinearSpec, Norm};
+use super::linear::{LinearSpec, Norm, StoredPart};
 use super::low_rank::{LowRanks, TableId, TableIds};
 use crate::checkpoint::{CheckpointWeights, LoadError};
 
@@ -51,6 +51,13 @@ impl<D: Devices> WeightReader<'_, D> {
         let (rows, cols) = l.cut(self.rank, self.ranks);
         let form = |stored| self.devices.host_form(l.role, stored, self.precisions.of(l.role));
         let cost = self.weights.cost(&l.module, rows.len() * cols.len());
+        if let Some(StoredPart { width: 1, stride, offset, .. }) = l.part {
+            // What lies between is read too, rather than each row alone.
+            let span = offset + rows.start * stride..offset + (rows.end * stride).saturating_sub(stride) + 1;
+            let all = self.weights.matrix(&l.module, l.stored_shape(), span, cols, form)?;
+            (self.progress)(cost);
+            return Ok(all.every(stride)?);
+        }
         let parts = l
             .stored_rows(rows)
             .into_iter()

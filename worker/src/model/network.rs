@@ -281,13 +281,14 @@ impl<B: Backend> Network<B> {
             let mut before = LayerResult::None;
             for (i, layer) in layers.iter_mut().enumerate() {
                 let normed = before.add_to(b, &mut x, residual, &layer.input_norm)?;
-                let out = layer.mixer.forward(pass, normed.as_ref().unwrap_or(&x))?;
+                let normed = normed.unwrap_or_else(|| b.activation(&x));
+                let out = layer.mixer.forward(pass, &normed)?;
                 let out = LayerResult::Partial(out).normed(b, &layer.mixer_result_norm)?;
                 let normed = out.add_to(b, &mut x, residual, &layer.mlp_norm)?;
-                let normed = normed.as_ref().unwrap_or(&x);
+                let normed = normed.unwrap_or_else(|| b.activation(&x));
                 let out = match &layer.mlp {
-                    MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(pass, normed)),
-                    MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(pass, i, normed)?),
+                    MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(pass, &normed)),
+                    MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(pass, i, &normed)?),
                 };
                 before = out.normed(b, &layer.mlp_result_norm)?;
             }

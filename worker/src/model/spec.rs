@@ -28,6 +28,8 @@ pub struct Moe {
     pub router: LinearSpec,
     pub choice_bias: Option<ChoiceBias>,
     pub experts: Vec<Gated>,
+    /// None: silu(gate) * up, without biases.
+    pub clamped: Option<ClampedExperts>,
     pub route: RouteSpec,
     pub shared: Option<Box<SharedExpert>>,
 }
@@ -38,6 +40,18 @@ pub struct ChoiceBias {
     pub tensor: String,
     /// As it is stored.
     pub shape: Vec<usize>,
+}
+
+/// Biases and limits of the experts ([`rein_kernels::ClampedGate`]).
+#[derive(Debug, Clone)]
+pub struct ClampedExperts {
+    /// A tensor [experts, 2 * inter], gates and ups in turn.
+    pub gate_up: String,
+    /// [experts, hidden]
+    pub down: String,
+    pub inter: usize,
+    pub alpha: f32,
+    pub limit: f32,
 }
 
 /// An expert of all rows.
@@ -151,6 +165,11 @@ impl Spec {
         for layer in &self.layers {
             if let Mlp::Moe(moe) = &layer.mlp {
                 tensors.extend(moe.choice_bias.iter().map(|bias| (bias.tensor.clone(), bias.shape.clone())));
+                let count = moe.experts.len();
+                tensors.extend(moe.clamped.iter().flat_map(|clamped| {
+                    let gate_up = (clamped.gate_up.clone(), vec![count, 2 * clamped.inter]);
+                    [gate_up, (clamped.down.clone(), vec![count, self.hidden])]
+                }));
             }
         }
         tensors

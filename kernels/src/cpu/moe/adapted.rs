@@ -30,9 +30,14 @@ impl Cpu {
                 let (mut gate, mut up) = (self.product(&x, gate, None), self.product(&x, up, None));
                 self.add_pair_of_expert(&x, &mut gate, adapters.gate, place);
                 self.add_pair_of_expert(&x, &mut up, adapters.up, place);
-                // SAFETY: the set was detected.
-                unsafe { silu_mul(self.isa, &mut gate.data, &up.data) };
+                let clamped = experts.clamped(id);
+                match clamped {
+                    // SAFETY: the set was detected.
+                    None => unsafe { silu_mul(self.isa, &mut gate.data, &up.data) },
+                    Some(clamped) => clamped.middle_rows(&mut gate.data, &up.data),
+                }
                 let mut part = self.product(&gate, down, None);
+                clamped.iter().for_each(|clamped| clamped.add_down(&mut part.data));
                 self.add_pair_of_expert(&gate, &mut part, adapters.down, place);
                 for (pick, part) in picks.iter().zip(part.data.chunks_exact(part.cols.max(1))) {
                     let cols = out.cols;

@@ -114,7 +114,7 @@ fn gqa_matches_the_reference_and_is_batch_invariant() {
                     let tensor = |i: usize, cols| tensor(rows, cols, rows_of(step, inputs[i], cols));
                     let (q, k, v) = (tensor(0, wide), tensor(1, width), tensor(2, width));
                     let batch = batch(cpu, step.iter().map(|(_, span)| *span));
-                    cpu.to_host(&cpu.gqa_attention(&batch, &q, &k, &v, cache, &spec))
+                    cpu.to_host(&cpu.gqa_attention(&batch, &q, &k, &v, None, cache, &spec))
                 };
                 let got = invariant(isa, form, [width, width], wide, &[&q, &k, &v], &lengths, attend);
                 for s in 0..lengths.len() {

@@ -247,7 +247,7 @@ impl<B: Backend> Toy<B> {
                             b.rope(&batch, &mut k, &rope);
                             let (heads, kv_heads, head_dim) = (HEADS, KV_HEADS, HEAD_DIM);
                             let spec = GqaSpec { heads, kv_heads, head_dim, scale: 0.35, window: Some(9) };
-                            b.gqa_attention(&batch, &q, &k, &v, cache, &spec)
+                            b.gqa_attention(&batch, &q, &k, &v, None, cache, &spec)
                         }
                         Attends::Mla { q, kv, norm, kv_b } => {
                             let mut q = b.linear(&h, q, None);

@@ -27,7 +27,7 @@ impl OperandType {
         match form {
             WeightForm::Fp8 => Some(OperandType::Fp8),
             WeightForm::Bf16 => Some(OperandType::Bf16),
-            WeightForm::F32 | WeightForm::Int4 { .. } => None,
+            WeightForm::F32 | WeightForm::Int4 { .. } | WeightForm::Mxfp4 => None,
         }
     }
 }

@@ -72,6 +72,12 @@ impl CheckpointWeights {
         [out, inp]: [usize; 2],
         used: &mut HashSet<String>,
     ) -> Result<Option<Coded<'_>>, LoadError> {
+        if form.has_blocks()
+            && let Some([codes, scales]) = self.fp4_blocks(module, [out, inp], used)?
+        {
+            let group_of = (0..inp).map(|input| input / MXFP4_GROUP).collect();
+            return Ok(Some(Coded { form, out, codes, scales, zeros: None, groups: inp / MXFP4_GROUP, group_of }));
+        }
         let name = |part: &str| format!("{module}.{part}");
         let codes = match self.entry(&name(form.codes())) {
             Some(codes) if matches!(codes.dtype, StoredDtype::I32 | StoredDtype::I8 | StoredDtype::U8) => codes,

@@ -5,6 +5,7 @@ mod deepseek_v3;
 mod ernie4_5;
 mod gemma3;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod hy_v3;
 mod llama;
@@ -47,6 +48,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "Qwen2ForCausalLM", model_types: &["qwen2"], build: qwen::build_qwen2 },
     Architecture { name: "Qwen3ForCausalLM", model_types: &["qwen3"], build: qwen::build_qwen3 },
     Architecture { name: "Gemma3ForCausalLM", model_types: &["gemma3_text"], build: gemma3::build },
+    Architecture { name: "GptOssForCausalLM", model_types: &["gpt_oss"], build: gpt_oss::build },
     Architecture { name: "GraniteForCausalLM", model_types: &["granite"], build: granite::build },
     Architecture { name: "GraniteMoeForCausalLM", model_types: &["granitemoe"], build: granite::build_moe },
     Architecture {

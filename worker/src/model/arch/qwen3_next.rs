@@ -112,6 +112,7 @@ fn attention(base: &Base, i: usize, rope: &Arc<RopeSpec>, bias: bool) -> MixerSp
         qk_norm: Some((norm("q_norm"), norm("k_norm"))),
         head_dim: dim,
         scale: (1.0 / (dim as f64).sqrt()) as f32,
+        sinks: None,
         window: None,
         rope: rope.clone(),
     })

@@ -24,6 +24,8 @@ pub struct Gqa {
     pub head_dim: usize,
     pub scale: f32,
     pub window: Option<usize>,
+    /// A tensor with a number for each head: a score that takes a share of its softmax, without a value.
+    pub sinks: Option<String>,
     pub rope: Arc<RopeSpec>,
 }
 
@@ -34,6 +36,10 @@ impl MixerParts for Gqa {
 
     fn norms(&self) -> Vec<&Norm> {
         self.qk_norm.iter().flat_map(|(q, k)| [q, k]).collect()
+    }
+
+    fn vectors(&self) -> Vec<(String, Vec<usize>)> {
+        self.sinks.iter().map(|sinks| (sinks.clone(), vec![self.q.out / self.head_dim])).collect()
     }
 
     fn state(&self, rank: &RankPlacement, _: usize) -> StateSpec {
@@ -61,6 +67,10 @@ impl Gqa {
                 head_dim: self.head_dim,
                 scale: self.scale,
                 window: self.window,
+            },
+            sinks: match &self.sinks {
+                Some(sinks) => Some(loader.vector(sinks, loader.rank().heads.clone())?),
+                None => None,
             },
             rope: self.rope.clone(),
             cache: None,
@@ -127,6 +137,7 @@ pub struct GqaMixer<B: Backend> {
     gate: Option<LoadedLinear<B>>,
     qk_norm: Option<QkNorm<B>>,
     spec: GqaSpec,
+    sinks: Option<B::Vector>,
     rope: Arc<RopeSpec>,
     cache: Option<B::Cache>,
 }
@@ -155,7 +166,8 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
         }
         b.rope(batch, &mut q, &self.rope);
         b.rope(batch, &mut k, &self.rope);
-        let mut out = b.gqa_attention(batch, &q, &k, &v, opened(&mut self.cache)?, &self.spec);
+        let (sinks, cache) = (self.sinks.as_ref(), opened(&mut self.cache)?);
+        let mut out = b.gqa_attention(batch, &q, &k, &v, sinks, cache, &self.spec);
         if let Some(gate) = &self.gate {
             b.sigmoid_mul(&mut out, &gate.apply(pass, x));
         }

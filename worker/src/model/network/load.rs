@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::bounded;
 use rein_control_plane::{Placement, RankPlacement};
-use rein_kernels::{Backend, Devices, ExpertTable, ExpertWeights, KernelError, Result as KernelResult, WeightRole};
+use rein_kernels::{
+    Backend, ClampedGate, Devices, ExpertTable, ExpertWeights, KernelError, Result as KernelResult, WeightRole,
+};
 
 use super::super::experts;
 use super::super::footprint::head_is_embedding;
@@ -97,8 +99,30 @@ impl<D: Devices> Loader<'_, D> {
         })?)
     }
 
+    /// Every rank has those of all experts.
+    fn clamped(
+        &self,
+        spec: &spec::ClampedExperts,
+        experts: usize,
+    ) -> Result<ClampedGate<<D::Backend as Backend>::Vector>, LoadError> {
+        let spec::ClampedExperts { gate_up, down, inter, alpha, limit } = spec;
+        let both = self.numbers(gate_up, 0..2 * inter * experts)?;
+        let every_second = |from: usize| self.backend.vector(both.iter().skip(from).step_by(2).copied().collect());
+        let down = self.reader.weights.vector_of(down)?;
+        Ok(ClampedGate {
+            gate: every_second(0)?,
+            up: every_second(1)?,
+            down: self.backend.vector(down)?,
+            alpha: *alpha,
+            limit: *limit,
+        })
+    }
+
     fn moe(&self, moe: &spec::Moe, held: &[u32], table: ExpertTable) -> Result<Moe<D::Backend>, LoadError> {
-        let experts = self.experts(table, moe, held, &AtomicBool::new(false))?;
+        let mut experts = self.experts(table, moe, held, &AtomicBool::new(false))?;
+        if let Some(clamped) = &moe.clamped {
+            self.backend.clamp_experts(&mut experts, self.clamped(clamped, moe.experts.len())?);
+        }
         Ok(Moe {
             router: self.linear(&moe.router)?,
             choice_bias: match &moe.choice_bias {

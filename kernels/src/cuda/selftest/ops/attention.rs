@@ -78,9 +78,9 @@ impl<B: Backend> Pair<B> {
                     let (k, k_cpu) = pair.activation(rows, width)?;
                     let (v, v_cpu) = pair.activation(rows, width)?;
                     let batch = pair.device.begin(step.clone())?;
-                    let got = pair.device.gqa_attention(&batch, &q, &k, &v, &mut cache, &spec);
+                    let got = pair.device.gqa_attention(&batch, &q, &k, &v, None, &mut cache, &spec);
                     let batch = pair.cpu.begin(step)?;
-                    let want = pair.cpu.gqa_attention(&batch, &q_cpu, &k_cpu, &v_cpu, &mut cache_cpu, &spec);
+                    let want = pair.cpu.gqa_attention(&batch, &q_cpu, &k_cpu, &v_cpu, None, &mut cache_cpu, &spec);
                     let case =
                         format!("{heads} / {kv_heads} heads of {head_dim}, window {window:?}, {rows} rows, {form:?}");
                     check.compare(case, &pair.device.to_host(&got), want.data());
