@@ -37,6 +37,9 @@ pub struct Format {
     pub end: &'static [Step],
     /// Empty: the format has no calls.
     pub call: &'static [Step],
+    /// Other heads of a call, up to the marker before its arguments, which models and templates write where a call may
+    /// begin. The first step is a [`Step::Lit`]; the renderer writes none of them.
+    pub also: &'static [&'static [Step]],
     /// Calls of tools that the model knows from its training and writes differently.
     pub builtins: &'static [Builtin],
     /// After everything else, before the token that ends the turn.

@@ -42,6 +42,7 @@ const BASE: Format = Format {
     between: &[],
     end: &[],
     call: &[],
+    also: &[],
     builtins: &[],
     finish: &[],
     ids: CallIdStyle::None,
@@ -560,6 +561,19 @@ static FORMATS: &[Format] = &[
             Lit("json"),
             Tok("<|message|>"),
             Args(Json),
+        ],
+        // The template's own.
+        also: &[
+            &[Lit(" to=functions."), Name, Tok("<|channel|>"), Lit("commentary json"), Tok("<|message|>")],
+            &[
+                Lit(" to=functions."),
+                Name,
+                Tok("<|channel|>"),
+                Lit("commentary "),
+                Tok("<|constrain|>"),
+                Lit("json"),
+                Tok("<|message|>"),
+            ],
         ],
         stops: &["<|return|>", "<|call|>"],
         signs: DetectionSigns {

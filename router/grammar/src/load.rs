@@ -304,6 +304,7 @@ impl FormatFile {
             between: steps(self.between),
             end: steps(self.end),
             call: steps(self.call),
+            also: &[],
             builtins: &[],
             finish: steps(self.finish),
             ids: match self.ids {

@@ -50,6 +50,26 @@ impl Caller<'_> {
         self.written(work, tool, enforced, self.marking.format.call)
     }
 
+    /// The pieces of the call with the format's other heads. `call`: with its own.
+    pub fn other_heads(&self, tool: &Tool, call: &[GrammarPart]) -> Result<Vec<Vec<GrammarPart>>, CallError> {
+        let marker = call.iter().rposition(|part| matches!(part, GrammarPart::Token(_)));
+        let arguments = &call[marker.map_or(0, |at| at + 1)..];
+        let head = |steps: &[Step]| {
+            let mut parts = Vec::new();
+            for (at, step) in steps.iter().enumerate() {
+                match step {
+                    Step::Name => parts.push(GrammarPart::Text(tool.name.clone())),
+                    // In text, only the whole of it tells a call.
+                    Step::Lit(l) if at == 0 => parts.push(GrammarPart::Regex(escape(l))),
+                    step => parts.extend(self.marking.plain(std::slice::from_ref(step))?),
+                }
+            }
+            parts.extend_from_slice(arguments);
+            Ok(parts)
+        };
+        self.marking.format.also.iter().map(|steps| head(steps)).collect()
+    }
+
     /// The pieces of a built-in call of this tool. None: it has none, or the schema could not be enforced in it.
     pub fn builtin(
         &self,

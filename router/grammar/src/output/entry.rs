@@ -28,12 +28,15 @@ pub(super) struct CallEntry {
 }
 
 /// The calls of all tools.
+#[derive(Default)]
 struct Calls<'t> {
     /// Each up to its last marker.
     heads: Vec<(&'t str, Vec<GrammarPart>)>,
     /// The last marker of each, which models omit before another one, and at the end.
     closing: Vec<GrammarPart>,
     builtins: Vec<Vec<GrammarPart>>,
+    /// With other heads.
+    others: Vec<Vec<GrammarPart>>,
     unmarked: Vec<Unmarked>,
 }
 
@@ -148,10 +151,11 @@ impl<'a> Output<'a, '_> {
             exits.extend(self.short_exits(&calls, &settles));
         }
         let blank = GrammarPart::Maybe(if lenient { layout() } else { String::new() });
-        let whole: Vec<_> = exits
+        let mut whole: Vec<_> = exits
             .iter()
             .map(|exit| format!("{} {}", join(self.work.writer, &[blank.clone(), exit.marker.clone()]), exit.rest))
             .collect();
+        whole.extend(calls.others.iter().map(|call| format!("{} {after}", join(self.work.writer, call))));
         let whole = self.rule(&whole);
         if let (Some(broken), Some(settled)) = (broken, settled) {
             let alone = if section { &exits } else { &begins };
@@ -167,7 +171,7 @@ impl<'a> Output<'a, '_> {
         let (format, rules) = (self.marking.format, self.rules);
         let (_, after) = format.around_arguments();
         let closing = after.iter().rposition(|s| matches!(s, Step::Tok(_))).map_or(0, |at| after.len() - at);
-        let mut calls = Calls { heads: Vec::new(), closing: Vec::new(), builtins: Vec::new(), unmarked: Vec::new() };
+        let mut calls = Calls::default();
         for tool in rules.callable() {
             if !writable(&tool.name) {
                 let field = format!("tools[{}].function.name", tool.name);
@@ -180,6 +184,9 @@ impl<'a> Output<'a, '_> {
             }
             calls.builtins.extend(caller.builtin(self.work, tool, enforced)?);
             calls.closing = head.split_off(head.len() - closing);
+            if !self.is_canonical() {
+                calls.others.extend(caller.other_heads(tool, &head)?);
+            }
             calls.heads.push((tool.name.as_str(), head));
         }
         Ok(calls)

@@ -407,6 +407,12 @@ impl Output<'_, '_> {
         let thinks = format.reasoning.as_ref().filter(|_| fresh && format.markers == Markers::Either);
         let thinks: Vec<String> = thinks.iter().flat_map(|r| r.open.iter().filter_map(marker)).map(escape).collect();
         let mut beginnings = thinks;
+        if fresh && self.tools {
+            let first =
+                |head: &&[Step]| if let Some(Step::Lit(l)) = head.first() { Some(escape(l.trim())) } else { None };
+            beginnings.extend(format.also.iter().filter_map(first));
+            beginnings.dedup();
+        }
         let names = self.tool_names();
         let lists = fresh && bare_list(format);
         if self.tools && (opens || lists) && !names.is_empty() {

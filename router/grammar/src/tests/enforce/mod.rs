@@ -8,6 +8,7 @@ mod exact;
 mod hostile;
 mod kimi;
 mod mentions;
+mod other_heads;
 mod raw_values;
 mod read;
 mod responses;
