@@ -92,6 +92,15 @@ const SHAPES: &[(&str, &str)] = &[
             "fmt": "float8_e4m3fn", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}"#,
     ),
     (
+        "qwen3.5-35b-a3b",
+        r#"{"architectures": ["Qwen3_5MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 40,
+            "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+            "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+            "vocab_size": 248320, "max_position_embeddings": 262144, "torch_dtype": "bfloat16"}"#,
+    ),
+    (
         "gpt-oss-20b",
         r#"{"architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
             "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,

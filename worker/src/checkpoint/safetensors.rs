@@ -120,6 +120,38 @@ impl Shards {
         self.tensors = tensors.into_iter().map(|(name, entry)| (format!("{prefix}{name}"), entry)).collect();
     }
 
+    /// From now on, names of tensors that begin with `from` begin with `to`.
+    pub fn rename(&mut self, from: &str, to: &str) {
+        let renamed = |name: String| name.strip_prefix(from).map(|rest| format!("{to}{rest}")).unwrap_or(name);
+        let tensors = std::mem::take(&mut self.tensors);
+        self.tensors = tensors.into_iter().map(|(name, entry)| (renamed(name), entry)).collect();
+    }
+
+    /// From now on, the matrices of a layer's experts in one tensor, [experts, 2 * inter, hidden] with gates above ups
+    /// and [experts, hidden, inter], are tensors of their own, unless they are a module.
+    pub fn unstack(&mut self, is_module: impl Fn(&str) -> bool) {
+        for (suffix, names) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])] {
+            let stacked = |name: &&String| name.ends_with(&format!(".experts.{suffix}")) && !is_module(name);
+            let found: Vec<String> = self.tensors.keys().filter(stacked).cloned().collect();
+            for name in found {
+                let Some((_, entry)) = self.tensors.remove_entry(&name) else { continue };
+                let &[experts, rows, cols] = &entry.shape[..] else {
+                    self.tensors.insert(name, entry);
+                    continue;
+                };
+                let (parts, of_module) = (experts * names.len(), name.trim_end_matches(suffix));
+                let bytes = entry.range.len() / parts.max(1);
+                for part in 0..parts {
+                    let first = entry.range.start + part * bytes;
+                    let (expert, which) = (part / names.len(), names[part % names.len()]);
+                    let (shape, range) = (vec![rows / names.len(), cols], first..first + bytes);
+                    let entry = TensorEntry { shape, range, ..entry.clone() };
+                    self.tensors.insert(format!("{of_module}{expert}.{which}.weight"), entry);
+                }
+            }
+        }
+    }
+
     pub fn get(&self, name: &str) -> Option<&TensorEntry> {
         self.tensors.get(name)
     }

@@ -30,6 +30,8 @@ pub struct LinearSpec {
     pub role: WeightRole,
     /// Of a stored weight that holds several.
     pub part: Option<StoredPart>,
+    /// Its rows and those of others are one matrix on the device, which takes no adapters.
+    pub joined: bool,
 }
 
 /// Outputs of a stored weight of `rows`: every `stride` of them `width`, from `offset`.
@@ -43,7 +45,7 @@ pub struct StoredPart {
 
 impl LinearSpec {
     pub fn new(module: impl Into<String>, [out, inp]: [usize; 2], bias: bool, shard: Shard) -> Self {
-        Self { module: module.into(), out, inp, bias, shard, role: WeightRole::Linear, part: None }
+        Self { module: module.into(), out, inp, bias, shard, role: WeightRole::Linear, part: None, joined: false }
     }
 
     pub fn with_role(self, role: WeightRole) -> Self {

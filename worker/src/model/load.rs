@@ -101,6 +101,19 @@ impl<D: Devices> Loader<'_, D> {
         Ok(LoadedLinear { weight, bias, table: self.tables.get(l) })
     }
 
+    /// Rows of several modules as one matrix, without a bias.
+    pub fn joined<'l>(
+        &self,
+        parts: impl Iterator<Item = (&'l LinearSpec, Range<usize>)>,
+    ) -> Result<LoadedLinear<D::Backend>, LoadError> {
+        let WeightReader { weights, precisions, devices, .. } = &self.reader;
+        let precision = precisions.of(WeightRole::Linear);
+        let form = |stored| devices.host_form(WeightRole::Linear, stored, precision);
+        let parts = parts.map(|(l, rows)| weights.matrix(&l.module, l.stored_shape(), rows, 0..l.inp, form));
+        let matrix = HostMatrix::stack(parts.collect::<Result<_, _>>()?)?;
+        Ok(LoadedLinear { weight: self.backend.linear_weight(matrix, precision)?, bias: None, table: None })
+    }
+
     /// Of a plain tensor.
     pub fn numbers(&self, tensor: &str, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
         self.reader.weights.vector(tensor, range)

@@ -29,7 +29,7 @@ impl TableIds {
     /// Of all linear modules of a model.
     pub fn of<'a>(linears: impl Iterator<Item = &'a LinearSpec>) -> Self {
         let mut ids = Self::default();
-        for l in linears {
+        for l in linears.filter(|l| !l.joined) {
             match l.role {
                 WeightRole::Linear | WeightRole::Router => {
                     let next = ids.linears.len();

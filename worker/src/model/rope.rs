@@ -57,6 +57,10 @@ pub fn of_parameters(
     theta: f64,
 ) -> Result<Frequencies, LoadError> {
     rope.f64("partial_rotary_factor")?;
+    // Text has one position in all sections.
+    for of_images in ["mrope_section", "mrope_interleaved"] {
+        rope.get(of_images);
+    }
     let theta = check_theta(&rope, rope.f64("rope_theta")?.unwrap_or(theta))?;
     let kind = match (rope.str("rope_type")?, rope.str("type")?) {
         (Some(a), Some(b)) if a != b => {

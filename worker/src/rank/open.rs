@@ -45,6 +45,10 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     let mut spec = model::build_for(&config, options.max_context)?;
     let quantization = Quantization::of(&config, text)?;
     let mut weights = CheckpointWeights::open(dir, quantization, reads)?;
+    if let Some(name) = model::decoder_name(&config) {
+        weights.rename(name, DECODER);
+    }
+    weights.unstack(&spec.modules());
     check_fp8(&spec, options)?;
     let embed = format!("{}.weight", spec.embed);
     // Embedding models are often saved without the wrapper that has the head.

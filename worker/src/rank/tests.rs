@@ -23,6 +23,7 @@ mod loras;
 mod recurrent;
 mod replaced;
 mod steps;
+mod wrapped;
 
 const F32: f32 = 1e-4;
 const BF16: f32 = 5e-2;

@@ -10,6 +10,17 @@ use super::super::stored::{StoredDtype, TensorEntry};
 use super::{CheckpointWeights, Stored, is_float, mis_shaped, mistyped};
 
 impl CheckpointWeights {
+    /// [`Shards::rename`].
+    pub fn rename(&mut self, from: &str, to: &str) {
+        self.shards.rename(from, to);
+    }
+
+    /// [`Shards::unstack`].
+    pub fn unstack(&mut self, modules: &[(String, [usize; 2])]) {
+        let known: HashSet<&str> = modules.iter().map(|(module, _)| module.as_str()).collect();
+        self.shards.unstack(|module| known.contains(module));
+    }
+
     /// A tensor [experts, in, outs] with the module's name.
     pub(super) fn transposed_entry(&self, module: &str) -> Option<&TensorEntry> {
         self.entry(module).filter(|entry| is_float(entry.dtype) && entry.shape.len() == 3)

@@ -35,6 +35,12 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "DeepseekV3ForCausalLM", model_types: &["deepseek_v3", "kimi_k2"], build: deepseek_v3::build },
     Architecture { name: "Qwen3MoeForCausalLM", model_types: &["qwen3_moe"], build: qwen3_moe::build },
     Architecture { name: "Qwen3NextForCausalLM", model_types: &["qwen3_next"], build: qwen3_next::build },
+    Architecture {
+        name: "Qwen3_5MoeForCausalLM",
+        model_types: &["qwen3_5_moe_text"],
+        build: qwen3_next::build_qwen3_5_moe,
+    },
+    Architecture { name: "Qwen3_5ForCausalLM", model_types: &["qwen3_5_text"], build: qwen3_next::build_qwen3_5 },
     Architecture { name: "Glm4MoeForCausalLM", model_types: &["glm4_moe"], build: glm4_moe::build },
     Architecture { name: "Glm4MoeLiteForCausalLM", model_types: &["glm4_moe_lite"], build: glm4_moe::build_lite },
     Architecture { name: "HYV3ForCausalLM", model_types: &["hy_v3"], build: hy_v3::build },
@@ -73,25 +79,46 @@ struct Wrapper {
     model_type: &'static str,
     /// Prefix of the language model's tensor names.
     prefix: &'static str,
+    /// What stands for `model.` in the names of its layers.
+    decoder: Option<&'static str>,
     /// Prefixes of the other parts' tensor names.
     others: &'static [&'static str],
     /// Keys beside `text_config` that belong only to other parts.
     keys: &'static [&'static str],
 }
 
-const WRAPPERS: &[Wrapper] = &[Wrapper {
-    name: "KimiK25ForConditionalGeneration",
-    model_type: "kimi_k25",
-    prefix: "language_model.",
-    others: &["vision_tower.", "mm_projector."],
-    keys: &[
-        "vision_config",
-        "media_placeholder_token_id",
-        "ignore_index",
-        "use_unified_vision_chunk",
-        "video_placeholder",
-    ],
-}];
+const QWEN3_5: Wrapper = Wrapper {
+    name: "Qwen3_5ForConditionalGeneration",
+    model_type: "qwen3_5",
+    prefix: "",
+    decoder: Some("model.language_model."),
+    others: &["model.visual."],
+    keys: &["vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"],
+};
+
+const WRAPPERS: &[Wrapper] = &[
+    Wrapper {
+        name: "KimiK25ForConditionalGeneration",
+        model_type: "kimi_k25",
+        prefix: "language_model.",
+        decoder: None,
+        others: &["vision_tower.", "mm_projector."],
+        keys: &[
+            "vision_config",
+            "media_placeholder_token_id",
+            "ignore_index",
+            "use_unified_vision_chunk",
+            "video_placeholder",
+        ],
+    },
+    QWEN3_5,
+    Wrapper { name: "Qwen3_5MoeForConditionalGeneration", model_type: "qwen3_5_moe", ..QWEN3_5 },
+];
+
+/// What stands for `model.` in the names of the language model's layers, if anything does.
+pub fn decoder_name(config: &Map<String, Value>) -> Option<&'static str> {
+    wrapper(config)?.decoder
+}
 
 /// The object in config.json that describes the language model.
 pub fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {

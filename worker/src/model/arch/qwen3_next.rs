@@ -1,4 +1,5 @@
-//! Qwen3-Next: gated delta nets, every few layers attention with gates; mixtures of experts with a gated shared one.
+//! Qwen3-Next, and Qwen3.5 to 3.8: gated delta nets, every few layers attention with gates; mixtures of experts with a
+//! gated shared one, or dense.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use super::qwen3_moe::{ExpertDefaults, QwenExperts};
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, MAX_HEAD_DIM};
 use crate::model::linear::{LinearSpec, Norm, Shard, StoredPart};
-use crate::model::mixer::{DeltaNet, Gqa, MixerSpec};
+use crate::model::mixer::{DeltaInputs, DeltaNet, Gqa, MixerSpec};
 use crate::model::spec::{LayerSpec, Mlp, SharedExpert, Spec};
 
 const DEFAULTS: ConfigDefaults =
@@ -18,26 +19,54 @@ const MAX_TAPS: usize = 64;
 
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
-    let delta = delta_spec(&base)?;
+    let experts = experts(&base, 512, 10)?;
+    hybrid(&base, "Qwen3NextForCausalLM", false, experts)
+}
+
+/// Qwen3.5 to 3.8 with experts.
+pub fn build_qwen3_5_moe(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &DEFAULTS)?;
+    config.require("norm_topk_prob", true)?;
+    config.require("decoder_sparse_step", 1)?;
+    let experts = experts(&base, 256, 8)?;
+    hybrid(&base, "Qwen3_5MoeForCausalLM", true, experts)
+}
+
+/// The dense ones.
+pub fn build_qwen3_5(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &ConfigDefaults { kv_heads: Some(4), ..DEFAULTS })?;
+    let inter = config.size("intermediate_size")?;
+    hybrid(&base, "Qwen3_5ForCausalLM", true, |i| {
+        Mlp::Dense(base.gated(&format!("{}mlp.", base.layer(i)), inter, false))
+    })
+}
+
+/// The experts of a layer, with the defaults of an architecture.
+fn experts<'a>(base: &'a Base, count: usize, top_k: usize) -> Result<impl Fn(usize) -> Mlp + 'a, LoadError> {
+    let count = base.config.usize("num_experts")?.unwrap_or(count);
+    let defaults = ExpertDefaults { top_k, normalize: true, inter: 512, dense: 5632 };
+    let experts = QwenExperts::read(base, count, &defaults)?;
+    let shared_inter = base.config.usize("shared_expert_intermediate_size")?.unwrap_or(512);
+    Ok(move |i| with_shared(base, i, shared_inter, experts.layer(base, i)))
+}
+
+/// `apart`: the inputs of a delta net are in four matrices.
+fn hybrid(base: &Base, architecture: &'static str, apart: bool, mlp: impl Fn(usize) -> Mlp) -> Result<Spec, LoadError> {
+    let delta = delta_spec(base)?;
     let head_dim = base.head_dim()?;
     let rope = Arc::new(base.partial_rotation(head_dim, 0.25)?);
     let bias = base.flag("attention_bias", false)?;
-    let attends = attention_layers(&base)?;
-    let count = config.usize("num_experts")?.unwrap_or(512);
-    let defaults = ExpertDefaults { top_k: 10, normalize: true, inter: 512, dense: 5632 };
-    let experts = QwenExperts::read(&base, count, &defaults)?;
-    let shared_inter = config.usize("shared_expert_intermediate_size")?.unwrap_or(512);
-    let mut spec = base.spec("Qwen3NextForCausalLM", |i| {
+    let attends = attention_layers(base)?;
+    let mut spec = base.spec(architecture, |i| {
         let mixer = match attends[i] {
-            true => attention(&base, i, &rope, bias),
-            false => delta_net(&base, i, delta),
+            true => attention(base, i, &rope, bias),
+            false => delta_net(base, i, delta, apart),
         };
-        let mlp = with_shared(&base, i, shared_inter, experts.layer(&base, i));
-        Ok(around_one(base.decoder_layer(i, mixer, mlp)))
+        Ok(around_one(base.decoder_layer(i, mixer, mlp(i))))
     })?;
     spec.norm.from_one = true;
     // Layers that only predict further tokens.
-    spec.ignored.push(format!("{prefix}mtp."));
+    spec.ignored.push(format!("{}mtp.", base.prefix));
     Ok(spec)
 }
 
@@ -118,13 +147,27 @@ fn attention(base: &Base, i: usize, rope: &Arc<RopeSpec>, bias: bool) -> MixerSp
     })
 }
 
-fn delta_net(base: &Base, i: usize, spec: DeltaSpec) -> MixerSpec {
+/// `apart`: its inputs are in four matrices.
+fn delta_net(base: &Base, i: usize, spec: DeltaSpec, apart: bool) -> MixerSpec {
     let at = format!("{}linear_attn.", base.layer(i));
     let (h, values) = (base.hidden, spec.value_heads * spec.value_dim);
     let linear = |name: &str, shape, shard| LinearSpec::new(format!("{at}{name}"), shape, false, shard);
     MixerSpec::DeltaNet(DeltaNet {
-        qkvz: linear("in_proj_qkvz", [spec.key_heads * spec.inputs(), h], Shard::Out),
-        ba: linear("in_proj_ba", [2 * spec.value_heads, h], Shard::Out),
+        inputs: match apart {
+            false => DeltaInputs::ByHead([
+                linear("in_proj_qkvz", [spec.key_heads * spec.inputs(), h], Shard::Out),
+                linear("in_proj_ba", [2 * spec.value_heads, h], Shard::Out),
+            ]),
+            true => {
+                let joined = |name, outs| LinearSpec { joined: true, ..linear(name, [outs, h], Shard::Out) };
+                DeltaInputs::Apart(Box::new([
+                    joined("in_proj_qkv", spec.key_heads * spec.channels()),
+                    joined("in_proj_z", values),
+                    joined("in_proj_b", spec.value_heads),
+                    joined("in_proj_a", spec.value_heads),
+                ]))
+            }
+        },
         o: linear("out_proj", [h, values], Shard::In),
         conv: format!("{at}conv1d.weight"),
         log_decay: format!("{at}A_log"),

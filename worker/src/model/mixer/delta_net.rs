@@ -1,4 +1,6 @@
-//! A gated delta net (arXiv:2412.06464), as in Qwen3-Next: its state does not grow with the sequence.
+//! A gated delta net (arXiv:2412.06464), as in Qwen3-Next and Qwen3.5: its state does not grow with the sequence.
+
+use std::ops::Range;
 
 use rein_control_plane::RankPlacement;
 use rein_control_plane::placement::share;
@@ -11,10 +13,7 @@ use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass, Precisions};
 
 #[derive(Debug, Clone)]
 pub struct DeltaNet {
-    /// Of each key head its query, its key, and the values and gates of its value heads.
-    pub qkvz: LinearSpec,
-    /// Of each key head beta and a of its value heads.
-    pub ba: LinearSpec,
+    pub inputs: DeltaInputs,
     pub o: LinearSpec,
     /// A tensor [channels of all heads, 1, taps]: all queries, all keys, all values.
     pub conv: String,
@@ -27,7 +26,35 @@ pub struct DeltaNet {
     pub spec: DeltaSpec,
 }
 
+/// How the inputs are stored.
+#[derive(Debug, Clone)]
+pub enum DeltaInputs {
+    /// Of each key head its query, its key, and the values and gates of its value heads; and beta and a of these.
+    ByHead([LinearSpec; 2]),
+    /// All queries, all keys, all values; then gates, beta and a, each of all value heads.
+    Apart(Box<[LinearSpec; 4]>),
+}
+
 impl DeltaNet {
+    /// The two matrices by key head.
+    fn load_inputs<D: Devices>(&self, loader: &Loader<D>) -> Result<[LoadedLinear<D::Backend>; 2], LoadError> {
+        let [qkv, z, b, a] = match &self.inputs {
+            DeltaInputs::ByHead([qkvz, ba]) => return Ok([loader.linear(qkvz)?, loader.linear(ba)?]),
+            DeltaInputs::Apart(inputs) => &**inputs,
+        };
+        let DeltaSpec { key_heads, key_dim, value_dim, .. } = self.spec;
+        let (keys, group) = (key_heads * key_dim, self.spec.group());
+        let heads = share(key_heads, loader.ranks(), loader.rank().rank);
+        let of = |head: usize, width: usize| head * width..(head + 1) * width;
+        let after = |first: usize, rows: Range<usize>| first + rows.start..first + rows.end;
+        let qkvz = heads.clone().flat_map(|head| {
+            let (key, values) = (of(head, key_dim), of(head, group * value_dim));
+            [(qkv, key.clone()), (qkv, after(keys, key)), (qkv, after(2 * keys, values.clone())), (z, values)]
+        });
+        let ba = heads.flat_map(|head| [(b, of(head, group)), (a, of(head, group))]);
+        Ok([loader.joined(qkvz)?, loader.joined(ba)?])
+    }
+
     fn on(&self, ranks: usize) -> DeltaSpec {
         let DeltaSpec { key_heads, value_heads, .. } = self.spec;
         DeltaSpec { key_heads: key_heads / ranks, value_heads: value_heads / ranks, ..self.spec }
@@ -36,9 +63,10 @@ impl DeltaNet {
     pub fn load<D: Devices>(&self, loader: &Loader<D>) -> Result<DeltaNetMixer<D::Backend>, LoadError> {
         let spec = self.on(loader.ranks());
         let heads = share(self.spec.value_heads, loader.ranks(), loader.rank().rank);
+        let [qkvz, ba] = self.load_inputs(loader)?;
         Ok(DeltaNetMixer {
-            qkvz: loader.linear(&self.qkvz)?,
-            ba: loader.linear(&self.ba)?,
+            qkvz,
+            ba,
             o: loader.linear(&self.o)?,
             conv: loader.backend.vector(self.conv_by_head(loader)?)?,
             log_decay: loader.vector(&self.log_decay, heads.clone())?,
@@ -69,7 +97,11 @@ impl DeltaNet {
 
 impl MixerParts for DeltaNet {
     fn linears(&self) -> Vec<&LinearSpec> {
-        vec![&self.qkvz, &self.ba, &self.o]
+        let inputs = match &self.inputs {
+            DeltaInputs::ByHead(inputs) => &inputs[..],
+            DeltaInputs::Apart(inputs) => &inputs[..],
+        };
+        inputs.iter().chain([&self.o]).collect()
     }
 
     fn norms(&self) -> Vec<&Norm> {

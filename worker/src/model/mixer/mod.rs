@@ -5,7 +5,7 @@ mod delta_net;
 mod gqa;
 mod mla;
 
-pub use delta_net::DeltaNet;
+pub use delta_net::{DeltaInputs, DeltaNet};
 pub use gqa::Gqa;
 pub use mla::{Mla, MlaQuery};
 

@@ -23,7 +23,7 @@ fn errors_name_what_is_not_implemented() {
         (json!({"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 1]}}), "rope_scaling.long_factor"),
         (json!({"rope_scaling": {"type": "su", "short_factor": [1, 1], "long_factor": [1, 1]}}), "4 positive numbers"),
         (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor"),
-        (json!({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}), "mrope_section"),
+        (json!({"rope_scaling": {"type": "linear", "factor": 2.0, "sections": [1]}}), "sections"),
         (json!({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}), "rope_type"),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
         (json!({"rope_theta": 0}), "rope_theta"),

@@ -107,7 +107,8 @@ impl LoraReader {
         if found.is_empty() {
             return Err(wrong(WEIGHTS, "has no tensors".into()));
         }
-        let known: BTreeMap<&str, &LinearSpec> = self.spec.linears().map(|l| (l.module.as_str(), l)).collect();
+        let known: BTreeMap<&str, &LinearSpec> =
+            self.spec.linears().filter(|l| !l.joined).map(|l| (l.module.as_str(), l)).collect();
         let (experts, mut modules) = (self.experts(), Vec::new());
         for (module, found) in found {
             let (Some(down), Some(up)) = (found.down, found.up) else {

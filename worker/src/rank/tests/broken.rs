@@ -37,13 +37,28 @@ impl Tensors {
     }
 
     /// Adds the bytes of one tensor under another name.
-    fn copy(&mut self, tensor: &str, name: &str) {
+    pub fn copy(&mut self, tensor: &str, name: &str) {
         let mut entry = self.header[tensor].clone();
         let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
         let (from, part) = (self.data.len(), offset(0)..offset(1));
         self.data.extend_from_within(part);
         entry["data_offsets"] = json!([from, self.data.len()]);
         self.header.insert(name.into(), entry);
+    }
+
+    /// Makes one tensor [count, .., ..] of these matrices.
+    pub fn join(&mut self, names: &[String], to: &str, count: usize) {
+        let entries: Vec<Value> = names.iter().map(|name| self.header.remove(name).expect("a tensor")).collect();
+        let from = self.data.len();
+        for entry in &entries {
+            let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
+            self.data.extend_from_within(offset(0)..offset(1));
+        }
+        let mut joined = entries[0].clone();
+        let rows = joined["shape"][0].as_u64().expect("rows") as usize * names.len() / count;
+        joined["shape"] = json!([count, rows, joined["shape"][1]]);
+        joined["data_offsets"] = json!([from, self.data.len()]);
+        self.header.insert(to.into(), joined);
     }
 
     pub fn write(&self, path: &Path) {
