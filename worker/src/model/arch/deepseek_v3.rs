@@ -42,14 +42,22 @@ pub(super) fn latent_decoder(
         let what = format!("{} must equal num_attention_heads, {}", base.kv_heads, base.heads);
         return Err(base.config.error("num_key_value_heads", what));
     }
-    let attention = Latent::read(base)?;
+    let attention = Latent::read(base, LatentDefaults { interleave: true, v_dim: None })?;
     let mlps = DeepseekMlps::read(base, router, sparse)?;
     let window = base.uniform_window(None)?;
     debug_assert!(window.is_none());
     base.spec(architecture, |i| Ok(base.decoder_layer(i, attention.layer(base, i), mlps.layer(base, i))))
 }
 
-struct Latent {
+/// Values for missing keys.
+pub(super) struct LatentDefaults {
+    pub interleave: bool,
+    /// None: it must be there.
+    pub v_dim: Option<usize>,
+}
+
+/// Latent attention of all layers.
+pub(super) struct Latent {
     q_rank: Option<usize>,
     kv_rank: usize,
     nope: usize,
@@ -62,7 +70,7 @@ struct Latent {
 }
 
 impl Latent {
-    fn read(base: &Base) -> Result<Self, LoadError> {
+    pub fn read(base: &Base, defaults: LatentDefaults) -> Result<Self, LoadError> {
         let config = base.config;
         let (nope, rope) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
         if rope % 2 == 1 || rope > MAX_HEAD_DIM {
@@ -78,7 +86,7 @@ impl Latent {
             head_dim: nope + rope,
             offset: nope,
             dims: rope,
-            interleaved: base.flag("rope_interleave", true)?,
+            interleaved: base.flag("rope_interleave", defaults.interleave)?,
             inv_freq: frequencies.inv_freq,
             magnitude: frequencies.magnitude,
         };
@@ -89,7 +97,10 @@ impl Latent {
             kv_rank: config.size("kv_lora_rank")?,
             nope,
             rope,
-            v: config.size("v_head_dim")?,
+            v: match defaults.v_dim {
+                Some(dim) if config.usize("v_head_dim")?.is_none() => dim,
+                _ => config.size("v_head_dim")?,
+            },
             bias: base.flag("attention_bias", false)?,
             scale: (mscale * mscale / ((nope + rope) as f64).sqrt()) as f32,
             q_rope: Arc::new(q_rope),
@@ -97,7 +108,7 @@ impl Latent {
         })
     }
 
-    fn layer(&self, base: &Base, i: usize) -> MixerSpec {
+    pub fn layer(&self, base: &Base, i: usize) -> MixerSpec {
         let at = format!("{}self_attn.", base.layer(i));
         let (h, heads, q_dim) = (base.hidden, base.heads, self.nope + self.rope);
         let whole = |name: &str, shape, bias| LinearSpec::new(format!("{at}{name}"), shape, bias, Shard::Whole);

@@ -9,6 +9,7 @@ mod gpt_oss;
 mod granite;
 mod hy_v3;
 mod llama;
+mod minicpm3;
 mod minimax_m2;
 mod mistral;
 mod mixtral;
@@ -45,8 +46,10 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "Glm4MoeLiteForCausalLM", model_types: &["glm4_moe_lite"], build: glm4_moe::build_lite },
     Architecture { name: "HYV3ForCausalLM", model_types: &["hy_v3"], build: hy_v3::build },
     Architecture { name: "MiniMaxM2ForCausalLM", model_types: &["minimax_m2"], build: minimax_m2::build },
+    Architecture { name: "MiniCPM3ForCausalLM", model_types: &["minicpm3"], build: minicpm3::build },
     Architecture { name: "MixtralForCausalLM", model_types: &["mixtral"], build: mixtral::build },
     Architecture { name: "LlamaForCausalLM", model_types: &["llama"], build: llama::build },
+    Architecture { name: "InternLM3ForCausalLM", model_types: &["internlm3"], build: llama::build_internlm3 },
     Architecture { name: "SeedOssForCausalLM", model_types: &["seed_oss"], build: llama::build_seed_oss },
     Architecture { name: "Ernie4_5ForCausalLM", model_types: &["ernie4_5"], build: ernie4_5::build },
     Architecture { name: "Ernie4_5_MoeForCausalLM", model_types: &["ernie4_5_moe"], build: ernie4_5::build_moe },
