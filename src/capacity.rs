@@ -89,7 +89,8 @@ fn text(model: &str, capacity: &Capacity) -> String {
     let GpuLimits { bandwidth, bf16, fp8, .. } = gpu;
     let mut out = format!(
         "{model}: {architecture}, {layers} layers, stored as {stored}\n\
-         {gpus} GPUs of {:.1} GiB, {:.2} TB/s, {:.0} TFLOPS in bf16, {:.0} in FP8\n\n",
+         {} of {:.1} GiB, {:.2} TB/s, {:.0} TFLOPS in bf16, {:.0} in FP8\n\n",
+        if *gpus == 1 { "1 GPU".to_owned() } else { format!("{gpus} GPUs") },
         gpu.memory / GIB,
         bandwidth / 1e12,
         bf16 / 1e12,
