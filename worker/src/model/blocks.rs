@@ -171,17 +171,18 @@ impl<'a> Base<'a> {
         Ok(window)
     }
 
-    /// A window per layer, as in Qwen.
-    pub fn qwen_windows(&self) -> Result<Vec<Option<usize>>, LoadError> {
+    /// A window per layer, as in Qwen. Without `layer_types`, `slides` says which layers have one, from the layer and
+    /// `max_window_layers`.
+    pub fn qwen_windows(&self, slides: impl Fn(usize, usize) -> bool) -> Result<Vec<Option<usize>>, LoadError> {
         let on = self.flag("use_sliding_window", false)?;
         let stated = self.sliding_window(Some(4096))?;
-        let from = self.config.usize("max_window_layers")?.unwrap_or(28);
+        let max = self.config.usize("max_window_layers")?.unwrap_or(28);
         let window = stated.filter(|_| on);
         if window == Some(0) {
             return Err(self.config.error("sliding_window", "must be at least 1, or null"));
         }
         let Some(types) = self.config.strs("layer_types")? else {
-            return Ok((0..self.layers).map(|i| window.filter(|_| i >= from)).collect());
+            return Ok((0..self.layers).map(|i| window.filter(|_| slides(i, max))).collect());
         };
         let bad = |what: String| Err(self.config.error("layer_types", what));
         if types.len() != self.layers {

@@ -216,8 +216,9 @@ fn bf16_stays_close_to_transformers_in_bf16() {
 /// ones.
 #[test]
 fn an_fp8_cache_stays_close_and_ranks_agree() {
-    let mut refused = Vec::new();
-    for fixture in fixtures() {
+    let (mut refused, all) = (Vec::new(), fixtures());
+    let most = all.len() / 2;
+    for fixture in all {
         let options = ModelOptions { kv_dtype: KvDtype::Fp8, ..f32_options() };
         if let Err(error) = RankGroup::load(&fixture.dir, &options, &mut |_, _| ()) {
             assert!(error.to_string().contains("have biases and no norm"), "{error}");
@@ -234,7 +235,10 @@ fn an_fp8_cache_stays_close_and_ranks_agree() {
         // A number between two codes may get the other one.
         assert!(ranks <= mean.max(RANKS), "{}: tp 2 differs by {ranks}", fixture.name);
     }
-    assert!(refused.iter().any(|name| name == "qwen2") && refused.len() < 12, "{refused:?}");
+    assert!(
+        refused.iter().any(|name| name == "qwen2") && refused.len() < most,
+        "more than half of the fixtures: {refused:?}"
+    );
     println!("refused: {refused:?}");
 }
 

@@ -16,6 +16,7 @@ mod mixtral;
 mod olmo;
 mod phi3;
 mod qwen;
+mod qwen2_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod windows;
@@ -34,6 +35,7 @@ struct Architecture {
 
 const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "DeepseekV3ForCausalLM", model_types: &["deepseek_v3", "kimi_k2"], build: deepseek_v3::build },
+    Architecture { name: "Qwen2MoeForCausalLM", model_types: &["qwen2_moe"], build: qwen2_moe::build },
     Architecture { name: "Qwen3MoeForCausalLM", model_types: &["qwen3_moe"], build: qwen3_moe::build },
     Architecture { name: "Qwen3NextForCausalLM", model_types: &["qwen3_next"], build: qwen3_next::build },
     Architecture {

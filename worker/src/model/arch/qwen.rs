@@ -24,7 +24,7 @@ pub fn build_qwen3(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadErro
 }
 
 fn dense(architecture: &'static str, base: &Base, style: &GqaStyle) -> Result<Spec, LoadError> {
-    let windows = base.qwen_windows()?;
+    let windows = base.qwen_windows(|i, max| i >= max)?;
     let inter = base.config.size("intermediate_size")?;
     base.config.require("mlp_bias", false)?;
     base.spec(architecture, |i| {

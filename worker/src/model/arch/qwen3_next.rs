@@ -178,7 +178,7 @@ fn delta_net(base: &Base, i: usize, spec: DeltaSpec, apart: bool) -> MixerSpec {
 }
 
 /// Beside the experts of a layer, one for all tokens, whose output a gate scales.
-fn with_shared(base: &Base, i: usize, inter: usize, mut mlp: Mlp) -> Mlp {
+pub(super) fn with_shared(base: &Base, i: usize, inter: usize, mut mlp: Mlp) -> Mlp {
     if let Mlp::Moe(moe) = &mut mlp {
         let at = format!("{}mlp.", base.layer(i));
         let gate = LinearSpec::new(format!("{at}shared_expert_gate"), [1, base.hidden], false, Shard::Whole);
