@@ -224,6 +224,13 @@ def test_the_page_lists_exactly_the_architectures():
     assert f"{counted}architectures run" in (DOCS / "start/what-rein-is.md").read_text()
 
 
+def test_the_page_of_the_fixtures_lists_each():
+    fixtures = REPOSITORY / "tests/fixtures"
+    models = (fixtures / "README.md").read_text().split("\n## models\n", 1)[1].split("\n## ", 1)[0]
+    listed = [name for names in re.findall(r"^\| ([a-z0-9_, ]+) \|", models, flags=re.M) for name in names.split(", ")]
+    assert sorted(listed) == sorted(["name", *(path.name for path in (fixtures / "models").iterdir())])
+
+
 def test_the_number_of_formats_is_right():
     formats = json.loads(subprocess.run([BIN, "formats", "--json"], capture_output=True, text=True, check=True).stdout)
     number = sum(1 for one in formats if one["name"] != "plain")
