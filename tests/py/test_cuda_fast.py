@@ -19,7 +19,7 @@ FAST = {f"products with {form} weights" for form in ("bf16", "FP8")} | {f"expert
 def test_fast_kernels_agree_with_the_plain_ones(driver, tmp_path):
     """Stand-ins of the fast kernels compute what those say that they do, from what they would get."""
     path = tmp_path / "report.json"
-    code, out, err = selftest("--sections", "fast", "--report", path, library_path=driver)
+    code, out, err = selftest("--sections", "fast", "--report", path, "--check-time", 120, library_path=driver)
     assert (code, err) == (0, ""), out
     passed, failed = rows_of(path, "fast")
     figures = {name: value for name, value in passed.items() if name not in FAST}
@@ -29,7 +29,7 @@ def test_fast_kernels_agree_with_the_plain_ones(driver, tmp_path):
 
 def test_a_wrong_fast_kernel_fails_the_checks_that_use_it(driver, tmp_path):
     path = tmp_path / "report.json"
-    code, _, err = selftest("--sections", "fast", "--report", path, library_path=driver,
+    code, _, err = selftest("--sections", "fast", "--report", path, "--check-time", 120, library_path=driver,
                             skip="fp8_dense_many,int4_many_256x256,latent_merge,bf16_grouped_few_64")
     assert (code, err) == (1, "")
     passed, failed = rows_of(path, "fast")
@@ -98,7 +98,7 @@ def test_the_bytes_of_a_rank_are_those_of_the_report():
 
 def test_other_devices_have_no_fast_kernels(driver, tmp_path):
     path = tmp_path / "report.json"
-    assert selftest("--sections", "fast", "--report", path, library_path=driver, capability=80)[0] == 0
+    assert selftest("--sections", "fast", "--report", path, "--check-time", 120, library_path=driver, capability=80)[0] == 0
     passed, failed = rows_of(path, "fast")
     assert (passed, failed) == ({"fast kernels": "skipped: the device is not of compute capability 9.0"}, {})
     found, log = score(driver, "--gpu-kernels", "fast", capability=80)
