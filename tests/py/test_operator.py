@@ -112,14 +112,14 @@ def test_a_process_holds_several_ranks_and_status_shows_changes(fleet):
         fleet.kill(victim)
         assert_unnoticed(load.join(), undisturbed)
 
-        def without(shown):
-            return complete(shown) and victim not in rows(last(shown), "WORKER")
+        def dead(shown):
+            return complete(shown) and rows(last(shown), "WORKER").get(victim, {}).get("STATE") == "dead"
 
-        table = last(watch.wait("the worker is gone", without))
+        watch.wait("the worker is dead", dead)
 
         def taken_over(shown):
             states = [row["STATE"] for row in rows(last(shown), "GROUP").values()] if complete(shown) else []
-            ranks = sorted(row["RANK"] for row in rows(last(shown), "WORKER").values()) if states else []
+            ranks = sorted(row["RANK"] for row in rows(last(shown), "WORKER").values() if row["STATE"] != "dead") if states else []
             return states == ["serving", "serving"] and ranks == ["0,1", "0,1,2,3", "2,3"]
 
         watch.wait("its ranks are taken over", taken_over)
