@@ -189,34 +189,33 @@ impl OpStream {
         slots: &ExpertSlots,
         adapters: Option<ExpertAdapters<'_, DeviceLowRank>>,
     ) -> DeviceTensor {
-        let parts = self.parts_without_bias(batch, x, routes, ids, slots, adapters);
+        let adapted = AdaptedExperts::of(self, batch, adapters, ids);
+        assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
+        let aligned = self.align(batch.parts.ids, ids, routes, slots);
+        let parts = match self.expert_plans(&slots.shape, slots.capacity, x.element) {
+            Some(plans) => self.fast_parts(plans, x, routes, (&aligned, ids), slots, adapted),
+            None => self.plain_parts(x, routes, (&aligned, ids), slots, adapted),
+        };
         slots.clamped.iter().for_each(|clamped| self.add_expert_bias(&parts, ids, &clamped.down));
         parts
     }
 
-    fn parts_without_bias(
+    fn plain_parts(
         &self,
-        batch: &PlacedBatch,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
-        ids: u64,
+        (aligned, ids): (&Aligned, u64),
         slots: &ExpertSlots,
-        adapters: Option<ExpertAdapters<'_, DeviceLowRank>>,
+        adapted: Option<AdaptedExperts>,
     ) -> DeviceTensor {
-        let adapted = AdaptedExperts::of(self, batch, adapters, ids);
-        assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
-        let aligned = self.align(batch.parts.ids, ids, routes, slots);
-        if let Some(plans) = self.expert_plans(&slots.shape, slots.capacity, x.element) {
-            return self.fast_parts(plans, x, routes, (&aligned, ids), slots, adapted);
-        }
         let middle = {
             let input = self.operand(x, slots.shape.forms[0]);
-            let by = |which| self.expert_product(&input, routes.top_k, routes, &aligned, slots, which);
+            let by = |which| self.expert_product(&input, routes.top_k, routes, aligned, slots, which);
             let (gate, up) = (by(0), by(1));
             self.middle_of([x, &gate, &up], CodeRows::All, routes.top_k, (ids, slots), adapted)
         };
         let (operand, middle) = middle;
-        let parts = self.expert_product(&operand, 1, routes, &aligned, slots, 2);
+        let parts = self.expert_product(&operand, 1, routes, aligned, slots, 2);
         if let (Some(adapted), Some(middle)) = (adapted, middle) {
             adapted.add_down(&middle, &parts, routes.top_k, 0);
         }

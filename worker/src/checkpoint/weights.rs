@@ -479,11 +479,6 @@ impl CheckpointWeights {
         self.floats(entry, range)
     }
 
-    /// All of it.
-    pub fn vector_of(&self, name: &str) -> Result<Vec<f32>, LoadError> {
-        self.vector(name, 0..self.shape(name)?.iter().product())
-    }
-
     pub(super) fn bytes(&self, entry: &TensorEntry, within: Range<usize>) -> Result<Vec<u8>, LoadError> {
         let mut bytes = Vec::new();
         self.shards.read(entry, within, &mut bytes)?;

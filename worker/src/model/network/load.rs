@@ -103,16 +103,15 @@ impl<D: Devices> Loader<'_, D> {
     fn clamped(
         &self,
         spec: &spec::ClampedExperts,
-        experts: usize,
+        [experts, hidden]: [usize; 2],
     ) -> Result<ClampedGate<<D::Backend as Backend>::Vector>, LoadError> {
         let spec::ClampedExperts { gate_up, down, inter, alpha, limit } = spec;
         let both = self.numbers(gate_up, 0..2 * inter * experts)?;
         let every_second = |from: usize| self.backend.vector(both.iter().skip(from).step_by(2).copied().collect());
-        let down = self.reader.weights.vector_of(down)?;
         Ok(ClampedGate {
             gate: every_second(0)?,
             up: every_second(1)?,
-            down: self.backend.vector(down)?,
+            down: self.vector(down, 0..hidden * experts)?,
             alpha: *alpha,
             limit: *limit,
         })
@@ -121,7 +120,7 @@ impl<D: Devices> Loader<'_, D> {
     fn moe(&self, moe: &spec::Moe, held: &[u32], table: ExpertTable) -> Result<Moe<D::Backend>, LoadError> {
         let mut experts = self.experts(table, moe, held, &AtomicBool::new(false))?;
         if let Some(clamped) = &moe.clamped {
-            self.backend.clamp_experts(&mut experts, self.clamped(clamped, moe.experts.len())?);
+            self.backend.clamp_experts(&mut experts, self.clamped(clamped, [moe.experts.len(), moe.router.inp])?);
         }
         Ok(Moe {
             router: self.linear(&moe.router)?,
