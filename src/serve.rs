@@ -201,12 +201,14 @@ pub fn sim(args: &EngineArgs, devices: &DeviceChoice, text: &ModelText) -> Sim {
 }
 
 pub fn engine_options(args: &EngineArgs, devices: &DeviceChoice) -> EngineOptions {
+    let draft_tokens = if args.on.engine == EngineKind::Sim { 0 } else { devices.defaults().draft_tokens };
     EngineOptions {
         max_sequences: args.max_sequences as usize,
         max_queue: args.max_queue as usize,
         token_budget: load::token_budget(args, devices),
         prefix_cache: !args.no_prefix_cache,
         embeds: args.task == EngineTask::Embed,
+        draft_tokens: args.draft_tokens.map_or(draft_tokens, usize::from),
         ..EngineOptions::default()
     }
 }

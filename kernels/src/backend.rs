@@ -161,6 +161,8 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     const KEEPS_CACHES: bool = false;
     /// Whether its backends ask for dry steps.
     const PREPARES: bool = false;
+    /// What a step costs beyond its rows, in rows: reading the weights takes as long as computing so many.
+    const STEP_COST: usize;
 
     /// The backend on device `index`; `ranks` ranks of this process compute at the same time.
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend>;

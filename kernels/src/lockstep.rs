@@ -545,6 +545,7 @@ impl<B: Backend> Backend for Lockstep<B> {
 impl<D: Devices> Devices for LockstepDevices<D> {
     type Backend = Lockstep<D::Backend>;
     const KIND: &'static str = D::KIND;
+    const STEP_COST: usize = D::STEP_COST;
     const PREPARES: bool = D::PREPARES;
 
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend> {

@@ -500,6 +500,7 @@ impl Backend for RoundingCpu {
 impl Devices for RoundingDevices {
     type Backend = RoundingCpu;
     const KIND: &'static str = CpuDevices::KIND;
+    const STEP_COST: usize = CpuDevices::STEP_COST;
 
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<RoundingCpu> {
         if link.size() > 1 {

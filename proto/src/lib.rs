@@ -11,6 +11,18 @@ pub mod v1 {
 
 pub mod internal {
     tonic::include_proto!("rein.internal.v1");
+
+    impl RowResult {
+        /// Of its last draw.
+        pub fn token(&self) -> Option<u32> {
+            self.drawn.last()?.token
+        }
+
+        /// Of its last draw.
+        pub fn logprob(&self) -> Option<&TokenLogprob> {
+            self.drawn.last()?.logprob.as_ref()
+        }
+    }
 }
 
 pub mod deadline;

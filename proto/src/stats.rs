@@ -25,7 +25,7 @@ const fn counter(name: &'static str, help: &'static str, read: fn(&EngineStats) 
     Number { name, kind: NumberKind::Counter, help, read }
 }
 
-pub const NUMBERS: [Number; 18] = [
+pub const NUMBERS: [Number; 20] = [
     gauge("running_sequences", "Sequences in the batch", |s| s.running as u64),
     gauge("waiting_sequences", "Sequences in the queue", |s| s.waiting as u64),
     gauge("used_blocks", "KV blocks in use", |s| s.used_blocks as u64),
@@ -39,6 +39,8 @@ pub const NUMBERS: [Number; 18] = [
     counter("rewound_tokens", "Tokens rewound by steers", |s| s.rewound_tokens),
     counter("held_steps", "Steps in which a row waited for its steer", |s| s.held_steps),
     counter("cancelled", "Sequences whose router closed the stream", |s| s.cancelled),
+    counter("draft_tokens", "Draft tokens: computed before they were drawn", |s| s.draft_tokens),
+    counter("accepted_tokens", "Draft tokens that were then drawn", |s| s.accepted_tokens),
     gauge("held_blocks", "Cached KV blocks of conversations whose tool runs", |s| s.held_blocks as u64),
     gauge("host_blocks", "KV blocks in the host tier", |s| s.host_blocks as u64),
     gauge("host_places", "KV blocks that the host tier can hold", |s| s.host_places as u64),

@@ -197,6 +197,11 @@ pub struct EngineArgs {
     /// Disable the prefix cache, which shares the KV blocks of equal prompt prefixes
     #[arg(long, env = "REIN_NO_PREFIX_CACHE")]
     pub no_prefix_cache: bool,
+    /// Maximum number of draft tokens in one step: what followed the same tokens earlier in the prompt or the answer is
+    /// computed before it is drawn (prompt lookup). Answers stay the same; those that repeat text come sooner. 0: none
+    /// [default: 8; with --engine cuda or sim: 0]
+    #[arg(long, env = "REIN_DRAFT_TOKENS", value_name = "TOKENS", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub draft_tokens: Option<u16>,
     /// On GPUs, do not compute steps of all sizes while loading: it is ready sooner, but the first steps of each size
     /// are slow, and a large step may find no memory for its activations
     #[arg(long, env = "REIN_NO_PREPARE")]

@@ -121,9 +121,7 @@ pub(super) fn random_tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
 
 /// Without logprobs.
 pub(super) fn plain(mut row: Row) -> Row {
-    if let Some(draw) = &mut row.draw {
-        draw.logprobs = -1;
-    }
+    row.draws.iter_mut().for_each(|draw| draw.logprobs = -1);
     row
 }
 
@@ -198,13 +196,13 @@ impl<'a> DecodeSteps<'a> {
             }
             let prompt = random_tokens(i as u64, self.context, self.vocab);
             let results = self.steps.run(vec![plain(drawing(i as u32, &prompt, 0, &self.tables[i]))])?;
-            self.drawn.push(results.first().and_then(|result| result.token).ok_or("a step drew no token")?);
+            self.drawn.push(results.first().and_then(|result| result.token()).ok_or("a step drew no token")?);
         }
         let mut at = self.context;
         median(self.runs, || {
             let row = |i: usize| plain(drawing(i as u32, &[self.drawn[i]], at, &self.tables[i]));
             let rows = (0..batch).map(row).collect();
-            let tokens: Vec<u32> = self.steps.run(rows)?.iter().filter_map(|result| result.token).collect();
+            let tokens: Vec<u32> = self.steps.run(rows)?.iter().filter_map(|result| result.token()).collect();
             if tokens.len() < batch {
                 return Err("a step drew no token".into());
             }

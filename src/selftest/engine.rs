@@ -120,7 +120,8 @@ fn both(
         alone.extend(play(executor, &alone_options, std::slice::from_ref(script))?.0);
     }
     // Prompts are cut into chunks.
-    let crowd_options = EngineOptions { max_sequences: 8, token_budget: 16, ..EngineOptions::default() };
+    let crowd_options =
+        EngineOptions { max_sequences: 8, token_budget: 16, draft_tokens: 6, ..EngineOptions::default() };
     let (crowd, stats) = play(executor, &crowd_options, scripts)?;
     Ok((alone, crowd, stats))
 }
@@ -130,11 +131,21 @@ fn together(name: &str, alone: &[PlayedStream], crowd: &[PlayedStream], stats: &
     let tokens: usize = alone.iter().map(|stream| stream.drawn.len()).sum();
     let differ = alone.iter().zip(crowd).filter(|(alone, crowd)| alone != crowd).count();
     let beyond: usize = alone.iter().chain(crowd).map(|stream| stream.beyond_mask).sum();
-    let EngineStats { steers, rewound_tokens, held_steps, preemptions, cached_tokens, cancelled, .. } = stats;
+    let EngineStats {
+        steers,
+        rewound_tokens,
+        held_steps,
+        preemptions,
+        cached_tokens,
+        cancelled,
+        draft_tokens,
+        accepted_tokens,
+        ..
+    } = stats;
     let reached = [steers, rewound_tokens, held_steps, preemptions, cached_tokens, cancelled];
     let what = format!(
         "{steers} steers, {rewound_tokens} tokens rewound, {held_steps} held steps, {preemptions} preemptions, \
-         {cached_tokens} cached tokens, {cancelled} aborted"
+         {cached_tokens} cached tokens, {cancelled} aborted, {accepted_tokens} of {draft_tokens} draft tokens accepted"
     );
     let (value, passed) = match () {
         () if differ > 0 => (format!("{differ} sequences get other tokens than alone; {what}"), false),

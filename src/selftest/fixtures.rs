@@ -180,7 +180,7 @@ pub fn drawing(slot: u32, tokens: &[u32], start: usize, blocks: &[u32]) -> Row {
         start: start as u32,
         blocks: blocks.to_vec(),
         after: After::Draw.into(),
-        draw: Some(draw),
+        draws: vec![draw],
         score: -1,
         ..Row::default()
     }
@@ -188,5 +188,5 @@ pub fn drawing(slot: u32, tokens: &[u32], start: usize, blocks: &[u32]) -> Row {
 
 /// Computes tokens, and returns the hidden state of the last one.
 pub fn embedding(slot: u32, tokens: &[u32], blocks: &[u32]) -> Row {
-    Row { after: After::Embed.into(), draw: None, ..drawing(slot, tokens, 0, blocks) }
+    Row { after: After::Embed.into(), draws: Vec::new(), ..drawing(slot, tokens, 0, blocks) }
 }

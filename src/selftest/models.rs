@@ -204,8 +204,8 @@ pub fn decode(steps: &mut Steps, prompt: &[u32], count: usize) -> Result<Vec<(u3
     while drawn.len() < count {
         let results = steps.run(vec![drawing(2, &next, start, &blocks)])?;
         let result = results.first().ok_or("the step gave no result")?;
-        let token = result.token.ok_or("the step drew no token")?;
-        let top = result.logprob.as_ref().map_or(&[][..], |logprob| &logprob.top);
+        let token = result.token().ok_or("the step drew no token")?;
+        let top = result.logprob().map_or(&[][..], |logprob| &logprob.top);
         let [best, second] = top else { return Err("the step gave no two alternatives".into()) };
         drawn.push((token, (best.logprob - second.logprob) / second.logprob.abs().max(1.0)));
         start += next.len();

@@ -33,6 +33,8 @@ pub struct ExecutorShape {
     /// Whether the next step is prepared while one runs. It costs a row for each sequence that ends, which is worth it
     /// where the device would wait for the host.
     pub runs_ahead: bool,
+    /// What a step costs beyond its rows, in rows: drafts are worth as much.
+    pub step_cost: usize,
     /// None: the model has no recurrent layers.
     pub states: Option<StateShape>,
     /// LoRA adapters at the same time.
@@ -72,11 +74,12 @@ impl ExecutorShape {
 ///   before any is written.
 /// - `AFTER_STASH` keeps the logits of the last token until a row of this slot draws from them or replaces them, or
 ///   they are dropped.
-/// - `AFTER_DRAW` samples from the logits of the last token. If `tokens` is empty, it uses up the stash instead.
+/// - `AFTER_DRAW` samples from the logits of the last tokens, of one for each draw. If `tokens` is empty, it uses up the
+///   stash instead.
 /// - `AFTER_EMBED` returns the hidden state of the last token.
 ///
 /// The result has one entry per row that drew, scored or embedded, in the order of the step. A draw is a pure function
-/// of the logits and `Draw`; `empty_mask` means that bans and mask left no token.
+/// of the logits and `Draw`, with the tokens before it in its row; without a token, bans and mask left none.
 pub trait Executor: Send {
     fn shape(&self) -> ExecutorShape;
     /// Where the next step is executed. The scheduler puts it into the step.
@@ -111,7 +114,7 @@ impl DrawnTokens {
     pub fn of(result: &StepResult) -> Self {
         let slots = result.rows.iter().map(|row| row.slot as usize + 1).max().unwrap_or(0);
         let mut tokens = vec![None; slots];
-        result.rows.iter().for_each(|row| tokens[row.slot as usize] = row.token);
+        result.rows.iter().for_each(|row| tokens[row.slot as usize] = row.token());
         Self(tokens)
     }
 
@@ -128,7 +131,7 @@ impl DrawnTokens {
 /// A token that a row computes is also one that its penalties read.
 pub fn add_to_history(row: &mut Row, token: u32) {
     let penalized = |draw: &&mut Draw| draw.sampling.as_ref().is_some_and(penalizes);
-    if let Some(draw) = row.draw.as_mut().filter(penalized) {
+    if let Some(draw) = row.draws.first_mut().filter(penalized) {
         draw.history.push(token);
     }
 }

@@ -44,6 +44,8 @@ metrics! {
     restored_tokens: u64,
     damaged_blocks: u64,
     held_blocks: u32,
+    draft_tokens: u64,
+    accepted_tokens: u64,
 }
 
 /// Upper bounds of the buckets of step durations, in seconds.

@@ -352,6 +352,7 @@ impl ModelLoader {
             ranks: size,
             hidden_size: spec.hidden,
             runs_ahead: D::KIND != CpuDevices::KIND,
+            step_cost: D::STEP_COST,
             states: plan.states(plan.blocks),
             lora_slots: self.options.loras.slots,
             host,

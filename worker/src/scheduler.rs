@@ -13,6 +13,7 @@ mod admit;
 mod cached;
 mod check;
 mod commit;
+mod draft;
 mod planned;
 mod slots;
 mod states;
@@ -30,7 +31,7 @@ use crate::cells::StateShape;
 use crate::error::Rejected;
 use crate::executor::{ExecutorShape, StepPlacement};
 use crate::limits;
-use crate::seq::{NextWork, Seq, SeqId};
+use crate::seq::{NextWork, Seq, SeqId, StepCost};
 use planned::{Planned, PlannedLoad, PlannedStep};
 use slots::SequenceSlots;
 use waiting::Waiting;
@@ -49,6 +50,8 @@ pub struct EngineOptions {
     pub prefix_cache: bool,
     /// Computes embeddings and generates nothing.
     pub embeds: bool,
+    /// Draft tokens of a step, found by prompt lookup. 0: none.
+    pub draft_tokens: usize,
 }
 
 impl Default for EngineOptions {
@@ -60,6 +63,7 @@ impl Default for EngineOptions {
             park_grace: limits::PARK_GRACE,
             prefix_cache: true,
             embeds: false,
+            draft_tokens: 0,
         }
     }
 }
@@ -107,6 +111,8 @@ pub struct Output {
 pub struct Scheduler {
     options: EngineOptions,
     vocab_size: usize,
+    /// As in [`ExecutorShape`].
+    step_cost: usize,
     /// Limit of prompt and generated tokens: the model's limit, or what all blocks together hold.
     context: usize,
     blocks: BlockPool,
@@ -144,6 +150,7 @@ impl Scheduler {
             states: shape.states,
             options,
             vocab_size: shape.vocab_size,
+            step_cost: shape.step_cost,
             context: context_limit(shape),
             seqs: BTreeMap::new(),
             running: BTreeSet::new(),
@@ -310,6 +317,7 @@ impl Scheduler {
         if !preempted {
             self.admit(&mut budget, now);
         }
+        self.draft(budget);
         self.step(placed)
     }
 
@@ -319,12 +327,19 @@ impl Scheduler {
     }
 
     /// Whether to plan the next step while one runs. Not where a router decides about the next token, and would come
-    /// too late for the step after that; nor beside a prompt, whose next part would come before a sequence that arrives
-    /// meanwhile.
+    /// too late for the step after that; nor where drafts may follow that token; nor beside a prompt, whose next part
+    /// would come before a sequence that arrives meanwhile.
     pub fn may_run_ahead(&self) -> bool {
-        let steered = |id: &SeqId| self.seqs[id].is_steered() && !self.seqs[id].paused;
-        let decodes = |step: &PlannedStep| step.rows.iter().all(|row| row.after == After::Draw && row.count <= 1);
-        self.running_steps.len() == 1 && self.running_steps.iter().all(decodes) && !self.running.iter().any(steered)
+        let sequences = self.running.len();
+        let cost = StepCost { fixed: self.step_cost, rows: sequences, sequences };
+        let waits = |id: &SeqId| {
+            let seq = &self.seqs[id];
+            (seq.is_steered() || !seq.lookup.drafts(cost).is_empty()) && !seq.paused
+        };
+        let decodes = |row: &Planned| row.after == After::Draw && row.count <= 1 && row.drafts.is_empty();
+        self.running_steps.len() == 1
+            && self.running_steps.iter().flat_map(|step| &step.rows).all(decodes)
+            && !self.running.iter().any(waits)
     }
 
     /// Plans up to `count` tokens of a running sequence, with blocks for them. True if other sequences were preempted.
@@ -427,6 +442,7 @@ impl Scheduler {
             let row = planned.row(seq, size);
             seq.ahead.count += planned.count;
             seq.ahead.draws += usize::from(planned.after == After::Draw);
+            seq.ahead.drafts += planned.drafts.len();
             seq.stashed = planned.after == After::Stash;
             Some(row)
         });

@@ -90,7 +90,7 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
             kept_blocks: kept,
             blocks: (kept..end.div_ceil(shape.block_size) as u32).collect(),
             after: After::Nothing.into(),
-            draw: None,
+            draws: Vec::new(),
             score: TOP,
             // The token after the last one is arbitrary: only its alternatives are used.
             next: Some(tokens.get(end).copied().unwrap_or(0)),

@@ -1,5 +1,6 @@
 //! One sequence: its tokens, its router's Steers, and the KV blocks of its past. It does not know other sequences.
 
+mod prompt_lookup;
 mod states;
 
 use std::sync::Arc;
@@ -8,9 +9,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use rein_proto::block_hash;
 use rein_proto::checks::{self, SteerError};
-use rein_proto::internal::{Draw, Limits, Sampling, Start, Steer, TokenLogprob};
+use rein_proto::internal::{Draw, FinishReason, Limits, Sampling, Start, Steer, TokenLogprob};
 
 use crate::blocks::{BlockId, BlockPool};
+use prompt_lookup::PromptLookup;
+pub use prompt_lookup::StepCost;
 use states::SequenceStates;
 pub use states::StateAt;
 
@@ -39,6 +42,8 @@ pub struct UnderWay {
     pub count: usize,
     /// Tokens that they draw, which nobody knows yet.
     pub draws: usize,
+    /// Draft tokens that they compute beyond that.
+    pub drafts: usize,
     /// Blocks that come from the host tier, the first of those that are not computed.
     pub loads: usize,
     /// Rows and draws planned under another number are void.
@@ -49,14 +54,6 @@ pub struct UnderWay {
 impl UnderWay {
     pub fn is_none(&self) -> bool {
         self.count == 0 && self.draws == 0 && self.loads == 0
-    }
-
-    /// The draws are void: another token may follow. What was computed stays.
-    fn void_draws(&mut self) {
-        if self.draws > 0 {
-            self.draws = 0;
-            self.draws_of += 1;
-        }
     }
 
     fn void(&mut self) {
@@ -108,6 +105,7 @@ pub struct Seq {
     /// What steps that were not committed yet do for it.
     pub ahead: UnderWay,
     pub states: SequenceStates,
+    pub lookup: PromptLookup,
 
     /// The Admitted message was sent.
     pub admitted: bool,
@@ -150,6 +148,7 @@ impl Seq {
             stashed: false,
             ahead: UnderWay::default(),
             states: SequenceStates::default(),
+            lookup: PromptLookup::default(),
             admitted: false,
             cached_tokens: 0,
             scores: Vec::new(),
@@ -208,7 +207,7 @@ impl Seq {
     /// Whether nothing can be planned before what is under way is done, within a context of `most` tokens.
     pub fn must_land(&self, most: usize) -> bool {
         let last = self.generated() + self.ahead.draws >= self.max_tokens() || self.len_ahead() >= most;
-        let waits = self.embeds || self.scoring() || (self.ahead.draws > 0 && last);
+        let waits = self.embeds || self.scoring() || self.ahead.drafts > 0 || (self.ahead.draws > 0 && last);
         waits && !self.ahead.is_none()
     }
 
@@ -217,8 +216,13 @@ impl Seq {
         self.paused || self.proposed || (self.preempted && !self.may_draw())
     }
 
-    pub fn is_stop(&self, token: u32) -> bool {
-        !self.limits.ignore_eos && self.limits.stop_token_ids.contains(&token)
+    /// Whether it ends after this token, its last, within a context of `most` tokens.
+    pub fn end_after(&self, token: u32, most: usize) -> Option<FinishReason> {
+        if !self.limits.ignore_eos && self.limits.stop_token_ids.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        let full = self.generated() >= self.max_tokens() || self.tokens.len() >= most;
+        full.then_some(FinishReason::Length)
     }
 
     /// Checks a whole Steer before anything changes.
@@ -232,7 +236,8 @@ impl Seq {
         let rewound = self.generated() - steer.keep as usize;
         self.epoch = steer.epoch;
         self.proposed = false;
-        self.ahead.void_draws();
+        self.lookup.clear();
+        self.void_draws();
         if rewound > 0 {
             self.ahead.void();
             self.stashed = false;
@@ -296,7 +301,16 @@ impl Seq {
 
     /// The sequence has ended, perhaps only by proposal: what is under way draws beyond the end.
     pub fn end(&mut self) {
-        self.ahead.void_draws();
+        self.void_draws();
+    }
+
+    /// What is under way draws in vain: another token may follow. What it computes of known tokens stays.
+    fn void_draws(&mut self) {
+        if self.ahead.draws > 0 {
+            (self.ahead.draws, self.ahead.drafts) = (0, 0);
+            self.ahead.draws_of += 1;
+            self.states.forget_after(self.computed_ahead());
+        }
     }
 
     /// Releases all blocks. The tokens stay.
@@ -333,9 +347,17 @@ impl Seq {
         (kept, self.tokens[kept..].to_vec())
     }
 
-    /// The parameters of the next draw.
-    pub fn draw(&mut self) -> Draw {
+    /// The parameters of the next draw, and of one behind each of so many draft tokens.
+    pub fn draws(&mut self, drafts: usize) -> Vec<Draw> {
         let position = self.generated() + self.ahead.draws;
+        let penalized = penalizes(&self.sampling);
+        let (kept, history) = if penalized { self.tell_history() } else { (0, Vec::new()) };
+        let mut draws: Vec<Draw> = (position..=position + drafts).map(|position| self.draw(position, kept)).collect();
+        draws[0].history = history;
+        draws
+    }
+
+    fn draw(&self, position: usize, kept_history: usize) -> Draw {
         let mask = self.mask.as_ref().filter(|(at, _)| *at == position).map(|(_, mask)| mask.clone());
         let mut banned: &[u32] = &[];
         if position < self.limits.min_tokens as usize && !self.limits.ignore_eos {
@@ -346,7 +368,6 @@ impl Seq {
             }
         }
         let banned = banned.to_vec();
-        let (kept, history) = if penalizes(&self.sampling) { self.tell_history() } else { (0, Vec::new()) };
         let scripted = match self.script.is_empty() {
             true => None,
             false => self.script.get(position).or(self.limits.stop_token_ids.first()).copied(),
@@ -356,8 +377,8 @@ impl Seq {
             position: position as u32,
             mask,
             banned,
-            kept_history: kept as u32,
-            history,
+            kept_history: kept_history as u32,
+            history: Vec::new(),
             prompt_length: if penalizes(&self.sampling) { self.prompt_len as u32 } else { 0 },
             logprobs: self.logprobs,
             scripted,

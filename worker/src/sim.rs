@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use rein_proto::internal::{After, Draw, Row, RowResult, Step, StepResult, TokenLogprob, TopLogprob};
+use rein_proto::internal::{After, Draw, Drawn, Row, RowResult, Step, StepResult, TokenLogprob, TopLogprob};
 use rein_proto::splitmix::mix_both;
 
 use crate::blocks::HostShape;
@@ -118,14 +118,16 @@ impl Sim {
         lost
     }
 
-    /// The hash of all tokens up to the row's last.
-    fn forward(&mut self, row: &Row, scores: &mut Vec<TokenLogprob>) -> Result<u64, ExecutorError> {
+    /// The hash of all tokens up to each of the row's.
+    fn forward(&mut self, row: &Row, scores: &mut Vec<TokenLogprob>) -> Result<Vec<u64>, ExecutorError> {
         let mut state = match (row.start as usize).checked_sub(1) {
             None => mix_both(self.options.seed, u64::MAX),
             Some(before) => self.slots[self.slot(row, before)?],
         };
+        let mut states = Vec::with_capacity(row.tokens.len());
         for (index, &token) in row.tokens.iter().enumerate() {
             state = mix_both(state, u64::from(token));
+            states.push(state);
             let slot = self.slot(row, row.start as usize + index)?;
             self.slots[slot] = state;
             if row.score >= 0
@@ -134,7 +136,7 @@ impl Sim {
                 scores.push(self.logprob(next, row.score));
             }
         }
-        Ok(state)
+        Ok(states)
     }
 
     /// From a flat distribution.
@@ -182,6 +184,7 @@ impl Executor for Sim {
             ranks: 1,
             hidden_size: EMBEDDING_SIZE,
             runs_ahead: true,
+            step_cost: (options.step_base_us / options.per_prefill_token_us.max(1)) as usize,
             states: None,
             lora_slots: 0,
             host: HostShape { places: options.host_places, ..HostShape::default() },
@@ -202,26 +205,31 @@ impl Executor for Sim {
         for row in &step.rows {
             let mut scores = Vec::new();
             let stashed = self.stashed.remove(&row.slot);
-            let state = match row.tokens.is_empty() {
+            let states = match row.tokens.is_empty() {
                 false => self.forward(row, &mut scores)?,
-                true => stashed.ok_or_else(|| {
+                true => vec![stashed.ok_or_else(|| {
                     ExecutorError::Step(format!("slot {} draws from a stash that does not exist", row.slot))
-                })?,
+                })?],
             };
+            let state = states.last().copied().unwrap_or_default();
             if row.after() == After::Stash {
                 self.stashed.insert(row.slot, state);
             }
             let mut result = RowResult { slot: row.slot, scores, ..RowResult::default() };
-            if let Some(draw) = &row.draw {
-                result.token = self.sample(state, draw);
-                result.empty_mask = result.token.is_none();
-                result.logprob =
-                    result.token.filter(|_| draw.logprobs >= 0).map(|token| self.logprob(token, draw.logprobs));
-            }
+            let first = states.len().saturating_sub(row.draws.len());
+            result.drawn = states[first..]
+                .iter()
+                .zip(&row.draws)
+                .map(|(state, draw)| {
+                    let token = self.sample(*state, draw);
+                    let logprob = token.filter(|_| draw.logprobs >= 0).map(|token| self.logprob(token, draw.logprobs));
+                    Drawn { token, logprob }
+                })
+                .collect();
             if row.after() == After::Embed {
                 result.state = embedding(state);
             }
-            if row.draw.is_some() || row.score >= 0 || row.after() == After::Embed {
+            if !row.draws.is_empty() || row.score >= 0 || row.after() == After::Embed {
                 rows.push(result);
             }
         }

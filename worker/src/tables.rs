@@ -2,7 +2,7 @@
 //! steps keeps them. It does not know which blocks are free.
 
 use rein_kernels::AWAITED_TOKEN;
-use rein_proto::internal::{Draw, Step};
+use rein_proto::internal::{Draw, Row, Step};
 
 use crate::seq::penalizes;
 
@@ -75,9 +75,10 @@ impl Histories {
     pub fn apply(&mut self, step: &Step) -> Result<(), String> {
         self.0.forget(step);
         let penalized = |draw: &&Draw| draw.sampling.as_ref().is_some_and(penalizes);
-        for (row, draw) in step.rows.iter().filter_map(|row| Some((row, row.draw.as_ref().filter(penalized)?))) {
+        for (row, draw) in step.rows.iter().filter_map(|row| Some((row, row.draws.first().filter(penalized)?))) {
             let (slot, kept) = (row.slot, draw.kept_history as usize);
-            let changed = self.0.change(slot, kept, &draw.history);
+            let fresh = [&draw.history[..], drafts(row)].concat();
+            let changed = self.0.change(slot, kept, &fresh);
             changed.map_err(|held| format!("slot {slot}: the draw keeps {kept} tokens of a history of {held}"))?;
         }
         Ok(())
@@ -92,11 +93,18 @@ impl Histories {
         }
     }
 
-    /// Prompt and generated tokens, of which `prompt` are the prompt's.
-    pub fn of(&self, slot: u32, prompt: usize) -> (&[u32], &[u32]) {
+    /// Prompt and generated tokens, of which `prompt` are the prompt's, before the draw that `later` ones follow.
+    pub fn of(&self, slot: u32, prompt: usize, later: usize) -> (&[u32], &[u32]) {
         let history = self.0.of(slot);
+        let history = &history[..history.len().saturating_sub(later)];
         history.split_at(prompt.min(history.len()))
     }
+}
+
+/// The draft tokens of a row: those behind its first draw.
+pub fn drafts(row: &Row) -> &[u32] {
+    let later = row.draws.len().saturating_sub(1);
+    &row.tokens[row.tokens.len().saturating_sub(later)..]
 }
 
 /// The error of a row that builds on a table that is not there.

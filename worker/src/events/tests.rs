@@ -16,6 +16,7 @@ fn feed(blocks: usize) -> (EventSource, Arc<EventFeed>) {
         ranks: 1,
         hidden_size: 4,
         runs_ahead: true,
+        step_cost: 6,
         states: None,
         lora_slots: 0,
         host: HostShape::default(),

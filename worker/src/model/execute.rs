@@ -8,7 +8,7 @@ use rein_kernels::{
     self as kernels, AwaitedToken, Backend, KeptHistory, KernelError, LogitsOf, Result as KernelResult, Score, Span,
     Stash, StateCells, StateSave, StepInputs, StepOutputs,
 };
-use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
+use rein_proto::internal::{After, Draw, Drawn, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
 
 use super::host_tier::HostTier;
 use super::network::Network;
@@ -88,19 +88,18 @@ impl<'a> StepPlan<'a> {
                 }
             }
             let last = row.tokens.len().checked_sub(1).map(|last| first + last);
-            match (row.after(), &row.draw, last) {
-                (After::Draw, Some(draw), _) => {
-                    let from = match last {
-                        Some(last) => LogitsOf::Row(last),
-                        None => LogitsOf::Slot(row.slot),
-                    };
-                    plan.rows.draws.push(draw_of(draw, &inputs.logit_bias, row.slot, histories, from));
-                    plan.answers.draws.push(answer);
+            match (row.after(), last) {
+                (After::Draw, _) => {
+                    for (draw, later) in row.draws.iter().zip((0..row.draws.len()).rev()) {
+                        let from = last.map_or(LogitsOf::Slot(row.slot), |last| LogitsOf::Row(last - later));
+                        plan.rows.draws.push(draw_of(row, draw, later, &inputs.logit_bias, histories, from));
+                        plan.answers.draws.push(answer);
+                    }
                 }
-                (After::Stash, _, Some(last)) => {
+                (After::Stash, Some(last)) => {
                     plan.rows.stashes.push(Stash { row: last, slot: row.slot });
                 }
-                (After::Embed, _, Some(last)) => {
+                (After::Embed, Some(last)) => {
                     plan.rows.states.push(last);
                     plan.answers.states.push(answer);
                 }
@@ -170,14 +169,10 @@ impl<B: Backend> Executing<B> {
             results[i].state = state;
         }
         for (i, token) in draws.into_iter().zip(drawn.tokens) {
-            match token {
-                Some(token) => {
-                    self.histories.learn(results[i].slot, token.id);
-                    results[i].token = Some(token.id);
-                    results[i].logprob = token.logprob.map(|logprob| message(token.id, logprob));
-                }
-                None => results[i].empty_mask = true,
-            }
+            let id = token.as_ref().map(|token| token.id);
+            id.into_iter().for_each(|id| self.histories.learn(results[i].slot, id));
+            let logprob = token.and_then(|token| Some(message(token.id, token.logprob?)));
+            results[i].drawn.push(Drawn { token: id, logprob });
         }
         Ok(StepResult { id, rows: results, lost_places })
     }
@@ -196,24 +191,27 @@ struct RowInputs {
 
 impl RowInputs {
     fn of(row: &Row) -> Self {
-        let sampling = row.draw.as_ref().and_then(|draw| draw.sampling.as_ref());
+        let sampling = row.draws.first().and_then(|draw| draw.sampling.as_ref());
         let logit_bias = sampling.into_iter().flat_map(|sampling| &sampling.logit_bias);
         let saves = row.saves.iter().map(|save| StateSave { rows: save.tokens as usize, cell: save.cell });
         Self { logit_bias: logit_bias.map(|b| (b.token, b.bias)).collect(), saves: saves.collect() }
     }
 }
 
+/// `later`: draws of the row behind this one.
 fn draw_of<'a>(
+    row: &Row,
     draw: &'a Draw,
+    later: usize,
     logit_bias: &'a [(u32, f32)],
-    slot: u32,
     histories: &'a Histories,
     from: LogitsOf,
 ) -> kernels::Draw<'a> {
     static GREEDY: LazyLock<Sampling> =
         LazyLock::new(|| Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() });
     let sampling = draw.sampling.as_ref().unwrap_or(&GREEDY);
-    let (prompt, generated) = histories.of(slot, draw.prompt_length as usize);
+    let slot = row.slot;
+    let (prompt, generated) = histories.of(slot, draw.prompt_length as usize, later);
     let sample = SampleSpec {
         temperature: sampling.temperature,
         top_p: sampling.top_p,
@@ -231,7 +229,8 @@ fn draw_of<'a>(
         generated,
     };
     let history = penalizes(sampling).then_some(KeptHistory { slot, kept: draw.kept_history as usize });
-    kernels::Draw { from, slot: Some(slot), sample, history, logprobs: usize::try_from(draw.logprobs).ok() }
+    let logprobs = usize::try_from(draw.logprobs).ok();
+    kernels::Draw { from, slot: (later == 0).then_some(slot), sample, history, logprobs }
 }
 
 /// Checks whether a row can be executed, when the ranks hold `held` blocks of its slot's table and have `slots` slots.
@@ -248,8 +247,9 @@ pub fn check_row(row: &Row, held: usize, slots: usize, shape: &ExecutorShape) ->
     if row.tokens.is_empty() && row.after() != After::Draw {
         return Err(format!("slot {slot}: a row without tokens must draw"));
     }
-    if row.after() == After::Draw && row.draw.is_none() {
-        return Err(format!("slot {slot}: a row that draws must have draw parameters"));
+    let most = if row.after() == After::Draw { row.tokens.len().max(1) } else { 0 };
+    if row.draws.len() > most || row.draws.is_empty() && most > 0 {
+        return Err(format!("slot {slot}: a row with {} draws, which can have 1 to {most}", row.draws.len()));
     }
     if kept > held {
         return Err(keeps_too_many(slot, kept, held));

@@ -39,6 +39,8 @@ pub struct DeviceDefaults {
     pub block_size: usize,
     /// Tokens computed in one step.
     pub token_budget: usize,
+    /// As [`EngineOptions::draft_tokens`](crate::EngineOptions::draft_tokens).
+    pub draft_tokens: usize,
     /// The share of the memory left free by the weights that the KV cache gets.
     pub kv_share: f64,
 }
@@ -69,10 +71,15 @@ impl DeviceChoice {
     pub fn defaults(&self) -> DeviceDefaults {
         match self {
             // The rest of the memory belongs to other processes, and to the page cache with the checkpoint.
-            DeviceChoice::Cpu => DeviceDefaults { block_size: 16, token_budget: TOKEN_BUDGET, kv_share: 0.25 },
+            DeviceChoice::Cpu => {
+                DeviceDefaults { block_size: 16, token_budget: TOKEN_BUDGET, draft_tokens: 8, kv_share: 0.25 }
+            }
             // Attention reads whole blocks, and a step of fewer tokens would be limited by reading the experts. The
             // memory of a GPU has no other use; a tenth is left for recorded steps and the activations of large ones.
-            DeviceChoice::Cuda(_) => DeviceDefaults { block_size: 64, token_budget: 8192, kv_share: 0.9 },
+            // Steps with drafts are not recorded, and no GPU has shown yet what they gain.
+            DeviceChoice::Cuda(_) => {
+                DeviceDefaults { block_size: 64, token_budget: 8192, draft_tokens: 0, kv_share: 0.9 }
+            }
         }
     }
 

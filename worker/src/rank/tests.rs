@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rein_kernels::Precision;
-use rein_proto::internal::{Draw, Row, RowResult, Sampling};
+use rein_proto::internal::{Draw, Drawn, Row, RowResult, Sampling};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -17,6 +17,7 @@ mod apart;
 mod broken;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod drafts;
 mod embeddings;
 mod layouts;
 mod loras;
@@ -143,7 +144,7 @@ fn row(slot: u32, tokens: &[u32], start: usize, blocks: &[u32], after: After) ->
         kept_blocks: 0,
         blocks: blocks.to_vec(),
         after: after.into(),
-        draw: (after == After::Draw).then(|| greedy_draw(0)),
+        draws: if after == After::Draw { vec![greedy_draw(0)] } else { Vec::new() },
         score: -1,
         ..Row::default()
     }
@@ -163,7 +164,7 @@ fn generate(group: &mut RankGroup, prompt: &[u32], count: usize) -> Vec<u32> {
     while drawn.len() < count {
         let result = run(group, vec![row(1, &next, start, &blocks, After::Draw)]);
         start += next.len();
-        next = vec![result[0].token.expect("a token")];
+        next = vec![result[0].token().expect("a token")];
         drawn.push(next[0]);
     }
     drawn

@@ -364,7 +364,7 @@ fn for_followers(step: &Step) -> Step {
         kept_blocks: row.kept_blocks,
         blocks: row.blocks.clone(),
         after: row.after,
-        draw: row.draw.as_ref().map(|draw| Draw { logprobs: draw.logprobs, ..Draw::default() }),
+        draws: row.draws.iter().map(|draw| Draw { logprobs: draw.logprobs, ..Draw::default() }).collect(),
         score: row.score,
         next: row.next,
         awaits_token: row.awaits_token,

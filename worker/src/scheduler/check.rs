@@ -22,7 +22,7 @@ impl Scheduler {
             let Some(seq) = self.seqs.get(&planned.seq).filter(|seq| seq.ahead.rows_of == planned.rows_of) else {
                 continue;
             };
-            let end = (planned.start + planned.count).div_ceil(size);
+            let end = planned.end().div_ceil(size);
             let written = if planned.count == 0 { &[][..] } else { &seq.table[planned.start / size..end] };
             if let Some(block) = written.iter().find(|&&block| !self.blocks.writable(block)) {
                 return Err(format!("sequence {} would write block {block}, which others may read", planned.seq));

@@ -1,7 +1,7 @@
 //! What the results of a step change: sequences advance, tokens go out, blocks that came back count as computed.
 
 use rein_proto::internal::{
-    Admitted, After, FinishReason, FromEngine, RowResult, StepResult, TokenLogprob, Tokens, from_engine,
+    Admitted, After, Drawn, FinishReason, FromEngine, RowResult, StepResult, TokenLogprob, Tokens, from_engine,
 };
 
 use super::planned::{Planned, PlannedLoad, PlannedStep};
@@ -12,8 +12,8 @@ impl Scheduler {
     /// Applies the result of the oldest step that was not committed.
     pub fn commit(&mut self, result: StepResult) {
         let step = self.running_steps.front().map(|step| &step.rows[..]).unwrap_or_default();
-        let expected = step.iter().filter(|row| row.answers()).map(|row| row.slot);
-        if !expected.eq(result.rows.iter().map(|row| row.slot)) {
+        let expected = step.iter().filter(|row| row.answers()).map(|row| (row.slot, row.draws()));
+        if !expected.eq(result.rows.iter().map(|row| (row.slot, row.drawn.len()))) {
             return self.fail("the executor returned results for other rows than it was given", false);
         }
         self.slots.dropped();
@@ -95,29 +95,46 @@ impl Scheduler {
             return;
         }
         seq.ahead.draws -= 1;
-        let position = seq.generated() as u32;
-        let token = match result.token {
-            Some(token) if !result.empty_mask => token,
-            _ => {
+        seq.ahead.drafts = 0;
+        let mut tokens = Tokens { epoch: seq.epoch, position: seq.generated() as u32, ..Tokens::default() };
+        let mut end = None;
+        let mut drafts = planned.drafts.iter();
+        for Drawn { token, logprob } in result.drawn {
+            let Some(token) = token else {
+                let position = seq.generated();
                 let error = format!("no token can be drawn at position {position}: mask and bans exclude all tokens");
-                return self.finish(id, FinishReason::Error, error);
+                end = Some((FinishReason::Error, error));
+                break;
+            };
+            seq.push(token);
+            tokens.ids.push(token);
+            tokens.logprobs.extend(logprob);
+            end = seq.end_after(token, self.context).map(|reason| (reason, String::new()));
+            if end.is_some() || drafts.next() != Some(&token) {
+                break;
             }
-        };
-        seq.push(token);
-        self.stats.generated_tokens += 1;
-        let tokens =
-            Tokens { epoch: seq.epoch, position, ids: vec![token], logprobs: result.logprob.into_iter().collect() };
-        let message = FromEngine { kind: Some(from_engine::Kind::Tokens(tokens)) };
-        let reason = if seq.is_stop(token) {
-            Some(FinishReason::Stop)
-        } else if seq.generated() >= seq.max_tokens() || seq.tokens.len() >= self.context {
-            Some(FinishReason::Length)
-        } else {
-            None
-        };
-        self.outputs.push(Output { seq: id, message, last: false });
-        if let Some(reason) = reason {
-            self.finish(id, reason, String::new());
+            // It is the draft, which is computed.
+            seq.advance(1, &mut self.blocks);
+        }
+        if !planned.drafts.is_empty() {
+            // Nothing else is under way.
+            seq.states.forget_after(seq.computed);
+        }
+        let accepted = tokens.ids.len().saturating_sub(1);
+        seq.lookup.learn(&tokens.ids);
+        match end.is_none() && self.options.draft_tokens > 0 && !seq.is_steered() {
+            true => seq.lookup.find(&seq.tokens),
+            false => seq.lookup.clear(),
+        }
+        self.stats.generated_tokens += tokens.ids.len() as u64;
+        self.stats.draft_tokens += planned.drafts.len() as u64;
+        self.stats.accepted_tokens += accepted as u64;
+        if !tokens.ids.is_empty() {
+            let message = FromEngine { kind: Some(from_engine::Kind::Tokens(tokens)) };
+            self.outputs.push(Output { seq: id, message, last: false });
+        }
+        if let Some((reason, error)) = end {
+            self.finish(id, reason, error);
         }
     }
 }

@@ -35,6 +35,8 @@ pub struct Planned {
     pub draws_of: u64,
     /// Number of tokens to compute. 0: draw from the stash.
     pub count: usize,
+    /// What may follow them, computed too: a token is drawn behind each.
+    pub drafts: Vec<u32>,
     pub after: After,
     pub scored: bool,
     /// Known once the step is made: the cell with its recurrent state, where that goes, and how many of the saves, the
@@ -61,12 +63,23 @@ impl Planned {
             rows_of: seq.ahead.rows_of,
             draws_of: seq.ahead.draws_of,
             count,
+            drafts: Vec::new(),
             after,
             scored: seq.scoring() && count > 0 && start < seq.prompt_len,
             state: None,
             saves: Vec::new(),
             checkpoints: 0,
         }
+    }
+
+    /// The position behind all that it computes.
+    pub fn end(&self) -> usize {
+        self.start + self.count + self.drafts.len()
+    }
+
+    /// Number of tokens that it draws.
+    pub fn draws(&self) -> usize {
+        if self.after == After::Draw { 1 + self.drafts.len() } else { 0 }
     }
 
     /// Positions and cells of its checkpoints.
@@ -84,11 +97,12 @@ impl Planned {
         let end = self.start + self.count;
         let (kept_blocks, blocks) = match self.count {
             0 => (0, Vec::new()),
-            _ => seq.tell_table(end.div_ceil(block_size)),
+            _ => seq.tell_table(self.end().div_ceil(block_size)),
         };
         let mut tokens = seq.tokens.get(self.start..end.min(seq.tokens.len())).unwrap_or_default().to_vec();
         // In place of the one that is not known yet.
         tokens.resize(self.count, 0);
+        tokens.extend_from_slice(&self.drafts);
         Row {
             slot: self.slot,
             tokens,
@@ -97,7 +111,7 @@ impl Planned {
             kept_blocks: kept_blocks as u32,
             blocks,
             after: self.after.into(),
-            draw: (self.after == After::Draw).then(|| seq.draw()),
+            draws: if self.after == After::Draw { seq.draws(self.drafts.len()) } else { Vec::new() },
             score: if self.scored { seq.prompt_logprobs } else { -1 },
             next: (self.scored && end < seq.prompt_len).then(|| seq.tokens[end]),
             state: self.state,

@@ -29,14 +29,17 @@ impl Scheduler {
         }
         for row in planned.iter_mut().filter(|row| row.count > 0) {
             let Some(seq) = self.seqs.get_mut(&row.seq) else { continue };
-            let end = row.start + row.count;
+            let (end, drafted) = (row.start + row.count, row.end());
             for position in seq.checkpoints(row.start, end, &self.blocks) {
                 let Some(cell) = self.blocks.take_cell(|cell| read.contains(&cell)) else { break };
                 row.saves.push(StateSave { tokens: (position - row.start) as u32, cell });
             }
             row.checkpoints = row.saves.len();
-            let cell = shape.recent(row.slot) + seq.states.leave(row.start, end) as u32;
-            row.saves.push(StateSave { tokens: row.count as u32, cell });
+            // Drafts may come to nothing, so the state before them is kept too.
+            for end in [end].into_iter().chain((drafted > end).then_some(drafted)) {
+                let cell = shape.recent(row.slot) + seq.states.leave(row.start, end) as u32;
+                row.saves.push(StateSave { tokens: (end - row.start) as u32, cell });
+            }
         }
     }
 

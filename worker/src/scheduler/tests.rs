@@ -5,6 +5,6 @@ mod replay;
 mod shares;
 mod tables;
 
-use rein_proto::internal::{RowResult, StepResult, TokenLogprob};
+use rein_proto::internal::{Drawn, RowResult, StepResult, TokenLogprob};
 
 use super::*;

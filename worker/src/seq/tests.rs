@@ -12,15 +12,19 @@ fn neutral() -> Sampling {
     Sampling { repetition_penalty: 1.0, ..Sampling::default() }
 }
 
+fn next_draw(seq: &mut Seq) -> Draw {
+    seq.draws(0).remove(0)
+}
+
 #[test]
 fn histories_are_sent_only_with_a_penalty_and_only_what_is_new() {
-    let plain = seq(neutral(), Limits::default()).draw();
+    let plain = next_draw(&mut seq(neutral(), Limits::default()));
     assert_eq!((plain.position, plain.logprobs), (2, 3));
     assert!(plain.history.is_empty());
     let mut seq = seq(Sampling { presence_penalty: 0.5, ..neutral() }, Limits { max_tokens: 9, ..Limits::default() });
     let mut blocks = BlockPool::new(4, 4, true, None);
     let told = |seq: &mut Seq| {
-        let draw = seq.draw();
+        let draw = next_draw(seq);
         assert_eq!(draw.prompt_length, 3);
         (draw.kept_history, draw.history)
     };
@@ -40,12 +44,12 @@ fn stop_tokens_are_banned_before_min_tokens_unless_the_mask_leaves_only_them() {
     let limits = Limits { max_tokens: 9, min_tokens: 3, stop_token_ids: vec![7], ignore_eos: false };
     let mut seq = seq(neutral(), limits);
     let mut blocks = BlockPool::new(4, 4, true, None);
-    assert_eq!(seq.draw().banned, [7]);
+    assert_eq!(next_draw(&mut seq).banned, [7]);
     let steer = |epoch, keep, bits: u8| Steer { epoch, keep, mask: Some(vec![bits].into()), ..Steer::default() };
     seq.steer(steer(1, 2, 0b1000_0001), 100, &mut blocks);
-    assert_eq!(seq.draw().banned, [7]);
+    assert_eq!(next_draw(&mut seq).banned, [7]);
     seq.steer(steer(2, 2, 0b1000_0000), 100, &mut blocks);
-    assert!(seq.draw().banned.is_empty());
+    assert!(next_draw(&mut seq).banned.is_empty());
     seq.push(7);
-    assert_eq!((seq.draw().mask, seq.draw().banned), (None, vec![]));
+    assert_eq!((next_draw(&mut seq).mask, next_draw(&mut seq).banned), (None, vec![]));
 }

@@ -3,7 +3,8 @@ use super::*;
 fn row(slot: u32, tokens: &[u32], start: u32, draw: Option<Draw>) -> Row {
     let after = if draw.is_some() { After::Draw } else { After::Stash };
     let blocks = vec![slot * 2, slot * 2 + 1];
-    Row { slot, tokens: tokens.to_vec(), start, blocks, after: after.into(), draw, score: -1, ..Row::default() }
+    let draws = draw.into_iter().collect();
+    Row { slot, tokens: tokens.to_vec(), start, blocks, after: after.into(), draws, score: -1, ..Row::default() }
 }
 
 fn step(rows: Vec<Row>) -> Step {
@@ -17,7 +18,7 @@ fn draw() -> Option<Draw> {
 #[test]
 fn tokens_depend_only_on_earlier_tokens() {
     let mut sim = Sim::new(SimOptions::default());
-    let mut token = |rows| sim.execute(step(rows)).expect("executed").rows.pop().and_then(|row| row.token);
+    let mut token = |rows| sim.execute(step(rows)).expect("executed").rows.pop().and_then(|row| row.token());
     let whole = token(vec![row(0, &[1, 2, 3], 0, draw())]);
     assert!(whole.is_some());
     // In two chunks, beside another sequence.

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
-    let draw = Some(Draw { logprobs: -1, ..Draw::default() });
+    let draw = Draw { logprobs: -1, ..Draw::default() };
     let row = |slot, tokens: &[u32], after: After| Row {
         slot,
         tokens: tokens.to_vec(),
@@ -14,9 +14,9 @@ fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
     let step = Step {
         rows: vec![
             Row { score: 2, next: Some(9), ..row(1, &[5, 6, 7], After::Nothing) },
-            Row { draw: draw.clone(), ..row(2, &[8, 3], After::Draw) },
+            Row { draws: vec![draw.clone(); 2], ..row(2, &[8, 3], After::Draw) },
             row(3, &[1], After::Stash),
-            Row { draw, ..row(4, &[], After::Draw) },
+            Row { draws: vec![draw], ..row(4, &[], After::Draw) },
         ],
         ..Step::default()
     };
@@ -32,7 +32,9 @@ fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
     assert_eq!(plan.answers.rows, [1, 2, 4]);
     assert_eq!(plan.answers.scores, [(0, 6), (0, 7), (0, 9)]);
     let draws: Vec<_> = plan.rows.draws.iter().map(|draw| draw.from).collect();
-    assert_eq!(draws, [LogitsOf::Row(4), LogitsOf::Slot(4)]);
-    assert_eq!(plan.answers.draws, [1, 2]);
+    assert_eq!(draws, [LogitsOf::Row(3), LogitsOf::Row(4), LogitsOf::Slot(4)]);
+    assert_eq!(plan.answers.draws, [1, 1, 2]);
+    // The next step may await the last one's token.
+    assert_eq!(plan.rows.draws.iter().map(|draw| draw.slot).collect::<Vec<_>>(), [None, Some(2), Some(4)]);
     assert_eq!((plan.rows.stashes[0].row, plan.rows.stashes[0].slot), (5, 3));
 }

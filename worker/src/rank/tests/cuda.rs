@@ -32,7 +32,7 @@ fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<R
         let draw = |slot: u32, token: u32, block: u32| {
             let (tokens, start) = if i == 0 { (vec![token, 6, 7], 0) } else { (vec![token + i as u32], 2 + i) };
             let mut row = row(slot, &tokens, start, &[2 * block, 2 * block + 1], After::Draw);
-            row.draw.iter_mut().for_each(|draw| draw.logprobs = 5);
+            row.draws.iter_mut().for_each(|draw| draw.logprobs = 5);
             row
         };
         let step = step_of(&running.group, vec![draw(1, 5, 0), draw(2, 9, 1)]);
@@ -144,7 +144,7 @@ fn adapters_on_devices_are_those_of_peft() {
                         Row { lora, ..row(slot, &[last], i, &[first, first + 1], After::Draw) }
                     });
                     let rows = super::run(group, rows.into());
-                    drawn.push([rows[0].token.expect("a token"), rows[1].token.expect("a token")]);
+                    drawn.push([rows[0].token().expect("a token"), rows[1].token().expect("a token")]);
                 }
                 drawn
             };
@@ -197,7 +197,7 @@ fn decoded(group: &mut RankGroup, ahead: bool) -> Vec<RowResult> {
     for at in 0..STEPS {
         let rows = (0..4).map(|slot| {
             let prompt = [5 + slot, 6, 7];
-            let token = last.get(slot as usize).and_then(|row| row.token);
+            let token = last.get(slot as usize).and_then(|row| row.token());
             let known = !ahead || at < 2;
             let tokens = if at == 0 { prompt.to_vec() } else { vec![token.filter(|_| known).unwrap_or(0)] };
             let start = if at == 0 { 0 } else { 2 + at };
@@ -207,7 +207,7 @@ fn decoded(group: &mut RankGroup, ahead: bool) -> Vec<RowResult> {
                 draw.kept_history = if at == 0 { 0 } else { 2 + at as u32 };
                 draw.history = if known { tokens } else { Vec::new() };
             }
-            (row.draw, row.awaits_token) = (Some(draw), !known);
+            (row.draws, row.awaits_token) = (vec![draw], !known);
             row
         });
         let step = step_of(group, rows.collect());
@@ -233,9 +233,23 @@ fn a_step_behind_one_that_runs_has_its_tokens() {
         let options = ModelOptions { token_budget, ..options(ranks, Dtype::F32) };
         let mut group = load(&fixture.dir, &options);
         let [in_turn, ahead] = [false, true].map(|ahead| decoded(&mut group, ahead));
-        let tokens: Vec<_> = in_turn.iter().map(|row| (row.slot, row.token)).collect();
+        let tokens: Vec<_> = in_turn.iter().map(|row| (row.slot, row.token())).collect();
         let distinct: std::collections::HashSet<_> = tokens.iter().collect();
         assert!(distinct.len() > tokens.len() / 2, "{tokens:?}");
         assert_eq!(ahead, in_turn, "{ranks} ranks, {token_budget:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA driver: tests/py/test_cuda_ranks.py"]
+fn draws_of_one_row_have_the_bits_of_steps_of_their_own() {
+    // The first keeps the tokens that penalties read on the device.
+    for (name, ranks, dtype, token_budget) in [
+        ("deepseek_v3", 1, Dtype::Bf16, Some(64)),
+        ("qwen3_moe", 2, Dtype::Bf16, None),
+        ("qwen3_moe", 1, Dtype::F32, None),
+    ] {
+        let mut group = load(&fixture(name).dir, &ModelOptions { token_budget, ..options(ranks, dtype) });
+        super::drafts::check(&mut group, &format!("{name}, {ranks} ranks, {dtype:?}"));
     }
 }

@@ -34,7 +34,7 @@ pub fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> V
         let draw = |slot: u32, token: u32, block: u32| {
             let mut row =
                 row(slot, &[token + i as u32, 6, 7], 3 * i, &[3 * block, 3 * block + 1, 3 * block + 2], After::Draw);
-            row.draw.iter_mut().for_each(|draw| draw.logprobs = 5);
+            row.draws.iter_mut().for_each(|draw| draw.logprobs = 5);
             row
         };
         let step = step_of(&running.group, vec![draw(1, 5, 0), draw(2, 9, 1)]);

@@ -41,7 +41,8 @@ impl World {
     fn new(name: &str, seed: u64) -> Self {
         let dir = fixture(name).dir;
         let group = load(&dir, &options(28));
-        let engine = EngineOptions { max_sequences: 4, token_budget: 11, ..EngineOptions::default() };
+        let draft_tokens = if seed % 2 == 1 { 3 } else { 0 };
+        let engine = EngineOptions { max_sequences: 4, token_budget: 11, draft_tokens, ..EngineOptions::default() };
         World {
             scheduler: Scheduler::new(&group.shape(), engine),
             group,
@@ -110,14 +111,21 @@ impl World {
             match message.kind {
                 Some(Kind::Tokens(tokens)) => {
                     let known = self.known.get_mut(&seq).expect("known");
-                    let blocks: Vec<u32> = (0..known.tokens.len().div_ceil(BLOCK_SIZE) as u32).collect();
-                    let mut row = row(0, &known.tokens, 0, &blocks, After::Draw);
-                    row.draw.as_mut().expect("it draws").logprobs = 1;
-                    let drawn = run(&mut self.alone, vec![row]);
-                    let (got, want) = (&tokens.logprobs[0], drawn[0].logprob.as_ref().expect("a logprob"));
-                    assert_eq!(got, want, "sequence {seq} after {} tokens", known.tokens.len());
-                    known.tokens.extend(tokens.ids);
-                    self.draws += 1;
+                    assert_eq!(tokens.ids.len(), tokens.logprobs.len());
+                    for (token, got) in tokens.ids.into_iter().zip(tokens.logprobs) {
+                        let blocks: Vec<u32> = (0..known.tokens.len().div_ceil(BLOCK_SIZE) as u32).collect();
+                        let mut row = row(0, &known.tokens, 0, &blocks, After::Draw);
+                        row.draws[0].logprobs = 1;
+                        let drawn = run(&mut self.alone, vec![row]);
+                        assert_eq!(
+                            Some(&got),
+                            drawn[0].logprob(),
+                            "sequence {seq} after {} tokens",
+                            known.tokens.len()
+                        );
+                        known.tokens.push(token);
+                        self.draws += 1;
+                    }
                 }
                 Some(Kind::Finish(finish)) => assert_eq!(finish.error, ""),
                 _ => {}
@@ -158,6 +166,7 @@ fn a_recurrent_model_draws_the_same_bits_whatever_happens() {
         let stats = world.scheduler.stats();
         println!("{name}: {} draws, {stats:?}", world.draws);
         let reached = [world.draws as u64, stats.cached_tokens, stats.preemptions, stats.rewound_tokens];
-        assert!(reached.iter().all(|&count| count > 10), "{stats:?}");
+        assert!(reached.iter().all(|&count| count > 5), "{stats:?}");
+        assert!(seed == 2 || stats.accepted_tokens > 0 && stats.draft_tokens > stats.accepted_tokens, "{stats:?}");
     }
 }

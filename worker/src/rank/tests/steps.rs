@@ -47,7 +47,7 @@ fn a_held_row_draws_the_same_token_later() {
         let at_once = run(&mut group, vec![row(1, prompt, 0, &blocks, After::Draw)]);
         assert!(run(&mut group, vec![row(2, prompt, 0, &blocks, After::Stash)]).is_empty());
         let later = run(&mut group, vec![row(2, &[], prompt.len(), &blocks, After::Draw)]);
-        assert_eq!(at_once[0].token, later[0].token);
+        assert_eq!(at_once[0].token(), later[0].token());
 
         // A stash is used up by a draw and forgotten when dropped.
         let again = |slot| Step {
@@ -91,25 +91,25 @@ fn a_draw_obeys_mask_and_bans_and_reports_the_models_logprobs() {
     let mut draw = |change: &dyn Fn(&mut Draw)| {
         let mut asked = greedy_draw(0);
         change(&mut asked);
-        let row = Row { draw: Some(asked), ..row(1, prompt, 0, &[0, 1], After::Draw) };
+        let row = Row { draws: vec![asked], ..row(1, prompt, 0, &[0, 1], After::Draw) };
         run(&mut group, vec![row]).remove(0)
     };
     let best = fixture.reference.greedy[0];
     let plain = draw(&|d| d.logprobs = 3);
-    let found = plain.logprob.expect("logprob");
-    assert_eq!((plain.token, found.id, found.rank, found.top.len()), (Some(best), best, 1, 3));
+    let found = plain.logprob().expect("logprob");
+    assert_eq!((plain.token(), found.id, found.rank, found.top.len()), (Some(best), best, 1, 3));
     assert_eq!(found.logprob, Some(found.top[0].logprob));
 
     let banned = draw(&|d| (d.banned, d.logprobs) = (vec![best], 0));
-    assert_eq!(banned.token, Some(found.top[1].id));
-    let second = banned.logprob.expect("logprob");
+    assert_eq!(banned.token(), Some(found.top[1].id));
+    let second = banned.logprob().expect("logprob");
     assert_eq!((second.rank, second.logprob), (2, Some(found.top[1].logprob)), "bans do not change logprobs");
 
     let mut mask = vec![0u8; vocab.div_ceil(8)];
     mask[5] = 1;
-    assert_eq!(draw(&|d| d.mask = Some(mask.clone().into())).token, Some(40));
+    assert_eq!(draw(&|d| d.mask = Some(mask.clone().into())).token(), Some(40));
     let nothing = draw(&|d| d.mask = Some(vec![0u8; vocab.div_ceil(8)].into()));
-    assert!(nothing.empty_mask && nothing.token.is_none());
+    assert_eq!(nothing.drawn, [Drawn::default()]);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn results_come_in_step_order_for_rows_that_draw_or_score() {
     let tokens = &fixture.reference.tokens;
     let mut group = load(&fixture.dir, &f32_options());
     let mut both = scoring(4, tokens, 0..4, &[3]);
-    (both.after, both.draw) = (After::Draw.into(), Some(greedy_draw(0)));
+    (both.after, both.draws) = (After::Draw.into(), vec![greedy_draw(0)]);
     let result = run(
         &mut group,
         vec![
@@ -129,7 +129,7 @@ fn results_come_in_step_order_for_rows_that_draw_or_score() {
         ],
     );
     assert_eq!(result.iter().map(|r| r.slot).collect::<Vec<_>>(), [9, 4]);
-    assert_eq!((result[1].scores.len(), result[1].token.is_some()), (4, true));
+    assert_eq!((result[1].scores.len(), result[1].token().is_some()), (4, true));
     assert_eq!(result[1].scores[3].id, tokens[4]);
 }
 
@@ -147,7 +147,9 @@ fn an_invalid_step_is_rejected_and_the_next_one_runs() {
         (step(vec![Row { blocks: vec![16], ..good.clone() }]), "no block 16"),
         (step(vec![Row { kept_blocks: 1, blocks: vec![], ..good.clone() }]), "keeps 1 blocks, but its table has 0"),
         (step(vec![Row { start: 127, ..good.clone() }]), "context of 128"),
-        (step(vec![Row { draw: None, ..good.clone() }]), "must have draw parameters"),
+        (step(vec![Row { draws: vec![], ..good.clone() }]), "a row with 0 draws, which can have 1 to 2"),
+        (step(vec![Row { draws: vec![greedy_draw(0); 3], ..good.clone() }]), "a row with 3 draws"),
+        (step(vec![Row { after: After::Stash.into(), ..good.clone() }]), "a row with 1 draws, which can have 1 to 0"),
         (step(vec![Row { tokens: vec![], ..good.clone() }]), "no stashed logits"),
         (step(vec![row(1, &[], 0, &[0], After::Stash)]), "must draw"),
     ];

@@ -14,7 +14,7 @@ fn followers_get_what_they_compute_and_no_more() {
         logprobs: 5,
         ..Draw::default()
     };
-    let row = |slot| Row { slot, lora: Some(2), tokens: vec![7], draw: Some(draw.clone()), ..Row::default() };
+    let row = |slot| Row { slot, lora: Some(2), tokens: vec![7], draws: vec![draw.clone()], ..Row::default() };
     let rows = (0..64).map(|slot| Row { after: After::Draw as i32, start: 9_191, ..row(slot) }).collect();
     let loras = vec![LoraPart { slot: 1, ..LoraPart::default() }];
     let loads = vec![BlockLoad { block: 3, place: 4, content: 5 }];
@@ -25,6 +25,6 @@ fn followers_get_what_they_compute_and_no_more() {
     let (all, sent) = (step.encoded_len(), shared.encoded_len());
     assert!(all > 3_000_000 && sent < 2_000, "{all} bytes, {sent} are sent");
     let kept = Draw { logprobs: 5, ..Draw::default() };
-    let rows = step.rows.iter().map(|row| Row { draw: Some(kept.clone()), ..row.clone() }).collect();
+    let rows = step.rows.iter().map(|row| Row { draws: vec![kept.clone()], ..row.clone() }).collect();
     assert_eq!(shared, Step { rows, saves: vec![save], ..step });
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use rein_proto::internal::{Draw, Row};
+use rein_proto::internal::{Draw, Drawn, Row};
 use rein_proto::splitmix::mix_both;
 
 use super::*;
@@ -23,10 +23,14 @@ fn entry(row: &Row, tokens: &[u32]) -> u64 {
     mix_both(hash_all(tokens), row.lora.map_or(0, |slot| u64::from(slot) + 1))
 }
 
+/// Tokens after which this model likes to repeat itself, so that some drafts are right.
+const PERIOD: usize = 4;
+
 /// The token that this model draws: a pure function of history, position, seed, mask and bans.
 pub fn draw(history: &[u32], position: u32, seed: u64, mask: Option<&[u8]>, banned: &[u32]) -> Option<u32> {
     let state = mix_both(mix_both(hash_all(history), seed), u64::from(position) * 2 + u64::from(mask.is_some()));
-    let first = (state % u64::from(VOCAB)) as u32;
+    let repeated = history.len().checked_sub(PERIOD).filter(|_| state >> 32 & 7 > 0).map(|at| history[at]);
+    let first = repeated.unwrap_or((state % u64::from(VOCAB)) as u32);
     (first..VOCAB).chain(0..first).find(|&token| {
         !banned.contains(&token) && mask.is_none_or(|mask| mask[token as usize / 8] >> (token % 8) & 1 == 1)
     })
@@ -171,17 +175,19 @@ impl Ledger {
                 self.stashed.insert(row.slot, history.clone());
             }
             let mut result = RowResult { slot: row.slot, scores, ..RowResult::default() };
-            if let Some(Draw { position, mask, banned, sampling, prompt_length, .. }) = &row.draw {
+            for (i, Draw { position, mask, banned, sampling, prompt_length, .. }) in row.draws.iter().enumerate() {
+                let later = row.draws.len() - 1 - i;
+                let history = &history[..history.len() - later];
                 if sampling.as_ref().is_some_and(penalizes) {
-                    let (prompt, generated) = self.kept.of(row.slot, *prompt_length as usize);
+                    let (prompt, generated) = self.kept.of(row.slot, *prompt_length as usize, later);
                     assert_eq!(generated.len(), *position as usize, "generated tokens that penalties read");
                     assert_eq!([prompt, generated].concat(), history, "the history that penalties read");
                 }
                 let seed = sampling.as_ref().map_or(0, |sampling| sampling.seed);
-                result.token = draw(&history, *position, seed, mask.as_deref(), banned);
-                result.empty_mask = result.token.is_none();
+                let token = draw(history, *position, seed, mask.as_deref(), banned);
+                result.drawn.push(Drawn { token, logprob: None });
             }
-            if row.draw.is_some() || row.score >= 0 {
+            if !row.draws.is_empty() || row.score >= 0 {
                 rows.push(result);
             }
             self.histories.push(history);

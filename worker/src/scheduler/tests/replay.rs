@@ -16,6 +16,7 @@ use super::ledger::{Ledger, VOCAB, draw, score};
 use super::*;
 use crate::blocks::HostShape;
 use crate::executor::DrawnTokens;
+use crate::tables::drafts;
 
 const SEEDS: u64 = 3000;
 
@@ -131,12 +132,14 @@ impl Oracle {
                 assert!(self.admitted && self.expect.is_none() && !last);
                 assert!(self.hold.is_none_or(|hold| self.generated() < hold), "drew beyond a hold");
                 assert_eq!((tokens.epoch, tokens.position as usize), (self.epoch, self.generated()));
-                let next = self.next();
-                assert_eq!(tokens.ids, Vec::from_iter(next), "not the token it gets alone");
-                let Some(token) = next else { return };
-                self.tokens.push(token);
-                let stop = !self.limits().ignore_eos && self.limits().stop_token_ids.contains(&token);
-                self.expect = if stop { Some(FinishReason::Stop) } else { self.full() };
+                assert!(!tokens.ids.is_empty(), "a message without tokens");
+                for token in tokens.ids {
+                    assert!(self.expect.is_none(), "a token behind the last");
+                    assert_eq!(self.next(), Some(token), "not the token it gets alone");
+                    self.tokens.push(token);
+                    let stop = !self.limits().ignore_eos && self.limits().stop_token_ids.contains(&token);
+                    self.expect = if stop { Some(FinishReason::Stop) } else { self.full() };
+                }
             }
             from_engine::Kind::Finish(finish) => {
                 let reason = match self.expect.take() {
@@ -205,6 +208,7 @@ impl World {
             ranks: 1,
             hidden_size: 4,
             runs_ahead: true,
+            step_cost: 6,
             states,
             lora_slots: 3,
             host,
@@ -217,6 +221,7 @@ impl World {
             park_grace: Duration::from_millis(50),
             prefix_cache: rng.random_bool(0.9),
             embeds: false,
+            draft_tokens: if rng.random_bool(0.5) { rng.random_range(1..12) } else { 0 },
         };
         let prefixes =
             (0..3).map(|_| (0..rng.random_range(1..24)).map(|_| rng.random_range(0..VOCAB)).collect()).collect();
@@ -411,9 +416,12 @@ impl World {
         };
         self.scheduler.check().unwrap_or_else(|error| panic!("after schedule: {error}"));
         let rows: Vec<u64> = self.scheduler.scheduled().collect();
+        // Their blocks come from the host tier in this step.
+        let loading = self.scheduler.running_steps.back().into_iter().flat_map(|step| &step.loads).map(|load| load.seq);
+        let served: Vec<u64> = rows.iter().copied().chain(under_way).chain(loading).collect();
         if drawing.is_empty() {
             assert!(
-                able.first().is_none_or(|oldest| rows.iter().chain(&under_way).any(|row| row <= oldest)),
+                able.first().is_none_or(|oldest| served.iter().any(|row| row <= oldest)),
                 "neither the oldest sequence that can run nor an older one is in the step"
             );
         } else {
@@ -432,14 +440,18 @@ impl World {
         self.from_checkpoints += from.filter(|&cell| cell < checkpoints).count() as u64;
         let result = self.ledger.execute(&step);
         self.check_tables(&step, &rows);
+        let mut draws = 0;
         for ((row, seq), history) in step.rows.iter().zip(&rows).zip(&self.ledger.histories) {
             let oracle = &self.oracles[seq];
             assert!(!self.paused.contains(seq) && oracle.state == State::Open, "a parked row was computed");
             // A token that is under way is known to the executor alone.
-            let known = &history[..history.len() - usize::from(row.awaits_token)];
+            let drafts = drafts(row).len();
+            let known = &history[..history.len() - usize::from(row.awaits_token) - drafts];
             assert_eq!(oracle.tokens.get(..known.len()), Some(known), "not this sequence's history");
             assert_eq!(row.after() == After::Nothing, history.len() < oracle.tokens.len());
+            draws += row.draws.len();
         }
+        assert!(draws <= self.scheduler.options.max_sequences, "{draws} draws in a step");
         self.drawn = DrawnTokens::of(&result);
         self.results.push_back(result);
         self.steps.push(step);
@@ -538,9 +550,13 @@ fn every_sequence_gets_the_tokens_it_would_get_alone() {
         total.held_steps += stats.held_steps;
         total.restored_tokens += stats.restored_tokens;
         total.damaged_blocks += stats.damaged_blocks;
+        total.draft_tokens += stats.draft_tokens;
+        total.accepted_tokens += stats.accepted_tokens;
     }
     println!("{total:?}, {ahead} steps ahead, {restored} rows from checkpoints");
+    let drafted = [total.accepted_tokens, total.draft_tokens - total.accepted_tokens];
     let reached = [ahead, restored, total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
+    let reached = [&reached[..], &drafted].concat();
     let host = [total.restored_tokens, total.damaged_blocks];
     assert!(one.is_some() || host.iter().all(|&count| count > 100), "the seeds do not reach the host tier: {total:?}");
     assert!(one.is_some() || reached.iter().all(|&count| count > 1000), "the seeds do not reach every case: {total:?}");
@@ -558,6 +574,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
         ranks: 1,
         hidden_size: 4,
         runs_ahead: true,
+        step_cost: 6,
         states: None,
         lora_slots: 0,
         host: HostShape::default(),

@@ -21,7 +21,13 @@ fn start(scheduler: &mut Scheduler, seq: SeqId, prompt: Vec<u32>) {
 
 fn commit(scheduler: &mut Scheduler, step: &Step) {
     let drawn = step.rows.iter().filter(|row| row.after() == After::Draw);
-    let rows = drawn.map(|row| RowResult { slot: row.slot, token: Some(7), ..RowResult::default() }).collect();
+    let rows = drawn
+        .map(|row| RowResult {
+            slot: row.slot,
+            drawn: vec![Drawn { token: Some(7), logprob: None }],
+            ..RowResult::default()
+        })
+        .collect();
     scheduler.commit(StepResult { id: step.id, rows, ..StepResult::default() });
 }
 
