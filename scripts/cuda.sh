@@ -51,8 +51,16 @@ case $what in
             host_compile "$out/$1/new" "kernels/cuda/tests/$3" -fPIC -shared -fvisibility=hidden "${@:4}"
             mv "$out/$1/new" "$out/$1/$2"
         }
+        # All kernels, as the preprocessor leaves them.
+        list_kernels() {
+            g++ -std=c++17 -DREIN_HOST -E -P -x c++ kernels/cuda/kernels.cu | tr '\n' ' ' \
+                | grep -oP 'extern "C"[^;{]*?\b\K\w+(?=\(const \w+ a\))' | sed 's/.*/KERNEL(&)/' > "$out/driver/kernels.inc"
+            [ -s "$out/driver/kernels.inc" ] || fail "no kernel was found in kernels/cuda/kernels.cu"
+        }
         libraries() {
-            library driver libcuda.so.1 driver.cpp
+            mkdir -p "$out/driver"
+            list_kernels
+            library driver libcuda.so.1 driver.cpp -I "$out/driver"
             # Beside the driver, not in its directory: a test chooses what there is.
             library nvml libnvidia-ml.so.1 nvml.cpp
             library nccl libnccl.so.2 nccl.cpp -ldl -lrt

@@ -5,8 +5,6 @@
 //! of the CPU backend is batch-invariant: a row's result does not depend on the other rows of the batch, on how a
 //! prompt was split into chunks, or on how much of its prefix came from the cache.
 
-use std::ops::Range;
-
 pub use crate::blocks::BlockForm;
 use crate::collective::{Collective, ControlLink};
 use crate::error::{KernelError, Result};
@@ -14,6 +12,7 @@ pub use crate::expert_inputs::*;
 pub use crate::host_matrix::*;
 pub use crate::inputs::*;
 pub use crate::kv_split::KvSplit;
+pub use crate::row_ops::{RowOps, WholeRow};
 use crate::storage::DeviceStorage;
 pub use crate::storage::{CacheForm, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 
@@ -180,26 +179,13 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     }
 }
 
-/// The squares of whole rows, of which a rank may have a part.
-#[derive(Debug)]
-pub struct RowSquares<'a, T> {
-    /// [rows, 2]
-    pub sums: &'a T,
-    pub column: usize,
-    /// Numbers of a whole row.
-    pub width: usize,
-    pub eps: f32,
-}
-
-/// One device of one rank. `Tensor` is an activation matrix in f32. Only `outputs`, `to_host` and the collective ops
+/// One device of one rank. Only `outputs`, `to_host` and the collective ops
 /// may wait for the device.
-pub trait Backend: Sized + Send + 'static {
-    type Tensor: Send;
+pub trait Backend: RowOps + Sized + Send + 'static {
     /// The inputs of a step on the device.
     type Batch<'a>;
     /// What `draw` leaves for `outputs`.
     type Drawn: Send;
-    type Vector: Send + Sync;
     type Linear: Send + Sync;
     /// The weight that expands latents to keys and values, as `mla_attention` multiplies it.
     type Expansion: Send + Sync;
@@ -305,42 +291,9 @@ pub trait Backend: Sized + Send + 'static {
     // Shape.
     fn rows(&self, x: &Self::Tensor) -> usize;
     fn cols(&self, x: &Self::Tensor) -> usize;
-    /// Columns from..from + len of every row.
-    fn slice_cols(&self, x: &Self::Tensor, from: usize, len: usize) -> Self::Tensor;
-
-    // Elementwise.
     /// The rows of the batch's tokens, on the rank that holds them. Other ranks give -0, so that the sum over ranks has
     /// the bits of the table.
     fn embed(&self, table: &Self::Embedding, batch: &Self::Batch<'_>) -> Self::Tensor;
-    /// x += factor * y
-    fn add_scaled(&self, x: &mut Self::Tensor, y: &Self::Tensor, factor: f32);
-    fn scale(&self, x: &mut Self::Tensor, factor: f32);
-    /// The residual stream as an activation, which may have fewer bits: what a block takes that has no norm.
-    fn activation(&self, x: &Self::Tensor) -> Self::Tensor;
-    /// silu(gate) * up
-    fn silu_mul(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
-    /// gelu(gate) * up, of gelu's form with tanh (arXiv:1606.08415).
-    fn gelu_mul(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
-    /// x *= sigmoid(gate); the gate has the columns of x, or one for all of them.
-    fn sigmoid_mul(&self, x: &mut Self::Tensor, gate: &Self::Tensor);
-
-    // Norms apply to `weight.len()` columns at a time, so a q/k norm is the same op with weight [head_dim].
-    fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Tensor;
-    /// x += factor * y; returns the norm of the new x.
-    fn add_norm(
-        &self,
-        x: &mut Self::Tensor,
-        y: &Self::Tensor,
-        factor: f32,
-        weight: &Self::Vector,
-        eps: f32,
-    ) -> Self::Tensor;
-
-    /// Sums of the squares of rows, [rows, 2]: of x, and of columns `counted` of y.
-    fn square_sums(&self, x: &Self::Tensor, y: &Self::Tensor, counted: Range<usize>) -> Self::Tensor;
-    /// The norm of rows that are parts of wider ones: x * weight / sqrt(squares[.., column] / width + eps).
-    fn norm_of_part(&self, x: &Self::Tensor, weight: &Self::Vector, of: &RowSquares<Self::Tensor>) -> Self::Tensor;
-
     // Products.
     /// x [rows, in] times weight [out, in] transposed, plus bias [out].
     fn linear(&self, x: &Self::Tensor, weight: &Self::Linear, bias: Option<&Self::Vector>) -> Self::Tensor;

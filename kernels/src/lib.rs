@@ -20,6 +20,7 @@ pub mod quant;
 mod random;
 pub mod reference;
 pub mod rounding;
+mod row_ops;
 pub mod sample;
 pub mod storage;
 

@@ -2,9 +2,10 @@
 //! op shows that the device's ops are right within a model, however much rounding adds up to from end to end. This
 //! module does not know models.
 
+mod rows;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::*;
@@ -124,9 +125,7 @@ fn logprobs(drawn: &StepOutputs) -> Vec<f32> {
 }
 
 impl<B: Backend> Backend for Lockstep<B> {
-    type Tensor = B::Tensor;
     type Batch<'a> = Both<B::Batch<'a>, cpu::Batch<'a>>;
-    type Vector = Both<B::Vector, Vec<f32>>;
     type Linear = Both<B::Linear, RoundingLinear>;
     type Expansion = Both<B::Expansion, cpu::Expansion>;
     type Embedding = Both<B::Embedding, cpu::Embedding>;
@@ -307,83 +306,9 @@ impl<B: Backend> Backend for Lockstep<B> {
         self.device.cols(x)
     }
 
-    fn slice_cols(&self, x: &B::Tensor, from: usize, len: usize) -> B::Tensor {
-        let out = self.device.slice_cols(x, from, len);
-        self.check("slice_cols", &out, &self.oracle.slice_cols(&self.read(x), from, len));
-        out
-    }
-
     fn embed(&self, table: &Self::Embedding, batch: &Self::Batch<'_>) -> B::Tensor {
         let out = self.device.embed(&table.device, &batch.device);
         self.check("embed", &out, &self.oracle.embed(&table.oracle, &batch.oracle));
-        out
-    }
-
-    fn add_scaled(&self, x: &mut B::Tensor, y: &B::Tensor, factor: f32) {
-        let mut want = self.read(x);
-        self.oracle.add_scaled(&mut want, &self.read(y), factor);
-        self.device.add_scaled(x, y, factor);
-        self.check("add_scaled", x, &want);
-    }
-
-    fn activation(&self, x: &B::Tensor) -> B::Tensor {
-        let out = self.device.activation(x);
-        self.check("activation", &out, &self.oracle.activation(&self.read(x)));
-        out
-    }
-
-    fn scale(&self, x: &mut B::Tensor, factor: f32) {
-        let mut want = self.read(x);
-        self.oracle.scale(&mut want, factor);
-        self.device.scale(x, factor);
-        self.check("scale", x, &want);
-    }
-
-    fn silu_mul(&self, gate: &B::Tensor, up: &B::Tensor) -> B::Tensor {
-        let out = self.device.silu_mul(gate, up);
-        self.check("silu_mul", &out, &self.oracle.silu_mul(&self.read(gate), &self.read(up)));
-        out
-    }
-
-    fn gelu_mul(&self, gate: &B::Tensor, up: &B::Tensor) -> B::Tensor {
-        let out = self.device.gelu_mul(gate, up);
-        self.check("gelu_mul", &out, &self.oracle.gelu_mul(&self.read(gate), &self.read(up)));
-        out
-    }
-
-    fn sigmoid_mul(&self, x: &mut B::Tensor, gate: &B::Tensor) {
-        let mut want = self.read(x);
-        self.oracle.sigmoid_mul(&mut want, &self.read(gate));
-        self.device.sigmoid_mul(x, gate);
-        self.check("sigmoid_mul", x, &want);
-    }
-
-    fn rms_norm(&self, x: &B::Tensor, weight: &Self::Vector, eps: f32) -> B::Tensor {
-        let out = self.device.rms_norm(x, &weight.device, eps);
-        self.check("rms_norm", &out, &self.oracle.rms_norm(&self.read(x), &weight.oracle, eps));
-        out
-    }
-
-    fn add_norm(&self, x: &mut B::Tensor, y: &B::Tensor, factor: f32, weight: &Self::Vector, eps: f32) -> B::Tensor {
-        let mut sum = self.read(x);
-        let want = self.oracle.add_norm(&mut sum, &self.read(y), factor, &weight.oracle, eps);
-        let out = self.device.add_norm(x, y, factor, &weight.device, eps);
-        self.check("add_norm: sum", x, &sum);
-        self.check("add_norm", &out, &want);
-        out
-    }
-
-    fn square_sums(&self, x: &B::Tensor, y: &B::Tensor, counted: Range<usize>) -> B::Tensor {
-        let out = self.device.square_sums(x, y, counted.clone());
-        self.check("square_sums", &out, &self.oracle.square_sums(&self.read(x), &self.read(y), counted));
-        out
-    }
-
-    fn norm_of_part(&self, x: &B::Tensor, weight: &Self::Vector, of: &RowSquares<B::Tensor>) -> B::Tensor {
-        let &RowSquares { sums, column, width, eps } = of;
-        let out = self.device.norm_of_part(x, &weight.device, of);
-        let of = RowSquares { sums: &self.read(sums), column, width, eps };
-        self.check("norm_of_part", &out, &self.oracle.norm_of_part(&self.read(x), &weight.oracle, &of));
         out
     }
 

@@ -4,7 +4,6 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -14,6 +13,7 @@ use crate::collective::{Collective, ControlLink};
 use crate::cpu::{self, AdaptedRows, ClampedExpert, Cpu, CpuDevices, KvCache, Routes, Tensor};
 use crate::error::{KernelError, Result};
 use crate::reference;
+use crate::row_ops::{arg_type, result_type, row_ops};
 use crate::storage::{CudaStorage, DeviceStorage};
 
 /// Groups have one rank.
@@ -173,10 +173,51 @@ impl RoundingCpu {
     }
 }
 
+macro_rules! keep {
+    (stream $x:ident) => {
+        &mut *$x
+    };
+    (rounded $x:ident) => {
+        &mut *$x
+    };
+    ($kind:ident $x:ident) => {
+        $x
+    };
+}
+
+macro_rules! round_arg {
+    ($cpu:ident rounded $x:ident) => {
+        *$x = $cpu.activation_of($x.clone())
+    };
+    ($cpu:ident $kind:ident $x:ident) => {};
+}
+
+macro_rules! round_result {
+    ($cpu:ident activation $x:ident) => {
+        $cpu.activation_of($x)
+    };
+    ($cpu:ident exact $x:ident) => {
+        $x
+    };
+}
+
+macro_rules! round {
+    ($($(#[$doc:meta])* fn $op:ident($($kind:ident $arg:ident $(: $type:ty)?),*) $(-> $result:ident)?;)*) => {
+        impl RowOps for RoundingCpu {
+            type Tensor = Tensor;
+            type Vector = Vec<f32>;
+            $(fn $op(&self, $($arg: arg_type!($kind $($type)?)),*) $(-> result_type!($result))? {
+                $(let result: result_type!($result) =)? self.cpu.$op($(keep!($kind $arg)),*);
+                $(round_arg!(self $kind $arg);)*
+                $(round_result!(self $result result))?
+            })*
+        }
+    };
+}
+row_ops!(round);
+
 impl Backend for RoundingCpu {
-    type Tensor = Tensor;
     type Batch<'a> = cpu::Batch<'a>;
-    type Vector = Vec<f32>;
     type Linear = RoundingLinear;
     type Expansion = cpu::Expansion;
     type Embedding = cpu::Embedding;
@@ -340,55 +381,8 @@ impl Backend for RoundingCpu {
         self.cpu.cols(x)
     }
 
-    fn slice_cols(&self, x: &Tensor, from: usize, len: usize) -> Tensor {
-        self.cpu.slice_cols(x, from, len)
-    }
-
     fn embed(&self, table: &cpu::Embedding, batch: &cpu::Batch<'_>) -> Tensor {
         self.cpu.embed(table, batch)
-    }
-
-    fn add_scaled(&self, x: &mut Tensor, y: &Tensor, factor: f32) {
-        self.cpu.add_scaled(x, y, factor);
-    }
-
-    fn activation(&self, x: &Tensor) -> Tensor {
-        self.activation_of(x.clone())
-    }
-
-    fn scale(&self, x: &mut Tensor, factor: f32) {
-        self.cpu.scale(x, factor);
-    }
-
-    fn silu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        self.activation_of(self.cpu.silu_mul(gate, up))
-    }
-
-    fn gelu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        self.activation_of(self.cpu.gelu_mul(gate, up))
-    }
-
-    fn sigmoid_mul(&self, x: &mut Tensor, gate: &Tensor) {
-        self.cpu.sigmoid_mul(x, gate);
-        *x = self.activation_of(x.clone());
-    }
-
-    fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
-        self.activation_of(self.cpu.rms_norm(x, weight, eps))
-    }
-
-    /// The residual stream x stays f32.
-    fn add_norm(&self, x: &mut Tensor, y: &Tensor, factor: f32, weight: &Vec<f32>, eps: f32) -> Tensor {
-        let out = self.cpu.add_norm(x, y, factor, weight, eps);
-        self.activation_of(out)
-    }
-
-    fn square_sums(&self, x: &Tensor, y: &Tensor, counted: Range<usize>) -> Tensor {
-        self.cpu.square_sums(x, y, counted)
-    }
-
-    fn norm_of_part(&self, x: &Tensor, weight: &Vec<f32>, of: &RowSquares<Tensor>) -> Tensor {
-        self.activation_of(self.cpu.norm_of_part(x, weight, of))
     }
 
     fn linear(&self, x: &Tensor, weight: &RoundingLinear, bias: Option<&Vec<f32>>) -> Tensor {

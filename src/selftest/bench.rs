@@ -24,8 +24,9 @@ pub const TINY: &str = "qwen3";
 const BATCHES: &[usize] = &[1, 2, 4, 8, 16, 32, 64];
 const BATCHES_REDUCED: &[usize] = &[1, 4];
 
-/// The same for the small model in any run.
-const BATCHES_OF_TINY: &[usize] = &[1, 64];
+/// The same for the small model.
+const BATCHES_OF_TINY: &[usize] = &[1, 64, 256];
+const REDUCED_OF_TINY: &[usize] = &[1, 64];
 const RUNS_OF_TINY: usize = 10;
 /// A sequence that reads the blocks of another begins with a later one: this many blocks later than the one before.
 const ROTATION: usize = 23;
@@ -55,18 +56,19 @@ pub fn checks(models: Vec<SmallModel>, devices: &DeviceChoice, reduced: bool) ->
     let (tiny, devices) = (models.into_iter().find(|model| model.name == TINY), devices.clone());
     let of_tiny = tiny.map(|tiny| {
         let devices = devices.clone();
-        SectionCheck::new("step", move |rows| tiny_steps(&tiny, devices, rows))
+        let batches = if reduced { REDUCED_OF_TINY } else { BATCHES_OF_TINY };
+        SectionCheck::new("step", move |rows| tiny_steps(&tiny, devices, batches, rows))
     });
     let of_model = SectionCheck::new("model", move |rows| model_steps(&shape, devices, &load, rows));
     of_tiny.into_iter().chain([of_model]).collect()
 }
 
 /// The products of a tiny model take no time, so a step is what the host and the launches take.
-fn tiny_steps(tiny: &SmallModel, devices: DeviceChoice, rows: &mut ReportSink) -> CheckResult {
+fn tiny_steps(tiny: &SmallModel, devices: DeviceChoice, batches: &[usize], rows: &mut ReportSink) -> CheckResult {
     let options = ModelOptions { devices, kv_blocks: Some(512), ..fixtures::options() };
     let mut steps = tiny.load_with(&options)?;
     let vocab = steps.group.shape().vocab_size;
-    for &batch in BATCHES_OF_TINY {
+    for &batch in batches {
         let time = DecodeSteps::new(&mut steps, TINY_CONTEXT, vocab, RUNS_OF_TINY).step(batch)?;
         rows(figure(format!("step of {} ({batch} rows)", tiny.name), format!("{:.0} us", time * 1e6)));
     }

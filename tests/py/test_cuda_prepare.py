@@ -7,17 +7,21 @@ import pytest
 
 from fleet import DEMO
 from test_cuda import FIXTURES, ask, driver, rein, server  # noqa: F401 (fixtures)
+from test_host_tier import metric
 
 # Calls that make every stream wait: memory that moves, steps that are recorded, code that is loaded.
 STALLS = re.compile("cuMemAlloc|cuMemFree|cuMemHostAlloc|cuStreamBeginCapture|cuGraphInstantiate|cuModuleLoad")
+
+
+LIMITS = ["--token-budget", 48, "--max-sequences", 4, "--max-context", 128]
+DRAFTS = ["--draft-tokens", 3]
 
 
 @pytest.mark.parametrize("model, kernels, count", [(FIXTURES / "qwen3", "fast", 30), (DEMO, "plain", 5)], ids=["qwen3", "demo"])
 def test_a_server_that_is_ready_allocates_and_records_nothing(server, tmp_path, monkeypatch, model, kernels, count):
     monkeypatch.delenv("REIN_NO_PREPARE")
     trace = tmp_path / "trace"
-    limits = ["--token-budget", 48, "--max-sequences", 4, "--max-context", 128]
-    cuda = server(*limits, "--gpu-kernels", kernels, model=model, trace=trace)
+    cuda = server(*LIMITS, *DRAFTS, "--gpu-kernels", kernels, model=model, trace=trace)
     before = trace.read_text().splitlines()
     assert any("cuStreamBeginCapture" in line for line in before)
     random_prompt = random.Random(5)
@@ -26,7 +30,7 @@ def test_a_server_that_is_ready_allocates_and_records_nothing(server, tmp_path, 
         prompt = [random_prompt.randrange(3, 250) for _ in range(random_prompt.choice([1, 7, 30, 47, 90]))]
         kinds = [{"logprobs": 5}, {"frequency_penalty": 0.5, "repetition_penalty": 1.2},
                  {"echo": True, "logprobs": 3}, {"logit_bias": {"9": -5}, "temperature": 1.0, "top_k": 3, "min_p": 0.1},
-                 {"n": 2, "temperature": 1.0}]
+                 {"n": 2, "temperature": 1.0}, {"logit_bias": {"9": 100}, "presence_penalty": 0.1}]
         return {"model": model.name, "prompt": prompt, "max_tokens": 12, "ignore_eos": True, "seed": i, **kinds[i % len(kinds)]}
 
     with ThreadPoolExecutor(9) as pool:
@@ -42,6 +46,7 @@ def test_a_server_that_is_ready_allocates_and_records_nothing(server, tmp_path, 
     calls = trace.read_text().splitlines()[len(before):]
     assert [line for line in calls if STALLS.search(line)] == []
     assert sum("cuGraphLaunch" in line for line in calls) > 10
+    assert metric(cuda, "accepted_tokens_total") > 0
     cuda.stop()
 
 
@@ -72,7 +77,6 @@ def test_steps_that_would_not_fit_are_refused_at_the_start(driver, monkeypatch, 
 
 def test_penalties_read_the_history_that_the_device_keeps(server, monkeypatch):
     """Without preparation, histories travel with each step. Refused tokens take histories back."""
-    limits = ["--token-budget", 48, "--max-sequences", 4, "--max-context", 128]
     schema = {"type": "object", "properties": {"a": {"enum": ["red", "green"]}, "b": {"enum": [1, 2]}}, "required": ["a", "b"],
               "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
@@ -81,16 +85,17 @@ def test_penalties_read_the_history_that_the_device_keeps(server, monkeypatch):
         def one(i):
             body = {"model": "qwen3", "messages": [{"role": "user", "content": "ab" * (i % 5)}], "max_tokens": 40, "seed": i,
                     "repetition_penalty": [1.3, 1.0, 0.8][i % 3], "presence_penalty": 0.7, "frequency_penalty": 0.2,
-                    "temperature": 1.0, "logprobs": True}
+                    "temperature": 1.0, "logprobs": True, **({"logit_bias": {"9": 20}} if i % 4 == 3 else {})}
             return ask(cuda, "chat/completions", **body, **({"response_format": form} if i % 2 else {"ignore_eos": True}))
         with ThreadPoolExecutor(6) as pool:
             return [(status, answer.get("choices", answer)) for status, answer in pool.map(one, range(18))]
 
-    plain = server(*limits, model=FIXTURES / "qwen3")
+    plain = server(*LIMITS, model=FIXTURES / "qwen3")
     wanted = answers(plain)
     plain.stop()
     assert {status for status, _ in wanted} == {200}
     monkeypatch.delenv("REIN_NO_PREPARE")
-    prepared = server(*limits, model=FIXTURES / "qwen3")
+    prepared = server(*LIMITS, *DRAFTS, model=FIXTURES / "qwen3")
     assert answers(prepared) == wanted
+    assert metric(prepared, "accepted_tokens_total") > 0
     prepared.stop()

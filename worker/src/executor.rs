@@ -74,7 +74,7 @@ impl ExecutorShape {
 ///   before any is written.
 /// - `AFTER_STASH` keeps the logits of the last token until a row of this slot draws from them or replaces them, or
 ///   they are dropped.
-/// - `AFTER_DRAW` samples from the logits of the last tokens, of one for each draw. If `tokens` is empty, it uses up the
+/// - `AFTER_DRAW` samples from the logits of the last tokens, one for each draw. If `tokens` is empty, it uses up the
 ///   stash instead.
 /// - `AFTER_EMBED` returns the hidden state of the last token.
 ///

@@ -80,7 +80,7 @@ struct Kernel {
 };
 
 template <class A>
-Kernel kernel(const char *name, void (*function)(A), int least = 80) {
+Kernel kernel(const char *name, void (*function)(A), int least) {
   return {name, {{0, sizeof(A), alignof(A)}}, least, [=](const void *argument) -> Work {
             // Copies of over-aligned arguments, on the heap, keep their alignment.
             auto copy = std::make_shared<A>();
@@ -94,61 +94,20 @@ Kernel kernel(const char *name, void (*function)(A), int least = 80) {
           }};
 }
 
-#define KERNEL(name, ...) kernel(#name, name, ##__VA_ARGS__)
+// Kernels that need a later device.
+const std::map<std::string, int> LEAST = {
+    {"linear_sm90_f32", 900}, {"linear_sm90_bf16", 900}, {"ptx_bulk_copy", 90},
+    {"ptx_tensor_copy", 90},  {"ptx_wgmma_64", 900},     {"ptx_wgmma_128", 900},
+};
+
+int least_of(const char *name) {
+  auto found = LEAST.find(name);
+  return found == LEAST.end() ? 80 : found->second;
+}
+
+#define KERNEL(name) kernel(#name, name, least_of(#name)),
 Kernel KERNELS[] = {
-    KERNEL(embed_f32),         KERNEL(embed_bf16),
-    KERNEL(add_norm_f32),      KERNEL(add_norm_bf16),
-    KERNEL(add_norm_f32_bf16), KERNEL(linear_mixed),
-    KERNEL(group_norm_f32),    KERNEL(group_norm_bf16),
-    KERNEL(square_sum_f32),    KERNEL(square_sum_bf16),
-    KERNEL(part_norm_f32),     KERNEL(part_norm_bf16),
-    KERNEL(add_scaled_f32),    KERNEL(add_scaled_bf16),
-    KERNEL(silu_mul_f32),      KERNEL(silu_mul_bf16),
-    KERNEL(gelu_mul_f32),      KERNEL(gelu_mul_bf16),
-    KERNEL(gather_f32),        KERNEL(gather_bf16),
-    KERNEL(rope_write_f32),    KERNEL(rope_write_bf16),
-    KERNEL(linear_f32),        KERNEL(linear_bf16),
-    KERNEL(linear_bf16_f32),   KERNEL(linear_sm90_bf16, 900),
-    KERNEL(route_f32),         KERNEL(linear_sm90_f32, 900),
-    KERNEL(moe_count),         KERNEL(moe_align),
-    KERNEL(moe_combine_f32),   KERNEL(moe_combine_bf16),
-    KERNEL(attention_f32),     KERNEL(attention_bf16),
-    KERNEL(attention_fp8_f32), KERNEL(attention_fp8_bf16),
-    KERNEL(cache_fp8_f32),     KERNEL(cache_fp8_bf16),
-    KERNEL(ptx_bf16),          KERNEL(ptx_shuffle),
-    KERNEL(ptx_named_barrier), KERNEL(ptx_ldmatrix),
-    KERNEL(ptx_copy_async),    KERNEL(ptx_mma),
-    KERNEL(ptx_bulk_copy, 90), KERNEL(ptx_tensor_copy, 90),
-    KERNEL(ptx_wgmma_64, 900), KERNEL(ptx_wgmma_128, 900),
-    KERNEL(linear_fp8),        KERNEL(linear_fp8_f32),
-    KERNEL(linear_int4),       KERNEL(linear_int4_f32),
-    KERNEL(linear_int4_bf16_scales), KERNEL(linear_int4_bf16_scales_f32),
-    KERNEL(quantize_fp8_f32),  KERNEL(quantize_fp8_bf16),
-    KERNEL(silu_mul_quant_f32), KERNEL(silu_mul_quant_bf16),
-    KERNEL(draw_tokens),       KERNEL(stash_logits),
-    KERNEL(keep_drawn),        KERNEL(take_drawn),
-    KERNEL(delta_mix_f32),     KERNEL(delta_mix_bf16),
-    KERNEL(delta_net_f32),     KERNEL(delta_net_bf16),
-    KERNEL(sigmoid_mul_f32),   KERNEL(sigmoid_mul_bf16),   KERNEL(sigmoid_mul_bf16_f32),
-    KERNEL(low_rank_down_f32), KERNEL(low_rank_down_bf16),
-    KERNEL(low_rank_up_f32),   KERNEL(low_rank_up_bf16),   KERNEL(low_rank_up_bf16_f32),
-    KERNEL(meet_ranks),        KERNEL(write_table),
-    KERNEL(sum_ranks_f32),     KERNEL(sum_ranks_bf16),
-    KERNEL(add_norm_ranks_f32), KERNEL(add_norm_ranks_bf16),
-    KERNEL(join_rows),         KERNEL(add_norm_ranks_f32_bf16),
-    KERNEL(join_columns),      KERNEL(moe_dispatch),
-    KERNEL(moe_combine_ranks_f32), KERNEL(moe_combine_ranks_bf16),
-    KERNEL(moe_place),         KERNEL(scatter_bf16),
-    KERNEL(latent_work),       KERNEL(latent_merge),
-    KERNEL(flash_bf16_64),     KERNEL(flash_bf16_128),
-    KERNEL(flash_split_bf16_64), KERNEL(flash_split_bf16_128), KERNEL(flash_merge),
-    KERNEL(flash_fp8_64),      KERNEL(flash_fp8_128),
-    KERNEL(flash_split_fp8_64), KERNEL(flash_split_fp8_128),
-    KERNEL(narrow_bf16),
-    KERNEL(linear_mxfp4),      KERNEL(linear_mxfp4_f32),
-    KERNEL(clamped_mul_f32),   KERNEL(clamped_mul_bf16),
-    KERNEL(add_expert_bias_f32), KERNEL(add_expert_bias_bf16),
-    KERNEL(moe_slots),         KERNEL(moe_pack_f32),      KERNEL(moe_pack_bf16),
+#include "kernels.inc"
 };
 
 template <class A>

@@ -3,7 +3,7 @@
 
 use super::buffer::Buffer;
 use super::{Cpu, Tensor, shape, stale};
-use crate::backend::{Backend, Draw, LogitsOf, OutputHead, SampledToken, StepInputs, StepOutputs};
+use crate::backend::{Backend, Draw, LogitsOf, OutputHead, RowOps, SampledToken, StepInputs, StepOutputs};
 use crate::error::Result;
 use crate::sample::{logprobs, sample};
 

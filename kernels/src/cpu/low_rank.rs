@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{Batch, Cpu, Linear, Tensor, shape, stale};
-use crate::backend::{Backend, ExpertAdapters, LowRankPair, Precision};
+use crate::backend::{Backend, ExpertAdapters, LowRankPair, Precision, RowOps};
 use crate::error::Result;
 
 /// By place.

@@ -26,13 +26,13 @@ mod pool;
 pub(crate) mod probe;
 mod rope;
 mod route;
+mod rows;
 mod simd;
 mod tensor;
 #[cfg(test)]
 mod tests;
 mod weights;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use buffer::Buffer;
@@ -152,14 +152,6 @@ impl Cpu {
         });
     }
 
-    fn gate_mul(&self, gate: &Tensor, up: &Tensor, f: &(dyn Fn(&mut [f32], &[f32]) + Sync)) -> Tensor {
-        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up must have the same shape");
-        let mut out = gate.clone();
-        let cols = out.cols;
-        self.by_rows(&mut out.data, cols, &|from, part| f(part, &up.data[from * cols..]));
-        out
-    }
-
     fn product(&self, x: &Tensor, weight: &Panels, bias: Option<&Vec<f32>>) -> Tensor {
         assert_eq!(x.cols, weight.ins, "linear: inputs");
         assert!(bias.is_none_or(|b| b.len() == weight.outs), "linear: the bias needs {} numbers", weight.outs);
@@ -210,9 +202,7 @@ fn shape(op: &'static str, what: String) -> KernelError {
 }
 
 impl Backend for Cpu {
-    type Tensor = Tensor;
     type Batch<'a> = Batch<'a>;
-    type Vector = Vec<f32>;
     type Linear = Linear;
     type Expansion = Expansion;
     type Embedding = Embedding;
@@ -367,15 +357,6 @@ impl Backend for Cpu {
         x.cols
     }
 
-    fn slice_cols(&self, x: &Tensor, from: usize, len: usize) -> Tensor {
-        assert!(from + len <= x.cols, "slice_cols: columns {from}..{} must be within {}", from + len, x.cols);
-        let mut out = stale(x.rows, len);
-        for r in 0..x.rows {
-            out.data[r * len..][..len].copy_from_slice(&x.data[r * x.cols + from..][..len]);
-        }
-        out
-    }
-
     fn embed(&self, table: &Embedding, batch: &Batch) -> Tensor {
         let ids = &batch.rows.ids;
         let Embedding { first, table } = table;
@@ -390,86 +371,6 @@ impl Backend for Cpu {
             }
         });
         out
-    }
-
-    fn add_scaled(&self, x: &mut Tensor, y: &Tensor, factor: f32) {
-        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_scaled: x and y must have the same shape");
-        let cols = x.cols;
-        self.by_rows(&mut x.data, cols, &|from, part| {
-            part.iter_mut().zip(&y.data[from * cols..]).for_each(|(x, y)| *x += factor * y);
-        });
-    }
-
-    fn activation(&self, x: &Tensor) -> Tensor {
-        x.clone()
-    }
-
-    fn scale(&self, x: &mut Tensor, factor: f32) {
-        let cols = x.cols;
-        self.by_rows(&mut x.data, cols, &|_, part| part.iter_mut().for_each(|x| *x *= factor));
-    }
-
-    fn silu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        let isa = self.isa;
-        // SAFETY: the set was detected.
-        self.gate_mul(gate, up, &|part, up| unsafe { moe::silu_mul(isa, part, up) })
-    }
-
-    fn gelu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
-        let isa = self.isa;
-        // SAFETY: the set was detected.
-        self.gate_mul(gate, up, &|part, up| unsafe { moe::gelu_mul(isa, part, up) })
-    }
-
-    fn sigmoid_mul(&self, x: &mut Tensor, gate: &Tensor) {
-        assert!(gate.rows == x.rows && (gate.cols == x.cols || gate.cols == 1), "sigmoid_mul: the gate's shape");
-        let (cols, width) = (x.cols, gate.cols);
-        self.by_rows(&mut x.data, cols, &|from, part| {
-            for (x, gate) in part.chunks_exact_mut(cols.max(1)).zip(gate.data[from * width..].chunks_exact(width)) {
-                x.iter_mut().zip(gate.iter().cycle()).for_each(|(x, gate)| *x *= delta::sigmoid(*gate));
-            }
-        });
-    }
-
-    fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
-        norms::check_width(x, weight);
-        let (mut out, isa) = (x.clone(), self.isa);
-        let cols = out.cols;
-        self.by_rows(&mut out.data, cols, &|_, part| {
-            for group in part.chunks_exact_mut(weight.len()) {
-                // SAFETY: the set was detected.
-                unsafe { norms::rms_norm(isa, group, weight, eps) }
-            }
-        });
-        out
-    }
-
-    fn add_norm(&self, x: &mut Tensor, y: &Tensor, factor: f32, weight: &Vec<f32>, eps: f32) -> Tensor {
-        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm: x and y must have the same shape");
-        let (cols, width, isa) = (x.cols, weight.len(), self.isa);
-        norms::check_width(x, weight);
-        let mut out = stale(x.rows, cols);
-        let base = SharedPtr(out.data.as_mut_ptr());
-        self.by_rows(&mut x.data, cols, &|from, part| {
-            // SAFETY: the same rows of out, which has the shape of x; no other item has them.
-            let out = unsafe { std::slice::from_raw_parts_mut(base.get().add(from * cols), part.len()) };
-            let y = y.data[from * cols..].chunks_exact(width);
-            for ((x, y), out) in part.chunks_exact_mut(width).zip(y).zip(out.chunks_exact_mut(width)) {
-                x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * y);
-                out.copy_from_slice(x);
-                // SAFETY: the set was detected.
-                unsafe { norms::rms_norm(isa, out, weight, eps) }
-            }
-        });
-        out
-    }
-
-    fn square_sums(&self, x: &Tensor, y: &Tensor, counted: Range<usize>) -> Tensor {
-        norms::square_sums(self.isa, x, y, counted)
-    }
-
-    fn norm_of_part(&self, x: &Tensor, weight: &Vec<f32>, of: &RowSquares<Tensor>) -> Tensor {
-        norms::norm_of_part(self, x, weight, of)
     }
 
     fn linear(&self, x: &Tensor, Linear(weight): &Linear, bias: Option<&Vec<f32>>) -> Tensor {

@@ -12,7 +12,8 @@ use super::gemm::{self, Packed};
 use super::low_rank::AdaptedRows;
 use super::pool::{SharedPtr, ThreadPool};
 use super::route::Routes;
-use super::simd::{Isa, Simd, simd_fn};
+use super::rows::silu_mul;
+use super::simd::Isa;
 use super::weights::{GROUP, PANEL, Panels};
 use super::{Cpu, Tensor, zeros};
 use crate::backend::{ClampedGate, ExpertTable};
@@ -286,70 +287,3 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
         }
     });
 }
-
-/// x * sigmoid(t) * up.
-#[inline(always)]
-unsafe fn sigmoid_times<S: Simd>(x: S::V, t: S::V, up: S::V) -> S::V {
-    // SAFETY: no need beyond the type's own.
-    unsafe {
-        let below = S::add(S::splat(1.0), S::exp(S::sub(S::splat(0.0), t)));
-        S::mul(S::div(x, below), up)
-    }
-}
-
-#[inline(always)]
-unsafe fn gate_times<S: Simd, const GELU: bool>(gate: S::V, up: S::V) -> S::V {
-    // SAFETY: no need beyond the type's own.
-    unsafe {
-        if !GELU {
-            return sigmoid_times::<S>(gate, gate, up);
-        }
-        // (1 + tanh(u)) / 2 = sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
-        let [linear, cubic] = GELU_FACTORS.map(|factor| S::splat(factor));
-        let t = S::mul(gate, S::fma(S::mul(gate, gate), cubic, linear));
-        sigmoid_times::<S>(gate, t, up)
-    }
-}
-
-/// 2 sqrt(2 / pi), and that times 0.044715.
-const GELU_FACTORS: [f32; 2] = [1.595_769_2, 0.071_354_814];
-
-#[inline(always)]
-unsafe fn gate_mul<S: Simd, const GELU: bool>(gate: &mut [f32], up: &[f32]) {
-    let len = gate.len().min(up.len());
-    // SAFETY: whole vectors stay below len; the rest goes through a padded copy.
-    unsafe {
-        let whole = len / 16 * 16;
-        for i in (0..whole).step_by(16) {
-            let p = gate.as_mut_ptr().add(i);
-            S::store(p, gate_times::<S, GELU>(S::load(p), S::load(up.as_ptr().add(i))));
-        }
-        if whole < len {
-            let mut last = [0.0; 16];
-            let g = S::load_n(gate.as_ptr().add(whole), len - whole);
-            S::store(last.as_mut_ptr(), gate_times::<S, GELU>(g, S::load_n(up.as_ptr().add(whole), len - whole)));
-            gate[whole..len].copy_from_slice(&last[..len - whole]);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn silu_mul_generic<S: Simd>(gate: &mut [f32], up: &[f32]) {
-    // SAFETY: the same contract.
-    unsafe { gate_mul::<S, false>(gate, up) }
-}
-
-#[inline(always)]
-unsafe fn gelu_mul_generic<S: Simd>(gate: &mut [f32], up: &[f32]) {
-    // SAFETY: the same contract.
-    unsafe { gate_mul::<S, true>(gate, up) }
-}
-
-simd_fn!(
-    /// gate = silu(gate) * up
-    pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_generic
-);
-simd_fn!(
-    /// gate = gelu(gate) * up
-    pub fn gelu_mul(gate: &mut [f32], up: &[f32]) = gelu_mul_generic
-);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::simd::{Isa, Simd, simd_fn};
 use super::{Cpu, Tensor, stale};
-use crate::backend::RowSquares;
+use crate::row_ops::WholeRow;
 
 #[inline(always)]
 unsafe fn rms_norm_generic<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
@@ -62,11 +62,11 @@ pub fn square_sums(isa: Isa, x: &Tensor, y: &Tensor, counted: Range<usize>) -> T
     out
 }
 
-pub fn norm_of_part(cpu: &Cpu, x: &Tensor, weight: &[f32], of: &RowSquares<Tensor>) -> Tensor {
-    assert_eq!((of.sums.rows, x.cols), (x.rows, weight.len()), "norm_of_part: the shapes");
-    let (mut out, columns) = (x.clone(), of.sums.cols);
+pub fn norm_of_part(cpu: &Cpu, x: &Tensor, weight: &[f32], sums: &Tensor, of: WholeRow) -> Tensor {
+    assert_eq!((sums.rows, x.cols), (x.rows, weight.len()), "norm_of_part: the shapes");
+    let (mut out, columns) = (x.clone(), sums.cols);
     cpu.by_rows(&mut out.data, x.cols, &|from, part| {
-        let sums = of.sums.data[from * columns..].chunks_exact(columns);
+        let sums = sums.data[from * columns..].chunks_exact(columns);
         for (row, sums) in part.chunks_exact_mut(weight.len()).zip(sums) {
             let factor = 1.0 / (sums[of.column] / of.width as f32 + of.eps).sqrt();
             row.iter_mut().zip(weight).for_each(|(x, weight)| *x = *weight * (*x * factor));

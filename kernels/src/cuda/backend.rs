@@ -2,7 +2,6 @@
 //! the embedding. An op that fails leaves its error for `run` or `draw`, and later ops do nothing.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -137,9 +136,7 @@ impl Cuda {
 }
 
 impl Backend for Cuda {
-    type Tensor = DeviceTensor;
     type Batch<'a> = DeviceBatch<'a>;
-    type Vector = DeviceVector;
     type Linear = DeviceLinear;
     type Expansion = DeviceExpansion;
     type Embedding = DeviceEmbedding;
@@ -403,64 +400,8 @@ impl Backend for Cuda {
         x.cols
     }
 
-    fn slice_cols(&self, x: &DeviceTensor, from: usize, len: usize) -> DeviceTensor {
-        x.columns(from, len)
-    }
-
     fn embed(&self, table: &DeviceEmbedding, batch: &DeviceBatch<'_>) -> DeviceTensor {
         self.ops.embed(table, &self.steps.placed(batch))
-    }
-
-    fn add_scaled(&self, x: &mut DeviceTensor, y: &DeviceTensor, factor: f32) {
-        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_scaled: x and y must have the same shape");
-        assert!(y.is_contiguous(), "add_scaled: y must be no view");
-        self.ops.add_to(x, 1.0, Some(y), factor);
-    }
-
-    fn scale(&self, x: &mut DeviceTensor, factor: f32) {
-        self.ops.add_to(x, factor, None, 0.0);
-    }
-
-    fn activation(&self, x: &DeviceTensor) -> DeviceTensor {
-        self.ops.activation(x)
-    }
-
-    fn silu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
-        self.ops.silu_mul_rows(gate, up, 0)
-    }
-
-    fn gelu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
-        self.ops.gate_mul_rows(gate, up, 0, gate.element.of("gelu_mul_f32", "gelu_mul_bf16"))
-    }
-
-    fn sigmoid_mul(&self, x: &mut DeviceTensor, gate: &DeviceTensor) {
-        self.ops.sigmoid_mul(x, gate);
-    }
-
-    fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {
-        self.ops.rms_norm(x, weight, eps)
-    }
-
-    fn square_sums(&self, x: &DeviceTensor, y: &DeviceTensor, counted: Range<usize>) -> DeviceTensor {
-        self.ops.square_sums(x, y, counted)
-    }
-
-    fn norm_of_part(&self, x: &DeviceTensor, weight: &DeviceVector, of: &RowSquares<DeviceTensor>) -> DeviceTensor {
-        self.ops.norm_of_part(x, weight, of)
-    }
-
-    fn add_norm(
-        &self,
-        x: &mut DeviceTensor,
-        y: &DeviceTensor,
-        factor: f32,
-        weight: &DeviceVector,
-        eps: f32,
-    ) -> DeviceTensor {
-        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm: x and y must have the same shape");
-        assert_eq!(x.cols, weight.len, "add_norm: x must have as many columns as the weight");
-        assert!(y.is_contiguous(), "add_norm: y must be no view");
-        self.ops.norm_of_sum(x, Some(y), factor, weight, eps)
     }
 
     fn linear(&self, x: &DeviceTensor, weight: &DeviceLinear, bias: Option<&DeviceVector>) -> DeviceTensor {

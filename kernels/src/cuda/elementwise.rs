@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::Cuda;
 use super::angles::DeviceAngles;
 use super::args::{
     AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeWriteArgs, SigmoidMulArgs,
@@ -13,7 +14,7 @@ use super::op_stream::OpStream;
 use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
 use super::weights::{DeviceEmbedding, DeviceVector};
-use crate::backend::{RopeSpec, RowSquares};
+use crate::backend::{RopeSpec, RowOps, WholeRow};
 
 /// elementwise.cu
 #[derive(Clone, Copy)]
@@ -22,6 +23,116 @@ struct NarrowArgs {
     x: u64,
     out: u64,
     n: usize,
+}
+
+impl RowOps for Cuda {
+    type Tensor = DeviceTensor;
+    type Vector = DeviceVector;
+
+    fn slice_cols(&self, x: &DeviceTensor, from: usize, len: usize) -> DeviceTensor {
+        x.columns(from, len)
+    }
+
+    fn add_scaled(&self, x: &mut DeviceTensor, y: &DeviceTensor, factor: f32) {
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_scaled: x and y must have the same shape");
+        assert!(y.is_contiguous(), "add_scaled: y must be no view");
+        self.ops.add_to(x, 1.0, Some(y), factor);
+    }
+
+    fn scale(&self, x: &mut DeviceTensor, factor: f32) {
+        self.ops.add_to(x, factor, None, 0.0);
+    }
+
+    fn activation(&self, x: &DeviceTensor) -> DeviceTensor {
+        assert!(x.is_contiguous() && x.element == Element::F32, "activation: x must be f32, and no view");
+        let element = self.ops.activations.get();
+        if element == Element::F32 {
+            return x.columns(0, x.cols);
+        }
+        let out = self.ops.tensor(x.rows, x.cols, element);
+        let args = NarrowArgs { x: x.address, out: out.address, n: x.rows * x.cols };
+        // SAFETY: both have n numbers.
+        unsafe { self.ops.launch(&LaunchPlan::by_number("narrow_bf16", args.n), &args) };
+        out
+    }
+
+    fn silu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
+        self.ops.silu_mul_rows(gate, up, 0)
+    }
+
+    fn gelu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
+        self.ops.gate_mul_rows(gate, up, 0, gate.element.of("gelu_mul_f32", "gelu_mul_bf16"))
+    }
+
+    fn sigmoid_mul(&self, x: &mut DeviceTensor, gate: &DeviceTensor) {
+        assert!(x.is_contiguous(), "sigmoid_mul: x must be no view");
+        assert!(gate.rows == x.rows && (gate.cols == x.cols || gate.cols == 1), "sigmoid_mul: the gate's shape");
+        let name = match (x.element, gate.element) {
+            (Element::F32, Element::F32) => "sigmoid_mul_f32",
+            (Element::Bf16, Element::Bf16) => "sigmoid_mul_bf16",
+            (Element::Bf16, Element::F32) => "sigmoid_mul_bf16_f32",
+            (Element::F32, Element::Bf16) => panic!("sigmoid_mul: the gate must not be bf16 in a model of f32"),
+        };
+        let (n, gates, stride) = (int(x.cols), int(gate.cols), int(gate.stride));
+        let args = SigmoidMulArgs { x: x.address, gate: gate.address, n, gates, stride };
+        // SAFETY: x has n numbers in each row, the gate as many or one.
+        unsafe { self.ops.launch(&LaunchPlan::by_column(name, x.rows, x.cols), &args) };
+    }
+
+    fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {
+        self.ops.rms_norm(x, weight, eps)
+    }
+
+    fn square_sums(&self, x: &DeviceTensor, y: &DeviceTensor, counted: Range<usize>) -> DeviceTensor {
+        assert!(x.rows == y.rows && x.element == y.element, "square_sums: x and y must have the same rows");
+        assert!(counted.end <= y.cols, "square_sums: {counted:?} of {} columns", y.cols);
+        let out = self.ops.tensor(x.rows, 2, Element::F32);
+        let name = x.element.of("square_sum_f32", "square_sum_bf16");
+        let from = y.address + (counted.start * y.element.bytes()) as u64;
+        for (column, x, stride, n) in [(0, x.address, x.stride, x.cols), (1, from, y.stride, counted.len())] {
+            let out = out.address + (column * Element::F32.bytes()) as u64;
+            let args = SquareSumArgs { x, out, n: int(n), stride: int(stride), columns: 2 };
+            // SAFETY: each row of x has n numbers, and out has two numbers for it.
+            unsafe { self.ops.launch(&LaunchPlan::by_row(name, y.rows), &args) };
+        }
+        out
+    }
+
+    fn norm_of_part(&self, x: &DeviceTensor, weight: &DeviceVector, sums: &DeviceTensor, of: WholeRow) -> DeviceTensor {
+        let WholeRow { column, width, eps } = of;
+        assert_eq!((sums.rows, x.cols), (x.rows, weight.len), "norm_of_part: the shapes");
+        assert!(sums.element == Element::F32 && sums.is_contiguous() && column < sums.cols, "norm_of_part: the sums");
+        let out = self.ops.tensor(x.rows, x.cols, x.element);
+        let args = PartNormArgs {
+            x: x.address,
+            squares: sums.address + (column * Element::F32.bytes()) as u64,
+            weight: weight.data.address(),
+            out: out.address,
+            n: int(x.cols),
+            stride: int(x.stride),
+            columns: int(sums.cols),
+            width: int(width),
+            eps,
+        };
+        let name = x.element.of("part_norm_f32", "part_norm_bf16");
+        // SAFETY: x, out and the weight have n numbers in each row, the sums a number at `column`.
+        unsafe { self.ops.launch(&LaunchPlan::by_row(name, x.rows), &args) };
+        out
+    }
+
+    fn add_norm(
+        &self,
+        x: &mut DeviceTensor,
+        y: &DeviceTensor,
+        factor: f32,
+        weight: &DeviceVector,
+        eps: f32,
+    ) -> DeviceTensor {
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm: x and y must have the same shape");
+        assert_eq!(x.cols, weight.len, "add_norm: x must have as many columns as the weight");
+        assert!(y.is_contiguous(), "add_norm: y must be no view");
+        self.ops.norm_of_sum(x, Some(y), factor, weight, eps)
+    }
 }
 
 impl OpStream {
@@ -99,36 +210,6 @@ impl OpStream {
         out
     }
 
-    /// As an activation.
-    pub fn activation(&self, x: &DeviceTensor) -> DeviceTensor {
-        assert!(x.is_contiguous() && x.element == Element::F32, "activation: x must be f32, and no view");
-        let element = self.activations.get();
-        if element == Element::F32 {
-            return x.columns(0, x.cols);
-        }
-        let out = self.tensor(x.rows, x.cols, element);
-        let args = NarrowArgs { x: x.address, out: out.address, n: x.rows * x.cols };
-        // SAFETY: both have n numbers.
-        unsafe { self.launch(&LaunchPlan::by_number("narrow_bf16", args.n), &args) };
-        out
-    }
-
-    /// x *= sigmoid(gate), of which each row has as many as x, or one.
-    pub fn sigmoid_mul(&self, x: &DeviceTensor, gate: &DeviceTensor) {
-        assert!(x.is_contiguous(), "sigmoid_mul: x must be no view");
-        assert!(gate.rows == x.rows && (gate.cols == x.cols || gate.cols == 1), "sigmoid_mul: the gate's shape");
-        let name = match (x.element, gate.element) {
-            (Element::F32, Element::F32) => "sigmoid_mul_f32",
-            (Element::Bf16, Element::Bf16) => "sigmoid_mul_bf16",
-            (Element::Bf16, Element::F32) => "sigmoid_mul_bf16_f32",
-            (Element::F32, Element::Bf16) => panic!("sigmoid_mul: the gate must not be bf16 in a model of f32"),
-        };
-        let (n, gates, stride) = (int(x.cols), int(gate.cols), int(gate.stride));
-        let args = SigmoidMulArgs { x: x.address, gate: gate.address, n, gates, stride };
-        // SAFETY: x has n numbers in each row, the gate as many or one.
-        unsafe { self.launch(&LaunchPlan::by_column(name, x.rows, x.cols), &args) };
-    }
-
     pub fn embed(&self, table: &DeviceEmbedding, batch: &PlacedBatch) -> DeviceTensor {
         let (rows, hidden) = (batch.shape.rows, table.cols);
         let out = self.tensor(rows, hidden, Element::F32);
@@ -168,43 +249,6 @@ impl OpStream {
         let name = x.element.of("group_norm_f32", "group_norm_bf16");
         // SAFETY: x and out have cols numbers in each row, weight n.
         unsafe { self.launch(&LaunchPlan::by_group(name, x.rows, x.cols / n), &args) };
-        out
-    }
-
-    pub fn square_sums(&self, x: &DeviceTensor, y: &DeviceTensor, counted: Range<usize>) -> DeviceTensor {
-        assert!(x.rows == y.rows && x.element == y.element, "square_sums: x and y must have the same rows");
-        assert!(counted.end <= y.cols, "square_sums: {counted:?} of {} columns", y.cols);
-        let out = self.tensor(x.rows, 2, Element::F32);
-        let name = x.element.of("square_sum_f32", "square_sum_bf16");
-        let from = y.address + (counted.start * y.element.bytes()) as u64;
-        for (column, x, stride, n) in [(0, x.address, x.stride, x.cols), (1, from, y.stride, counted.len())] {
-            let out = out.address + (column * Element::F32.bytes()) as u64;
-            let args = SquareSumArgs { x, out, n: int(n), stride: int(stride), columns: 2 };
-            // SAFETY: each row of x has n numbers, and out has two numbers for it.
-            unsafe { self.launch(&LaunchPlan::by_row(name, y.rows), &args) };
-        }
-        out
-    }
-
-    pub fn norm_of_part(&self, x: &DeviceTensor, weight: &DeviceVector, of: &RowSquares<DeviceTensor>) -> DeviceTensor {
-        let RowSquares { sums, column, width, eps } = *of;
-        assert_eq!((sums.rows, x.cols), (x.rows, weight.len), "norm_of_part: the shapes");
-        assert!(sums.element == Element::F32 && sums.is_contiguous() && column < sums.cols, "norm_of_part: the sums");
-        let out = self.tensor(x.rows, x.cols, x.element);
-        let args = PartNormArgs {
-            x: x.address,
-            squares: sums.address + (column * Element::F32.bytes()) as u64,
-            weight: weight.data.address(),
-            out: out.address,
-            n: int(x.cols),
-            stride: int(x.stride),
-            columns: int(sums.cols),
-            width: int(width),
-            eps,
-        };
-        let name = x.element.of("part_norm_f32", "part_norm_bf16");
-        // SAFETY: x, out and the weight have n numbers in each row, the sums a number at `column`.
-        unsafe { self.launch(&LaunchPlan::by_row(name, x.rows), &args) };
         out
     }
 

@@ -76,8 +76,8 @@ fn every_op_of_a_layer_is_compared() {
         let names: Vec<_> = ops.keys().copied().collect();
         let want = [
             "add_norm",
-            "add_norm: sum",
-            "add_scaled",
+            "add_norm: x",
+            "add_scaled: x",
             "draw",
             "embed",
             "gqa_attention",

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, CacheForm, Devices, HostMatrix, Precision, Result as KernelResult, WeightRole};
+use rein_kernels::{Backend, CacheForm, Devices, HostMatrix, Precision, Result as KernelResult, RowOps, WeightRole};
 
 use super::linear::{LinearSpec, Norm, StoredPart};
 use super::low_rank::{LowRanks, TableId, TableIds};
@@ -119,7 +119,7 @@ impl<D: Devices> Loader<'_, D> {
         self.reader.weights.vector(tensor, range)
     }
 
-    pub fn vector(&self, tensor: &str, range: Range<usize>) -> Result<<D::Backend as Backend>::Vector, LoadError> {
+    pub fn vector(&self, tensor: &str, range: Range<usize>) -> Result<<D::Backend as RowOps>::Vector, LoadError> {
         Ok(self.backend.vector(self.numbers(tensor, range)?)?)
     }
 

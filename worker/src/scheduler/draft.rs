@@ -7,8 +7,8 @@ use super::planned::Planned;
 use crate::seq::StepCost;
 
 impl Scheduler {
-    /// `budget`: tokens that the step may still have. Rows of sequences that are steered, or of which something is under
-    /// way, get none. A step draws at most as many tokens as sequences may run, for which devices have room.
+    /// `budget`: tokens that the step may still have. Rows of sequences that are steered, or of which something is
+    /// under way, get none. A step draws at most as many tokens as sequences may run, for which devices have room.
     pub(super) fn draft(&mut self, budget: usize) {
         let decodes = |row: &Planned| row.after == After::Draw && row.count == 1;
         if self.options.draft_tokens == 0 || !self.planned.iter().all(decodes) {

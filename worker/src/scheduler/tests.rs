@@ -1,6 +1,7 @@
 mod hold;
 mod interleave;
 mod ledger;
+mod oracle;
 mod replay;
 mod shares;
 mod tables;

@@ -53,3 +53,15 @@ fn stop_tokens_are_banned_before_min_tokens_unless_the_mask_leaves_only_them() {
     seq.push(7);
     assert_eq!((next_draw(&mut seq).mask, next_draw(&mut seq).banned), (None, vec![]));
 }
+
+#[test]
+fn draws_behind_drafts_have_the_parameters_of_their_positions() {
+    let limits = Limits { max_tokens: 9, min_tokens: 4, stop_token_ids: vec![7], ignore_eos: false };
+    let mut seq = seq(Sampling { presence_penalty: 0.5, ..neutral() }, limits);
+    let draws = seq.draws(2);
+    let of = |draw: &Draw| (draw.position, draw.banned.clone(), draw.kept_history, draw.history.len());
+    assert_eq!(draws.iter().map(of).collect::<Vec<_>>(), [(2, vec![7], 0, 5), (3, vec![7], 0, 0), (4, vec![], 0, 0)]);
+    // What was drafted may be wrong, so it is told again.
+    seq.push(6);
+    assert_eq!(of(&seq.draws(0)[0]), (3, vec![7], 5, 1));
+}

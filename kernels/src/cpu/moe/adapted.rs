@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Experts, Pick, silu_mul};
+use super::super::rows::silu_mul;
+use super::{Experts, Pick};
 use crate::cpu::low_rank::{AdaptedRows, gather};
 use crate::cpu::{Cpu, Tensor};
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, Devices, GqaSpec, Result as KernelResult, RopeSpec, RowSquares};
+use rein_kernels::{Backend, Devices, GqaSpec, Result as KernelResult, RopeSpec, WholeRow};
 
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened, sharing};
 use crate::checkpoint::LoadError;
@@ -121,9 +121,9 @@ impl<B: Backend> QkNorm<B> {
             QkNorm::Joint { q: q_norm, k: k_norm, widths, counted } => {
                 let mut sums = b.square_sums(q, k, counted.clone());
                 b.all_reduce(&mut sums)?;
-                let of = |column: usize, eps| RowSquares { sums: &sums, column, width: widths[column], eps };
-                let q = b.norm_of_part(q, &q_norm.weight, &of(0, q_norm.eps));
-                Ok((q, b.norm_of_part(k, &k_norm.weight, &of(1, k_norm.eps))))
+                let of = |column: usize, eps| WholeRow { column, width: widths[column], eps };
+                let q = b.norm_of_part(q, &q_norm.weight, &sums, of(0, q_norm.eps));
+                Ok((q, b.norm_of_part(k, &k_norm.weight, &sums, of(1, k_norm.eps))))
             }
         }
     }

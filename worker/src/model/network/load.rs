@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::bounded;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::{
-    Backend, ClampedGate, Devices, ExpertTable, ExpertWeights, KernelError, Result as KernelResult, WeightRole,
+    Backend, ClampedGate, Devices, ExpertTable, ExpertWeights, KernelError, Result as KernelResult, RowOps, WeightRole,
 };
 
 use super::super::experts;
@@ -104,7 +104,7 @@ impl<D: Devices> Loader<'_, D> {
         &self,
         spec: &spec::ClampedExperts,
         [experts, hidden]: [usize; 2],
-    ) -> Result<ClampedGate<<D::Backend as Backend>::Vector>, LoadError> {
+    ) -> Result<ClampedGate<<D::Backend as RowOps>::Vector>, LoadError> {
         let spec::ClampedExperts { gate_up, down, inter, alpha, limit } = spec;
         let both = self.numbers(gate_up, 0..2 * inter * experts)?;
         let every_second = |from: usize| self.backend.vector(both.iter().skip(from).step_by(2).copied().collect());

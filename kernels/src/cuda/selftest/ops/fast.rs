@@ -148,7 +148,7 @@ impl Tiers {
     }
 
     /// Activations: what a norm of these numbers gives.
-    pub fn activation(backend: &Cuda, numbers: &[f32], cols: usize) -> Result<<Cuda as Backend>::Tensor> {
+    pub fn activation(backend: &Cuda, numbers: &[f32], cols: usize) -> Result<<Cuda as RowOps>::Tensor> {
         let ones = backend.vector(vec![1.0; cols])?;
         let x = backend.to_device(numbers.len() / cols, cols, numbers.to_vec());
         Ok(backend.rms_norm(&x, &ones, 1e-6))
