@@ -19,18 +19,6 @@ fn start(scheduler: &mut Scheduler, seq: SeqId, prompt: Vec<u32>) {
     scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start), lora: None }).expect("room");
 }
 
-fn commit(scheduler: &mut Scheduler, step: &Step) {
-    let drawn = step.rows.iter().filter(|row| row.after() == After::Draw);
-    let rows = drawn
-        .map(|row| RowResult {
-            slot: row.slot,
-            drawn: vec![Drawn { token: Some(7), logprob: None }],
-            ..RowResult::default()
-        })
-        .collect();
-    scheduler.commit(StepResult { id: step.id, rows, ..StepResult::default() });
-}
-
 /// `cargo test -p rein-worker --lib bytes_of_a_step -- --nocapture` prints the sizes.
 #[test]
 fn bytes_of_a_step_do_not_grow_with_the_context() {
