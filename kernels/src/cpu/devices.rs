@@ -17,8 +17,8 @@ pub struct CpuDevices {
 impl Devices for CpuDevices {
     type Backend = Cpu;
     const KIND: &'static str = "cpu";
-    /// Less than the 8 of Qwen2.5-Coder-0.5B in Q4_K on 2 threads (1 row takes 24 ms, 8 rows take 42): wrong drafts delay
-    /// other sequences.
+    /// Less than the 8 of Qwen2.5-Coder-0.5B in Q4_K on 2 threads (1 row takes 24 ms, 8 rows take 42): wrong drafts
+    /// delay other sequences.
     const STEP_COST: usize = 5;
 
     fn open(&self, _: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Cpu> {
