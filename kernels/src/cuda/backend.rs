@@ -21,7 +21,7 @@ use super::moe::DeviceRoutes;
 use super::op_stream::OpStream;
 use super::pinned_blocks::PinnedBlocks;
 use super::ranks::{DeviceGroup, ExpertCounters, PeerRegistry, RankOps, StepIntent};
-use super::step::{StepLimits, StepShape};
+use super::step::{StepLimits, StepShape, take_apart};
 use super::step_state::StepState;
 use super::tensor::DeviceTensor;
 use super::upload::{UploadRing, WeightWriter};
@@ -293,7 +293,8 @@ impl Backend for Cuda {
         Ok(largest_steps(bounds, blocks))
     }
 
-    fn begin<'a>(&mut self, rows: StepInputs<'a>) -> Result<DeviceBatch<'a>> {
+    fn begin<'a>(&mut self, mut rows: StepInputs<'a>) -> Result<DeviceBatch<'a>> {
+        take_apart(&mut rows);
         self.ops.device.enter()?;
         self.ops.check()?;
         // The last step may have failed midway.

@@ -1,7 +1,7 @@
 //! The inputs of a step as the device gets them: one block of 32-bit words. It does not know models or devices.
 
 use super::draw_plan::result_words;
-use crate::backend::{Draw, LogitsOf, StepInputs};
+use crate::backend::{Draw, LogitsOf, Span, StepInputs};
 use crate::error::{KernelError, Result};
 
 /// Marks rows of no sequence, and places that are not written.
@@ -50,6 +50,23 @@ fn wanted<'a>(rows: &'a StepInputs) -> impl Iterator<Item = usize> + 'a {
     let scores = rows.scores.iter().map(|score| score.row);
     let of_logits = scores.chain(rows.draws.iter().filter_map(of_draw));
     of_logits.chain(rows.stashes.iter().map(|stash| stash.row)).chain(rows.states.iter().copied())
+}
+
+/// If every row draws, a span of several rows becomes as many of one row: the kernels of decode steps compute them, and
+/// such a step is recorded. Rows see what other rows of the step leave in the KV cache, but not in a recurrent state.
+pub(super) fn take_apart(rows: &mut StepInputs) {
+    let drawn = rows.draws.iter().filter(|draw| matches!(draw.from, LogitsOf::Row(_))).count();
+    if drawn < rows.ids.len() || !rows.cells.is_empty() || rows.spans.len() == rows.ids.len() {
+        return;
+    }
+    if !rows.loras.is_empty() {
+        let of_rows = rows.spans.iter().zip(&rows.loras).flat_map(|(span, lora)| std::iter::repeat_n(*lora, span.len));
+        rows.loras = of_rows.collect();
+    }
+    let apart = rows.spans.iter().flat_map(|&Span { row, len, start, blocks }| {
+        (0..len).map(move |i| Span { row: row + i, len: 1, start: start + i, blocks })
+    });
+    rows.spans = apart.collect();
 }
 
 impl StepShape {

@@ -76,7 +76,7 @@ impl DeviceChoice {
             }
             // Attention reads whole blocks, and a step of fewer tokens would be limited by reading the experts. The
             // memory of a GPU has no other use; a tenth is left for recorded steps and the activations of large ones.
-            // Steps with drafts are not recorded, and no GPU has shown yet what they gain.
+            // No GPU has shown yet what drafts gain.
             DeviceChoice::Cuda(_) => {
                 DeviceDefaults { block_size: 64, token_budget: 8192, draft_tokens: 0, kv_share: 0.9 }
             }

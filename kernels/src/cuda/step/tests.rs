@@ -54,6 +54,32 @@ fn a_prompt_is_not_filled_up() {
 }
 
 #[test]
+fn rows_that_all_draw_are_a_decode_step() {
+    let spans = || {
+        let first = Span { row: 0, len: 3, start: 4, blocks: &[9, 2] };
+        vec![first, Span { row: 3, len: 1, start: 0, blocks: &[5] }]
+    };
+    let draws = |rows: &[usize]| rows.iter().map(|&row| draw(row)).collect();
+    let inputs = |draws| StepInputs { ids: vec![1, 2, 3, 4], spans: spans(), draws, ..StepInputs::default() };
+    let mut apart = StepInputs { loras: vec![Some(3), None], ..inputs(draws(&[0, 1, 2, 3])) };
+    take_apart(&mut apart);
+    let found: Vec<_> = apart.spans.iter().map(|span| (span.row, span.len, span.start, span.blocks)).collect();
+    let table = &[9, 2][..];
+    assert_eq!(found, [(0, 1, 4, table), (1, 1, 5, table), (2, 1, 6, table), (3, 1, 0, &[5])]);
+    assert_eq!(apart.loras, [Some(3), Some(3), Some(3), None]);
+    let (shape, words) = packed(&apart).expect("fits");
+    assert!(shape.decode && shape.sequences == 4);
+    assert_eq!(words[12..16], [8, 9, 10, 20], "places");
+    // A prompt, and rows with a recurrent state, stay whole.
+    let save = [StateSave { rows: 3, cell: 1 }];
+    let cells = vec![StateCells { from: Some(0), saves: &save }; 2];
+    for mut rows in [inputs(draws(&[2, 3])), StepInputs { cells, ..inputs(draws(&[0, 1, 2, 3])) }] {
+        take_apart(&mut rows);
+        assert_eq!(rows.spans.len(), 2);
+    }
+}
+
+#[test]
 fn a_decode_step_is_filled_up_to_its_bucket() {
     let spans = (0..3).map(|row| Span { row, len: 1, start: 2 * row, blocks: &[1, 3] }).collect();
     let (shape, words) =
