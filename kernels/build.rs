@@ -2,12 +2,20 @@
 //! says that the binary has no kernels.
 
 use std::path::Path;
-use std::{env, fs};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+/// Compiling the kernels takes some minutes, installing the compiler before it as long.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
+    }
+    // Else this crate and those above it would be compiled twice.
+    if let Some(file) = env::var_os("REIN_CUDA_MADE") {
+        wait_for(Path::new(&file));
     }
     let made = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../target/cuda");
     let out = env::var("OUT_DIR").expect("cargo sets it");
@@ -16,5 +24,15 @@ fn main() {
         println!("cargo:rerun-if-changed={}", from.display());
         let bytes = if from.exists() { fs::read(&from).expect("the file is readable") } else { Vec::new() };
         fs::write(Path::new(&out).join(file), bytes).expect("OUT_DIR is writable");
+    }
+}
+
+/// `scripts/test.sh` makes the kernels meanwhile, and this file at their end.
+#[allow(clippy::disallowed_methods)]
+fn wait_for(file: &Path) {
+    let began = Instant::now();
+    while !file.exists() {
+        assert!(began.elapsed() < LONGEST_WAIT, "no {} after an hour", file.display());
+        thread::sleep(Duration::from_millis(200));
     }
 }

@@ -31,11 +31,20 @@ clippy_driver() {
     export RUSTC_WORKSPACE_WRAPPER=$driver CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
 }
 
-# Installing waits for the network, and cargo compiles its last crates one after the other: both at once.
+# Installing waits for the network, and cargo compiles its last crates one after the other: both at once. The crate that
+# embeds the CUDA kernels waits for them (kernels/build.rs).
 compile() {
-    { scripts/setup.sh test && nice scripts/cuda.sh build && nice scripts/cuda.sh driver; } &
+    export REIN_CUDA_MADE=$PWD/target/cuda/made
+    mkdir -p target/cuda && rm -f "$REIN_CUDA_MADE"
+    {
+        local made=0
+        { scripts/setup.sh test && scripts/cuda.sh build; } || made=$?
+        touch "$REIN_CUDA_MADE"
+        [ "$made" = 0 ] && nice scripts/cuda.sh driver
+    } &
     local others=$! compiled=0
     cargo test --workspace --all-targets --locked --no-run || compiled=$?
+    unset REIN_CUDA_MADE
     wait "$others" && return "$compiled"
 }
 

@@ -12,7 +12,8 @@ pub use crate::expert_inputs::*;
 pub use crate::host_matrix::*;
 pub use crate::inputs::*;
 pub use crate::kv_split::KvSplit;
-pub use crate::row_ops::{RowOps, WholeRow};
+pub use crate::ops::{RowOps, WholeRow};
+use crate::ops::{arg_type, declare, result_type, sequence_ops};
 use crate::storage::DeviceStorage;
 pub use crate::storage::{CacheForm, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 
@@ -129,6 +130,13 @@ pub struct DeltaVectors<'a, V> {
     pub step_bias: &'a V,
     /// [value_dim]
     pub norm: &'a V,
+}
+
+impl<'a, V> DeltaVectors<'a, V> {
+    pub(crate) fn map<W>(&self, f: impl Fn(&'a V) -> &'a W) -> DeltaVectors<'a, W> {
+        let DeltaVectors { conv, log_decay, step_bias, norm } = self;
+        DeltaVectors { conv: f(conv), log_decay: f(log_decay), step_bias: f(step_bias), norm: f(norm) }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -291,32 +299,11 @@ pub trait Backend: RowOps + Sized + Send + 'static {
     // Shape.
     fn rows(&self, x: &Self::Tensor) -> usize;
     fn cols(&self, x: &Self::Tensor) -> usize;
-    /// The rows of the batch's tokens, on the rank that holds them. Other ranks give -0, so that the sum over ranks has
-    /// the bits of the table.
-    fn embed(&self, table: &Self::Embedding, batch: &Self::Batch<'_>) -> Self::Tensor;
-    // Products.
+    // Layers.
+    sequence_ops!(declare);
+
     /// x [rows, in] times weight [out, in] transposed, plus bias [out].
     fn linear(&self, x: &Self::Tensor, weight: &Self::Linear, bias: Option<&Self::Vector>) -> Self::Tensor;
-    /// Adds to y [rows, out] what the adapters of the batch's sequences make of x [rows, in], where a module has one in
-    /// the sequence's slot.
-    fn add_low_rank(&self, batch: &Self::Batch<'_>, x: &Self::Tensor, y: &mut Self::Tensor, table: &Self::LowRank);
-
-    // Attention.
-    /// Rotates every head of x in place.
-    fn rope(&self, batch: &Self::Batch<'_>, x: &mut Self::Tensor, spec: &RopeSpec);
-    /// Writes k and v into the cache, then attends causally. q [rows, heads * head_dim] -> the same shape. `sinks`
-    /// [heads]: a score of each head that takes a share of the softmax and has no value.
-    #[allow(clippy::too_many_arguments)]
-    fn gqa_attention(
-        &self,
-        batch: &Self::Batch<'_>,
-        q: &Self::Tensor,
-        k: &Self::Tensor,
-        v: &Self::Tensor,
-        sinks: Option<&Self::Vector>,
-        cache: &mut Self::Cache,
-        spec: &GqaSpec,
-    ) -> Self::Tensor;
     /// q [rows, heads * (nope + rope)], rotated; latent [rows, kv_rank], normed; k_rope [rows, rope], rotated;
     /// kv_b [heads * (nope + v), kv_rank]. Result [rows, heads * v]. `adapters` change kv_b: of each head its products
     /// from q to a latent, and from a latent to a value; the place of slot s and head h is s * heads + h.
@@ -334,20 +321,6 @@ pub trait Backend: RowOps + Sized + Send + 'static {
     ) -> Result<Self::Tensor>;
     /// kv_b_proj in the layout that `mla_attention` needs.
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Expansion>;
-
-    // Recurrent layers.
-    /// Reads and writes the cells of the batch. qkvz [rows, key_heads * inputs]: of each key head its query, key,
-    /// values and gates z, before the convolution; ba [rows, 2 * value_heads]: of each key head beta of its value
-    /// heads (before sigmoid) and a. Result [rows, value_heads * value_dim], normed, times silu(z).
-    fn delta_net(
-        &self,
-        batch: &Self::Batch<'_>,
-        qkvz: &Self::Tensor,
-        ba: &Self::Tensor,
-        vectors: &DeltaVectors<'_, Self::Vector>,
-        states: &mut Self::States,
-        spec: &DeltaSpec,
-    ) -> Self::Tensor;
 
     // Mixture of experts.
     /// Scores [rows, experts] (before softmax or sigmoid). `bias` affects the choice, not the weights.

@@ -14,13 +14,13 @@ pub mod host_matrix;
 pub mod inputs;
 pub mod kv_split;
 pub mod lockstep;
+mod ops;
 pub mod probe;
 pub mod quant;
 #[cfg(any(test, feature = "cuda"))]
 mod random;
 pub mod reference;
 pub mod rounding;
-mod row_ops;
 pub mod sample;
 pub mod storage;
 

@@ -2,7 +2,8 @@
 //! op shows that the device's ops are right within a model, however much rounding adds up to from end to end. This
 //! module does not know models.
 
-mod rows;
+#[macro_use]
+mod compare;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use crate::collective::{Collective, ControlLink};
 use crate::cpu::{self, CpuDevices, KvCache, Routes, Tensor};
 use crate::diff::{WorstNumber, worst_number};
 use crate::error::{KernelError, Result};
+use crate::ops::{arg_type, result_type, row_ops, sequence_ops};
 use crate::rounding::{RoundingCpu, RoundingExperts, RoundingLinear};
 use crate::sample::Logprob;
 use crate::storage::DeviceStorage;
@@ -122,6 +124,12 @@ fn logprobs(drawn: &StepOutputs) -> Vec<f32> {
     let of_tokens = drawn.tokens.iter().flatten().flat_map(|token| &token.logprob).flat_map(of);
     let of_scores = drawn.scores.iter().flat_map(|score| std::iter::once(score.logprob).chain(of(score)));
     of_tokens.chain(of_scores).collect()
+}
+
+impl<B: Backend> RowOps for Lockstep<B> {
+    type Tensor = B::Tensor;
+    type Vector = Both<B::Vector, Vec<f32>>;
+    row_ops!(compare);
 }
 
 impl<B: Backend> Backend for Lockstep<B> {
@@ -306,49 +314,12 @@ impl<B: Backend> Backend for Lockstep<B> {
         self.device.cols(x)
     }
 
-    fn embed(&self, table: &Self::Embedding, batch: &Self::Batch<'_>) -> B::Tensor {
-        let out = self.device.embed(&table.device, &batch.device);
-        self.check("embed", &out, &self.oracle.embed(&table.oracle, &batch.oracle));
-        out
-    }
+    sequence_ops!(compare);
 
     fn linear(&self, x: &B::Tensor, weight: &Self::Linear, bias: Option<&Self::Vector>) -> B::Tensor {
         let out = self.device.linear(x, &weight.device, bias.map(|bias| &bias.device));
         let want = self.oracle.linear(&self.read(x), &weight.oracle, bias.map(|bias| &bias.oracle));
         self.check("linear", &out, &want);
-        out
-    }
-
-    fn add_low_rank(&self, batch: &Self::Batch<'_>, x: &B::Tensor, y: &mut B::Tensor, table: &Self::LowRank) {
-        let mut want = self.read(y);
-        self.oracle.add_low_rank(&batch.oracle, &self.read(x), &mut want, &table.oracle);
-        self.device.add_low_rank(&batch.device, x, y, &table.device);
-        self.check("add_low_rank", y, &want);
-    }
-
-    fn rope(&self, batch: &Self::Batch<'_>, x: &mut B::Tensor, spec: &RopeSpec) {
-        let mut want = self.read(x);
-        self.oracle.rope(&batch.oracle, &mut want, spec);
-        self.device.rope(&batch.device, x, spec);
-        self.check("rope", x, &want);
-    }
-
-    fn gqa_attention(
-        &self,
-        batch: &Self::Batch<'_>,
-        q: &B::Tensor,
-        k: &B::Tensor,
-        v: &B::Tensor,
-        sinks: Option<&Self::Vector>,
-        cache: &mut Self::Cache,
-        spec: &GqaSpec,
-    ) -> B::Tensor {
-        let on_device = sinks.map(|sinks| &sinks.device);
-        let out = self.device.gqa_attention(&batch.device, q, k, v, on_device, &mut cache.device, spec);
-        let [q, k, v] = [q, k, v].map(|x| self.read(x));
-        let sinks = sinks.map(|sinks| &sinks.oracle);
-        let want = self.oracle.gqa_attention(&batch.oracle, &q, &k, &v, sinks, &mut cache.oracle, spec);
-        self.check("gqa_attention", &out, &want);
         out
     }
 
@@ -391,36 +362,6 @@ impl<B: Backend> Backend for Lockstep<B> {
         })
     }
 
-    fn delta_net(
-        &self,
-        batch: &Self::Batch<'_>,
-        qkvz: &B::Tensor,
-        ba: &B::Tensor,
-        vectors: &DeltaVectors<'_, Self::Vector>,
-        states: &mut Self::States,
-        spec: &DeltaSpec,
-    ) -> B::Tensor {
-        let DeltaVectors { conv, log_decay, step_bias, norm } = *vectors;
-        let of_device = DeltaVectors {
-            conv: &conv.device,
-            log_decay: &log_decay.device,
-            step_bias: &step_bias.device,
-            norm: &norm.device,
-        };
-        let out = self.device.delta_net(&batch.device, qkvz, ba, &of_device, &mut states.device, spec);
-        let of_oracle = DeltaVectors {
-            conv: &conv.oracle,
-            log_decay: &log_decay.oracle,
-            step_bias: &step_bias.oracle,
-            norm: &norm.oracle,
-        };
-        let (qkvz, ba) = (self.read(qkvz), self.read(ba));
-        let want = self.oracle.delta_net(&batch.oracle, &qkvz, &ba, &of_oracle, &mut states.oracle, spec);
-        self.check("delta_net", &out, &want);
-        out
-    }
-
-    /// Compared with `moe`, which uses the routes.
     fn moe_route(&self, scores: &B::Tensor, bias: Option<&Self::Vector>, spec: &RouteSpec) -> Self::Routes {
         Both {
             device: self.device.moe_route(scores, bias.map(|bias| &bias.device), spec),

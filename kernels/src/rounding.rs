@@ -12,8 +12,8 @@ use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
 use crate::cpu::{self, AdaptedRows, ClampedExpert, Cpu, CpuDevices, KvCache, Routes, Tensor};
 use crate::error::{KernelError, Result};
+use crate::ops::{arg_type, result_type, row_ops, sequence_ops};
 use crate::reference;
-use crate::row_ops::{arg_type, result_type, row_ops};
 use crate::storage::{CudaStorage, DeviceStorage};
 
 /// Groups have one rank.
@@ -203,18 +203,22 @@ macro_rules! round_result {
 
 macro_rules! round {
     ($($(#[$doc:meta])* fn $op:ident($($kind:ident $arg:ident $(: $type:ty)?),*) $(-> $result:ident)?;)*) => {
-        impl RowOps for RoundingCpu {
-            type Tensor = Tensor;
-            type Vector = Vec<f32>;
-            $(fn $op(&self, $($arg: arg_type!($kind $($type)?)),*) $(-> result_type!($result))? {
+        $(
+            #[allow(clippy::too_many_arguments)]
+            fn $op(&self, $($arg: arg_type!($kind $($type)?)),*) $(-> result_type!($result))? {
                 $(let result: result_type!($result) =)? self.cpu.$op($(keep!($kind $arg)),*);
                 $(round_arg!(self $kind $arg);)*
                 $(round_result!(self $result result))?
-            })*
-        }
+            }
+        )*
     };
 }
-row_ops!(round);
+
+impl RowOps for RoundingCpu {
+    type Tensor = Tensor;
+    type Vector = Vec<f32>;
+    row_ops!(round);
+}
 
 impl Backend for RoundingCpu {
     type Batch<'a> = cpu::Batch<'a>;
@@ -381,9 +385,7 @@ impl Backend for RoundingCpu {
         self.cpu.cols(x)
     }
 
-    fn embed(&self, table: &cpu::Embedding, batch: &cpu::Batch<'_>) -> Tensor {
-        self.cpu.embed(table, batch)
-    }
+    sequence_ops!(round);
 
     fn linear(&self, x: &Tensor, weight: &RoundingLinear, bias: Option<&Vec<f32>>) -> Tensor {
         match &weight.0 {
@@ -394,29 +396,6 @@ impl Backend for RoundingCpu {
                 self.cpu.to_device(self.cpu.rows(x), matrix.numbers.len() / matrix.ins.max(1), out)
             }
         }
-    }
-
-    fn add_low_rank(&self, batch: &cpu::Batch<'_>, x: &Tensor, y: &mut Tensor, table: &cpu::LowRank) {
-        self.cpu.add_low_rank(batch, x, y, table);
-        *y = self.activation_of(y.clone());
-    }
-
-    fn rope(&self, batch: &cpu::Batch<'_>, x: &mut Tensor, spec: &RopeSpec) {
-        self.cpu.rope(batch, x, spec);
-        *x = self.activation_of(x.clone());
-    }
-
-    fn gqa_attention(
-        &self,
-        batch: &cpu::Batch<'_>,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        sinks: Option<&Vec<f32>>,
-        cache: &mut KvCache,
-        spec: &GqaSpec,
-    ) -> Tensor {
-        self.activation_of(self.cpu.gqa_attention(batch, q, k, v, sinks, cache, spec))
     }
 
     fn mla_attention(
@@ -441,18 +420,6 @@ impl Backend for RoundingCpu {
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<cpu::Expansion> {
         self.cpu.mla_weight(kv_b, spec, precision)
-    }
-
-    fn delta_net(
-        &self,
-        batch: &cpu::Batch<'_>,
-        qkvz: &Tensor,
-        ba: &Tensor,
-        vectors: &DeltaVectors<'_, Vec<f32>>,
-        states: &mut cpu::States,
-        spec: &DeltaSpec,
-    ) -> Tensor {
-        self.activation_of(self.cpu.delta_net(batch, qkvz, ba, vectors, states, spec))
     }
 
     fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::simd::{Isa, Simd, simd_fn};
 use super::{Cpu, Tensor, stale};
-use crate::row_ops::WholeRow;
+use crate::ops::WholeRow;
 
 #[inline(always)]
 unsafe fn rms_norm_generic<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {

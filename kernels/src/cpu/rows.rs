@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::pool::SharedPtr;
 use super::simd::{Simd, simd_fn};
 use super::{Cpu, Tensor, delta, norms, stale};
-use crate::row_ops::{RowOps, WholeRow};
+use crate::ops::{RowOps, WholeRow};
 
 impl RowOps for Cpu {
     type Tensor = Tensor;

@@ -1,9 +1,4 @@
-//! The ops on rows alone, derived from their list.
-
-use super::{Both, Lockstep};
-use crate::backend::{Backend, RowOps};
-use crate::cpu::Tensor;
-use crate::row_ops::{arg_type, result_type, row_ops};
+//! What makes ops that are compared of a list of ops.
 
 /// What the oracle takes: of what the device changes in place, a copy.
 macro_rules! read {
@@ -16,11 +11,23 @@ macro_rules! read {
     ($both:ident rounded $x:ident) => {
         $both.read($x)
     };
-    ($both:ident vector $x:ident) => {
-        &$x.oracle
+    ($both:ident maybe_vector $x:ident) => {
+        $x.map(|x| &x.oracle)
+    };
+    ($both:ident delta_vectors $x:ident) => {
+        &$x.map(|x| &x.oracle)
+    };
+    ($both:ident cache $x:ident) => {
+        &mut $x.oracle
+    };
+    ($both:ident states $x:ident) => {
+        &mut $x.oracle
     };
     ($both:ident number $x:ident) => {
-        $x.clone()
+        Clone::clone(&$x)
+    };
+    ($both:ident $kind:ident $x:ident) => {
+        &$x.oracle
     };
 }
 
@@ -40,14 +47,32 @@ macro_rules! to_oracle {
 }
 
 macro_rules! to_device {
-    (vector $x:ident) => {
-        &$x.device
+    (tensor $x:ident) => {
+        $x
+    };
+    (stream $x:ident) => {
+        $x
+    };
+    (rounded $x:ident) => {
+        $x
     };
     (number $x:ident) => {
-        $x.clone()
+        Clone::clone(&$x)
+    };
+    (maybe_vector $x:ident) => {
+        $x.map(|x| &x.device)
+    };
+    (delta_vectors $x:ident) => {
+        &$x.map(|x| &x.device)
+    };
+    (cache $x:ident) => {
+        &mut $x.device
+    };
+    (states $x:ident) => {
+        &mut $x.device
     };
     ($kind:ident $x:ident) => {
-        $x
+        &$x.device
     };
 }
 
@@ -82,14 +107,13 @@ macro_rules! result_of_oracle {
     };
 }
 
+/// The ops of a list. The oracle takes what the device had, before the device changes it.
 macro_rules! compare {
     ($($(#[$doc:meta])* fn $op:ident($($kind:ident $arg:ident $(: $type:ty)?),*) $(-> $result:ident)?;)*) => {
-        // A number may be a range, which is no copy.
-        #[allow(clippy::clone_on_copy, unused_mut)]
-        impl<B: Backend> RowOps for Lockstep<B> {
-            type Tensor = B::Tensor;
-            type Vector = Both<B::Vector, Vec<f32>>;
-            $(fn $op(&self, $($arg: arg_type!($kind $($type)?)),*) $(-> result_type!($result))? {
+        $(
+            // A number may be a range, which is no copy.
+            #[allow(clippy::clone_on_copy, clippy::too_many_arguments, unused_mut)]
+            fn $op(&self, $($arg: arg_type!($kind $($type)?)),*) $(-> result_type!($result))? {
                 $(let want: result_of_oracle!($result);)?
                 let after: Vec<Option<Tensor>> = {
                     $(let mut $arg = read!(self $kind $arg);)*
@@ -108,8 +132,7 @@ macro_rules! compare {
                 $(let got: result_type!($result) = got;
                 self.check(stringify!($op), &got, &want);
                 got)?
-            })*
-        }
+            }
+        )*
     };
 }
-row_ops!(compare);
