@@ -32,13 +32,16 @@ clippy_driver() {
 }
 
 # Installing waits for the network, and cargo compiles its last crates one after the other: both at once. The crate that
-# embeds the CUDA kernels waits for them (kernels/build.rs).
+# embeds the CUDA kernels waits for them (kernels/build.rs). Cargo would compile it and those above it again if a file had
+# changed after its build script began, so what is made meanwhile gets the time before.
 compile() {
+    local began=target/cuda/began
     export REIN_CUDA_MADE=$PWD/target/cuda/made
-    mkdir -p target/cuda && rm -f "$REIN_CUDA_MADE"
+    mkdir -p target/cuda && rm -f "$REIN_CUDA_MADE" && touch "$began"
     {
         local made=0
         { scripts/setup.sh test && scripts/cuda.sh build; } || made=$?
+        find target/cuda -maxdepth 1 -type f -newer "$began" -exec touch -r "$began" {} +
         touch "$REIN_CUDA_MADE"
         [ "$made" = 0 ] && nice scripts/cuda.sh driver
     } &
