@@ -32,8 +32,8 @@ clippy_driver() {
 }
 
 # Installing waits for the network, and cargo compiles its last crates one after the other: both at once. The crate that
-# embeds the CUDA kernels waits for them (kernels/build.rs). Cargo would compile it and those above it again if a file had
-# changed after its build script began, so what is made meanwhile gets the time before.
+# embeds the CUDA kernels waits for them (kernels/build.rs). Cargo would compile it and those above it again if a file
+# had changed after its build script began, so what is made meanwhile gets the time before.
 compile() {
     local began=target/cuda/began
     export REIN_CUDA_MADE=$PWD/target/cuda/made
