@@ -42,8 +42,8 @@ macro_rules! sequence_ops {
             /// The rows of the batch's tokens, on the rank that holds them. Other ranks give -0, so that the sum over
             /// ranks has the bits of the table.
             fn embed(embedding table, batch batch) -> exact;
-            /// Adds to y [rows, out] what the adapters of the batch's sequences make of x [rows, in], where a module has
-            /// one in the sequence's slot.
+            /// Adds to y [rows, out] what the adapters of the batch's sequences make of x [rows, in], where a module
+            /// has one in the sequence's slot.
             fn add_low_rank(batch batch, tensor x, rounded y, low_rank table);
             /// Rotates every head of x in place.
             fn rope(batch batch, rounded x, number spec: &$crate::RopeSpec);
