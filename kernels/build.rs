@@ -2,20 +2,16 @@
 //! says that the binary has no kernels.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
-use std::{env, fs, thread};
-
-/// Compiling the kernels takes some minutes, installing the compiler before it as long.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+use std::{env, fs};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
-    // Else this crate and those above it would be compiled twice.
-    if let Some(file) = env::var_os("REIN_CUDA_MADE") {
-        wait_for(Path::new(&file));
+    // scripts/test.sh holds it while it makes the kernels. Else this crate and those above it would be compiled twice.
+    if let Some(lock) = env::var_os("REIN_CUDA_LOCK") {
+        fs::File::open(lock).and_then(|lock| lock.lock_shared()).expect("the lock can be waited for");
     }
     let made = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../target/cuda");
     let out = env::var("OUT_DIR").expect("cargo sets it");
@@ -24,15 +20,5 @@ fn main() {
         println!("cargo:rerun-if-changed={}", from.display());
         let bytes = if from.exists() { fs::read(&from).expect("the file is readable") } else { Vec::new() };
         fs::write(Path::new(&out).join(file), bytes).expect("OUT_DIR is writable");
-    }
-}
-
-/// `scripts/test.sh` makes the kernels meanwhile, and this file at their end.
-#[allow(clippy::disallowed_methods)]
-fn wait_for(file: &Path) {
-    let began = Instant::now();
-    while !file.exists() {
-        assert!(began.elapsed() < LONGEST_WAIT, "no {} after an hour", file.display());
-        thread::sleep(Duration::from_millis(200));
     }
 }

@@ -35,19 +35,21 @@ clippy_driver() {
 # embeds the CUDA kernels waits for them (kernels/build.rs). Cargo would compile it and those above it again if a file
 # had changed after its build script began, so what is made meanwhile gets the time before.
 compile() {
-    local began=target/cuda/began
-    export REIN_CUDA_MADE=$PWD/target/cuda/made
-    mkdir -p target/cuda && rm -f "$REIN_CUDA_MADE" && touch "$began"
+    local lock=$PWD/target/cuda/lock
+    mkdir -p target/cuda
+    exec 8> "$lock" && touch "$lock"
+    flock 8
     {
         local made=0
         { scripts/setup.sh test && scripts/cuda.sh build; } || made=$?
-        find target/cuda -maxdepth 1 -type f -newer "$began" -exec touch -r "$began" {} +
-        touch "$REIN_CUDA_MADE"
+        find target/cuda -maxdepth 1 -type f -newer "$lock" -exec touch -r "$lock" {} +
+        exec 8>&-
         [ "$made" = 0 ] && nice scripts/cuda.sh driver
     } &
     local others=$! compiled=0
-    cargo test --workspace --all-targets --locked --no-run || compiled=$?
-    unset REIN_CUDA_MADE
+    # Only those who make the kernels hold the lock.
+    exec 8>&-
+    REIN_CUDA_LOCK=$lock cargo test --workspace --all-targets --locked --no-run || compiled=$?
     wait "$others" && return "$compiled"
 }
 

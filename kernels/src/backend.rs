@@ -187,8 +187,7 @@ pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     }
 }
 
-/// One device of one rank. Only `outputs`, `to_host` and the collective ops
-/// may wait for the device.
+/// One device of one rank. Only `outputs`, `to_host` and the collective ops may wait for the device.
 pub trait Backend: RowOps + Sized + Send + 'static {
     /// The inputs of a step on the device.
     type Batch<'a>;
@@ -299,6 +298,7 @@ pub trait Backend: RowOps + Sized + Send + 'static {
     // Shape.
     fn rows(&self, x: &Self::Tensor) -> usize;
     fn cols(&self, x: &Self::Tensor) -> usize;
+
     // Layers.
     sequence_ops!(declare);
 

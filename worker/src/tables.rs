@@ -21,7 +21,7 @@ impl SlotLists {
     }
 
     /// Keeps the first `kept` entries and adds `fresh`. Err: it has fewer, this many.
-    fn change(&mut self, slot: u32, kept: usize, fresh: &[u32]) -> Result<(), usize> {
+    fn change(&mut self, slot: u32, kept: usize, fresh: &[u32]) -> Result<&mut Vec<u32>, usize> {
         let slot = slot as usize;
         if slot >= self.0.len() {
             self.0.resize_with(slot + 1, Vec::new);
@@ -32,7 +32,7 @@ impl SlotLists {
         }
         list.truncate(kept);
         list.extend_from_slice(fresh);
-        Ok(())
+        Ok(list)
     }
 
     fn of(&self, slot: u32) -> &[u32] {
@@ -77,9 +77,10 @@ impl Histories {
         let penalized = |draw: &&Draw| draw.sampling.as_ref().is_some_and(penalizes);
         for (row, draw) in step.rows.iter().filter_map(|row| Some((row, row.draws.first().filter(penalized)?))) {
             let (slot, kept) = (row.slot, draw.kept_history as usize);
-            let fresh = [&draw.history[..], drafts(row)].concat();
-            let changed = self.0.change(slot, kept, &fresh);
-            changed.map_err(|held| format!("slot {slot}: the draw keeps {kept} tokens of a history of {held}"))?;
+            let changed = self.0.change(slot, kept, &draw.history);
+            let history =
+                changed.map_err(|held| format!("slot {slot}: the draw keeps {kept} tokens of a history of {held}"))?;
+            history.extend_from_slice(drafts(row));
         }
         Ok(())
     }

@@ -76,27 +76,15 @@ macro_rules! to_device {
     };
 }
 
-/// An argument that was changed in place.
+/// What is left of an argument that was changed in place.
 macro_rules! changed {
-    (stream $x:ident) => {
+    (stream $x:expr) => {
         Some($x)
     };
-    (rounded $x:ident) => {
+    (rounded $x:expr) => {
         Some($x)
     };
-    ($kind:ident $x:ident) => {
-        None
-    };
-}
-
-macro_rules! changed_ref {
-    (stream $x:ident) => {
-        Some(&*$x)
-    };
-    (rounded $x:ident) => {
-        Some(&*$x)
-    };
-    ($kind:ident $x:ident) => {
+    ($kind:ident $x:expr) => {
         None
     };
 }
@@ -123,7 +111,7 @@ macro_rules! compare {
                 };
                 $(let got: result_type!($result) =)? self.device.$op($(to_device!($kind $arg)),*);
                 let places: Vec<(&'static str, Option<&B::Tensor>)> =
-                    vec![$((concat!(stringify!($op), ": ", stringify!($arg)), changed_ref!($kind $arg))),*];
+                    vec![$((concat!(stringify!($op), ": ", stringify!($arg)), changed!($kind &*$arg))),*];
                 for ((name, got), want) in places.into_iter().zip(&after) {
                     if let (Some(got), Some(want)) = (got, want) {
                         self.check(name, got, want);
