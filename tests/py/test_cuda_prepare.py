@@ -28,7 +28,6 @@ def test_a_server_that_is_ready_allocates_and_records_nothing(server, tmp_path, 
 
     def body(i):
         prompt = [random_prompt.randrange(3, 250) for _ in range(random_prompt.choice([1, 7, 30, 47, 90]))]
-        # The first one repeats a token, which can be drafted.
         kinds = [{"logprobs": 5, "logit_bias": {"9": 100}, "presence_penalty": 0.1}, {"frequency_penalty": 0.5, "repetition_penalty": 1.2},
                  {"echo": True, "logprobs": 3}, {"logit_bias": {"9": -5}, "temperature": 1.0, "top_k": 3, "min_p": 0.1},
                  {"n": 2, "temperature": 1.0}]
@@ -43,6 +42,8 @@ def test_a_server_that_is_ready_allocates_and_records_nothing(server, tmp_path, 
             "logprobs": True, "top_logprobs": 20}
     with ThreadPoolExecutor(4) as pool:
         answers += pool.map(lambda seed: ask(cuda, "chat/completions", **chat, seed=seed), range(3))
+    # Alone, so that steps have room for drafts: it repeats a token.
+    answers.append(ask(cuda, "completions", **body(0) | {"prompt": [9] * 8, "presence_penalty": 0}))
     assert [answer for status, answer in answers if status != 200] == []
     calls = trace.read_text().splitlines()[len(before):]
     assert [line for line in calls if STALLS.search(line)] == []
