@@ -14,6 +14,7 @@
 #include "low_rank.cu"
 #include "moe.cu"
 #include "norm.cu"
+#include "outputs.cu"
 #include "ptx_test.cu"
 #include "quant.cu"
 #include "ranks.cu"

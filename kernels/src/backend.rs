@@ -15,7 +15,7 @@ pub use crate::kv_split::KvSplit;
 pub use crate::ops::{RowOps, WholeRow};
 use crate::ops::{arg_type, declare, result_type, sequence_ops};
 use crate::storage::DeviceStorage;
-pub use crate::storage::{CacheForm, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
+pub use crate::storage::{BY_OUTPUT, CacheForm, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 
 /// From the last layer to logits: scale * (norm(x) times weight transposed).
 pub struct OutputHead<'a, B: Backend> {

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use crate::blocks::BlockForm;
-use crate::storage::{ScaleForm, StoredForm};
+use crate::storage::{BY_OUTPUT, ScaleForm, StoredForm};
 
 /// A row-major host matrix from the checkpoint loader: only this rank's shard.
 #[derive(Debug, Clone)]
@@ -73,14 +73,15 @@ impl GroupScales {
     }
 }
 
-impl HostData {
+impl HostMatrix {
     pub fn stored_form(&self) -> StoredForm {
-        match self {
+        match &self.data {
             HostData::Blocks { form, .. } => StoredForm::Blocks(*form),
             HostData::Int4Zeros { group, .. } => StoredForm::Int4Zeros { group: *group },
             HostData::Mxfp4 { .. } => StoredForm::Mxfp4,
             HostData::F32(_) => StoredForm::F32,
             HostData::Bf16(_) => StoredForm::Bf16,
+            HostData::Fp8 { block: [1, columns], .. } if *columns >= self.cols => StoredForm::Fp8 { block: BY_OUTPUT },
             HostData::Fp8 { block, .. } => StoredForm::Fp8 { block: *block },
             HostData::Int4 { scales, group, .. } => StoredForm::Int4 { group: *group, scales: scales.form() },
         }

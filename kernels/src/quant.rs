@@ -2,10 +2,11 @@
 
 use half::bf16;
 
-use crate::backend::{GroupScales, HostData, HostForm, HostMatrix};
+use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, StoredForm};
 pub use crate::blocks::{BlockForm, CODE_GROUP, CodeGroup, Factors};
 use crate::error::{KernelError, Result};
 pub use crate::storage::MXFP4_GROUP;
+use crate::storage::{BY_OUTPUT, FP8_BLOCK};
 
 fn check(op: &'static str, name: &str, got: usize, want: usize) -> Result<()> {
     if got == want {
@@ -196,6 +197,38 @@ impl HostMatrix {
             }
         };
         Ok(HostMatrix { rows: rows.div_ceil(step.max(1)), cols, data })
+    }
+
+    /// An FP8 weight of one scale, though it is stored for each output, has it for each block.
+    pub fn with_one_scale(self) -> HostMatrix {
+        match &self.data {
+            HostData::Fp8 { scales, .. } if self.stored_form() == StoredForm::Fp8 { block: BY_OUTPUT } => {
+                match scales.split_first() {
+                    Some((&first, rest)) if rest.iter().all(|scale| *scale == first) => self.in_blocks_of(first).0,
+                    _ => self,
+                }
+            }
+            _ => self,
+        }
+    }
+
+    /// An FP8 weight with a scale for each output as one whose blocks have the scale 1, with the scales of its outputs.
+    /// Of others, none.
+    pub fn split_output_scales(self) -> (HostMatrix, Vec<f32>) {
+        match self.stored_form() {
+            StoredForm::Fp8 { block: BY_OUTPUT } => self.in_blocks_of(1.0),
+            _ => (self, Vec::new()),
+        }
+    }
+
+    /// FP8 codes with one scale for all blocks, and the scales that they had.
+    fn in_blocks_of(self, scale: f32) -> (HostMatrix, Vec<f32>) {
+        let HostMatrix { rows, cols, data } = self;
+        let HostData::Fp8 { codes, scales: before, .. } = data else {
+            return (HostMatrix { rows, cols, data }, Vec::new());
+        };
+        let scales = vec![scale; rows.div_ceil(FP8_BLOCK) * cols.div_ceil(FP8_BLOCK)];
+        (HostMatrix { rows, cols, data: HostData::Fp8 { codes, scales, block: [FP8_BLOCK; 2] } }, before)
     }
 
     /// Converts the quantized forms, unless they are to stay as they are stored.

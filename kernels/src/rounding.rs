@@ -36,6 +36,8 @@ struct NumberMatrix {
     ins: usize,
     /// The left side of a product is quantized to FP8.
     fp8: bool,
+    /// What the rounded products with these numbers are multiplied with, or nothing.
+    of_outputs: Vec<f32>,
 }
 
 #[derive(Debug)]
@@ -72,6 +74,7 @@ impl NumberMatrix {
     fn new(weight: HostMatrix, precision: Precision) -> Result<NumberMatrix> {
         let fp8 = precision != Precision::F32 && matches!(weight.data, HostData::Fp8 { .. });
         let narrows = precision != Precision::F32 && matches!(weight.data, HostData::F32(_));
+        let (weight, of_outputs) = if fp8 { weight.split_output_scales() } else { (weight, Vec::new()) };
         let HostMatrix { cols: ins, data, .. } = weight.into_form(HostForm::F32)?;
         let mut numbers = match data {
             HostData::F32(v) => v,
@@ -81,12 +84,22 @@ impl NumberMatrix {
         if narrows {
             to_bf16(&mut numbers);
         }
-        Ok(NumberMatrix { numbers, ins, fp8 })
+        Ok(NumberMatrix { numbers, ins, fp8, of_outputs })
     }
 
     fn multiply(&self, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
         if self.fp8 {
-            return reference::linear(&reference::quantize_fp8(x, self.ins), &self.numbers, self.ins, bias);
+            let codes = reference::quantize_fp8(x, self.ins);
+            if self.of_outputs.is_empty() {
+                return reference::linear(&codes, &self.numbers, self.ins, bias);
+            }
+            let mut out = reference::linear(&codes, &self.numbers, self.ins, None);
+            to_bf16(&mut out);
+            for row in out.chunks_exact_mut(self.of_outputs.len()) {
+                row.iter_mut().zip(&self.of_outputs).for_each(|(x, scale)| *x *= scale);
+                row.iter_mut().zip(bias.unwrap_or_default()).for_each(|(x, bias)| *x += bias);
+            }
+            return out;
         }
         reference::linear(x, &self.numbers, self.ins, bias)
     }
@@ -242,7 +255,8 @@ impl Backend for RoundingCpu {
         let rounds = precision != Precision::F32;
         let (weight, precision) = match weight.data {
             HostData::Fp8 { .. } if rounds => {
-                return Ok(RoundingLinear(LinearKind::Fp8(NumberMatrix::new(weight, precision)?)));
+                let weight = NumberMatrix::new(weight.with_one_scale(), precision)?;
+                return Ok(RoundingLinear(LinearKind::Fp8(weight)));
             }
             HostData::F32(_) | HostData::Bf16(_) => (weight, precision),
             _ => (weight.into_form(HostForm::F32)?, Precision::F32),

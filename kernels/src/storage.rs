@@ -139,6 +139,8 @@ pub struct CudaStorage;
 
 /// Rows and columns of an FP8 weight that share a scale.
 pub(crate) const FP8_BLOCK: usize = 128;
+/// The block of an FP8 weight whose scales are for all inputs of an output.
+pub const BY_OUTPUT: [usize; 2] = [1, 1 << 26];
 /// Columns of an MXFP4 weight that share a scale.
 pub const MXFP4_GROUP: usize = 32;
 /// Groups of int4 weights have a multiple of this many columns.
@@ -149,7 +151,7 @@ impl DeviceStorage for CudaStorage {
         let large = matches!(role, WeightRole::Linear | WeightRole::Expert);
         match (stored, precision) {
             (_, Precision::F32) => HostForm::F32,
-            (StoredForm::Fp8 { block: [FP8_BLOCK, FP8_BLOCK] }, _) if large => HostForm::Stored,
+            (StoredForm::Fp8 { block: [FP8_BLOCK, FP8_BLOCK] | BY_OUTPUT }, _) if large => HostForm::Stored,
             (StoredForm::Int4 { group, .. }, _) if large && group.is_multiple_of(INT4_GROUP) => HostForm::Stored,
             (StoredForm::Mxfp4, _) if large => HostForm::Stored,
             _ => HostForm::Bf16,

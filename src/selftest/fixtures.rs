@@ -26,7 +26,7 @@ pub struct SmallModel {
     pub name: String,
     pub dir: PathBuf,
     pub tokens: Vec<u32>,
-    /// "fp8" or "int4".
+    /// "fp8", "int4", or "quantized" in another form.
     pub quantized: Option<&'static str>,
     /// It has no head: it makes embeddings.
     pub embeds: bool,
@@ -73,8 +73,13 @@ fn open(name: String, dir: PathBuf) -> Result<SmallModel, Box<dyn Error>> {
     let failed = |what: &dyn std::fmt::Display| format!("--fixtures: {}: {what}", dir.display());
     let config = fs::read_to_string(dir.join("config.json")).map_err(|e| failed(&e))?;
     let config: serde_json::Value = serde_json::from_str(&config).map_err(|e| failed(&e))?;
-    let method = config["quantization_config"]["quant_method"].as_str();
-    let quantized = method.map(|method| if method == "fp8" { "fp8" } else { "int4" });
+    let quantization = &config["quantization_config"];
+    let [method, format] = ["quant_method", "format"].map(|key| quantization[key].as_str());
+    let quantized = method.map(|method| match (method, format) {
+        ("fp8", _) | (_, Some("float-quantized")) => "fp8",
+        (_, Some("pack-quantized")) => "int4",
+        _ => "quantized",
+    });
     let tokens = match fs::read_to_string(dir.join("reference.json")) {
         Ok(text) => serde_json::from_str::<ReferenceTokens>(&text).map_err(|e| failed(&e))?.tokens,
         Err(_) => {

@@ -12,8 +12,9 @@ sys.path.insert(0, str(REPOSITORY / "scripts"))
 import gpu_figures  # noqa: E402
 import plot_benchmarks  # noqa: E402
 
-FAST = {f"products with {form} weights" for form in ("bf16", "FP8")} | {f"experts in {form}" for form in ("bf16", "FP8", "int4")} | {
-    "latent attention", *(f"bits of {what} over rows" for what in ("products", "experts", "latent attention"))}
+FAST = {f"products with {form} weights" for form in ("bf16", "FP8")} | {
+    f"experts in {form}" for form in ("bf16", "FP8", "FP8 by output", "int4")} | {
+    "products with FP8 weights by output", "latent attention", *(f"bits of {what} over rows" for what in ("products", "experts", "latent attention"))}
 
 
 def test_fast_kernels_agree_with_the_plain_ones(driver, tmp_path):
@@ -33,7 +34,7 @@ def test_a_wrong_fast_kernel_fails_the_checks_that_use_it(driver, tmp_path):
                             skip="fp8_dense_many,int4_many_256x256,latent_merge,bf16_grouped_few_64")
     assert (code, err) == (1, "")
     passed, failed = rows_of(path, "fast")
-    right = {"products with bf16 weights", "experts in FP8"}
+    right = {"products with bf16 weights", "experts in FP8", "experts in FP8 by output"}
     assert FAST & set(passed) == right and set(failed) == FAST - right
 
 

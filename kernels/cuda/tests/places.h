@@ -6,6 +6,7 @@ namespace place_tests {
 
 using check::Buffer;
 using check::Random;
+using check::value;
 
 // Experts with these numbers of routes.
 inline void place(const std::vector<uint32_t> &counts, int groups, int tile) {
@@ -188,7 +189,55 @@ inline void latent(const std::vector<Span> &spans, int heads, int chunk, int fir
   });
 }
 
+// Experts with these numbers of rows, of which the last `free` are of none; empty: one weight, with a bias.
+template <class T>
+void scale(const std::vector<uint32_t> &counts, int n, int free, bool ordered) {
+  check::every_order("scale_outputs", [&] {
+    std::vector<uint32_t> starts{0};
+    for (uint32_t count : counts) starts.push_back(starts.back() + count);
+    int held = std::max<int>(1, counts.size()), rows = (counts.empty() ? 5 : starts.back()) + free;
+    Random random(rows + n);
+    auto x = random.numbers<T>(size_t(rows) * n, 2);
+    auto scales = random.numbers<float>(size_t(held) * n, 1), bias = random.numbers<float>(n, 1);
+    auto order = random.distinct(rows, rows);
+    Buffer<T> out(x);
+    Buffer<float> scale_buffer(scales), bias_buffer(bias);
+    Buffer<uint32_t> start_buffer(starts), order_buffer(order);
+    ScaleOutputsArgs args = {out.data,
+                             scale_buffer.data,
+                             counts.empty() ? bias_buffer.data : nullptr,
+                             counts.empty() ? nullptr : start_buffer.data,
+                             ordered ? order_buffer.data : nullptr,
+                             n,
+                             held};
+    auto kernel = sizeof(T) == 4 ? scale_outputs_f32 : scale_outputs_bf16;
+    LAUNCH(kernel, dim3(rows, (n + 255) / 256), 256, 0, args);
+    std::vector<double> want(x.size());
+    for (size_t i = 0; i < x.size(); i++) want[i] = value(x, i);
+    for (int i = 0; i < rows - free; i++) {
+      int expert = 0;
+      while (!counts.empty() && uint32_t(i) >= starts[expert + 1]) expert++;
+      size_t row = ordered ? order[i] : i;
+      for (int c = 0; c < n; c++) {
+        want[row * n + c] = value(x, row * n + c) * scales[size_t(expert) * n + c] + (counts.empty() ? bias[c] : 0);
+      }
+    }
+    check::close(out.data, want);
+    return check::bytes(out);
+  });
+}
+
+template <class T>
+void scales() {
+  scale<T>({}, 300, 0, false);
+  scale<T>({3}, 7, 2, false);
+  scale<T>({0, 2, 0, 0, 5, 1, 0}, 130, 4, true);
+  scale<T>({0, 2, 0, 0, 5, 1, 0}, 257, 0, false);
+}
+
 inline void test() {
+  scales<float>();
+  scales<bf16>();
   for (int tile : {1, 64, 128}) {
     place({3}, 64, tile);
     place({0, 1, 64, 65, 0, 200, 128}, 64, tile);

@@ -4,8 +4,8 @@ use super::memory::{Arena, Block};
 use super::norms::rms_norm;
 use super::pool::SharedPtr;
 use super::simd::{Isa, Simd, simd_fn};
-use super::{Cpu, Tensor, stale};
-use crate::backend::{DeltaSpec, DeltaVectors, StateCells, StateSave, StepInputs};
+use super::{Batch, Cpu, Tensor, stale};
+use crate::backend::{DeltaSpec, DeltaVectors, StateCells, StateSave};
 use crate::error::{KernelError, Result};
 
 /// Added to the sum of squares of a query or key.
@@ -105,35 +105,39 @@ fn normalize(x: &mut [f32], length: f32) {
     x.iter_mut().for_each(|x| *x *= factor);
 }
 
-/// [`Backend::delta_net`](crate::Backend::delta_net)
-pub fn delta_net(
-    cpu: &Cpu,
-    rows: &StepInputs,
-    [qkvz, ba]: [&Tensor; 2],
-    vectors: &DeltaVectors<Vec<f32>>,
-    states: &mut States,
-    spec: &DeltaSpec,
-) -> Tensor {
-    assert_eq!(qkvz.cols, spec.key_heads * spec.inputs(), "delta_net: {spec:?}");
-    assert_eq!(ba.cols, 2 * spec.value_heads, "delta_net: {spec:?}");
-    assert_eq!(states.numbers, spec.state_numbers(), "delta_net: numbers of a state");
-    assert_eq!(rows.cells.len(), rows.spans.len(), "delta_net: cells of each span");
-    let mut out = stale(qkvz.rows, spec.value_heads * spec.value_dim);
-    let (width, group) = (out.cols, spec.group() * spec.value_dim);
-    let base = SharedPtr(out.data.as_mut_ptr());
-    let (states, isa) = (&*states, cpu.isa);
-    cpu.pool.run(rows.spans.len() * spec.key_heads, &|item| {
-        let (index, head) = (item / spec.key_heads, item % spec.key_heads);
-        let span = &rows.spans[index];
-        let mut head = KeyHead::new(isa, vectors, spec, states, head, rows.cells[index]);
-        for row in span.row..span.row + span.len {
-            // SAFETY: a row's results of one key head, which no other item has.
-            let out = unsafe { std::slice::from_raw_parts_mut(base.get().add(row * width + head.head * group), group) };
-            head.row(qkvz.row(row), ba.row(row), out);
-            head.save(row + 1 - span.row);
-        }
-    });
-    out
+impl Cpu {
+    pub(super) fn delta_net(
+        &self,
+        batch: &Batch,
+        qkvz: &Tensor,
+        ba: &Tensor,
+        vectors: &DeltaVectors<Vec<f32>>,
+        states: &mut States,
+        spec: &DeltaSpec,
+    ) -> Tensor {
+        let rows = &batch.rows;
+        assert_eq!(qkvz.cols, spec.key_heads * spec.inputs(), "delta_net: {spec:?}");
+        assert_eq!(ba.cols, 2 * spec.value_heads, "delta_net: {spec:?}");
+        assert_eq!(states.numbers, spec.state_numbers(), "delta_net: numbers of a state");
+        assert_eq!(rows.cells.len(), rows.spans.len(), "delta_net: cells of each span");
+        let mut out = stale(qkvz.rows, spec.value_heads * spec.value_dim);
+        let (width, group) = (out.cols, spec.group() * spec.value_dim);
+        let base = SharedPtr(out.data.as_mut_ptr());
+        let (states, isa) = (&*states, self.isa);
+        self.pool.run(rows.spans.len() * spec.key_heads, &|item| {
+            let (index, head) = (item / spec.key_heads, item % spec.key_heads);
+            let span = &rows.spans[index];
+            let mut head = KeyHead::new(isa, vectors, spec, states, head, rows.cells[index]);
+            for row in span.row..span.row + span.len {
+                let first = row * width + head.head * group;
+                // SAFETY: a row's results of one key head, which no other item has.
+                let out = unsafe { std::slice::from_raw_parts_mut(base.get().add(first), group) };
+                head.row(qkvz.row(row), ba.row(row), out);
+                head.save(row + 1 - span.row);
+            }
+        });
+        out
+    }
 }
 
 /// A key head with its value heads, from row to row of one span.

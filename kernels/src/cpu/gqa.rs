@@ -6,13 +6,14 @@ use super::{Batch, Cpu, Tensor, zeros};
 use crate::backend::GqaSpec;
 
 impl Cpu {
-    /// Writes k and v into the cache, then attends.
-    pub(super) fn attend_gqa(
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn gqa_attention(
         &self,
         batch: &Batch,
         q: &Tensor,
-        [k, v]: [&Tensor; 2],
-        sinks: Option<&[f32]>,
+        k: &Tensor,
+        v: &Tensor,
+        sinks: Option<&Vec<f32>>,
         cache: &mut KvCache,
         spec: &GqaSpec,
     ) -> Tensor {
@@ -34,7 +35,7 @@ impl Cpu {
             value: &field(true),
             scale,
             window,
-            sinks,
+            sinks: sinks.map(Vec::as_slice),
             lane: None,
         };
         let mut out = zeros(q.rows, q.cols);

@@ -137,7 +137,7 @@ impl Cpu {
         self.linear(&self.linear(x, &pair.down, None), &pair.up, None)
     }
 
-    pub(super) fn add_pairs(&self, batch: &Batch, x: &Tensor, y: &mut Tensor, table: &LowRank) {
+    pub(super) fn add_low_rank(&self, batch: &Batch, x: &Tensor, y: &mut Tensor, table: &LowRank) {
         assert_eq!((x.rows, y.rows), (batch.len(), batch.len()), "add_low_rank: rows");
         for (slot, rows) in batch.rows_by_slot() {
             let Some(pair) = table.at(slot as usize) else { continue };

@@ -51,6 +51,7 @@ use weights::{PackSource, Panels};
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
 use crate::error::{KernelError, Result};
+use crate::ops::{arg_type, result_type, sequence_ops};
 
 /// Elementwise work below this many numbers is not split over threads.
 const PARALLEL_NUMBERS: usize = 32 << 10;
@@ -173,6 +174,22 @@ impl Cpu {
         out
     }
 
+    fn embed(&self, table: &Embedding, batch: &Batch) -> Tensor {
+        let ids = &batch.rows.ids;
+        let Embedding { first, table } = table;
+        let mut out = stale(ids.len(), table.ins);
+        let cols = table.ins.max(1);
+        self.by_rows(&mut out.data, cols, &|from, part| {
+            for (&id, out) in ids[from..].iter().zip(part.chunks_exact_mut(cols)) {
+                match (id as usize).checked_sub(*first).filter(|&row| row < table.outs) {
+                    Some(row) => table.output(row, out),
+                    None => out.fill(-0.0),
+                }
+            }
+        });
+        out
+    }
+
     fn pack(&self, source: &PackSource, precision: Precision) -> Result<Panels> {
         Panels::pack(&self.pool, self.isa, &self.arena, source, precision)
     }
@@ -199,6 +216,17 @@ fn packable(isa: Isa, weight: HostMatrix) -> Result<HostMatrix> {
 
 fn shape(op: &'static str, what: String) -> KernelError {
     KernelError::Shape { op, what }
+}
+
+/// The ops of a list are the methods of these names.
+macro_rules! forward {
+    ($($(#[$doc:meta])* fn $op:ident($($kind:ident $arg:ident $(: $type:ty)?),*) $(-> $result:ident)?;)*) => {
+        $(
+            fn $op(&self, $($arg: arg_type!($kind $($type)?)),*) $(-> result_type!($result))? {
+                Cpu::$op(self, $($arg),*)
+            }
+        )*
+    };
 }
 
 impl Backend for Cpu {
@@ -357,53 +385,10 @@ impl Backend for Cpu {
         x.cols
     }
 
-    fn embed(&self, table: &Embedding, batch: &Batch) -> Tensor {
-        let ids = &batch.rows.ids;
-        let Embedding { first, table } = table;
-        let mut out = stale(ids.len(), table.ins);
-        let cols = table.ins.max(1);
-        self.by_rows(&mut out.data, cols, &|from, part| {
-            for (&id, out) in ids[from..].iter().zip(part.chunks_exact_mut(cols)) {
-                match (id as usize).checked_sub(*first).filter(|&row| row < table.outs) {
-                    Some(row) => table.output(row, out),
-                    None => out.fill(-0.0),
-                }
-            }
-        });
-        out
-    }
+    sequence_ops!(forward);
 
     fn linear(&self, x: &Tensor, Linear(weight): &Linear, bias: Option<&Vec<f32>>) -> Tensor {
         self.product(x, weight, bias)
-    }
-
-    fn add_low_rank(&self, batch: &Batch, x: &Tensor, y: &mut Tensor, table: &LowRank) {
-        self.add_pairs(batch, x, y, table);
-    }
-
-    fn rope(&self, batch: &Batch, x: &mut Tensor, spec: &RopeSpec) {
-        assert_eq!(batch.len(), x.rows, "rope: one position for each row");
-        assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
-        let table = &*batch.angles.get(spec);
-        let cols = x.cols;
-        self.by_rows(&mut x.data, cols, &|from, part| {
-            for (r, row) in part.chunks_exact_mut(cols).enumerate() {
-                rope::rotate_row(row, spec, table.row(from + r));
-            }
-        });
-    }
-
-    fn gqa_attention(
-        &self,
-        batch: &Batch,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        sinks: Option<&Vec<f32>>,
-        cache: &mut KvCache,
-        spec: &GqaSpec,
-    ) -> Tensor {
-        self.attend_gqa(batch, q, [k, v], sinks.map(Vec::as_slice), cache, spec)
     }
 
     fn mla_attention(
@@ -422,18 +407,6 @@ impl Backend for Cpu {
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Expansion> {
         self.absorb(kv_b, spec, precision)
-    }
-
-    fn delta_net(
-        &self,
-        batch: &Batch,
-        qkvz: &Tensor,
-        ba: &Tensor,
-        vectors: &DeltaVectors<Vec<f32>>,
-        states: &mut States,
-        spec: &DeltaSpec,
-    ) -> Tensor {
-        delta::delta_net(self, &batch.rows, [qkvz, ba], vectors, states, spec)
     }
 
     fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {

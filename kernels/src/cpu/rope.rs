@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use super::{Batch, Cpu, Tensor};
 use crate::backend::RopeSpec;
 
 /// cos and sin for one step's positions.
@@ -66,5 +67,19 @@ pub fn rotate_row(row: &mut [f32], spec: &RopeSpec, (cos, sin): (&[f32], &[f32])
         for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
             (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
         }
+    }
+}
+
+impl Cpu {
+    pub(super) fn rope(&self, batch: &Batch, x: &mut Tensor, spec: &RopeSpec) {
+        assert_eq!(batch.len(), x.rows, "rope: one position for each row");
+        assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
+        let table = &*batch.angles.get(spec);
+        let cols = x.cols;
+        self.by_rows(&mut x.data, cols, &|from, part| {
+            for (r, row) in part.chunks_exact_mut(cols).enumerate() {
+                rotate_row(row, spec, table.row(from + r));
+            }
+        });
     }
 }

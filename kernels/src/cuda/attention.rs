@@ -214,11 +214,13 @@ impl OpStream {
         out
     }
 
-    pub fn attend_gqa(
+    #[allow(clippy::too_many_arguments)]
+    pub fn gqa_attention(
         &self,
         batch: &PlacedBatch,
         q: &DeviceTensor,
-        kv: [&DeviceTensor; 2],
+        k: &DeviceTensor,
+        v: &DeviceTensor,
         sinks: Option<&DeviceVector>,
         cache: &DeviceCache,
         spec: &GqaSpec,
@@ -229,7 +231,7 @@ impl OpStream {
         assert_eq!((batch.shape.rows, q.element), (q.rows, cache.element), "gqa_attention: rows");
         assert!(sinks.is_none_or(|sinks| sinks.len == heads), "gqa_attention: a sink for each head");
         let sinks = sinks.map_or(0, |sinks| sinks.data.address());
-        self.write_cache(batch, kv, cache);
+        self.write_cache(batch, [k, v], cache);
         if let Some(plan) = FlashPlan::new(spec, cache.element, q.stride) {
             let scaling = cache.scaling().map(|(sharing, [of_k, of_v])| HeadScales {
                 scales: cache.scales.address(),

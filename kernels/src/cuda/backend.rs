@@ -29,6 +29,7 @@ use super::weights::{DeviceEmbedding, DeviceExpansion, DeviceLinear, DeviceVecto
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
 use crate::error::Result;
+use crate::ops::{arg_type, result_type, sequence_ops};
 
 /// One rank on a CUDA device.
 pub struct Cuda {
@@ -87,7 +88,7 @@ impl Cuda {
         self.steps.experts_moved.get()
             || !self.ring.get_mut().is_empty()
             || self.ops.arena.wants_room()
-            || self.steps.angles.get_mut().wants_room(last)
+            || self.ops.angles.get_mut().wants_room(last)
             || self.steps.buffers.wants_room(shape, draws)
             || (self.rank() == 0 && !self.stash.has(draws.slots))
             || self.ops.device.context().has_retired()
@@ -100,7 +101,7 @@ impl Cuda {
         let moved = [
             self.steps.experts_moved.take(),
             self.ops.arena.fit(device)?,
-            self.steps.angles.get_mut().cover(device, last)?,
+            self.ops.angles.get_mut().cover(device, last)?,
             self.steps.buffers.fit(device, shape, draws)?,
         ];
         Ok(moved.contains(&true))
@@ -135,6 +136,27 @@ impl Cuda {
     }
 }
 
+/// An argument of an op as the stream takes it.
+macro_rules! placed {
+    ($cuda:ident batch $batch:ident) => {
+        &$cuda.steps.placed($batch)
+    };
+    ($cuda:ident $kind:ident $arg:ident) => {
+        $arg
+    };
+}
+
+/// The ops of a list are the stream's methods of these names.
+macro_rules! forward {
+    ($($(#[$doc:meta])* fn $op:ident($($kind:ident $arg:ident $(: $type:ty)?),*) $(-> $result:ident)?;)*) => {
+        $(
+            fn $op(&self, $($arg: arg_type!($kind $($type)?)),*) $(-> result_type!($result))? {
+                self.ops.$op($(placed!(self $kind $arg)),*)
+            }
+        )*
+    };
+}
+
 impl Backend for Cuda {
     type Batch<'a> = DeviceBatch<'a>;
     type Linear = DeviceLinear;
@@ -156,7 +178,8 @@ impl Backend for Cuda {
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<DeviceLinear> {
         self.ops.check()?;
-        Ok(DeviceLinear(Matrix::new(self.writer(), &Prepared::new(weight, precision)?)?))
+        let weight = Prepared::new(weight.with_one_scale(), precision)?;
+        Ok(DeviceLinear(Matrix::new(self.writer(), &weight)?))
     }
 
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<DeviceEmbedding> {
@@ -282,7 +305,7 @@ impl Backend for Cuda {
         if run == DryRun::Recording {
             return Ok(recorded_steps(bounds.sequences, blocks));
         }
-        self.steps.angles.get_mut().cover(&self.ops.device, bounds.positions.saturating_sub(1))?;
+        self.ops.angles.get_mut().cover(&self.ops.device, bounds.positions.saturating_sub(1))?;
         let [shape, decode] = largest_shapes(bounds, blocks);
         let words = shape.parts().end.max(decode.parts().end) + draw_words(bounds, self.steps.tokens.get());
         if self.rank() == 0 {
@@ -401,33 +424,10 @@ impl Backend for Cuda {
         x.cols
     }
 
-    fn embed(&self, table: &DeviceEmbedding, batch: &DeviceBatch<'_>) -> DeviceTensor {
-        self.ops.embed(table, &self.steps.placed(batch))
-    }
+    sequence_ops!(forward);
 
     fn linear(&self, x: &DeviceTensor, weight: &DeviceLinear, bias: Option<&DeviceVector>) -> DeviceTensor {
         self.ops.product(x, &weight.0, bias, x.element)
-    }
-
-    fn add_low_rank(&self, batch: &DeviceBatch<'_>, x: &DeviceTensor, y: &mut DeviceTensor, table: &DeviceLowRank) {
-        self.ops.add_low_rank(&self.steps.placed(batch), x, y, table, None);
-    }
-
-    fn rope(&self, batch: &DeviceBatch<'_>, x: &mut DeviceTensor, spec: &RopeSpec) {
-        self.ops.rope(&self.steps.placed(batch), x, spec, &mut self.steps.angles.borrow_mut());
-    }
-
-    fn gqa_attention(
-        &self,
-        batch: &DeviceBatch<'_>,
-        q: &DeviceTensor,
-        k: &DeviceTensor,
-        v: &DeviceTensor,
-        sinks: Option<&DeviceVector>,
-        cache: &mut DeviceCache,
-        spec: &GqaSpec,
-    ) -> DeviceTensor {
-        self.ops.attend_gqa(&self.steps.placed(batch), q, [k, v], sinks, cache, spec)
     }
 
     fn mla_attention(
@@ -447,18 +447,6 @@ impl Backend for Cuda {
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceExpansion> {
         self.ops.check()?;
         DeviceExpansion::new(self.writer(), kv_b, spec, precision)
-    }
-
-    fn delta_net(
-        &self,
-        batch: &DeviceBatch<'_>,
-        qkvz: &DeviceTensor,
-        ba: &DeviceTensor,
-        vectors: &DeltaVectors<'_, DeviceVector>,
-        states: &mut DeviceStates,
-        spec: &DeltaSpec,
-    ) -> DeviceTensor {
-        self.ops.delta_net(&self.steps.placed(batch), [qkvz, ba], vectors, states, spec)
     }
 
     fn moe_route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {

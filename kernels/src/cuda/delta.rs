@@ -27,11 +27,11 @@ impl DeviceStates {
 }
 
 impl OpStream {
-    /// [`crate::Backend::delta_net`]
     pub fn delta_net(
         &self,
         batch: &PlacedBatch,
-        [qkvz, ba]: [&DeviceTensor; 2],
+        qkvz: &DeviceTensor,
+        ba: &DeviceTensor,
         vectors: &DeltaVectors<DeviceVector>,
         states: &DeviceStates,
         spec: &DeltaSpec,

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::Cuda;
-use super::angles::DeviceAngles;
 use super::args::{
     AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeWriteArgs, SigmoidMulArgs,
     SiluMulArgs, SquareSumArgs,
@@ -252,11 +251,10 @@ impl OpStream {
         out
     }
 
-    /// Rotates x in place.
-    pub fn rope(&self, batch: &PlacedBatch, x: &DeviceTensor, spec: &RopeSpec, angles: &mut DeviceAngles) {
+    pub fn rope(&self, batch: &PlacedBatch, x: &DeviceTensor, spec: &RopeSpec) {
         assert_eq!(batch.shape.rows, x.rows, "rope: one position for each row");
         assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
-        let Some(angles) = self.keep(angles.get(&self.device, spec)) else { return };
+        let Some(angles) = self.keep(self.angles.borrow_mut().get(&self.device, spec)) else { return };
         let args = RopeWriteArgs {
             q: x.address,
             angles,

@@ -32,7 +32,7 @@ impl ExpertShape {
     }
 }
 
-/// Room for experts of one shape: all gates, all scales of gates, all ups, and so on.
+/// Room for experts of one shape: all gates, all scales of gates, all scales of their outputs, all ups, and so on.
 #[derive(Debug)]
 struct Slots {
     shape: ExpertShape,
@@ -46,7 +46,7 @@ struct Slots {
 
 impl Slots {
     fn new(device: &CudaDevice, shape: ExpertShape, capacity: usize) -> Result<Slots> {
-        let bytes: usize = (0..3).flat_map(|which| shape.bytes(which)).map(|bytes| aligned(capacity * bytes)).sum();
+        let bytes: usize = (0..3).flat_map(|which| shape.parts(which)).map(|bytes| aligned(capacity * bytes)).sum();
         let held = vec![EMPTY; capacity];
         let words: Vec<u32> = held.iter().copied().chain(0..capacity as u32).collect();
         let table = device.allocate(4 * words.len())?;
@@ -58,19 +58,22 @@ impl Slots {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the matrices `which` begin in the buffer, and their scales.
-    fn regions(&self, which: usize) -> [usize; 2] {
-        let all = (0..3).flat_map(|which| self.shape.bytes(which)).map(|bytes| aligned(self.capacity * bytes));
-        let before = |count| all.clone().take(count).sum();
-        [before(2 * which), before(2 * which + 1)]
+    /// Where the parts of the matrices `which` begin in the buffer.
+    fn regions(&self, which: usize) -> [usize; 3] {
+        let all = (0..3).flat_map(|which| self.shape.parts(which)).map(|bytes| aligned(self.capacity * bytes));
+        let before = |part| all.clone().take(3 * which + part).sum();
+        [0, 1, 2].map(before)
     }
 
-    /// The six parts of a slot: where they begin, and their bytes.
+    /// Where the parts of the matrix `which` in a slot begin.
+    fn starts(&self, slot: usize, which: usize) -> [usize; 3] {
+        let (regions, bytes) = (self.regions(which), self.shape.parts(which));
+        [0, 1, 2].map(|part| regions[part] + slot * bytes[part])
+    }
+
+    /// The parts of a slot: where they begin, and their bytes.
     fn parts(&self, slot: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
-        (0..3).flat_map(move |which| {
-            let (regions, bytes) = (self.regions(which), self.shape.bytes(which));
-            [0, 1].map(|i| (regions[i] + slot * bytes[i], bytes[i]))
-        })
+        (0..3).flat_map(move |which| std::iter::zip(self.starts(slot, which), self.shape.parts(which)))
     }
 
     fn find(&self, id: u32) -> Option<usize> {
@@ -115,8 +118,8 @@ pub(super) struct ExpertSlots<'a> {
     pub capacity: usize,
     pub held_ids: u64,
     pub weight_slots: u64,
-    /// For gate, up and down: the numbers, and the scales.
-    pub matrices: [[u64; 2]; 3],
+    /// For gate, up and down: the numbers, their scales, and those of the outputs.
+    pub matrices: [[u64; 3]; 3],
 }
 
 impl DeviceExperts {
@@ -168,11 +171,11 @@ impl DeviceExperts {
             }
         };
         let tiled = writer.device.has_fast() && Int4Plans::of(&shape).is_some();
-        for (matrix, at) in matrices.iter().zip(slots.parts(slot).collect::<Vec<_>>().chunks(2)) {
-            if tiled {
-                matrix.write_tiled(writer, &slots.data, at[0].0, at[1].0)?;
-            } else {
-                matrix.write(writer, &slots.data, at[0].0, at[1].0)?;
+        for (which, matrix) in matrices.iter().enumerate() {
+            let starts = slots.starts(slot, which);
+            match tiled {
+                true => matrix.write_tiled(writer, &slots.data, starts)?,
+                false => matrix.write(writer, &slots.data, starts)?,
             }
         }
         slots.held()[slot] = id;

@@ -33,8 +33,10 @@ impl Element {
 pub(super) enum WeightForm {
     F32,
     Bf16,
-    /// One scale per 128 x 128 block.
-    Fp8,
+    /// One scale per 128 x 128 block. `by_output`: and one for each output.
+    Fp8 {
+        by_output: bool,
+    },
     Int4 {
         group: usize,
         scales: ScaleForm,
@@ -49,7 +51,7 @@ impl WeightForm {
         match self {
             WeightForm::F32 => outs * ins * 4,
             WeightForm::Bf16 => outs * ins * 2,
-            WeightForm::Fp8 => outs * ins,
+            WeightForm::Fp8 { .. } => outs * ins,
             WeightForm::Int4 { .. } | WeightForm::Mxfp4 => outs * ins.div_ceil(8) * 4,
         }
     }
@@ -58,10 +60,24 @@ impl WeightForm {
     pub fn scale_bytes(self, outs: usize, ins: usize) -> usize {
         match self {
             WeightForm::F32 | WeightForm::Bf16 => 0,
-            WeightForm::Fp8 => outs.div_ceil(FP8_BLOCK) * ins.div_ceil(FP8_BLOCK) * size_of::<f32>(),
+            WeightForm::Fp8 { .. } => outs.div_ceil(FP8_BLOCK) * ins.div_ceil(FP8_BLOCK) * size_of::<f32>(),
             WeightForm::Int4 { group, scales } => outs * ins.div_ceil(group) * scales.bytes(),
             WeightForm::Mxfp4 => outs * ins.div_ceil(MXFP4_GROUP) * ScaleForm::Bf16.bytes(),
         }
+    }
+
+    pub fn is_fp8(self) -> bool {
+        matches!(self, WeightForm::Fp8 { .. })
+    }
+
+    pub fn by_output(self) -> bool {
+        self == WeightForm::Fp8 { by_output: true }
+    }
+
+    /// Bytes of a weight's parts: its numbers, their scales, and those of its outputs.
+    pub fn parts(self, outs: usize, ins: usize) -> [usize; 3] {
+        let of_outputs = if self.by_output() { outs * size_of::<f32>() } else { 0 };
+        [self.bytes(outs, ins), self.scale_bytes(outs, ins), of_outputs]
     }
 }
 
@@ -79,9 +95,9 @@ impl ExpertShape {
         (outs, ins, self.forms[which])
     }
 
-    /// Bytes of a matrix of one expert, and of its scales.
-    pub fn bytes(&self, which: usize) -> [usize; 2] {
+    /// Bytes of the parts of a matrix of one expert.
+    pub fn parts(&self, which: usize) -> [usize; 3] {
         let (outs, ins, form) = self.matrix(which);
-        [form.bytes(outs, ins), form.scale_bytes(outs, ins)]
+        form.parts(outs, ins)
     }
 }

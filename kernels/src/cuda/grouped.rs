@@ -11,6 +11,7 @@ use super::form::{Element, ExpertShape};
 use super::gemm::Maps;
 use super::op_stream::OpStream;
 use super::operand::Operand;
+use super::outputs::RowsByExpert;
 use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
 use super::tensor_map::TensorMap;
@@ -108,7 +109,7 @@ impl OpStream {
 
     /// The product of each place's row with matrix `which` of its expert.
     pub fn placed_product(&self, placed: &Placed, x: &Operand, experts: &ExpertSlots, which: usize) -> DeviceTensor {
-        let (n, k, _) = experts.shape.matrix(which);
+        let (n, k, form) = experts.shape.matrix(which);
         let of = usize::from(which == 2);
         let tile = match placed.tiles {
             Tiles::Gemm(tiles) => tiles[of],
@@ -116,7 +117,7 @@ impl OpStream {
         };
         let room = placed.room;
         let out = self.tensor(room, n, Element::Bf16);
-        let [weights, scales] = experts.matrices[which];
+        let [weights, scales, of_outputs] = experts.matrices[which];
         let maps = Maps {
             x: (x.address, tile.x([1, room, k], [x.stride, 0])),
             w: (weights, tile.w([experts.capacity, n, k])),
@@ -125,6 +126,10 @@ impl OpStream {
         };
         // SAFETY: x and out have a row for each place, and all slots have weights of this shape.
         unsafe { self.fast_gemm(tile, &maps, placed.ends.address, [room, n, k]) };
+        if form.by_output() {
+            let rows = RowsByExpert { starts: placed.starts.address, order: 0, held: experts.capacity };
+            self.scale_outputs(&out, of_outputs, None, Some(rows));
+        }
         out
     }
 
@@ -142,8 +147,8 @@ impl OpStream {
         if room == 0 || self.check().is_err() {
             return out;
         }
-        let [weights, scales] = experts.matrices[which];
-        let [weight_bytes, scale_bytes] = experts.shape.bytes(which).map(|bytes| bytes as u64);
+        let [weights, scales, _] = experts.matrices[which];
+        let [weight_bytes, scale_bytes, _] = experts.shape.parts(which).map(|bytes| bytes as u64);
         let blocks = self.device.properties.multiprocessors as usize;
         let plan = LaunchPlan { shared: tile.shared, ..LaunchPlan::new(tile.kernel, [blocks, 1, 1], INT4_THREADS) };
         for first in (0..experts.capacity).step_by(INT4_EXPERTS) {

@@ -31,7 +31,7 @@ impl OpStream {
         let group = match form {
             WeightForm::Int4 { group, .. } => int(group),
             WeightForm::Mxfp4 => int(MXFP4_GROUP),
-            WeightForm::F32 | WeightForm::Bf16 | WeightForm::Fp8 => 0,
+            WeightForm::F32 | WeightForm::Bf16 | WeightForm::Fp8 { .. } => 0,
         };
         let [rows, count] = products;
         let plan = LaunchPlan::product(form, x.element, out.1, [rows, args.n as usize, count]);
@@ -54,6 +54,22 @@ impl OpStream {
 
     /// x times the weight transposed, plus bias.
     pub fn product(
+        &self,
+        x: &DeviceTensor,
+        weight: &Matrix,
+        bias: Option<&DeviceVector>,
+        out: Element,
+    ) -> DeviceTensor {
+        if weight.form.by_output() {
+            let result = self.product_of_blocks(x, weight, None, out);
+            self.scale_outputs(&result, weight.output_scales(), bias, None);
+            return result;
+        }
+        self.product_of_blocks(x, weight, bias, out)
+    }
+
+    /// Without the scales of outputs.
+    fn product_of_blocks(
         &self,
         x: &DeviceTensor,
         weight: &Matrix,

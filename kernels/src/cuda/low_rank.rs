@@ -49,10 +49,11 @@ pub(super) struct ExpertRows {
 }
 
 fn numbers(matrix: HostMatrix, what: &str) -> Result<Vec<f32>> {
-    match matrix.into_form(HostForm::F32)?.data {
+    let matrix = matrix.into_form(HostForm::F32)?;
+    match matrix.data {
         HostData::F32(numbers) => Ok(numbers),
         HostData::Bf16(numbers) => Ok(numbers.into_iter().map(bf16::to_f32).collect()),
-        data => Err(shape("low_rank", format!("{what}: {:?}", data.stored_form()))),
+        _ => Err(shape("low_rank", format!("{what}: {:?}", matrix.stored_form()))),
     }
 }
 
@@ -119,14 +120,19 @@ impl DeviceLowRank {
 }
 
 impl OpStream {
-    /// Adds to y what the adapters of the batch make of x. `experts`: of the experts' rows; None: of the batch's.
-    pub fn add_low_rank(
+    pub fn add_low_rank(&self, batch: &PlacedBatch, x: &DeviceTensor, y: &DeviceTensor, table: &DeviceLowRank) {
+        let of = ExpertRows { routes: 0, expert: 0, per_row: 1, experts: 0, of_batch: true };
+        self.add_to_rows(batch, x, y, table, of);
+    }
+
+    /// Adds to y what the adapters of the batch make of x, which are rows of experts.
+    pub fn add_to_rows(
         &self,
         batch: &PlacedBatch,
         x: &DeviceTensor,
         y: &DeviceTensor,
         table: &DeviceLowRank,
-        experts: Option<ExpertRows>,
+        of: ExpertRows,
     ) {
         if table.is_empty() || !batch.shape.loras {
             return;
@@ -138,7 +144,6 @@ impl OpStream {
             (Element::Bf16, Element::F32) => ("low_rank_down_bf16", "low_rank_up_bf16_f32"),
             (Element::F32, Element::Bf16) => panic!("low_rank: y must not be bf16 in a model of f32"),
         };
-        let of = experts.unwrap_or(ExpertRows { routes: 0, expert: 0, per_row: 1, experts: 0, of_batch: true });
         let shape = [x.cols, x.stride, y.cols, y.stride];
         self.launch_low_rank(batch, [down, up], (x.address, y.address), rows, shape, table, of);
     }

@@ -37,6 +37,7 @@ mod memory;
 mod moe;
 mod op_stream;
 mod operand;
+mod outputs;
 mod pinned_blocks;
 mod plan;
 mod ranks;

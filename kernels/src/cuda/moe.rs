@@ -5,12 +5,13 @@ use super::args::{LinearArgs, MoeAlignArgs, MoeCombineArgs, RouteArgs};
 use super::batch::PlacedBatch;
 use super::error::shape;
 use super::experts::{DeviceExperts, ExpertSlots};
-use super::form::{Element, WeightForm};
+use super::form::Element;
 use super::grouped::ExpertPlans;
 use super::linear::result_of;
 use super::low_rank::{DeviceLowRank, ExpertRows};
 use super::op_stream::OpStream;
 use super::operand::{CodeRows, Operand};
+use super::outputs::RowsByExpert;
 use super::plan::{LaunchPlan, int};
 use super::ranks::{LayerRoutes, RankOps};
 use super::tensor::DeviceTensor;
@@ -60,20 +61,20 @@ impl<'a> AdaptedExperts<'a> {
         any.then_some(AdaptedExperts { ops, batch, adapters, ids })
     }
 
-    fn rows(&self, per_row: usize, routes: u64, of_batch: bool) -> Option<ExpertRows> {
-        Some(ExpertRows { routes, expert: self.ids, per_row, experts: self.adapters.experts, of_batch })
+    fn rows(&self, per_row: usize, routes: u64, of_batch: bool) -> ExpertRows {
+        ExpertRows { routes, expert: self.ids, per_row, experts: self.adapters.experts, of_batch }
     }
 
     /// Changes gate and up. `routes`: of each of their rows (0: they are the routes).
     fn add_gate_and_up(&self, [x, gate, up]: [&DeviceTensor; 3], per_row: usize, routes: u64) {
         let rows = self.rows(per_row, routes, true);
-        self.ops.add_low_rank(self.batch, x, gate, self.adapters.gate, rows);
-        self.ops.add_low_rank(self.batch, x, up, self.adapters.up, rows);
+        self.ops.add_to_rows(self.batch, x, gate, self.adapters.gate, rows);
+        self.ops.add_to_rows(self.batch, x, up, self.adapters.up, rows);
     }
 
     fn add_down(&self, middle: &DeviceTensor, parts: &DeviceTensor, per_row: usize, routes: u64) {
         let rows = self.rows(per_row, routes, false);
-        self.ops.add_low_rank(self.batch, middle, parts, self.adapters.down, rows);
+        self.ops.add_to_rows(self.batch, middle, parts, self.adapters.down, rows);
     }
 }
 
@@ -138,7 +139,7 @@ impl OpStream {
     ) -> DeviceTensor {
         let (outs, ins, form) = experts.shape.matrix(which);
         let out = self.tensor(routes.rows * routes.top_k, outs, result_of(x.element, form));
-        let [weights, scales] = experts.matrices[which];
+        let [weights, scales, of_outputs] = experts.matrices[which];
         let args = LinearArgs {
             w: weights,
             w_scales: scales,
@@ -154,6 +155,10 @@ impl OpStream {
         // SAFETY: x has a row for each `per_row` routes, out one for each route, and all slots have weights of this
         // shape. A row's experts differ, so none has more routes than there are rows.
         unsafe { self.multiply(x, form, (out.address, out.element), [routes.rows, experts.capacity], args) };
+        if form.by_output() {
+            let (starts, order, held) = (aligned.starts.address, aligned.order.address, experts.capacity);
+            self.scale_outputs(&out, of_outputs, None, Some(RowsByExpert { starts, order, held }));
+        }
         out
     }
 
@@ -237,7 +242,7 @@ impl OpStream {
         let placed = self.place(plans, [count, routes.experts], slots, lists);
         let rows = CodeRows::Places { routes: placed.routes.address, count: placed.room, per_row: routes.top_k };
         let middle = {
-            let input = if first == WeightForm::Fp8 {
+            let input = if first.is_fp8() {
                 self.quantized(x, rows)
             } else {
                 Operand::plain(&self.gather_rows(x, placed.routes.address, placed.room, routes.top_k))
@@ -271,7 +276,7 @@ impl RankOps<'_> {
             shared.is_none_or(|s| (s.rows, s.cols, s.element) == (x.rows, x.cols, x.element) && s.is_contiguous()),
             "moe: the shared experts' output must have the shape and the numbers of x, and be no view"
         );
-        let codes = |slots: &ExpertSlots| slots.clamped.is_some() && slots.shape.forms[2] == WeightForm::Fp8;
+        let codes = |slots: &ExpertSlots| slots.clamped.is_some() && slots.shape.forms[2].is_fp8();
         if experts.slots().as_ref().is_some_and(codes) {
             return Err(shape("moe", "experts with biases and limits must not be FP8".into()));
         }

@@ -1,8 +1,9 @@
-//! Where ops put their kernels: the stream of a device, the memory of their results, and the first error, after which
-//! later ops do nothing. It does not know what is computed.
+//! Where ops put their kernels: the stream of a device, the memory of their results, the tables of angles, and the
+//! first error, after which later ops do nothing. It does not know what is computed.
 
 use std::cell::{Cell, RefCell};
 
+use super::angles::DeviceAngles;
 use super::arena::{ArenaBlock, DeviceArena};
 use super::form::Element;
 use super::memory::{Plain, read, write};
@@ -16,6 +17,7 @@ pub(super) struct OpStream {
     /// A zero for each multiprocessor, for the fast kernels; None: the plain kernels compute.
     pub fast: Option<DeviceBuffer>,
     pub arena: DeviceArena,
+    pub angles: RefCell<DeviceAngles>,
     /// The first error of an op.
     error: RefCell<Option<CudaError>>,
     /// Of activations other than the residual stream.
@@ -34,7 +36,8 @@ impl OpStream {
             None
         };
         let activations = Cell::new(Element::F32);
-        Ok(OpStream { device, fast, arena: DeviceArena::default(), error: RefCell::default(), activations })
+        let (arena, angles, error) = (DeviceArena::default(), RefCell::default(), RefCell::default());
+        Ok(OpStream { device, fast, arena, angles, error, activations })
     }
 
     /// The value, or None after the first error.

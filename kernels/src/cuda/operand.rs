@@ -57,7 +57,7 @@ impl CodeRows {
 impl OpStream {
     /// Quantizes x for an FP8 weight.
     pub fn operand(&self, x: &DeviceTensor, form: WeightForm) -> Operand {
-        if form == WeightForm::Fp8 { self.quantized(x, CodeRows::All) } else { Operand::plain(x) }
+        if form.is_fp8() { self.quantized(x, CodeRows::All) } else { Operand::plain(x) }
     }
 
     /// The codes and scales of rows of x.
@@ -85,7 +85,7 @@ impl OpStream {
         which: CodeRows,
     ) -> Operand {
         let routes = if let CodeRows::Places { routes, .. } = which { routes } else { 0 };
-        if form != WeightForm::Fp8 {
+        if !form.is_fp8() {
             return Operand::plain(&self.silu_mul_rows(gate, up, routes));
         }
         assert_eq!(

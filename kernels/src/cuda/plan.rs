@@ -104,7 +104,7 @@ impl LaunchPlan {
                 ("linear_mixed", 256)
             }
             (WeightForm::Bf16, Element::Bf16, out) => (out.of("linear_bf16_f32", "linear_bf16"), 128),
-            (WeightForm::Fp8, _, out) => (out.of("linear_fp8_f32", "linear_fp8"), 128),
+            (WeightForm::Fp8 { .. }, _, out) => (out.of("linear_fp8_f32", "linear_fp8"), 128),
             (WeightForm::Int4 { scales: ScaleForm::F32, .. }, Element::Bf16, out) => {
                 (out.of("linear_int4_f32", "linear_int4"), 128)
             }

@@ -1,17 +1,14 @@
-//! What is kept from one step to the next: buffers of inputs, tables of angles and recorded steps. It does not know
-//! ops.
+//! What is kept from one step to the next: buffers of inputs and recorded steps. It does not know ops.
 
 use std::cell::{Cell, RefCell};
 
 use super::DeviceBuffer;
-use super::angles::DeviceAngles;
 use super::batch::{DeviceBatch, PlacedBatch, StepBuffers};
 use super::draw::DeviceHistories;
 use super::graphs::Graphs;
 use super::step::StepLimits;
 
 pub(super) struct StepState {
-    pub angles: RefCell<DeviceAngles>,
     pub graphs: RefCell<Graphs>,
     pub buffers: StepBuffers,
     pub limits: Cell<StepLimits>,
@@ -29,11 +26,9 @@ impl Default for StepState {
     fn default() -> Self {
         let most = usize::MAX;
         let limits = Cell::new(StepLimits { vocab: most, blocks: most, block_size: 1, cells: most, slots: 0 });
-        let (angles, graphs, buffers) = (RefCell::default(), RefCell::default(), StepBuffers::default());
         StepState {
-            angles,
-            graphs,
-            buffers,
+            graphs: RefCell::default(),
+            buffers: StepBuffers::default(),
             limits,
             histories: None,
             drawn: None,

@@ -22,6 +22,8 @@ pub(super) struct Prepared {
     pub ins: usize,
     pub form: WeightForm,
     data: HostData,
+    /// A scale for each output, or nothing.
+    of_outputs: Vec<f32>,
 }
 
 impl Prepared {
@@ -32,9 +34,10 @@ impl Prepared {
                     "int8 is not available on CUDA: leave out `--quantize`, or use `--engine cpu`".into(),
                 ));
             }
-            precision => CudaStorage.host_form(WeightRole::Linear, matrix.data.stored_form(), precision),
+            precision => CudaStorage.host_form(WeightRole::Linear, matrix.stored_form(), precision),
         };
-        let HostMatrix { rows: outs, cols: ins, data } = matrix.into_form(form)?;
+        let (matrix, of_outputs) = matrix.into_form(form)?.split_output_scales();
+        let HostMatrix { rows: outs, cols: ins, data } = matrix;
         let (form, data) = match (data, form) {
             (HostData::F32(v), HostForm::F32) => (WeightForm::F32, HostData::F32(v)),
             (HostData::Bf16(v), HostForm::F32) => {
@@ -42,7 +45,7 @@ impl Prepared {
             }
             (HostData::F32(v), _) => (WeightForm::Bf16, HostData::Bf16(v.into_iter().map(bf16::from_f32).collect())),
             (HostData::Bf16(v), _) => (WeightForm::Bf16, HostData::Bf16(v)),
-            (data @ HostData::Fp8 { .. }, _) => (WeightForm::Fp8, data),
+            (data @ HostData::Fp8 { .. }, _) => (WeightForm::Fp8 { by_output: !of_outputs.is_empty() }, data),
             (HostData::Int4 { packed, scales, group }, _) => {
                 (WeightForm::Int4 { group, scales: scales.form() }, HostData::Int4 { packed, scales, group })
             }
@@ -50,15 +53,18 @@ impl Prepared {
                 let scales = GroupScales::Bf16(scales.into_iter().map(|scale| bf16::from_f32(e8m0(scale))).collect());
                 (WeightForm::Mxfp4, HostData::Int4 { packed, scales, group: MXFP4_GROUP })
             }
-            (data, _) => return Err(wrong(format!("{:?} is not kept on GPUs", data.stored_form()))),
+            (data, _) => {
+                let form = HostMatrix { rows: outs, cols: ins, data }.stored_form();
+                return Err(wrong(format!("{form:?} is not kept on GPUs")));
+            }
         };
-        let prepared = Prepared { outs, ins, form, data };
-        let (bytes, scales) = (prepared.bytes(), prepared.scale_bytes());
-        let (wanted, wanted_scales) = (form.bytes(outs, ins), form.scale_bytes(outs, ins));
-        if (bytes, scales) != (wanted, wanted_scales) {
+        let prepared = Prepared { outs, ins, form, data, of_outputs };
+        let bytes = [prepared.bytes(), prepared.scale_bytes(), size_of_val(&*prepared.of_outputs)];
+        let wanted = form.parts(outs, ins);
+        if bytes != wanted {
             return Err(wrong(format!(
-                "[{outs}, {ins}] as {form:?} must have {wanted} bytes and {wanted_scales} bytes of scales, got {bytes} and \
-                 {scales}"
+                "[{outs}, {ins}] as {form:?} must have {wanted:?} bytes of numbers, scales and scales of outputs, got \
+                 {bytes:?}"
             )));
         }
         Ok(prepared)
@@ -84,8 +90,12 @@ impl Prepared {
         }
     }
 
-    /// Copies the numbers to `at`, and the scales to `scales_at` (bytes).
-    pub fn write(&self, writer: WeightWriter, to: &DeviceBuffer, at: usize, scales_at: usize) -> super::Result<()> {
+    /// Copies its parts to where they begin (bytes).
+    pub fn write(&self, writer: WeightWriter, to: &DeviceBuffer, parts: [usize; 3]) -> super::Result<()> {
+        let [at, scales_at, outputs_at] = parts;
+        if !self.of_outputs.is_empty() {
+            writer.write(to, outputs_at, &self.of_outputs)?;
+        }
         match &self.data {
             HostData::F32(v) => writer.write(to, at, v)?,
             HostData::Bf16(v) => writer.write(to, at, v)?,
@@ -113,8 +123,7 @@ impl Prepared {
         &self,
         writer: WeightWriter,
         to: &DeviceBuffer,
-        at: usize,
-        scales_at: usize,
+        [at, scales_at, _]: [usize; 3],
     ) -> super::Result<()> {
         let HostData::Int4 { packed, scales: GroupScales::Bf16(scales), .. } = &self.data else {
             unreachable!("the kernels take int4 weights with bf16 scales")
@@ -134,7 +143,7 @@ pub(super) fn aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(256)
 }
 
-/// A weight [outs, ins]: its numbers, then its scales.
+/// A weight [outs, ins]: its parts, one after the other.
 #[derive(Debug)]
 pub(super) struct Matrix {
     pub outs: usize,
@@ -146,14 +155,25 @@ pub(super) struct Matrix {
 impl Matrix {
     pub fn new(writer: WeightWriter, weight: &Prepared) -> Result<Matrix> {
         let Prepared { outs, ins, form, .. } = *weight;
-        let at = aligned(form.bytes(outs, ins));
-        let data = writer.allocate(at + form.scale_bytes(outs, ins))?;
-        weight.write(writer, &data, 0, at)?;
-        Ok(Matrix { outs, ins, form, data })
+        let data = writer.allocate(form.parts(outs, ins).map(aligned).iter().sum())?;
+        let matrix = Matrix { outs, ins, form, data };
+        weight.write(writer, &matrix.data, matrix.starts())?;
+        Ok(matrix)
+    }
+
+    /// Where its parts begin.
+    fn starts(&self) -> [usize; 3] {
+        let [numbers, scales, _] = self.form.parts(self.outs, self.ins).map(aligned);
+        [0, numbers, numbers + scales]
     }
 
     pub fn scales(&self) -> u64 {
-        self.data.address() + aligned(self.form.bytes(self.outs, self.ins)) as u64
+        self.data.address() + self.starts()[1] as u64
+    }
+
+    /// One for each output, if its form has them.
+    pub fn output_scales(&self) -> u64 {
+        self.data.address() + self.starts()[2] as u64
     }
 }
 
@@ -212,7 +232,7 @@ impl DeviceEmbedding {
         let element = match weight.form {
             WeightForm::F32 => Element::F32,
             WeightForm::Bf16 => Element::Bf16,
-            WeightForm::Fp8 | WeightForm::Int4 { .. } | WeightForm::Mxfp4 => {
+            WeightForm::Fp8 { .. } | WeightForm::Int4 { .. } | WeightForm::Mxfp4 => {
                 return Err(KernelError::Shape { op: "embedding", what: "must be f32 or bf16".into() });
             }
         };

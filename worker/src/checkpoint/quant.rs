@@ -2,7 +2,7 @@
 
 use regex::Regex;
 use rein_kernels::quant::MXFP4_GROUP;
-use rein_kernels::{ScaleForm, StoredForm};
+use rein_kernels::{BY_OUTPUT, ScaleForm, StoredForm};
 use serde_json::{Map, Value};
 
 use super::config::ConfigFields;
@@ -347,7 +347,7 @@ impl StatedForms {
             Quantization::None => StoredForm::Bf16,
             _ if self.left_out.iter().any(|name| name.is_match(module)) => StoredForm::Bf16,
             Quantization::Fp8 { block } => StoredForm::Fp8 { block },
-            Quantization::Fp8Scaled { block } => StoredForm::Fp8 { block: block.unwrap_or([1, 1]) },
+            Quantization::Fp8Scaled { block } => StoredForm::Fp8 { block: block.unwrap_or(BY_OUTPUT) },
             Quantization::Coded(form) => form.stored(),
             Quantization::Int4 { group } => StoredForm::Int4 { group, scales: self.scales },
         }

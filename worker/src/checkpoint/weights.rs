@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use coded::Coded;
 use half::{bf16, f16};
-use rein_kernels::{BlockForm, GroupScales, HostData, HostForm, HostMatrix, ScaleForm, StoredForm};
+use rein_kernels::{BY_OUTPUT, BlockForm, GroupScales, HostData, HostForm, HostMatrix, ScaleForm, StoredForm};
 
 use super::error::LoadError;
 use super::forms::CodedForm;
@@ -23,9 +23,6 @@ use super::stored::{StoredDtype, TensorEntry};
 
 /// Bytes of a plain tensor that are read at a time, unless a row is longer.
 const PART: usize = 4 << 20;
-
-/// Columns of a block that has all of any row, and whole groups.
-const WHOLE_ROW: usize = 1 << 26;
 
 pub struct CheckpointWeights {
     shards: Shards,
@@ -334,7 +331,14 @@ impl CheckpointWeights {
                 let scale_rows = rows.start / block[0]..rows.end.div_ceil(block[0]);
                 let scales = self.floats(scales, scale_rows.start * scale_cols..scale_rows.end * scale_cols)?;
                 let bytes = self.bytes(codes, rows.start * inp..rows.end * inp)?;
-                let (scales, part_block) = cut_scales(&scales, scale_cols, block, &rows, &cols);
+                let (scales, part_block) = match block {
+                    // Of several outputs, as of a tensor, or of one: then one of each output.
+                    [outs, ins] if ins >= inp => {
+                        let first = rows.start / outs;
+                        (rows.clone().map(|row| scales[row / outs - first]).collect(), [1, cols.len().max(1)])
+                    }
+                    block => cut_scales(&scales, scale_cols, block, &rows, &cols),
+                };
                 let codes = cut_bytes(bytes, inp, cols);
                 (HostData::Fp8 { codes, scales, block: part_block }, form(StoredForm::Fp8 { block }))
             }
@@ -443,7 +447,7 @@ impl CheckpointWeights {
             }
             (Some(entry), Quantization::Fp8Scaled { block }) if entry.dtype == StoredDtype::F8E4m3 => {
                 // Without blocks a scale is for all inputs.
-                StoredForm::Fp8 { block: block.unwrap_or([1, WHOLE_ROW]) }
+                StoredForm::Fp8 { block: block.unwrap_or(BY_OUTPUT) }
             }
             (Some(entry), _) if is_float(entry.dtype) => dense_form(entry.dtype),
             (_, Quantization::Coded(form)) if self.is_coded(form, module) => form.stored(),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::{Backend, Span};
+use crate::backend::{Backend, Span, StepInputs};
 use crate::collective::threads;
 use crate::cpu::simd::Isa;
 use crate::random::Random;

@@ -188,12 +188,12 @@ fn codes_are_multiplied_as_they_are_stored() {
                     let terms = (0..ins).map(|k| f64::from(x[r * ins + k]) * f64::from(wide[o * ins + k]));
                     let (want, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term * term));
                     let error = (f64::from(all[r * outs + o]) - want).abs() / size.sqrt();
-                    assert!(error < 4e-2, "{isa:?} {:?}: {error}", w.data.stored_form());
+                    assert!(error < 4e-2, "{isa:?} {:?}: {error}", w.stored_form());
                 }
             }
             for (from, rows) in [(0, 1), (3, 2), (11, 13), (15, 25)] {
                 let some = product(isa, 1, &x[from * ins..][..rows * ins], rows, &w, Precision::Bf16);
-                assert_eq!(some, all[from * outs..][..rows * outs], "{isa:?} {:?}", w.data.stored_form());
+                assert_eq!(some, all[from * outs..][..rows * outs], "{isa:?} {:?}", w.stored_form());
             }
         }
     }
@@ -209,7 +209,7 @@ fn an_output_is_read_back_as_it_was_packed() {
         for out in 0..40 {
             let mut row = vec![0.0; 512];
             panels.output(out, &mut row);
-            assert_eq!(row, wide[out * 512..][..512], "{:?} {out}", w.data.stored_form());
+            assert_eq!(row, wide[out * 512..][..512], "{:?} {out}", w.stored_form());
         }
     }
 }

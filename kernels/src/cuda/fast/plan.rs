@@ -25,7 +25,7 @@ pub(in super::super) enum OperandType {
 impl OperandType {
     pub fn of(form: WeightForm) -> Option<OperandType> {
         match form {
-            WeightForm::Fp8 => Some(OperandType::Fp8),
+            WeightForm::Fp8 { .. } => Some(OperandType::Fp8),
             WeightForm::Bf16 => Some(OperandType::Bf16),
             WeightForm::F32 | WeightForm::Int4 { .. } | WeightForm::Mxfp4 => None,
         }

@@ -28,7 +28,7 @@ fn plans(rows: usize) -> Vec<LaunchPlan> {
         (WeightForm::F32, Element::F32, Element::F32),
         (WeightForm::F32, Element::Bf16, Element::F32),
         (WeightForm::Bf16, Element::Bf16, Element::Bf16),
-        (WeightForm::Fp8, Element::Bf16, Element::F32),
+        (WeightForm::Fp8 { by_output: false }, Element::Bf16, Element::F32),
         (INT4, Element::Bf16, Element::Bf16),
     ] {
         all.push(LaunchPlan::product(form, x, out, [rows, vocab, 1]));
@@ -62,8 +62,8 @@ fn a_product_has_a_kernel_for_each_form_and_a_block_for_each_tile() {
     assert_eq!(plan.to_string(), text);
     let kernel = |form, x, out| LaunchPlan::product(form, x, out, [1, 1, 1]).kernel;
     assert_eq!(kernel(WeightForm::F32, Element::Bf16, Element::F32), "linear_mixed");
-    assert_eq!(kernel(WeightForm::Fp8, Element::Bf16, Element::Bf16), "linear_fp8");
-    assert_eq!(kernel(WeightForm::Fp8, Element::F32, Element::F32), "linear_fp8_f32");
+    assert_eq!(kernel(WeightForm::Fp8 { by_output: false }, Element::Bf16, Element::Bf16), "linear_fp8");
+    assert_eq!(kernel(WeightForm::Fp8 { by_output: false }, Element::F32, Element::F32), "linear_fp8_f32");
     assert_eq!(kernel(INT4, Element::Bf16, Element::F32), "linear_int4_bf16_scales_f32");
     let f32_scales = WeightForm::Int4 { group: 128, scales: ScaleForm::F32 };
     assert_eq!(kernel(f32_scales, Element::Bf16, Element::Bf16), "linear_int4");

@@ -399,7 +399,7 @@ fn int4_scales_of_f32_are_the_same_weights() {
         let weights = CheckpointWeights::open(dir, quantization, &Reads::new(READ_TIMEOUT)).expect("opens");
         let module = "model.layers.1.mlp.experts.0.up_proj";
         let matrix = weights.matrix(module, [64, 96], 0..64, 0..96, |_| HostForm::Stored).expect("reads");
-        assert_eq!(matrix.data.stored_form(), weights.stored_form(module));
+        assert_eq!(matrix.stored_form(), weights.stored_form(module));
         weights.stored_form(module)
     };
     let form = |scales| StoredForm::Int4 { group: 32, scales };

@@ -1,6 +1,6 @@
 //! Routing and experts: groups, bias, experts without rows, shared experts, experts from two loads, quantized weights.
 
-use super::products::rounded;
+use super::products::{Stored, rounded};
 use super::{BF16, Differences, Pair, Row};
 use crate::backend::*;
 use crate::error::Result;
@@ -35,7 +35,17 @@ fn cases() -> [Case; 4] {
 pub(super) enum ExpertForm {
     Bf16,
     Fp8,
+    Fp8ByOutput,
     Int4(ScaleForm),
+}
+
+/// The numbers that a product has, and what its results are multiplied with.
+fn codes_and_scales(Stored { weight, numbers }: &Stored) -> Result<(Vec<f32>, Vec<f32>)> {
+    let (codes, scales) = weight.clone().split_output_scales();
+    match codes.into_form(HostForm::F32)?.data {
+        HostData::F32(codes) if !scales.is_empty() => Ok((codes, scales)),
+        _ => Ok((numbers.clone(), scales)),
+    }
 }
 
 impl<B: Backend> Pair<B> {
@@ -111,10 +121,11 @@ impl<B: Backend> Pair<B> {
                 let mut one = |outs, ins| match form {
                     ExpertForm::Bf16 => self.random.bf16(outs, ins),
                     ExpertForm::Fp8 => self.random.fp8(outs, ins),
+                    ExpertForm::Fp8ByOutput => self.random.fp8_by_output(outs, ins),
                     ExpertForm::Int4(scales) => self.random.int4(outs, ins, 32, scales),
                 };
                 let [gate, up, down] = [one(inter, hidden)?, one(inter, hidden)?, one(hidden, inter)?];
-                numbers.push([gate.numbers, up.numbers, down.numbers]);
+                numbers.push([codes_and_scales(&gate)?, codes_and_scales(&up)?, codes_and_scales(&down)?]);
                 weights.push(Ok(ExpertWeights { id, gate: gate.weight, up: up.weight, down: down.weight }));
             }
             let table = ExpertTable { layer: 0, holders: vec![vec![0]; experts] };
@@ -133,16 +144,24 @@ impl<B: Backend> Pair<B> {
                 let routes = self.device.moe_route(&scores, None, &spec);
                 let batch = self.device.begin(StepInputs { ids: vec![0; rows], ..StepInputs::default() })?;
                 let got = self.device.moe(&batch, &x, &routes, &on_device, None, None)?;
-                let quantize = |x: &[f32], cols| {
-                    if form == ExpertForm::Fp8 { reference::quantize_fp8(x, cols) } else { x.to_vec() }
+                let quantize = |x: &[f32], cols| match form {
+                    ExpertForm::Fp8 | ExpertForm::Fp8ByOutput => reference::quantize_fp8(x, cols),
+                    ExpertForm::Bf16 | ExpertForm::Int4(_) => x.to_vec(),
                 };
                 let input = quantize(x_cpu.data(), hidden);
                 let mut want = vec![0.0; rows * hidden];
+                // Each result on the way is stored as bf16.
+                let product = |x: &[f32], (weight, scales): &(Vec<f32>, Vec<f32>), ins| {
+                    let mut out = rounded(&reference::linear(x, weight, ins, None));
+                    if !scales.is_empty() {
+                        out.iter_mut().zip(scales.iter().cycle()).for_each(|(x, scale)| *x *= scale);
+                    }
+                    rounded(&out)
+                };
                 for [gate, up, down] in &numbers {
-                    // Each result on the way is stored as bf16.
-                    let product = |weight: &[f32]| rounded(&reference::linear(&input, weight, hidden, None));
-                    let middle = rounded(&reference::silu_mul(&product(gate), &product(up)));
-                    let part = rounded(&reference::linear(&quantize(&middle, inter), down, inter, None));
+                    let (gate, up) = (product(&input, gate, hidden), product(&input, up, hidden));
+                    let middle = rounded(&reference::silu_mul(&gate, &up));
+                    let part = product(&quantize(&middle, inter), down, inter);
                     want.iter_mut().zip(part).for_each(|(w, p)| *w += p / experts as f32);
                 }
                 let case = format!("{experts} experts, [{rows}, {hidden}], inner {inter}");

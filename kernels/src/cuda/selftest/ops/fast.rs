@@ -60,11 +60,13 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
             Ok(())
         })]);
     }
-    let all: [(&str, TierCheck); 9] = [
+    let all: [(&str, TierCheck); 11] = [
         ("products with bf16 weights", |tiers| tiers.products(TestWeights::Bf16)),
         ("products with FP8 weights", |tiers| tiers.products(TestWeights::Fp8)),
+        ("products with FP8 weights by output", |tiers| tiers.products(TestWeights::Fp8ByOutput)),
         ("experts in bf16", |tiers| tiers.experts(TestWeights::Bf16)),
         ("experts in FP8", |tiers| tiers.experts(TestWeights::Fp8)),
+        ("experts in FP8 by output", |tiers| tiers.experts(TestWeights::Fp8ByOutput)),
         ("experts in int4", |tiers| tiers.experts(TestWeights::Int4)),
         ("latent attention", Tiers::latent),
         ("bits of products over rows", Tiers::bits_of_products),
@@ -92,6 +94,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
 pub(super) enum TestWeights {
     Bf16,
     Fp8,
+    Fp8ByOutput,
     Int4,
 }
 
@@ -100,7 +103,7 @@ impl TestWeights {
     pub fn bytes(self, numbers: usize) -> usize {
         match self {
             TestWeights::Bf16 => 2 * numbers,
-            TestWeights::Fp8 => numbers,
+            TestWeights::Fp8 | TestWeights::Fp8ByOutput => numbers,
             TestWeights::Int4 => numbers / 2 + numbers / 16,
         }
     }
@@ -142,6 +145,7 @@ impl Tiers {
         let Stored { weight, .. } = match weights {
             TestWeights::Bf16 => self.random.bf16(outs, ins)?,
             TestWeights::Fp8 => self.random.fp8(outs, ins)?,
+            TestWeights::Fp8ByOutput => self.random.fp8_by_output(outs, ins)?,
             TestWeights::Int4 => self.random.int4(outs, ins, 32, ScaleForm::Bf16)?,
         };
         Ok(weight)

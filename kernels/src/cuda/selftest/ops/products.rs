@@ -22,16 +22,25 @@ impl Random {
         Ok(Stored { weight: HostMatrix { rows: outs, cols: ins, data }, numbers })
     }
 
+    /// With scales by block.
     pub(super) fn fp8(&mut self, outs: usize, ins: usize) -> Result<Stored> {
+        self.fp8_by(BLOCK, outs, ins)
+    }
+
+    pub(super) fn fp8_by_output(&mut self, outs: usize, ins: usize) -> Result<Stored> {
+        self.fp8_by([1, ins], outs, ins)
+    }
+
+    fn fp8_by(&mut self, block: [usize; 2], outs: usize, ins: usize) -> Result<Stored> {
         // Codes 0x7f and 0xff are NaN. The deviation of a random code's value is about 100.
         let codes: Vec<u8> = (0..outs * ins).map(|_| (self.below(0x7f) | self.below(2) << 7) as u8).collect();
         let deviation = (ins as f32).powf(-0.5) / 100.0;
-        let scales: Vec<f32> = (0..outs.div_ceil(BLOCK[0]) * ins.div_ceil(BLOCK[1]))
+        let scales: Vec<f32> = (0..outs.div_ceil(block[0]) * ins.div_ceil(block[1]))
             .map(|_| deviation * (1 + self.below(64)) as f32 / 32.0)
             .collect();
-        let numbers = quant::fp8_block_dequant(&codes, outs, ins, &scales, BLOCK)?;
+        let numbers = quant::fp8_block_dequant(&codes, outs, ins, &scales, block)?;
         Ok(Stored {
-            weight: HostMatrix { rows: outs, cols: ins, data: HostData::Fp8 { codes, scales, block: BLOCK } },
+            weight: HostMatrix { rows: outs, cols: ins, data: HostData::Fp8 { codes, scales, block } },
             numbers,
         })
     }
@@ -81,14 +90,30 @@ impl<B: Backend> Pair<B> {
 
     pub(super) fn fp8_products(&mut self) -> Result<Row> {
         let mut check = Differences::within(BF16);
-        for (ins, outs) in [(1, 3), (128, 64), (300, 200), (256, 130)] {
-            let Stored { weight, numbers } = self.random.fp8(outs, ins)?;
+        for (ins, outs, by_output) in [
+            (1, 3, false),
+            (128, 64, false),
+            (300, 200, false),
+            (256, 130, false),
+            (1, 1, true),
+            (128, 64, true),
+            (300, 200, true),
+        ] {
+            let Stored { weight, numbers } = match by_output {
+                true => self.random.fp8_by_output(outs, ins)?,
+                false => self.random.fp8(outs, ins)?,
+            };
             let on_device = self.device.linear_weight(weight, self.precision)?;
+            let (bias, bias_cpu) = self.vectors(outs)?;
             for &rows in self.row_counts() {
                 let (x, x_cpu) = self.activation(rows, ins)?;
-                let got = self.device.to_host(&self.device.linear(&x, &on_device, None));
-                let want = reference::linear(&reference::quantize_fp8(x_cpu.data(), ins), &numbers, ins, None);
-                check.compare(format_args!("[{rows}, {ins}] to {outs}"), &got, &want);
+                let codes = reference::quantize_fp8(x_cpu.data(), ins);
+                for (bias, bias_cpu) in [(None, None), (Some(&bias), Some(&bias_cpu[..]))] {
+                    let got = self.device.to_host(&self.device.linear(&x, &on_device, bias));
+                    let want = reference::linear(&codes, &numbers, ins, bias_cpu);
+                    let by = if by_output { "output" } else { "block" };
+                    check.compare(format_args!("[{rows}, {ins}] to {outs}, scales by {by}"), &got, &want);
+                }
             }
         }
         Ok(check.row())
