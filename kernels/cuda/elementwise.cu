@@ -2,6 +2,8 @@
 // one product with gate and up side by side. Rows where routes [rows] (may be null) is NONE are not written.
 // Grid: (rows, ceil(n / 2048)). Any n. Error: expf and rounding to T. gelu_mul: the same with gelu (tanh).
 //
+// gelu: out [n] T = gelu(x [n] T), by the error function or tanh. Grid: ceil(n / 256). Error: erff or expf, and rounding.
+//
 // narrow: out [n] bf16 = x [n] f32. Grid: ceil(n / 256); 256 threads. Error: rounding.
 //
 // sigmoid_mul: x [rows, n] T *= sigmoid of gate [rows, n] G, or of one gate for each row, rows of it `stride` apart.
@@ -21,6 +23,13 @@ struct SiluMulArgs {
   void *out;
   const uint32_t *routes;
   int n, stride;
+};
+
+struct GeluArgs {
+  const void *x;
+  void *out;
+  size_t n;
+  int tanh;
 };
 
 struct NarrowArgs {
@@ -146,6 +155,16 @@ DEVICE void scatter(const ScatterArgs &a) {
   copy(out + size_t(index) * a.n, x + size_t(blockIdx.x) * a.n, a.n, several);
 }
 
+template <class T>
+DEVICE void gelu_of(const GeluArgs &a) {
+  size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= a.n) return;
+  float x = to_float(static_cast<const T *>(a.x)[i]);
+  static_cast<T *>(a.out)[i] = from_float<T>(a.tanh ? gelu(x) : 0.5f * x * (1 + erff(x * 0.70710678f)));
+}
+
+extern "C" __global__ void __launch_bounds__(256) gelu_f32(const GeluArgs a) { gelu_of<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) gelu_bf16(const GeluArgs a) { gelu_of<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) narrow_bf16(const NarrowArgs a) {
   size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < a.n) a.out[i] = to_bf16(a.x[i]);

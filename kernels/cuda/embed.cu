@@ -1,6 +1,9 @@
 // embed: out [rows, hidden] f32 = table [count, hidden] T at ids [rows] - first; zeros where the id is NONE, and -0
 // where the table does not have it: added to what another rank has, -0 changes no bit.
 // Grid: rows. Any hidden. Exact.
+//
+// add_positions: x [rows, hidden] f32 += table [count, hidden] f32 at positions [rows]; a row with another position
+// stays. Grid: rows. Error: one rounding.
 #include "common.cuh"
 
 struct EmbedArgs {
@@ -9,6 +12,14 @@ struct EmbedArgs {
   float *out;
   int hidden;
   uint32_t first, count;
+};
+
+struct AddPositionsArgs {
+  float *x;
+  const float *table;
+  const uint32_t *positions;
+  int hidden;
+  uint32_t count;
 };
 
 template <class T>
@@ -20,5 +31,12 @@ DEVICE void embed(const EmbedArgs &a) {
   for (int i = threadIdx.x; i < a.hidden; i += blockDim.x) to[i] = held ? to_float(from[i]) : other;
 }
 
+extern "C" __global__ void __launch_bounds__(256) add_positions(const AddPositionsArgs a) {
+  uint32_t position = a.positions[blockIdx.x];
+  if (position >= a.count) return;
+  const float *from = a.table + size_t(position) * a.hidden;
+  float *to = a.x + size_t(blockIdx.x) * a.hidden;
+  for (int i = threadIdx.x; i < a.hidden; i += blockDim.x) to[i] += from[i];
+}
 extern "C" __global__ void __launch_bounds__(256) embed_f32(const EmbedArgs a) { embed<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) embed_bf16(const EmbedArgs a) { embed<bf16>(a); }

@@ -4,6 +4,8 @@
 // group_norm: out [rows, groups * n] T = x [rows, groups * n] T, rows `stride` apart, with every group of `n` columns
 // normed with the same weight [n] (the q/k norm). Grid: (rows, groups).
 //
+// layer_norm: out [rows, n] T = (x [rows, n] f32 - mean) * weight [n] / sqrt(variance + eps) + bias [n]. Grid: rows.
+//
 // square_sum: out [rows] f32, `columns` apart, = the sum of the squares of x [rows, n] T, rows `stride` apart.
 //   Grid: rows.
 // part_norm: out [rows, n] T = x [rows, n] T * weight [n] / sqrt(squares / width + eps): rows that are parts of rows of
@@ -27,6 +29,13 @@ struct GroupNormArgs {
   const float *weight;
   void *out;
   int n, stride;
+  float eps;
+};
+
+struct LayerNormArgs {
+  const float *x, *weight, *bias;
+  void *out;
+  int n;
   float eps;
 };
 
@@ -81,6 +90,21 @@ DEVICE void group_norm(const GroupNormArgs &a) {
 }
 
 template <class T>
+DEVICE void layer_norm(const LayerNormArgs &a) {
+  SHARED(float, parts, 32);
+  SHARED(float, square_parts, 32);
+  const float *x = a.x + size_t(blockIdx.x) * a.n;
+  T *out = static_cast<T *>(a.out) + size_t(blockIdx.x) * a.n;
+  float sum = 0, squares = 0;
+  for (int i = threadIdx.x; i < a.n; i += blockDim.x) sum += x[i];
+  float mean = block_sum(sum, parts) / a.n;
+  for (int i = threadIdx.x; i < a.n; i += blockDim.x) squares += (x[i] - mean) * (x[i] - mean);
+  float factor = rsqrtf(block_sum(squares, square_parts) / a.n + a.eps);
+  for (int i = threadIdx.x; i < a.n; i += blockDim.x)
+    out[i] = from_float<T>(a.weight[i] * ((x[i] - mean) * factor) + a.bias[i]);
+}
+
+template <class T>
 DEVICE void square_sum(const SquareSumArgs &a) {
   SHARED(float, parts, 32);
   const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.stride;
@@ -98,6 +122,8 @@ DEVICE void part_norm(const PartNormArgs &a) {
   for (int i = threadIdx.x; i < a.n; i += blockDim.x) out[i] = from_float<T>(a.weight[i] * (to_float(x[i]) * factor));
 }
 
+extern "C" __global__ void __launch_bounds__(256) layer_norm_f32(const LayerNormArgs a) { layer_norm<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) layer_norm_bf16(const LayerNormArgs a) { layer_norm<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) square_sum_f32(const SquareSumArgs a) { square_sum<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) square_sum_bf16(const SquareSumArgs a) { square_sum<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) part_norm_f32(const PartNormArgs a) { part_norm<float>(a); }

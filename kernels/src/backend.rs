@@ -12,7 +12,7 @@ pub use crate::expert_inputs::*;
 pub use crate::host_matrix::*;
 pub use crate::inputs::*;
 pub use crate::kv_split::KvSplit;
-pub use crate::ops::{RowOps, WholeRow};
+pub use crate::ops::{Gelu, RowOps, WholeRow};
 use crate::ops::{arg_type, declare, result_type, sequence_ops};
 use crate::storage::DeviceStorage;
 pub use crate::storage::{BY_OUTPUT, CacheForm, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
@@ -20,6 +20,8 @@ pub use crate::storage::{BY_OUTPUT, CacheForm, HostForm, Precision, ScaleForm, S
 /// From the last layer to logits: scale * (norm(x) times weight transposed).
 pub struct OutputHead<'a, B: Backend> {
     pub norm: &'a B::Vector,
+    /// None: a norm without mean; else a layer norm.
+    pub norm_bias: Option<&'a B::Vector>,
     pub eps: f32,
     /// This rank's part of the vocabulary. None: the model has no logits, only hidden states.
     pub weight: Option<&'a B::Linear>,

@@ -19,12 +19,15 @@ macro_rules! row_ops {
             fn silu_mul(tensor gate, tensor up) -> activation;
             /// gelu(gate) * up, of gelu's form with tanh (arXiv:1606.08415).
             fn gelu_mul(tensor gate, tensor up) -> activation;
+            fn gelu(tensor x, number form: $crate::ops::Gelu) -> activation;
             /// x *= sigmoid(gate); the gate has the columns of x, or one for all of them.
             fn sigmoid_mul(rounded x, tensor gate);
             /// Of `weight.len()` columns at a time, so a q/k norm is the same op with weight [head_dim].
             fn rms_norm(tensor x, vector weight, number eps: f32) -> activation;
             /// x += factor * y; returns the norm of the new x.
             fn add_norm(stream x, tensor y, number factor: f32, vector weight, number eps: f32) -> activation;
+            /// (x - mean) / sqrt(variance + eps) * weight + bias, of rows (arXiv:1607.06450).
+            fn layer_norm(tensor x, vector weight, vector bias, number eps: f32) -> activation;
             /// Sums of the squares of rows, [rows, 2]: of x, and of columns `counted` of y.
             fn square_sums(tensor x, tensor y, number counted: std::ops::Range<usize>) -> exact;
             /// The norm of rows that are parts of wider ones: x * weight / sqrt(sums[.., column] / width + eps).
@@ -45,6 +48,8 @@ macro_rules! sequence_ops {
             /// Adds to y [rows, out] what the adapters of the batch's sequences make of x [rows, in], where a module
             /// has one in the sequence's slot.
             fn add_low_rank(batch batch, tensor x, rounded y, low_rank table);
+            /// Adds to each row of x what the table [any, cols] has for its position.
+            fn add_positions(batch batch, stream x, vector table);
             /// Rotates every head of x in place.
             fn rope(batch batch, rounded x, number spec: &$crate::RopeSpec);
             /// Writes k and v into the cache, then attends causally. q [rows, heads * head_dim] -> the same shape.
@@ -120,6 +125,14 @@ pub struct WholeRow {
     /// Numbers of the whole row.
     pub width: usize,
     pub eps: f32,
+}
+
+/// x times the normal distribution's share below x (arXiv:1606.08415), or what is near it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gelu {
+    /// By the error function.
+    Erf,
+    Tanh,
 }
 
 macro_rules! declare {

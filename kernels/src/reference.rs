@@ -50,6 +50,23 @@ pub fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + u.tanh())
 }
 
+pub fn gelu_erf(x: f64) -> f64 {
+    0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))
+}
+
+/// Of rows of `weight.len()` numbers.
+pub fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f64) -> Vec<f32> {
+    let n = weight.len();
+    let row = |row: &[f32]| {
+        let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / n as f64;
+        let variance = row.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n as f64;
+        let factor = 1.0 / (variance + eps).sqrt();
+        let of = |i: usize| (f64::from(row[i]) - mean) * factor * f64::from(weight[i]) + f64::from(bias[i]);
+        (0..n).map(|i| of(i) as f32).collect::<Vec<_>>()
+    };
+    x.chunks_exact(n.max(1)).flat_map(row).collect()
+}
+
 pub fn gelu_mul(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(g, u)| (gelu(f64::from(*g)) * f64::from(*u)) as f32).collect()
 }

@@ -374,7 +374,7 @@ impl Backend for RoundingCpu {
         hidden: Option<&Tensor>,
         head: &OutputHead<'_, Self>,
     ) -> Result<StepOutputs> {
-        let OutputHead { norm, eps, weight, scale } = *head;
+        let OutputHead { norm, norm_bias, eps, weight, scale } = *head;
         let weight = match weight.map(|weight| &weight.0) {
             None => None,
             Some(LinearKind::Plain { weight, .. }) => Some(weight),
@@ -382,7 +382,7 @@ impl Backend for RoundingCpu {
                 return Err(KernelError::Shape { op: "draw", what: "the head must not be FP8".into() });
             }
         };
-        let mut drawn = self.cpu.draw(batch, hidden, &OutputHead { norm, eps, weight, scale })?;
+        let mut drawn = self.cpu.draw(batch, hidden, &OutputHead { norm, norm_bias, eps, weight, scale })?;
         drawn.states = drawn.states.into_iter().map(|state| self.activations(state)).collect();
         Ok(drawn)
     }

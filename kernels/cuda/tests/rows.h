@@ -95,6 +95,69 @@ void group_norm(int rows, int groups, int n, int stride) {
   });
 }
 
+// Rows with a mean, then what is added to rows by position; the position of the last one is not in the table.
+template <class T>
+void layer_norm(int rows, int n) {
+  check::every_order(named("layer_norm", check::type_name<T>(), {rows, n}), [&] {
+    Random random(rows + 3 * n);
+    auto x = random.numbers<float>(size_t(rows) * n), weight = random.numbers<float>(n), bias = random.numbers<float>(n);
+    for (float &number : x) number += 3;
+    Buffer<float> xs(x), weights(weight), biases(bias);
+    Buffer<T> out(x.size());
+    LayerNormArgs args = {xs.data, weights.data, biases.data, out.data, n, 1e-5f};
+    host::launch("layer_norm", rows, 256, 0, [&] { FOR_TYPE(T, layer_norm)(args); });
+    std::vector<double> want(x.size());
+    for (int r = 0; r < rows; r++) {
+      const float *row = &x[size_t(r) * n];
+      double mean = 0, squares = 0;
+      for (int i = 0; i < n; i++) mean += row[i] / double(n);
+      for (int i = 0; i < n; i++) squares += (row[i] - mean) * (row[i] - mean);
+      for (int i = 0; i < n; i++)
+        want[size_t(r) * n + i] = (row[i] - mean) / std::sqrt(squares / n + 1e-5f) * weight[i] + bias[i];
+    }
+    check::close(out.data, want, 1e-5);
+    return check::bytes(out);
+  });
+}
+
+inline void positions(int rows, int n) {
+  check::every_order("add_positions", [&] {
+    Random random(rows + n);
+    auto x = random.numbers<float>(size_t(rows) * n), table = random.numbers<float>(size_t(rows) * n);
+    auto places = random.distinct(rows, rows);
+    places.back() = rows;
+    Buffer<float> xs(x), tables(table);
+    Buffer<uint32_t> place_buffer(places);
+    AddPositionsArgs args = {xs.data, tables.data, place_buffer.data, n, uint32_t(rows)};
+    LAUNCH(add_positions, rows, 256, 0, args);
+    std::vector<double> want(x.begin(), x.end());
+    for (int r = 0; r + 1 < rows; r++)
+      for (int i = 0; i < n; i++) want[size_t(r) * n + i] = x[size_t(r) * n + i] + table[places[r] * size_t(n) + i];
+    check::close(xs.data, want, 0);
+    return check::bytes(xs);
+  });
+}
+
+template <class T>
+void gelus(int n) {
+  for (bool tanh : {false, true}) {
+    check::every_order(named("gelu", check::type_name<T>(), {n, tanh}), [&] {
+      Random random(n);
+      auto x = random.numbers<T>(n, 5);
+      Buffer<T> xs(x), out(n);
+      GeluArgs args = {xs.data, out.data, size_t(n), tanh};
+      host::launch("gelu", (n + 255) / 256, 256, 0, [&] { FOR_TYPE(T, gelu)(args); });
+      std::vector<double> want(n);
+      for (int i = 0; i < n; i++) {
+        double v = value(x, i), inner = std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v);
+        want[i] = 0.5 * v * (1 + (tanh ? std::tanh(inner) : std::erf(v / std::sqrt(2.0))));
+      }
+      check::close(out.data, want);
+      return check::bytes(out);
+    });
+  }
+}
+
 // The norm of the columns from `from` of rows that go on to `width`.
 template <class T>
 void part_norm(int rows, int n, int from, int width) {
@@ -317,6 +380,10 @@ void test_type() {
   group_norm<T>(2, 3, 64, 200);
   group_norm<T>(3, 2, 5, 10);
   group_norm<T>(1, 1, 300, 300);
+  layer_norm<T>(3, 64);
+  layer_norm<T>(2, 700);
+  layer_norm<T>(1, 1);
+  for (int n : {1, 300}) gelus<T>(n);
   part_norm<T>(3, 64, 64, 200);
   part_norm<T>(2, 5, 0, 5);
   part_norm<T>(1, 300, 20, 777);
@@ -335,7 +402,7 @@ void test_type() {
 }
 
 inline void test() {
-  for (int n : {1, 255, 700}) narrow(n);
+  for (int n : {1, 255, 700}) narrow(n), positions(5, n);
   test_type<float>();
   test_type<bf16>();
 }

@@ -83,7 +83,11 @@ impl Cpu {
     fn normed(&self, hidden: Option<&Tensor>, rows: &[usize], head: &OutputHead<Cpu>) -> Result<Tensor> {
         let hidden = hidden
             .ok_or_else(|| shape("draw", "the rows to draw are not empty, but the step computed no rows".into()))?;
-        Ok(self.rms_norm(&self.gather_rows(hidden, rows), head.norm, head.eps))
+        let rows = self.gather_rows(hidden, rows);
+        Ok(match head.norm_bias {
+            None => self.rms_norm(&rows, head.norm, head.eps),
+            Some(bias) => self.layer_norm(&rows, head.norm, bias, head.eps),
+        })
     }
 
     pub(super) fn gather_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {

@@ -33,6 +33,33 @@ unsafe fn square_sum_generic<S: Simd>(x: &[f32]) -> f32 {
     }
 }
 
+#[inline(always)]
+unsafe fn sum_generic<S: Simd>(x: &[f32]) -> f32 {
+    let (whole, n) = (x.len() / 16 * 16, x.len());
+    // SAFETY: whole vectors stay below n; the rest reads only what remains.
+    unsafe {
+        let mut sum = S::splat(0.0);
+        for i in (0..whole).step_by(16) {
+            sum = S::add(sum, S::load(x.as_ptr().add(i)));
+        }
+        if whole < n {
+            sum = S::add(sum, S::load_n(x.as_ptr().add(whole), n - whole));
+        }
+        S::sum(sum)
+    }
+}
+
+#[inline(always)]
+unsafe fn layer_norm_generic<S: Simd>(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+    let n = x.len() as f32;
+    // SAFETY: the caller's promise.
+    let mean = unsafe { sum_generic::<S>(x) } / n;
+    x.iter_mut().for_each(|x| *x -= mean);
+    // SAFETY: as above.
+    let factor = 1.0 / (unsafe { square_sum_generic::<S>(x) } / n + eps).sqrt();
+    x.iter_mut().zip(weight).zip(bias).for_each(|((x, w), bias)| *x = *w * (*x * factor) + bias);
+}
+
 simd_fn!(
     pub fn square_sum(x: &[f32]) -> f32 = square_sum_generic
 );
@@ -40,6 +67,11 @@ simd_fn!(
 simd_fn!(
     /// x * weight / sqrt(mean(x^2) + eps), in place
     pub fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) = rms_norm_generic
+);
+
+simd_fn!(
+    /// (x - mean) * weight / sqrt(variance + eps) + bias, in place
+    pub fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) = layer_norm_generic
 );
 
 pub fn check_width(x: &Tensor, weight: &[f32]) {

@@ -1,4 +1,4 @@
-//! Rotary embedding.
+//! Rotary embedding, and learned positions.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -71,6 +71,17 @@ pub fn rotate_row(row: &mut [f32], spec: &RopeSpec, (cos, sin): (&[f32], &[f32])
 }
 
 impl Cpu {
+    pub(super) fn add_positions(&self, batch: &Batch, x: &mut Tensor, table: &[f32]) {
+        let (positions, cols) = (batch.positions(), x.cols);
+        assert_eq!(positions.len(), x.rows, "add_positions: one position for each row");
+        self.by_rows(&mut x.data, cols, &|from, part| {
+            for (row, &position) in part.chunks_exact_mut(cols.max(1)).zip(&positions[from..]) {
+                let of_position = &table[position as usize * cols..][..cols];
+                row.iter_mut().zip(of_position).for_each(|(x, add)| *x += add);
+            }
+        });
+    }
+
     pub(super) fn rope(&self, batch: &Batch, x: &mut Tensor, spec: &RopeSpec) {
         assert_eq!(batch.len(), x.rows, "rope: one position for each row");
         assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");

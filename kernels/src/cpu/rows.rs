@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::pool::SharedPtr;
 use super::simd::{Simd, simd_fn};
 use super::{Cpu, Tensor, delta, norms, stale};
-use crate::ops::{RowOps, WholeRow};
+use crate::ops::{Gelu, RowOps, WholeRow};
 
 impl RowOps for Cpu {
     type Tensor = Tensor;
@@ -47,6 +47,13 @@ impl RowOps for Cpu {
         let isa = self.isa;
         // SAFETY: the set was detected.
         self.gate_mul(gate, up, &|part, up| unsafe { gelu_mul(isa, part, up) })
+    }
+
+    fn gelu(&self, x: &Tensor, form: Gelu) -> Tensor {
+        let mut out = x.clone();
+        let cols = out.cols;
+        self.by_rows(&mut out.data, cols, &|_, part| part.iter_mut().for_each(|x| *x = gelu(*x, form)));
+        out
     }
 
     fn sigmoid_mul(&self, x: &mut Tensor, gate: &Tensor) {
@@ -92,6 +99,18 @@ impl RowOps for Cpu {
         out
     }
 
+    fn layer_norm(&self, x: &Tensor, weight: &Vec<f32>, bias: &Vec<f32>, eps: f32) -> Tensor {
+        assert_eq!((x.cols, x.cols), (weight.len(), bias.len()), "layer_norm: a weight and a bias for each column");
+        let (mut out, isa) = (x.clone(), self.isa);
+        self.by_rows(&mut out.data, x.cols, &|_, part| {
+            for row in part.chunks_exact_mut(weight.len().max(1)) {
+                // SAFETY: the set was detected.
+                unsafe { norms::layer_norm(isa, row, weight, bias, eps) }
+            }
+        });
+        out
+    }
+
     fn square_sums(&self, x: &Tensor, y: &Tensor, counted: Range<usize>) -> Tensor {
         norms::square_sums(self.isa, x, y, counted)
     }
@@ -108,6 +127,13 @@ impl Cpu {
         let cols = out.cols;
         self.by_rows(&mut out.data, cols, &|from, part| f(part, &up.data[from * cols..]));
         out
+    }
+}
+
+fn gelu(x: f32, form: Gelu) -> f32 {
+    match form {
+        Gelu::Erf => 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2)),
+        Gelu::Tanh => x / (1.0 + (-x * (GELU_FACTORS[0] + GELU_FACTORS[1] * x * x)).exp()),
     }
 }
 

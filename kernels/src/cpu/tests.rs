@@ -229,6 +229,17 @@ fn small_ops_agree_with_the_reference() {
                 assert_close(&silu, &reference::silu_mul(&a, &b), 1e-6, "silu_mul");
                 let gelu = cpu.to_host(&cpu.gelu_mul(&ta, &tb));
                 assert_close(&gelu, &reference::gelu_mul(&a, &b), 1e-6, "gelu_mul");
+                for (form, gelu) in [(Gelu::Erf, reference::gelu_erf as fn(f64) -> f64), (Gelu::Tanh, reference::gelu)]
+                {
+                    let want: Vec<f32> = a.iter().map(|x| gelu(f64::from(*x)) as f32).collect();
+                    assert_close(&cpu.to_host(&cpu.gelu(&ta, form)), &want, 1e-6, "gelu");
+                }
+                let (scales, bias) = (rng.numbers(cols, 1.0), rng.numbers(cols, 1.0));
+                // A mean far from zero.
+                let far: Vec<f32> = a.iter().map(|x| x + 5.0).collect();
+                let normed = cpu.layer_norm(&cpu.to_device(rows, cols, far.clone()), &scales, &bias, 1e-5);
+                let want = reference::layer_norm(&far, &scales, &bias, 1e-5);
+                assert_close(&cpu.to_host(&normed), &want, 5e-6, "layer_norm");
                 let weight = rng.numbers(if cols == 5 { 5 } else { 24 }, 1.0);
                 let norm = cpu.to_host(&cpu.rms_norm(&ta, &weight, 1e-6));
                 assert_close(&norm, &reference::rms_norm(&a, &weight, 1e-6), 1e-6, "rms_norm");
@@ -277,6 +288,12 @@ fn rope_agrees_with_the_reference() {
         let mut want = x.clone();
         reference::rope(&mut want, cols, &spec, &positions);
         assert_close(&cpu.to_host(&got), &want, 2e-5, &format!("{spec:?}"));
+        let table = rng.numbers(97 * cols, 1.0);
+        let mut got = cpu.to_device(rows, cols, x.clone());
+        cpu.add_positions(&whole, &mut got, &table);
+        let add = positions.iter().flat_map(|&position| &table[position as usize * cols..][..cols]);
+        let want: Vec<f32> = x.iter().zip(add).map(|(x, add)| x + add).collect();
+        assert_eq!(cpu.to_host(&got), want, "positions");
         // Another batch has its own table.
         let mut other = cpu.to_device(1, cols, x[..cols].to_vec());
         let single = batch(&mut cpu, std::iter::once(Span { row: 0, len: 1, start: 5, blocks: &[] }));

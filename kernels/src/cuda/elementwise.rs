@@ -13,7 +13,7 @@ use super::op_stream::OpStream;
 use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
 use super::weights::{DeviceEmbedding, DeviceVector};
-use crate::backend::{RopeSpec, RowOps, WholeRow};
+use crate::backend::{Gelu, RopeSpec, RowOps, WholeRow};
 
 /// elementwise.cu
 #[derive(Clone, Copy)]
@@ -22,6 +22,39 @@ struct NarrowArgs {
     x: u64,
     out: u64,
     n: usize,
+}
+
+/// elementwise.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GeluArgs {
+    x: u64,
+    out: u64,
+    n: usize,
+    tanh: i32,
+}
+
+/// norm.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct LayerNormArgs {
+    x: u64,
+    weight: u64,
+    bias: u64,
+    out: u64,
+    n: i32,
+    eps: f32,
+}
+
+/// embed.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AddPositionsArgs {
+    x: u64,
+    table: u64,
+    positions: u64,
+    hidden: i32,
+    count: u32,
 }
 
 impl RowOps for Cuda {
@@ -63,6 +96,16 @@ impl RowOps for Cuda {
         self.ops.gate_mul_rows(gate, up, 0, gate.element.of("gelu_mul_f32", "gelu_mul_bf16"))
     }
 
+    fn gelu(&self, x: &DeviceTensor, form: Gelu) -> DeviceTensor {
+        assert!(x.is_contiguous(), "gelu: x must be no view");
+        let out = self.ops.tensor(x.rows, x.cols, x.element);
+        let (n, tanh) = (x.rows * x.cols, (form == Gelu::Tanh).into());
+        let args = GeluArgs { x: x.address, out: out.address, n, tanh };
+        // SAFETY: both have n numbers.
+        unsafe { self.ops.launch(&LaunchPlan::by_number(x.element.of("gelu_f32", "gelu_bf16"), n), &args) };
+        out
+    }
+
     fn sigmoid_mul(&self, x: &mut DeviceTensor, gate: &DeviceTensor) {
         assert!(x.is_contiguous(), "sigmoid_mul: x must be no view");
         assert!(gate.rows == x.rows && (gate.cols == x.cols || gate.cols == 1), "sigmoid_mul: the gate's shape");
@@ -80,6 +123,10 @@ impl RowOps for Cuda {
 
     fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {
         self.ops.rms_norm(x, weight, eps)
+    }
+
+    fn layer_norm(&self, x: &DeviceTensor, weight: &DeviceVector, bias: &DeviceVector, eps: f32) -> DeviceTensor {
+        self.ops.layer_norm(x, weight, bias, eps)
     }
 
     fn square_sums(&self, x: &DeviceTensor, y: &DeviceTensor, counted: Range<usize>) -> DeviceTensor {
@@ -223,6 +270,31 @@ impl OpStream {
         // SAFETY: the table has `count` rows; out has `hidden` numbers for each row of the batch.
         unsafe { self.launch(&LaunchPlan::by_row(table.element.of("embed_f32", "embed_bf16"), rows), &args) };
         out
+    }
+
+    pub fn layer_norm(&self, x: &DeviceTensor, weight: &DeviceVector, bias: &DeviceVector, eps: f32) -> DeviceTensor {
+        assert!(x.element == Element::F32 && x.is_contiguous(), "layer_norm: x must be f32 and no view");
+        assert_eq!((x.cols, x.cols), (weight.len, bias.len), "layer_norm: a weight and a bias for each column");
+        let out = self.tensor(x.rows, x.cols, self.activations.get());
+        let (weight, bias, n) = (weight.data.address(), bias.data.address(), int(x.cols));
+        let args = LayerNormArgs { x: x.address, weight, bias, out: out.address, n, eps };
+        // SAFETY: x and out have rows * n numbers, weight and bias n.
+        unsafe { self.launch(&LaunchPlan::by_row(out.element.of("layer_norm_f32", "layer_norm_bf16"), x.rows), &args) };
+        out
+    }
+
+    pub fn add_positions(&self, batch: &PlacedBatch, x: &DeviceTensor, table: &DeviceVector) {
+        assert!(x.element == Element::F32 && x.is_contiguous(), "add_positions: x must be f32 and no view");
+        assert!(batch.shape.rows == x.rows && table.len.is_multiple_of(x.cols.max(1)), "add_positions: the shapes");
+        let args = AddPositionsArgs {
+            x: x.address,
+            table: table.data.address(),
+            positions: batch.parts.positions,
+            hidden: int(x.cols),
+            count: int(table.len / x.cols.max(1)) as u32,
+        };
+        // SAFETY: the table has `count` rows, x and the batch have as many rows as each other.
+        unsafe { self.launch(&LaunchPlan::by_row("add_positions", x.rows), &args) };
     }
 
     pub fn rms_norm(&self, x: &DeviceTensor, weight: &DeviceVector, eps: f32) -> DeviceTensor {

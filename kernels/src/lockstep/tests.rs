@@ -63,7 +63,7 @@ fn play(precision: Precision, wrong: bool) -> BTreeMap<&'static str, OpDifferenc
         Ok(x)
     });
     let head = b.linear_weight(matrix(&mut Random::new(19), 50, HIDDEN), precision).expect("head");
-    let head = OutputHead { norm: &norm, eps: 1e-5, weight: Some(&head), scale: 1.0 };
+    let head = OutputHead { norm: &norm, norm_bias: None, eps: 1e-5, weight: Some(&head), scale: 1.0 };
     let drawn = b.draw(&batch, Some(&hidden.expect("hidden")), &head).expect("draw");
     assert_eq!(drawn.scores.len(), 1);
     report.ops()

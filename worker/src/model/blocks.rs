@@ -10,9 +10,9 @@ use super::rope::{self, Frequencies};
 use super::spec::{Activation, Gated, LayerSpec, Mlp, Moe, SharedExpert, Spec};
 use crate::checkpoint::{ConfigFields, LoadError};
 
-const MAX_LAYERS: usize = 1 << 12;
+pub const MAX_LAYERS: usize = 1 << 12;
 const MAX_EXPERTS: usize = 1 << 14;
-const MAX_HEADS: usize = 1 << 16;
+pub const MAX_HEADS: usize = 1 << 16;
 pub const MAX_HEAD_DIM: usize = 1 << 16;
 
 /// Default values of transformers' config class for missing keys.
@@ -153,7 +153,7 @@ impl<'a> Base<'a> {
     }
 
     pub fn norm(&self, name: String, size: usize) -> Norm {
-        Norm { tensor: format!("{name}.weight"), size, eps: self.eps, from_one: false }
+        Norm { tensor: format!("{name}.weight"), size, eps: self.eps, from_one: false, bias: None }
     }
 
     /// One window for the whole model, as in Mistral. `layer_types`, if given, must agree.
@@ -224,6 +224,7 @@ impl<'a> Base<'a> {
             kv_heads: self.kv_heads,
             embed: name("model.embed_tokens"),
             embedding_multiplier: 1.0,
+            positions: None,
             layers: (0..self.layers).map(layer).collect::<Result<_, _>>()?,
             residual_multiplier: 1.0,
             norm: self.norm(name("model.norm"), self.hidden),
@@ -360,7 +361,7 @@ impl GqaStyle {
             scale: self.scale.unwrap_or((1.0 / (dim as f64).sqrt()) as f32),
             window,
             sinks: None,
-            rope: self.rope.clone(),
+            rope: Some(self.rope.clone()),
         }
     }
 }

@@ -50,7 +50,7 @@ impl<D: DeviceStorage> Footprint<'_, D> {
     /// Approximate memory of this many more experts per layer.
     pub fn copies(&self, copies: usize) -> usize {
         let of_layer = |layer: &LayerSpec| match &layer.mlp {
-            Mlp::Dense(_) => 0,
+            Mlp::Dense(_) | Mlp::Plain(_) => 0,
             Mlp::Moe(moe) => copies * moe.experts.first().map_or(0, |expert| self.expert(expert)),
         };
         self.spec.layers.iter().map(of_layer).sum()
@@ -78,6 +78,7 @@ impl<D: DeviceStorage> Footprint<'_, D> {
             parts.attention += layer.mixer.parts().linears().into_iter().map(part).sum::<usize>();
             match &layer.mlp {
                 Mlp::Dense(dense) => parts.mlp += gated(dense),
+                Mlp::Plain(plain) => parts.mlp += plain.linears().map(part).iter().sum::<usize>(),
                 Mlp::Moe(moe) => {
                     parts.router += part(&moe.router);
                     if let Some(shared) = &moe.shared {

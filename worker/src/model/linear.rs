@@ -57,6 +57,11 @@ impl LinearSpec {
         Self { part: Some(StoredPart { width: self.out, stride: rows, offset, rows }), ..self }
     }
 
+    /// Runs of `width` of `rows` stored ones, which begin `stride` apart, from `offset`.
+    pub fn runs(self, [width, stride]: [usize; 2], rows: usize, offset: usize) -> Self {
+        Self { part: Some(StoredPart { width, stride, offset, rows }), ..self }
+    }
+
     /// Every `step`th of `rows` stored ones, from `offset`.
     pub fn every(self, step: usize, rows: usize, offset: usize) -> Self {
         Self { part: Some(StoredPart { width: 1, stride: step, offset, rows }), ..self }
@@ -110,11 +115,13 @@ pub struct Norm {
     pub eps: f32,
     /// Its factors are one more than what is stored.
     pub from_one: bool,
+    /// The bias of a layer norm. None: a norm without mean.
+    pub bias: Option<String>,
 }
 
 impl Norm {
-    /// The tensor's name and shape.
-    pub fn stored(&self) -> (String, Vec<usize>) {
-        (self.tensor.clone(), vec![self.size])
+    /// Names and shapes of its tensors.
+    pub fn stored(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
+        std::iter::once(&self.tensor).chain(&self.bias).map(|name| (name.clone(), vec![self.size]))
     }
 }

@@ -128,28 +128,42 @@ impl<D: Devices> Loader<'_, D> {
         if norm.from_one {
             factors.iter_mut().for_each(|factor| *factor += 1.0);
         }
-        Ok(LoadedNorm { weight: self.backend.vector(factors)?, eps: norm.eps })
+        let bias = norm.bias.as_ref().map(|bias| self.vector(bias, 0..norm.size)).transpose()?;
+        Ok(LoadedNorm { weight: self.backend.vector(factors)?, bias, eps: norm.eps })
     }
 }
 
 pub struct LoadedNorm<B: Backend> {
     pub weight: B::Vector,
+    /// Of a layer norm.
+    pub bias: Option<B::Vector>,
     pub eps: f32,
 }
 
 impl<B: Backend> LoadedNorm<B> {
     pub fn apply(&self, b: &B, x: &B::Tensor) -> B::Tensor {
-        b.rms_norm(x, &self.weight, self.eps)
+        match &self.bias {
+            None => b.rms_norm(x, &self.weight, self.eps),
+            Some(bias) => b.layer_norm(x, &self.weight, bias, self.eps),
+        }
     }
 
     /// Adds factor * y to x first.
     pub fn add(&self, b: &B, x: &mut B::Tensor, y: &B::Tensor, factor: f32) -> B::Tensor {
-        b.add_norm(x, y, factor, &self.weight, self.eps)
+        if self.bias.is_none() {
+            return b.add_norm(x, y, factor, &self.weight, self.eps);
+        }
+        b.add_scaled(x, y, factor);
+        self.apply(b, x)
     }
 
     /// Adds factor * the sum over ranks of y to x first.
-    pub fn add_sum(&self, b: &B, x: &mut B::Tensor, y: B::Tensor, factor: f32) -> KernelResult<B::Tensor> {
-        b.sum_norm(x, y, factor, &self.weight, self.eps)
+    pub fn add_sum(&self, b: &B, x: &mut B::Tensor, mut y: B::Tensor, factor: f32) -> KernelResult<B::Tensor> {
+        if self.bias.is_none() {
+            return b.sum_norm(x, y, factor, &self.weight, self.eps);
+        }
+        b.all_reduce(&mut y)?;
+        Ok(self.add(b, x, &y, factor))
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, DryRun, DryWants, ExpertCounts, OutputHead, Result as KernelResult, RouteSpec, StepBounds, StepInputs,
-    StepOutputs,
+    Backend, DryRun, DryWants, ExpertCounts, Gelu, OutputHead, Result as KernelResult, RouteSpec, StepBounds,
+    StepInputs, StepOutputs,
 };
 
 use super::load::{LoadedLinear, LoadedNorm, Pass, Precisions};
@@ -26,6 +26,7 @@ pub struct Network<B: Backend> {
     rank: usize,
     precisions: Precisions,
     embed: B::Embedding,
+    positions: Option<B::Vector>,
     layers: Vec<Layer<B>>,
     /// Of the layers' states, after `open`.
     state_size: StateSize,
@@ -107,8 +108,15 @@ struct Gated<B: Backend> {
     down: LoadedLinear<B>,
 }
 
+struct Plain<B: Backend> {
+    gelu: Gelu,
+    up: LoadedLinear<B>,
+    down: LoadedLinear<B>,
+}
+
 enum MlpWeights<B: Backend> {
     Dense(Gated<B>),
+    Plain(Plain<B>),
     Moe(Box<Moe<B>>),
 }
 
@@ -259,6 +267,7 @@ impl<B: Backend> Network<B> {
         let hidden = if computes { Some(self.hidden(&batch)?) } else { None };
         let head = OutputHead {
             norm: &self.norm.weight,
+            norm_bias: self.norm.bias.as_ref(),
             eps: self.norm.eps,
             weight: self.head.as_ref(),
             scale: 1.0 / self.spec.logits_scaling,
@@ -268,7 +277,7 @@ impl<B: Backend> Network<B> {
 
     /// The result of the last layer, [rows, hidden], before the final norm.
     fn hidden(&mut self, batch: &B::Batch<'_>) -> KernelResult<B::Tensor> {
-        let Self { backend, spec, embed, layers, adapters, .. } = self;
+        let Self { backend, spec, embed, positions, layers, adapters, .. } = self;
         let residual = spec.residual_multiplier;
         backend.run(batch, |b| {
             let pass = Pass { b, batch, adapters: adapters.as_ref() };
@@ -276,6 +285,9 @@ impl<B: Backend> Network<B> {
             b.all_reduce(&mut x)?;
             if spec.embedding_multiplier != 1.0 {
                 b.scale(&mut x, spec.embedding_multiplier);
+            }
+            if let Some(positions) = positions {
+                b.add_positions(batch, &mut x, positions);
             }
             // The result of the layer before, which is not in x yet.
             let mut before = LayerResult::None;
@@ -288,6 +300,7 @@ impl<B: Backend> Network<B> {
                 let normed = normed.unwrap_or_else(|| b.activation(&x));
                 let out = match &layer.mlp {
                     MlpWeights::Dense(gated) => LayerResult::Partial(gated.forward(pass, &normed)),
+                    MlpWeights::Plain(plain) => LayerResult::Partial(plain.forward(pass, &normed)),
                     MlpWeights::Moe(moe) => LayerResult::Sum(moe.forward(pass, i, &normed)?),
                 };
                 before = out.normed(b, &layer.mlp_result_norm)?;
@@ -307,6 +320,12 @@ impl<B: Backend> Gated<B> {
             Activation::Gelu => b.gelu_mul(&gate, &up),
         };
         self.down.apply(pass, &middle)
+    }
+}
+
+impl<B: Backend> Plain<B> {
+    fn forward(&self, pass: Pass<B>, x: &B::Tensor) -> B::Tensor {
+        self.down.apply(pass, &pass.b.gelu(&self.up.apply(pass, x), self.gelu))
     }
 }
 

@@ -2,7 +2,7 @@
 //! makes a `Spec` from config.json; loading and the forward pass know only the `Spec`.
 
 use rein_control_plane::placement::ModelShape;
-use rein_kernels::{RouteSpec, WeightRole};
+use rein_kernels::{Gelu, RouteSpec, WeightRole};
 
 use super::linear::{LinearSpec, Norm, Shard};
 use super::mixer::MixerSpec;
@@ -19,6 +19,14 @@ pub enum Activation {
 pub struct Gated {
     pub activation: Activation,
     pub gate: LinearSpec,
+    pub up: LinearSpec,
+    pub down: LinearSpec,
+}
+
+/// down(gelu(up(x)))
+#[derive(Debug, Clone)]
+pub struct Plain {
+    pub gelu: Gelu,
     pub up: LinearSpec,
     pub down: LinearSpec,
 }
@@ -65,6 +73,7 @@ pub struct SharedExpert {
 #[derive(Debug, Clone)]
 pub enum Mlp {
     Dense(Gated),
+    Plain(Plain),
     Moe(Moe),
 }
 
@@ -93,6 +102,8 @@ pub struct Spec {
     /// The module whose `.weight` is [vocab, hidden].
     pub embed: String,
     pub embedding_multiplier: f32,
+    /// A tensor [max_positions, hidden], which is added by position.
+    pub positions: Option<String>,
     pub layers: Vec<LayerSpec>,
     /// Factor of each block's output before it is added to the residual stream.
     pub residual_multiplier: f32,
@@ -110,7 +121,7 @@ pub struct Spec {
 impl Spec {
     pub fn shape(&self) -> ModelShape {
         let experts = |layer: &LayerSpec| match &layer.mlp {
-            Mlp::Dense(_) => 0,
+            Mlp::Dense(_) | Mlp::Plain(_) => 0,
             Mlp::Moe(moe) => moe.experts.len(),
         };
         ModelShape {
@@ -131,6 +142,7 @@ impl Spec {
             let mut all = layer.mixer.parts().linears();
             match &layer.mlp {
                 Mlp::Dense(gated) => all.extend(gated.linears()),
+                Mlp::Plain(plain) => all.extend(plain.linears()),
                 Mlp::Moe(moe) => {
                     all.push(&moe.router);
                     let shared = moe.shared.as_deref();
@@ -156,12 +168,14 @@ impl Spec {
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let of_layer = |layer: &'_ LayerSpec| {
             let norms = [&layer.input_norm, &layer.mixer_result_norm, &layer.mlp_norm, &layer.mlp_result_norm];
-            norms.into_iter().flatten().map(Norm::stored).collect::<Vec<_>>()
+            norms.into_iter().flatten().flat_map(Norm::stored).collect::<Vec<_>>()
         };
-        let norms = self.layers.iter().flat_map(of_layer).chain([self.norm.stored()]);
+        let norms = self.layers.iter().flat_map(of_layer).chain(self.norm.stored());
         let mut tensors: Vec<_> = norms.collect();
         tensors.extend(self.layers.iter().flat_map(|layer| layer.mixer.tensors()));
-        tensors.extend(self.linears().filter(|l| l.bias).map(|l| (format!("{}.bias", l.module), vec![l.out])));
+        tensors.extend(self.positions.iter().map(|name| (name.clone(), vec![self.max_positions, self.hidden])));
+        let biased = self.linears().filter(|l| l.bias);
+        tensors.extend(biased.map(|l| (format!("{}.bias", l.module), vec![l.stored_shape()[0]])));
         for layer in &self.layers {
             if let Mlp::Moe(moe) = &layer.mlp {
                 tensors.extend(moe.choice_bias.iter().map(|bias| (bias.tensor.clone(), bias.shape.clone())));
@@ -173,6 +187,12 @@ impl Spec {
             }
         }
         tensors
+    }
+}
+
+impl Plain {
+    pub fn linears(&self) -> [&LinearSpec; 2] {
+        [&self.up, &self.down]
     }
 }
 

@@ -101,7 +101,7 @@ pub fn capacity(config: &Map<String, Value>, options: &CapacityOptions) -> Resul
     // Whatever config.json says, the embedding and the routers are never quantized.
     let routers = spec.layers.iter().filter_map(|layer| match &layer.mlp {
         Mlp::Moe(moe) => Some(moe.router.module.as_str()),
-        Mlp::Dense(_) => None,
+        Mlp::Dense(_) | Mlp::Plain(_) => None,
     });
     let plain: HashSet<&str> = routers.chain([spec.embed.as_str()]).collect();
     let stored = |module: &str| if plain.contains(module) { StoredForm::Bf16 } else { forms.of(module) };
@@ -216,7 +216,7 @@ impl Floors<'_> {
     fn experts(&self, sequences: usize) -> (f64, f64) {
         let moe = self.footprint.spec.layers.iter().find_map(|layer| match &layer.mlp {
             Mlp::Moe(moe) => Some(moe),
-            Mlp::Dense(_) => None,
+            Mlp::Dense(_) | Mlp::Plain(_) => None,
         });
         let share = moe.map_or(0.0, |moe| moe.route.top_k as f64 / moe.experts.len() as f64);
         (1.0 - (1.0 - share).powf(sequences as f64), share)

@@ -94,7 +94,8 @@ impl Fixture {
     }
 
     fn heads(&self) -> usize {
-        self.config["num_attention_heads"].as_u64().expect("heads") as usize
+        let stated = self.config.get("num_attention_heads").or(self.config.get("n_head"));
+        stated.and_then(Value::as_u64).expect("heads") as usize
     }
 
     fn score(&self, options: &ModelOptions) -> ScoreOutput {

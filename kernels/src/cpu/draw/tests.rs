@@ -29,7 +29,7 @@ fn weight(cpu: &Cpu) -> Linear {
 fn draw_twice(link: Threads, threads: usize) -> [StepOutputs; 2] {
     let mut cpu = Cpu::new(threads, Box::new(link));
     let (norm, weight) = (vec![1.5; HIDDEN], weight(&cpu));
-    let head = OutputHead { norm: &norm, eps: 1e-6, weight: Some(&weight), scale: 3.0 };
+    let head = OutputHead { norm: &norm, norm_bias: None, eps: 1e-6, weight: Some(&weight), scale: 3.0 };
     let hidden = cpu.to_device(ROWS, HIDDEN, numbers(ROWS * HIDDEN, 2));
     let sample = SampleSpec { seed: 5, temperature: 0.8, ..SampleSpec::default() };
     let draw = |row| Draw {

@@ -292,7 +292,7 @@ impl<B: Backend> Toy<B> {
                 Ok(x)
             })
             .expect("run");
-        let head = OutputHead { norm, eps: 1e-5, weight: Some(head), scale: 0.5 };
+        let head = OutputHead { norm, norm_bias: None, eps: 1e-5, weight: Some(head), scale: 0.5 };
         let drawn = b.draw(&batch, Some(&hidden), &head).expect("draw");
         let drawn = b.outputs(drawn).expect("outputs");
         (hidden, drawn)

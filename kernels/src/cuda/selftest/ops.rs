@@ -270,6 +270,11 @@ impl<B: Backend> Pair<B> {
                     &got,
                     self.cpu.gelu_mul(&gate_cpu, &up_cpu).data(),
                 );
+                for form in [Gelu::Erf, Gelu::Tanh] {
+                    let got = self.device.to_host(&self.device.gelu(&gate, form));
+                    let want = self.cpu.gelu(&gate_cpu, form);
+                    check.compare(format_args!("{form:?} [{rows}, {cols}]"), &got, want.data());
+                }
                 let (both, both_cpu) = self.activation(rows, 2 * cols)?;
                 let (gate, up) = (self.device.slice_cols(&both, 0, cols), self.device.slice_cols(&both, cols, cols));
                 let got = self.device.to_host(&self.device.silu_mul(&gate, &up));
@@ -290,6 +295,10 @@ impl<B: Backend> Pair<B> {
                 let got = self.device.to_host(&self.device.rms_norm(&x, &weight, 1e-5));
                 let want = self.cpu.rms_norm(&x_cpu, &weight_cpu, 1e-5);
                 check.compare(format_args!("[{rows}, {cols}]"), &got, want.data());
+                let (bias, bias_cpu) = self.vectors(cols)?;
+                let got = self.device.to_host(&self.device.layer_norm(&x, &weight, &bias, 1e-5));
+                let want = self.cpu.layer_norm(&x_cpu, &weight_cpu, &bias_cpu, 1e-5);
+                check.compare(format_args!("layer [{rows}, {cols}]"), &got, want.data());
                 let (y, y_cpu) = self.activation(rows, cols)?;
                 let got = self.device.add_norm(&mut x, &y, 0.5, &weight, 1e-5);
                 let want = self.cpu.add_norm(&mut x_cpu, &y_cpu, 0.5, &weight_cpu, 1e-5);
@@ -338,12 +347,17 @@ impl<B: Backend> Pair<B> {
                 };
                 let (mut x, mut x_cpu) = self.activation(rows, heads * head_dim)?;
                 let step = StepInputs { ids: vec![0; rows], spans, ..StepInputs::default() };
-                let batch = self.device.begin(step.clone())?;
-                self.device.rope(&batch, &mut x, &spec);
+                let batch_on_device = self.device.begin(step.clone())?;
+                self.device.rope(&batch_on_device, &mut x, &spec);
                 let batch = self.cpu.begin(step)?;
                 self.cpu.rope(&batch, &mut x_cpu, &spec);
                 let case = format_args!("{heads} heads, {dims} of {head_dim} columns, {rows} rows").to_string();
                 check.compare(case, &self.device.to_host(&x), x_cpu.data());
+                let (table, table_cpu) = self.vectors(100 * dims)?;
+                let (mut x, mut x_cpu) = self.residual(rows, dims);
+                self.device.add_positions(&batch_on_device, &mut x, &table);
+                self.cpu.add_positions(&batch, &mut x_cpu, &table_cpu);
+                check.compare(format_args!("{rows} learned positions"), &self.device.to_host(&x), x_cpu.data());
             }
         }
         Ok(check.row())

@@ -115,8 +115,7 @@ impl Latent {
         let heads_out = |name: &str, width: usize, inp| {
             LinearSpec::new(format!("{at}{name}"), [heads * width, inp], false, Shard::OutHeads(width))
         };
-        let norm =
-            |name: &str, size| Norm { tensor: format!("{at}{name}.weight"), size, eps: LATENT_EPS, from_one: false };
+        let norm = |name: &str, size| Norm { eps: LATENT_EPS, ..base.norm(format!("{at}{name}"), size) };
         let query = match self.q_rank {
             None => MlaQuery::Full(heads_out("q_proj", q_dim, h)),
             Some(rank) => MlaQuery::LowRank {

@@ -5,9 +5,11 @@ mod deepseek_v3;
 mod ernie4_5;
 mod gemma3;
 mod glm4_moe;
+mod gpt_bigcode;
 mod gpt_oss;
 mod granite;
 mod hy_v3;
+mod internlm2;
 mod llama;
 mod minicpm3;
 mod minimax_m2;
@@ -51,6 +53,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "MiniCPM3ForCausalLM", model_types: &["minicpm3"], build: minicpm3::build },
     Architecture { name: "MixtralForCausalLM", model_types: &["mixtral"], build: mixtral::build },
     Architecture { name: "LlamaForCausalLM", model_types: &["llama"], build: llama::build },
+    Architecture { name: "InternLM2ForCausalLM", model_types: &["internlm2"], build: internlm2::build },
     Architecture { name: "InternLM3ForCausalLM", model_types: &["internlm3"], build: llama::build_internlm3 },
     Architecture { name: "SeedOssForCausalLM", model_types: &["seed_oss"], build: llama::build_seed_oss },
     Architecture { name: "Ernie4_5ForCausalLM", model_types: &["ernie4_5"], build: ernie4_5::build },
@@ -60,6 +63,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "Qwen3ForCausalLM", model_types: &["qwen3"], build: qwen::build_qwen3 },
     Architecture { name: "Gemma3ForCausalLM", model_types: &["gemma3_text"], build: gemma3::build },
     Architecture { name: "GptOssForCausalLM", model_types: &["gpt_oss"], build: gpt_oss::build },
+    Architecture { name: "GPTBigCodeForCausalLM", model_types: &["gpt_bigcode"], build: gpt_bigcode::build },
     Architecture { name: "GraniteForCausalLM", model_types: &["granite"], build: granite::build },
     Architecture { name: "GraniteMoeForCausalLM", model_types: &["granitemoe"], build: granite::build_moe },
     Architecture {

@@ -143,7 +143,7 @@ fn attention(base: &Base, i: usize, rope: &Arc<RopeSpec>, bias: bool) -> MixerSp
         scale: (1.0 / (dim as f64).sqrt()) as f32,
         sinks: None,
         window: None,
-        rope: rope.clone(),
+        rope: Some(rope.clone()),
     })
 }
 

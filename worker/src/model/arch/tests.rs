@@ -1,10 +1,12 @@
 //! config.json as published for well-known models: no key may be rejected.
 
+use rein_kernels::RopeSpec;
 use serde_json::json;
 
 use super::*;
 use crate::checkpoint::Quantization;
-use crate::model::mixer::MixerSpec;
+use crate::model::linear::LinearSpec;
+use crate::model::mixer::{Gqa, MixerSpec};
 use crate::model::spec::{LayerSpec, Mlp};
 
 fn spec(text: &str) -> Spec {
@@ -12,6 +14,10 @@ fn spec(text: &str) -> Spec {
     let config = config.as_object().expect("object");
     Quantization::read(&ConfigFields::new(text_config(config), "")).expect("weight format");
     build(config).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn rotation(gqa: &Gqa) -> &RopeSpec {
+    gqa.rope.as_deref().expect("a rotation")
 }
 
 fn is_moe(layer: &LayerSpec) -> bool {
@@ -233,7 +239,7 @@ fn glm_4_5_air_and_4_7_flash_are_read() {
     assert!(!is_moe(&air.layers[0]) && air.layers[1..].iter().all(is_moe));
     assert_eq!(air.ignored, ["model.layers.46."]);
     let MixerSpec::Gqa(gqa) = &air.layers[0].mixer else { panic!("grouped-query attention") };
-    assert_eq!((gqa.rope.dims, gqa.qk_norm.is_some(), gqa.q.bias, gqa.o.bias), (64, false, true, false));
+    assert_eq!((rotation(gqa).dims, gqa.qk_norm.is_some(), gqa.q.bias, gqa.o.bias), (64, false, true, false));
     let with = spec(&text.replace("\"use_qk_norm\": false", "\"use_qk_norm\": true"));
     assert_eq!(with.tensors().len(), air.tensors().len() + 2 * 46);
     let flash = spec(
@@ -297,7 +303,7 @@ fn minimax_m2_is_read() {
     assert_eq!(spec.ignored, ["model.layers.62.", "model.layers.63.", "model.layers.64."]);
     let MixerSpec::Gqa(gqa) = &spec.layers[0].mixer else { panic!("grouped-query attention") };
     let sizes = gqa.qk_norm.as_ref().map(|(q, k)| (q.size, k.size));
-    assert_eq!((gqa.rope.dims, sizes), (64, Some((48 * 128, 8 * 128))));
+    assert_eq!((rotation(gqa).dims, sizes), (64, Some((48 * 128, 8 * 128))));
     let Mlp::Moe(moe) = &spec.layers[0].mlp else { panic!("experts") };
     assert_eq!(
         moe.choice_bias.as_ref().map(|bias| bias.tensor.as_str()),
@@ -400,7 +406,7 @@ fn phi_4_is_read_and_phi_4_mini_with_its_long_rotation() {
     for (context, first) in [(None, 0.5), (Some(4096), 1.0)] {
         let mini = build_for(config.as_object().expect("object"), context).expect("Phi-4-mini");
         let MixerSpec::Gqa(gqa) = &mini.layers[0].mixer else { panic!("grouped-query attention") };
-        assert_eq!((gqa.rope.dims, gqa.rope.inv_freq[0]), (96, first));
+        assert_eq!((rotation(gqa).dims, rotation(gqa).inv_freq[0]), (96, first));
     }
 }
 
@@ -420,7 +426,7 @@ fn olmo_3_scales_only_layers_that_see_all_tokens() {
     let seen = olmo.layers.iter().map(|layer| {
         let MixerSpec::Gqa(gqa) = &layer.mixer else { panic!("grouped-query attention") };
         assert!(layer.input_norm.is_none() && layer.mlp_norm.is_none());
-        (gqa.window, gqa.rope.magnitude)
+        (gqa.window, rotation(gqa).magnitude)
     });
     let (sliding, full) = ((Some(4096), 1.0), (None, 1.207_944_2));
     assert_eq!(seen.collect::<Vec<_>>(), [sliding, sliding, sliding, full]);
@@ -457,4 +463,55 @@ fn sizes_have_limits() {
         let error = build(config.as_object().expect("object")).expect_err(to).to_string();
         assert!(error.contains("at most"), "{error}");
     }
+}
+
+#[test]
+fn internlm_2_5_has_queries_keys_and_values_in_turn() {
+    let model = spec(
+        r#"{"architectures": ["InternLM2ForCausalLM"], "attn_implementation": "eager", "auto_map": {"AutoConfig":
+        "configuration_internlm2.InternLM2Config", "AutoModelForCausalLM": "modeling_internlm2.InternLM2ForCausalLM",
+        "AutoModel": "modeling_internlm2.InternLM2ForCausalLM"}, "bias": false, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "internlm2", "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "pad_token_id": 2, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 1000000, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.41.0", "use_cache": true, "vocab_size": 92544,
+        "pretraining_tp": 1}"#,
+    );
+    let MixerSpec::Gqa(gqa) = &model.layers[31].mixer else { panic!("grouped-query attention") };
+    assert_eq!(gqa.v.stored_shape(), [48 * 128, 4096]);
+    // The fourth group of six heads: four queries, a key, a value.
+    let of = |linear: &LinearSpec, outputs| linear.stored_rows(outputs);
+    assert_eq!(of(&gqa.q, 12 * 128..17 * 128), [18 * 128..22 * 128, 24 * 128..25 * 128]);
+    assert_eq!(only(of(&gqa.k, 3 * 128..4 * 128)), 22 * 128..23 * 128);
+    assert_eq!(only(of(&gqa.v, 3 * 128..4 * 128)), 23 * 128..24 * 128);
+    let names: Vec<String> = model.modules().into_iter().map(|(name, _)| name).collect();
+    for name in ["model.layers.31.attention.wqkv", "model.layers.31.feed_forward.w2", "model.tok_embeddings", "output"]
+    {
+        assert!(names.iter().any(|found| found == name), "{name}");
+    }
+}
+
+#[test]
+fn granite_20b_function_calling_is_read() {
+    let text = r#"{"activation_function": "gelu", "architectures": ["GPTBigCodeForCausalLM"],
+        "attention_softmax_in_fp32": true, "multi_query": true, "attn_pdrop": 0.1, "bos_token_id": 0,
+        "embd_pdrop": 0.1, "eos_token_id": 0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_inner": 24576, "n_layer": 52,
+        "n_positions": 8192, "pad_token_id": 0, "resid_pdrop": 0.1, "scale_attention_softmax_in_fp32": true,
+        "scale_attn_weights": true, "summary_activation": null, "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": true, "summary_type": "cls_index", "summary_use_proj": true,
+        "torch_dtype": "bfloat16", "transformers_version": "4.37.2", "use_cache": true, "vocab_size": 49152}"#;
+    let model = spec(text);
+    let MixerSpec::Gqa(gqa) = &model.layers[51].mixer else { panic!("grouped-query attention") };
+    assert!(gqa.rope.is_none() && gqa.q.bias && model.tied);
+    assert_eq!((model.kv_heads, gqa.v.stored_shape()), (1, [6144 + 2 * 128, 6144]));
+    assert_eq!(only(gqa.v.stored_rows(0..128)), 6272..6400);
+    let tensors = model.tensors();
+    let has = |name: &str, shape: &[usize]| tensors.iter().any(|(found, is)| found == name && is == shape);
+    assert!(has("transformer.wpe.weight", &[8192, 6144]) && has("transformer.h.51.attn.c_attn.bias", &[6400]));
+    assert!(has("transformer.ln_f.weight", &[6144]) && has("transformer.h.0.ln_1.bias", &[6144]));
+    let other: Value = serde_json::from_str(&text.replace("\"gelu\"", "\"relu\"")).expect("JSON");
+    let error = build(other.as_object().expect("object")).expect_err("relu").to_string();
+    assert!(error.contains("activation_function") && error.contains("relu"), "{error}");
 }

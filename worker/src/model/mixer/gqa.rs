@@ -26,7 +26,8 @@ pub struct Gqa {
     pub window: Option<usize>,
     /// A tensor with a number for each head: a score that takes a share of its softmax, without a value.
     pub sinks: Option<String>,
-    pub rope: Arc<RopeSpec>,
+    /// None: they are not rotated.
+    pub rope: Option<Arc<RopeSpec>>,
 }
 
 impl MixerParts for Gqa {
@@ -86,7 +87,7 @@ impl Gqa {
         }
         let of = |norm: &Norm, heads: &Range<usize>| {
             let weight = loader.vector(&norm.tensor, heads.start * dim..heads.end * dim)?;
-            Ok::<_, LoadError>(LoadedNorm { weight, eps: norm.eps })
+            Ok::<_, LoadError>(LoadedNorm { weight, bias: None, eps: norm.eps })
         };
         // Of ranks that have the same key head, the one with its first query head counts it.
         let group = q.size / k.size;
@@ -138,7 +139,7 @@ pub struct GqaMixer<B: Backend> {
     qk_norm: Option<QkNorm<B>>,
     spec: GqaSpec,
     sinks: Option<B::Vector>,
-    rope: Arc<RopeSpec>,
+    rope: Option<Arc<RopeSpec>>,
     cache: Option<B::Cache>,
 }
 
@@ -164,8 +165,10 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
         if let Some(norm) = &self.qk_norm {
             (q, k) = norm.apply(b, &q, &k)?;
         }
-        b.rope(batch, &mut q, &self.rope);
-        b.rope(batch, &mut k, &self.rope);
+        if let Some(rope) = &self.rope {
+            b.rope(batch, &mut q, rope);
+            b.rope(batch, &mut k, rope);
+        }
         let (sinks, cache) = (self.sinks.as_ref(), opened(&mut self.cache)?);
         let mut out = b.gqa_attention(batch, &q, &k, &v, sinks, cache, &self.spec);
         if let Some(gate) = &self.gate {

@@ -103,7 +103,7 @@ impl MixerSpec {
 
     /// Tensors other than those of linear modules, with their shapes.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        self.parts().norms().into_iter().map(Norm::stored).chain(self.parts().vectors()).collect()
+        self.parts().norms().into_iter().flat_map(Norm::stored).chain(self.parts().vectors()).collect()
     }
 }
 

@@ -15,7 +15,7 @@ use super::super::linear::{LinearSpec, Norm};
 use super::super::load::{Loader, Precisions, WeightReader};
 use super::super::low_rank::TableIds;
 use super::super::spec::{self, Mlp, Spec};
-use super::{Gated, Layer, LayoutSwap, MlpWeights, Moe, Network, StateSize};
+use super::{Gated, Layer, LayoutSwap, MlpWeights, Moe, Network, Plain, StateSize};
 use crate::checkpoint::{CheckpointWeights, LoadError};
 
 /// Experts that were read and wait for the backend.
@@ -32,6 +32,7 @@ pub fn bytes_to_load(spec: &Spec, weights: &CheckpointWeights, rank: &RankPlacem
         total += layer.mixer.parts().linears().into_iter().map(part).sum::<u64>();
         total += match &layer.mlp {
             Mlp::Dense(gated) => gated.linears().map(part).iter().sum::<u64>(),
+            Mlp::Plain(plain) => plain.linears().map(part).iter().sum::<u64>(),
             Mlp::Moe(moe) => {
                 let experts = held.iter().flat_map(|&e| moe.experts[e as usize].linears());
                 let shared = moe.shared.iter().flat_map(|shared| shared.mlp.linears().into_iter().chain(&shared.gate));
@@ -156,6 +157,8 @@ impl<B: Backend> Network<B> {
         let table = spec.embedding();
         let first = table.cut(own, backend.ranks()).0.start;
         let embed = backend.embedding(loader.reader.read(&table)?, first, loader.precision(table.role))?;
+        let numbers = spec.max_positions * spec.hidden;
+        let positions = spec.positions.as_ref().map(|name| loader.vector(name, 0..numbers)).transpose()?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (i, (layer, held)) in spec.layers.iter().zip(&own.experts).enumerate() {
             layers.push(Layer {
@@ -166,6 +169,9 @@ impl<B: Backend> Network<B> {
                 mlp_norm: norm(&layer.mlp_norm)?,
                 mlp: match &layer.mlp {
                     Mlp::Dense(gated) => MlpWeights::Dense(loader.gated(gated)?),
+                    Mlp::Plain(spec::Plain { gelu, up, down }) => {
+                        MlpWeights::Plain(Plain { gelu: *gelu, up: loader.linear(up)?, down: loader.linear(down)? })
+                    }
                     Mlp::Moe(moe) => {
                         MlpWeights::Moe(Box::new(loader.moe(moe, held, experts::table(placement, i, moe)?)?))
                     }
@@ -184,7 +190,21 @@ impl<B: Backend> Network<B> {
         };
         let placement = placement.clone();
         let state_size = StateSize::default();
-        Ok(Self { backend, spec, placement, rank, precisions, embed, layers, state_size, norm, head, adapters: None })
+        let adapters = None;
+        Ok(Self {
+            backend,
+            spec,
+            placement,
+            rank,
+            precisions,
+            embed,
+            positions,
+            layers,
+            state_size,
+            norm,
+            head,
+            adapters,
+        })
     }
 
     /// Loads the experts that `rank` of `placement` holds and `before` did not. It runs on its own backend, beside one
@@ -202,7 +222,7 @@ impl<B: Backend> Network<B> {
         let mut fresh = Vec::with_capacity(spec.layers.len());
         for (i, ((layer, held), before)) in spec.layers.iter().zip(&own.experts).zip(&before.experts).enumerate() {
             fresh.push(match &layer.mlp {
-                Mlp::Dense(_) => None,
+                Mlp::Dense(_) | Mlp::Plain(_) => None,
                 Mlp::Moe(moe) => {
                     let new: Vec<u32> = held.iter().filter(|id| !before.contains(id)).copied().collect();
                     Some(loader.experts(experts::table(placement, i, moe)?, moe, &new, stop)?)

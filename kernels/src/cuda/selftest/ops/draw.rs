@@ -63,7 +63,7 @@ impl<B: Backend> Heads<B> {
     }
 
     fn draw(&self, backend: &mut B, step: StepInputs, hidden: &[f32]) -> Result<StepOutputs> {
-        let head = OutputHead { norm: &self.norm, eps: 0.0, weight: Some(&self.weight), scale: 0.5 };
+        let head = OutputHead { norm: &self.norm, norm_bias: None, eps: 0.0, weight: Some(&self.weight), scale: 0.5 };
         let rows = step.ids.len();
         let batch = backend.begin(step)?;
         let hidden = (rows > 0).then(|| backend.to_device(rows, WIDTH, hidden[..rows * WIDTH].to_vec()));
