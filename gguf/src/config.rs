@@ -11,7 +11,8 @@ use crate::fields::{MetadataFields, string};
 use crate::rope::rope_scaling;
 
 /// `general.architecture` of the files that can be read.
-pub const GGUF_ARCHITECTURES: [&str; 7] = ["llama", "qwen2", "qwen3", "qwen3moe", "deepseek2", "granite", "gemma3"];
+pub const GGUF_ARCHITECTURES: [&str; 8] =
+    ["llama", "qwen2", "qwen3", "qwen3moe", "deepseek2", "granite", "gemma3", "gpt-oss"];
 
 /// Keys that do not change the results of a forward pass, or repeat what the tensors say.
 const HARMLESS: &[&str] = &[
@@ -37,6 +38,7 @@ pub(crate) enum Arch {
     Deepseek,
     Granite,
     Gemma3,
+    GptOss,
 }
 
 /// What `hf_tensors` needs.
@@ -63,13 +65,16 @@ impl ArchShape {
             "deepseek2" => Arch::Deepseek,
             "granite" => Arch::Granite,
             "gemma3" => Arch::Gemma3,
+            "gpt-oss" => Arch::GptOss,
             other => {
                 let what = format!("must be one of {}, got {other}", GGUF_ARCHITECTURES.join(", "));
                 return Err(GgufError::unsupported("general.architecture", what));
             }
         };
         match (arch, experts) {
-            (Arch::Qwen3Moe | Arch::Deepseek, 0) => return Err(fields.invalid("expert_count", "must be at least 1")),
+            (Arch::Qwen3Moe | Arch::Deepseek | Arch::GptOss, 0) => {
+                return Err(fields.invalid("expert_count", "must be at least 1"));
+            }
             (Arch::Qwen2 | Arch::Qwen3 | Arch::Granite | Arch::Gemma3, 1..) => {
                 return Err(fields.unsupported("expert_count", "must be 0 or missing for this architecture"));
             }
@@ -133,6 +138,7 @@ pub(crate) fn config(
         Arch::Qwen3Moe => qwen3_moe(&fields, &shape, &mut out)?,
         Arch::Deepseek => deepseek(&fields, &shape, &mut out)?,
         Arch::Gemma3 => gemma3(&fields, &shape, &mut out)?,
+        Arch::GptOss => gpt_oss(&fields, &shape, &mut out)?,
         Arch::Granite => {
             granite(&fields, &shape, &mut out)?;
             // In granite, false turns the rotary embedding off.
@@ -147,10 +153,14 @@ pub(crate) fn config(
     let usual_theta = if shape.arch == Arch::Gemma3 { 1e6 } else { 1e4 };
     let theta = fields.float("rope.freq_base")?.unwrap_or(usual_theta);
     out.insert("rope_theta".into(), theta.into());
-    if let Some(scaling) = rope_scaling(&fields, theta, rotated, rope_factors)? {
+    if let Some(mut scaling) = rope_scaling(&fields, theta, rotated, rope_factors)? {
+        if shape.arch == Arch::GptOss {
+            // As the published model has it; llama.cpp rounds the band of YaRN to whole pairs.
+            scaling["truncate"] = false.into();
+        }
         out.insert("rope_scaling".into(), scaling);
     }
-    if shape.arch != Arch::Gemma3 {
+    if !matches!(shape.arch, Arch::Gemma3 | Arch::GptOss) {
         window(&fields)?;
     }
     fields.require("attention.causal", true)?;
@@ -193,7 +203,7 @@ fn common(fields: &MetadataFields, shape: &ArchShape, vocab_size: u64) -> Result
         put("num_key_value_heads", heads.into());
         return Ok(out);
     }
-    if dense.is_none() && shape.arch != Arch::Qwen3Moe {
+    if dense.is_none() && !matches!(shape.arch, Arch::Qwen3Moe | Arch::GptOss) {
         return Err(fields.invalid("feed_forward_length", "is required"));
     }
     let kv_heads = fields.size("attention.head_count_kv")?.unwrap_or(heads);
@@ -389,6 +399,20 @@ fn gemma3(fields: &MetadataFields, shape: &ArchShape, out: &mut Map<String, Valu
             put("sliding_window_pattern", 1.into());
         }
     }
+    Ok(())
+}
+
+/// Every second layer has a window, and the gates of experts are clamped, by numbers that files do not have.
+fn gpt_oss(fields: &MetadataFields, shape: &ArchShape, out: &mut Map<String, Value>) -> Result<(), GgufError> {
+    named(out, "GptOssForCausalLM", "gpt_oss");
+    fields.neutral("expert_weights_scale", &[0.0, 1.0])?;
+    let mut put = |name: &str, value: Value| out.insert(name.into(), value);
+    put("attention_bias", true.into());
+    put("gate_up_apart", true.into());
+    put("intermediate_size", fields.required("expert_feed_forward_length")?.into());
+    put("num_local_experts", shape.experts.into());
+    put("num_experts_per_tok", fields.required("expert_used_count")?.into());
+    put("sliding_window", fields.required("attention.sliding_window")?.into());
     Ok(())
 }
 

@@ -133,6 +133,11 @@ fn in_layer(info: &TensorInfo, rest: &str, at: &str, shape: &ArchShape) -> Resul
     let mixtral = shape.arch == Arch::Mixtral;
     let mla = shape.arch == Arch::Deepseek;
     let gemma = shape.arch == Arch::Gemma3;
+    if shape.arch == Arch::GptOss
+        && let Some(place) = of_gpt_oss(base, suffix, at)
+    {
+        return Ok(place);
+    }
     let moe = if mixtral { "block_sparse_moe" } else { "mlp" };
     match base {
         "attn_norm" if weight => return one("input_layernorm"),
@@ -189,6 +194,20 @@ fn in_layer(info: &TensorInfo, rest: &str, at: &str, shape: &ArchShape) -> Resul
         }
     }
     Err(unknown(info))
+}
+
+/// Where gpt-oss differs: the norm before the MLP, sinks, and biases of router and experts.
+fn of_gpt_oss(base: &str, suffix: &str, at: &str) -> Option<Place> {
+    let name = match (base, suffix) {
+        ("post_attention_norm", "weight") => "post_attention_layernorm.weight".to_owned(),
+        ("attn_sinks", "weight") => "self_attn.sinks".to_owned(),
+        ("ffn_gate_inp", _) => format!("mlp.router.{suffix}"),
+        ("ffn_gate_exps", "bias") => "mlp.experts.gate_proj_bias".to_owned(),
+        ("ffn_up_exps", "bias") => "mlp.experts.up_proj_bias".to_owned(),
+        ("ffn_down_exps", "bias") => "mlp.experts.down_proj_bias".to_owned(),
+        _ => return None,
+    };
+    Some(Place::One { name: format!("{at}{name}"), rows: RowOrder::Stored })
 }
 
 /// Names of DeepSeek's latent attention, choice bias and shared experts.

@@ -2,7 +2,8 @@
 // one product with gate and up side by side. Rows where routes [rows] (may be null) is NONE are not written.
 // Grid: (rows, ceil(n / 2048)). Any n. Error: expf and rounding to T. gelu_mul: the same with gelu (tanh).
 //
-// gelu: out [n] T = gelu(x [n] T), by the error function or tanh. Grid: ceil(n / 256). Error: erff or expf, and rounding.
+// gelu: out [n] T = gelu(x [n] T), by the error function or tanh. Grid: ceil(n / 256). Error: erff or expf, and
+// rounding.
 //
 // narrow: out [n] bf16 = x [n] f32. Grid: ceil(n / 256); 256 threads. Error: rounding.
 //

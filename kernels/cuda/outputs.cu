@@ -1,6 +1,6 @@
-// scale_outputs: x [rows, n] T = x * scales[s, n] + bias [n] f32 (may be null). scales [held, n] f32: one for each output
-// of each weight; row i is of weight s with starts[s] <= i < starts[s + 1], starts [held + 1]; null: all are of weight 0.
-// order: i stands for row order[i]; null: for row i. Rows of no weight stay as they are.
+// scale_outputs: x [rows, n] T = x * scales[s, n] + bias [n] f32 (may be null). scales [held, n] f32: one for each
+// output of each weight; row i is of weight s with starts[s] <= i < starts[s + 1], starts [held + 1]; null: all are of
+// weight 0. order: i stands for row order[i]; null: for row i. Rows of no weight stay as they are.
 //
 // For weights whose outputs have a scale each, behind a product with their codes. Grid: (rows, ceil(n / 256)); 256
 // threads. Error: rounding to T.

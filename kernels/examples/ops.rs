@@ -145,7 +145,7 @@ fn draws(cpu: &mut Cpu) {
     let (mut rng, hidden) = (Numbers(3), 32);
     let (norm, weight) = (vec![1.0; hidden], rng.matrix(ENTRIES, hidden));
     let weight = cpu.linear_weight(weight, Precision::Bf16).expect("memory");
-    let head = OutputHead { norm: &norm, eps: 1e-6, weight: Some(&weight), scale: 4.0 };
+    let head = OutputHead { norm: &norm, norm_bias: None, eps: 1e-6, weight: Some(&weight), scale: 4.0 };
     let mut alone = Cpu::new(1, Box::new(group(1).remove(0)));
     for (name, sample) in [
         ("greedy", SampleSpec { temperature: 0.0, ..SampleSpec::default() }),
@@ -296,7 +296,7 @@ fn model(cpu: &mut Cpu, precision: Precision) {
             parts[2] += t3 - t2;
         }
         let t0 = now();
-        let head = OutputHead { norm: &norm, eps: 1e-6, weight: Some(&head), scale: 1.0 };
+        let head = OutputHead { norm: &norm, norm_bias: None, eps: 1e-6, weight: Some(&head), scale: 1.0 };
         drop(cpu.draw(&batch, Some(&x), &head).expect("one rank"));
         parts[5] += now() - t0;
         std::mem::take(&mut parts)

@@ -193,7 +193,7 @@ fn invalid_values_name_the_key() {
     let message = |key: &str, value: Put| of(&Header::dense("llama").set(key, value)).unwrap_err();
     assert_eq!(
         message("general.architecture", Put::Str("phi3")),
-        "general.architecture: must be one of llama, qwen2, qwen3, qwen3moe, deepseek2, granite, gemma3, got phi3"
+        "general.architecture: must be one of llama, qwen2, qwen3, qwen3moe, deepseek2, granite, gemma3, gpt-oss, got phi3"
     );
     assert_eq!(message("llama.block_count", Put::U32(0)), "llama.block_count: must be at least 1, got 0");
     assert_eq!(message("llama.block_count", Put::Str("2")), "llama.block_count: must be a whole number, got a string");
@@ -208,4 +208,27 @@ fn invalid_values_name_the_key() {
     assert!(of(&short).unwrap_err().contains("must have the dimensions [8, 12]"));
     let missing = Header::dense("llama").without("llama.context_length");
     assert_eq!(of(&missing).unwrap_err(), "llama.context_length: is required");
+}
+
+#[test]
+fn gpt_oss_has_what_its_files_do_not_state() {
+    let header = Header::dense("gpt-oss")
+        .put("gpt-oss.expert_count", Put::U32(4))
+        .put("gpt-oss.expert_used_count", Put::U32(2))
+        .put("gpt-oss.expert_feed_forward_length", Put::U32(6))
+        .put("gpt-oss.attention.sliding_window", Put::U32(16))
+        .put("gpt-oss.rope.scaling.type", Put::Str("yarn"))
+        .put("gpt-oss.rope.scaling.factor", Put::F32(32.0))
+        .put("gpt-oss.rope.scaling.original_context_length", Put::U32(4096));
+    has(
+        &of(&header).unwrap(),
+        json!({
+            "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 4,
+            "num_experts_per_tok": 2, "intermediate_size": 6, "sliding_window": 16, "attention_bias": true,
+            "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+                "truncate": false},
+        }),
+    );
+    let dense = Header::dense("gpt-oss").put("gpt-oss.attention.sliding_window", Put::U32(16));
+    assert!(of(&dense).unwrap_err().contains("expert_count: must be at least 1"));
 }

@@ -80,6 +80,7 @@ fn dtype(kind: u32) -> Option<StoredDtype> {
         13 => StoredDtype::Blocks(BlockForm::Q5K),
         14 => StoredDtype::Blocks(BlockForm::Q6K),
         30 => StoredDtype::Bf16,
+        39 => StoredDtype::Mxfp4,
         _ => return None,
     })
 }
@@ -100,7 +101,6 @@ fn other_name(kind: u32) -> String {
         (29, "IQ1_M"),
         (34, "TQ1_0"),
         (35, "TQ2_0"),
-        (39, "MXFP4"),
     ];
     names
         .iter()
@@ -114,20 +114,16 @@ fn entry(gguf: &Gguf, named: &NamedTensor, files: &[CheckpointFile]) -> Result<T
     let bad =
         |what: String| LoadError::File { path: file.path().to_owned(), what: format!("tensor {}: {what}", info.name) };
     let Some(dtype) = dtype(info.kind) else {
-        let read = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K";
+        let read = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K and MXFP4";
         return Err(bad(format!("is stored as {}; the types that are read are {read}", other_name(info.kind))));
     };
     // The outermost dimension first.
     let dims = info.dims.iter().rev().map(|&n| usize::try_from(n).ok()).collect::<Option<Vec<usize>>>();
     let dims = dims.ok_or_else(|| bad("is too large".into()))?;
     let numbers = dims.iter().try_fold(1, |n: usize, &d| n.checked_mul(d));
-    let bytes = numbers.and_then(|numbers| match dtype {
-        StoredDtype::Blocks(form) => {
-            let cols = dims.last().copied().unwrap_or(1);
-            (numbers / cols.max(1)).checked_mul(form.row_bytes(cols)?)
-        }
-        dtype => numbers.checked_mul(dtype.size()),
-    });
+    let cols = dims.last().copied().unwrap_or(1);
+    let rows = numbers.map(|numbers| numbers / cols.max(1));
+    let bytes = rows.and_then(|rows| rows.checked_mul(TensorEntry::row_bytes(dtype, cols)?));
     let bytes = bytes.ok_or_else(|| bad(format!("{dims:?} of {} is not a number of whole blocks", dtype.name())))?;
     let begin = usize::try_from(info.offset).map_err(|_| bad("is too far in the file".into()))?;
     let end = begin.checked_add(bytes).filter(|&end| end as u64 <= file.len());

@@ -157,7 +157,7 @@ impl Shards {
     }
 
     pub fn has_blocks(&self) -> bool {
-        self.tensors.values().any(|entry| matches!(entry.dtype, StoredDtype::Blocks(_)))
+        self.tensors.values().any(|entry| matches!(entry.dtype, StoredDtype::Blocks(_) | StoredDtype::Mxfp4))
     }
 
     pub fn names(&self) -> impl Iterator<Item = &String> {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use rein_kernels::BlockForm;
+use rein_kernels::quant::MXFP4_GROUP;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredDtype {
@@ -16,6 +17,8 @@ pub enum StoredDtype {
     I64,
     /// Of GGUF: numbers in blocks.
     Blocks(BlockForm),
+    /// Of GGUF: blocks of 32 numbers, a scale (e8m0) before their codes (e2m1).
+    Mxfp4,
 }
 
 impl StoredDtype {
@@ -38,6 +41,7 @@ impl StoredDtype {
     pub fn size(self) -> usize {
         match self {
             Self::Blocks(form) => form.bytes(),
+            Self::Mxfp4 => 1 + MXFP4_GROUP / 2,
             Self::F8E4m3 | Self::I8 | Self::U8 => 1,
             Self::F16 | Self::Bf16 => 2,
             Self::F32 | Self::I32 => 4,
@@ -56,6 +60,7 @@ impl StoredDtype {
             Self::I32 => "I32",
             Self::I64 => "I64",
             Self::Blocks(form) => form.name(),
+            Self::Mxfp4 => "MXFP4",
         }
     }
 }
@@ -75,6 +80,15 @@ pub struct TensorEntry {
 }
 
 impl TensorEntry {
+    /// Bytes of a row of so many numbers; None if they do not fill whole blocks.
+    pub fn row_bytes(dtype: StoredDtype, cols: usize) -> Option<usize> {
+        match dtype {
+            StoredDtype::Blocks(form) => form.row_bytes(cols),
+            StoredDtype::Mxfp4 => cols.is_multiple_of(MXFP4_GROUP).then(|| cols / MXFP4_GROUP * dtype.size()),
+            dtype => cols.checked_mul(dtype.size()),
+        }
+    }
+
     /// Size in bytes.
     pub fn len(&self) -> usize {
         self.range.len()

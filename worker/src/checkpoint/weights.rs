@@ -1,6 +1,7 @@
 //! Reads parts of weights from any stored form, and converts them to the form that a backend takes. It does not know
 //! architectures.
 
+mod blocks;
 mod coded;
 mod stacked;
 
@@ -44,6 +45,8 @@ enum Stored<'a> {
     },
     Coded(Coded<'a>),
     Blocks(&'a TensorEntry, BlockForm),
+    /// Of GGUF.
+    Mxfp4(&'a TensorEntry),
     Transposed(&'a TensorEntry),
     /// Of GGUF: `kv_b_proj` in two tensors, [heads, in, nope] and [heads, v, in].
     Latent {
@@ -219,6 +222,9 @@ impl CheckpointWeights {
         if let Some(&TensorEntry { dtype: StoredDtype::Blocks(form), .. }) = self.shards.get(&plain) {
             return Ok(Stored::Blocks(need(plain, &[out, inp], used)?, form));
         }
+        if self.shards.get(&plain).is_some_and(|entry| entry.dtype == StoredDtype::Mxfp4) {
+            return Ok(Stored::Mxfp4(need(plain, &[out, inp], used)?));
+        }
         match (self.quantization, self.shards.get(&plain)) {
             (Quantization::Fp8Scaled { block }, Some(entry)) if entry.dtype == StoredDtype::F8E4m3 => {
                 let codes = need(plain, &[out, inp], used)?;
@@ -314,6 +320,7 @@ impl CheckpointWeights {
                 let form = form(StoredForm::Blocks(blocks));
                 (self.blocks(entry, blocks, inp, rows, cols, form)?, form)
             }
+            Stored::Mxfp4(entry) => (self.mxfp4(entry, inp, rows, cols)?, form(StoredForm::Mxfp4)),
             Stored::Transposed(entry) => {
                 let form = form(dense_form(entry.dtype));
                 (narrowed(self.transposed_numbers(entry, rows, cols)?, form), form)
@@ -365,83 +372,12 @@ impl CheckpointWeights {
         Ok(HostMatrix { rows: shape.0, cols: shape.1, data }.into_form(form)?)
     }
 
-    fn blocks(
-        &self,
-        entry: &TensorEntry,
-        blocks: BlockForm,
-        inp: usize,
-        rows: Range<usize>,
-        cols: Range<usize>,
-        form: HostForm,
-    ) -> Result<HostData, LoadError> {
-        let row = entry.len() / entry.shape.first().map_or(1, |&rows| rows.max(1));
-        let numbers = blocks.numbers();
-        // A part that begins or ends within a block is decoded.
-        let whole = cols.start.is_multiple_of(numbers) && cols.end.is_multiple_of(numbers);
-        if form == HostForm::Stored && whole {
-            let bytes = self.bytes(entry, rows.start * row..rows.end * row)?;
-            let cut = cols.start / numbers * blocks.bytes()..cols.end / numbers * blocks.bytes();
-            return Ok(HostData::Blocks { form: blocks, bytes: cut_bytes(bytes, row, cut) });
-        }
-        let wide = form == HostForm::F32;
-        let (mut f32s, mut bf16s) = (Vec::new(), Vec::new());
-        let step = (PART / row.max(1)).max(1);
-        for first in rows.clone().step_by(step) {
-            let last = (first + step).min(rows.end);
-            let decoded = blocks.decode(&self.bytes(entry, first * row..last * row)?);
-            for decoded in decoded.chunks_exact(inp.max(1)).map(|row| &row[cols.clone()]) {
-                match wide {
-                    true => f32s.extend_from_slice(decoded),
-                    false => bf16s.extend(decoded.iter().map(|&x| bf16::from_f32(x))),
-                }
-            }
-        }
-        Ok(if wide { HostData::F32(f32s) } else { HostData::Bf16(bf16s) })
-    }
-
-    /// Rows and columns of `kv_b_proj`: of each head first the rows of keys, which are stored transposed, then those of
-    /// values.
-    fn latent_expansion(
-        &self,
-        keys: &TensorEntry,
-        values: &TensorEntry,
-        rows: Range<usize>,
-        cols: Range<usize>,
-    ) -> Result<Vec<f32>, LoadError> {
-        let (&[heads, inp, nope], &[_, v, _]) = (&keys.shape[..], &values.shape[..]) else {
-            return Err(LoadError::Missing(vec!["kv_b_proj".into()]));
-        };
-        let of_head = nope + v;
-        let used = rows.start / of_head.max(1)..rows.end.div_ceil(of_head.max(1));
-        let [keys, values] = [keys, values].map(|entry| {
-            let head = entry.len() / heads.max(1);
-            let bytes = self.bytes(entry, used.start * head..used.end * head)?;
-            Ok::<_, LoadError>(match entry.dtype {
-                StoredDtype::Blocks(form) => form.decode(&bytes),
-                dtype => {
-                    let mut numbers = Vec::new();
-                    extend_f32(&mut numbers, &bytes, dtype);
-                    numbers
-                }
-            })
-        });
-        let (keys, values) = (keys?, values?);
-        let mut out = Vec::with_capacity(rows.len() * cols.len());
-        for row in rows {
-            let (head, row) = (row / of_head - used.start, row % of_head);
-            match row.checked_sub(nope) {
-                None => out.extend(cols.clone().map(|col| keys[(head * inp + col) * nope + row])),
-                Some(row) => out.extend_from_slice(&values[(head * v + row) * inp..][..inp][cols.clone()]),
-            }
-        }
-        Ok(out)
-    }
-
     /// How a module's weight is stored. A missing weight counts as f32.
     pub fn stored_form(&self, module: &str) -> StoredForm {
         let plain = self.shards.get(&format!("{module}.weight")).or(self.transposed_entry(module));
         match (plain, self.quantization) {
             (Some(&TensorEntry { dtype: StoredDtype::Blocks(form), .. }), _) => StoredForm::Blocks(form),
+            (Some(&TensorEntry { dtype: StoredDtype::Mxfp4, .. }), _) => StoredForm::Mxfp4,
             (Some(entry), Quantization::Fp8 { block }) if entry.dtype == StoredDtype::F8E4m3 => {
                 StoredForm::Fp8 { block }
             }

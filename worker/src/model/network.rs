@@ -108,7 +108,7 @@ struct Gated<B: Backend> {
     down: LoadedLinear<B>,
 }
 
-struct Plain<B: Backend> {
+struct PlainMlp<B: Backend> {
     gelu: Gelu,
     up: LoadedLinear<B>,
     down: LoadedLinear<B>,
@@ -116,7 +116,7 @@ struct Plain<B: Backend> {
 
 enum MlpWeights<B: Backend> {
     Dense(Gated<B>),
-    Plain(Plain<B>),
+    Plain(PlainMlp<B>),
     Moe(Box<Moe<B>>),
 }
 
@@ -323,7 +323,7 @@ impl<B: Backend> Gated<B> {
     }
 }
 
-impl<B: Backend> Plain<B> {
+impl<B: Backend> PlainMlp<B> {
     fn forward(&self, pass: Pass<B>, x: &B::Tensor) -> B::Tensor {
         self.down.apply(pass, &pass.b.gelu(&self.up.apply(pass, x), self.gelu))
     }

@@ -25,7 +25,7 @@ pub struct Gated {
 
 /// down(gelu(up(x)))
 #[derive(Debug, Clone)]
-pub struct Plain {
+pub struct PlainMlp {
     pub gelu: Gelu,
     pub up: LinearSpec,
     pub down: LinearSpec,
@@ -53,13 +53,21 @@ pub struct ChoiceBias {
 /// Biases and limits of the experts ([`rein_kernels::ClampedGate`]).
 #[derive(Debug, Clone)]
 pub struct ClampedExperts {
-    /// A tensor [experts, 2 * inter], gates and ups in turn.
-    pub gate_up: String,
+    pub gate_up: GateUpBias,
     /// [experts, hidden]
     pub down: String,
     pub inter: usize,
     pub alpha: f32,
     pub limit: f32,
+}
+
+/// The tensors of the biases of gates and ups.
+#[derive(Debug, Clone)]
+pub enum GateUpBias {
+    /// [experts, 2 * inter], gates and ups in turn.
+    InTurn(String),
+    /// [experts, inter] each.
+    Apart([String; 2]),
 }
 
 /// An expert of all rows.
@@ -73,7 +81,7 @@ pub struct SharedExpert {
 #[derive(Debug, Clone)]
 pub enum Mlp {
     Dense(Gated),
-    Plain(Plain),
+    Plain(PlainMlp),
     Moe(Moe),
 }
 
@@ -181,8 +189,12 @@ impl Spec {
                 tensors.extend(moe.choice_bias.iter().map(|bias| (bias.tensor.clone(), bias.shape.clone())));
                 let count = moe.experts.len();
                 tensors.extend(moe.clamped.iter().flat_map(|clamped| {
-                    let gate_up = (clamped.gate_up.clone(), vec![count, 2 * clamped.inter]);
-                    [gate_up, (clamped.down.clone(), vec![count, self.hidden])]
+                    let down = (clamped.down.clone(), vec![count, self.hidden]);
+                    let apart = |name: &String| (name.clone(), vec![count, clamped.inter]);
+                    match &clamped.gate_up {
+                        GateUpBias::InTurn(name) => vec![(name.clone(), vec![count, 2 * clamped.inter]), down],
+                        GateUpBias::Apart([gate, up]) => vec![apart(gate), apart(up), down],
+                    }
                 }));
             }
         }
@@ -190,7 +202,7 @@ impl Spec {
     }
 }
 
-impl Plain {
+impl PlainMlp {
     pub fn linears(&self) -> [&LinearSpec; 2] {
         [&self.up, &self.down]
     }

@@ -6,7 +6,7 @@ use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{MAX_HEADS, MAX_LAYERS};
 use crate::model::linear::{LinearSpec, Norm, Shard};
 use crate::model::mixer::{Gqa, MixerSpec};
-use crate::model::spec::{LayerSpec, Mlp, Plain, Spec};
+use crate::model::spec::{LayerSpec, Mlp, PlainMlp, Spec};
 
 /// Of training, of another head, and of how transformers computes.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -92,7 +92,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
             }),
             mixer_result_norm: None,
             mlp_norm: Some(norm(format!("h.{i}.ln_2"))),
-            mlp: Mlp::Plain(Plain {
+            mlp: Mlp::Plain(PlainMlp {
                 gelu,
                 up: linear("mlp.c_fc", [inter, hidden], Shard::Out),
                 down: linear("mlp.c_proj", [hidden, inter], Shard::In),

@@ -1,5 +1,6 @@
 //! gpt-oss (arXiv:2508.10925): windows in every second layer, a sink beside the scores of each head, biases throughout,
-//! and experts whose gates are clamped. Their matrices are stacked, with gates and ups in turn.
+//! and experts whose gates are clamped. Their matrices are stacked, with gates and ups in turn; in GGUF files they are
+//! apart.
 
 use rein_kernels::Scoring;
 
@@ -8,7 +9,7 @@ use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
 use crate::model::linear::{LinearSpec, Shard};
 use crate::model::mixer::MixerSpec;
-use crate::model::spec::{ClampedExperts, Gated, Mlp, Moe, Spec};
+use crate::model::spec::{ClampedExperts, GateUpBias, Gated, Mlp, Moe, Spec};
 
 const DEFAULTS: ConfigDefaults =
     ConfigDefaults { kv_heads: Some(8), head_dim: Some(64), max_positions: 131_072, eps: 1e-5, theta: 150_000.0 };
@@ -32,14 +33,23 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     if limit <= 0.0 {
         return Err(config.error("swiglu_limit", format!("must be greater than 0, got {limit}")));
     }
+    // What is written for a GGUF file.
+    let apart = base.flag("gate_up_apart", false)?;
     base.spec("GptOssForCausalLM", |i| {
         let at = base.layer(i);
         let mut gqa = style.gqa(&base, i, window.filter(|_| slides[i]));
         gqa.sinks = Some(format!("{at}self_attn.sinks"));
         let at = format!("{at}mlp.");
-        let moe = base.moe(format!("{at}router"), count, route, |e| expert(&base, &at, inter, e, count));
-        let [gate_up, down] = ["gate_up", "down"].map(|name| format!("{at}experts.{name}_proj_bias"));
-        let clamped = Some(ClampedExperts { gate_up, down, inter, alpha, limit });
+        let moe = base.moe(format!("{at}router"), count, route, |e| match apart {
+            true => base.gated(&format!("{at}experts.{e}."), inter, false),
+            false => expert(&base, &at, inter, e, count),
+        });
+        let bias = |name: &str| format!("{at}experts.{name}_proj_bias");
+        let gate_up = match apart {
+            true => GateUpBias::Apart([bias("gate"), bias("up")]),
+            false => GateUpBias::InTurn(bias("gate_up")),
+        };
+        let clamped = Some(ClampedExperts { gate_up, down: bias("down"), inter, alpha, limit });
         let moe = Moe { router: LinearSpec { bias: true, ..moe.router }, clamped, ..moe };
         Ok(base.decoder_layer(i, MixerSpec::Gqa(gqa), Mlp::Moe(moe)))
     })

@@ -14,8 +14,8 @@ use super::super::footprint::head_is_embedding;
 use super::super::linear::{LinearSpec, Norm};
 use super::super::load::{Loader, Precisions, WeightReader};
 use super::super::low_rank::TableIds;
-use super::super::spec::{self, Mlp, Spec};
-use super::{Gated, Layer, LayoutSwap, MlpWeights, Moe, Network, Plain, StateSize};
+use super::super::spec::{self, GateUpBias, Mlp, Spec};
+use super::{Gated, Layer, LayoutSwap, MlpWeights, Moe, Network, PlainMlp, StateSize};
 use crate::checkpoint::{CheckpointWeights, LoadError};
 
 /// Experts that were read and wait for the backend.
@@ -107,11 +107,18 @@ impl<D: Devices> Loader<'_, D> {
         [experts, hidden]: [usize; 2],
     ) -> Result<ClampedGate<<D::Backend as RowOps>::Vector>, LoadError> {
         let spec::ClampedExperts { gate_up, down, inter, alpha, limit } = spec;
-        let both = self.numbers(gate_up, 0..2 * inter * experts)?;
-        let every_second = |from: usize| self.backend.vector(both.iter().skip(from).step_by(2).copied().collect());
+        let [gate, up] = match gate_up {
+            GateUpBias::InTurn(name) => {
+                let both = self.numbers(name, 0..2 * inter * experts)?;
+                [0, 1].map(|from| both.iter().skip(from).step_by(2).copied().collect())
+            }
+            GateUpBias::Apart([gate, up]) => {
+                [self.numbers(gate, 0..inter * experts)?, self.numbers(up, 0..inter * experts)?]
+            }
+        };
         Ok(ClampedGate {
-            gate: every_second(0)?,
-            up: every_second(1)?,
+            gate: self.backend.vector(gate)?,
+            up: self.backend.vector(up)?,
             down: self.vector(down, 0..hidden * experts)?,
             alpha: *alpha,
             limit: *limit,
@@ -169,8 +176,8 @@ impl<B: Backend> Network<B> {
                 mlp_norm: norm(&layer.mlp_norm)?,
                 mlp: match &layer.mlp {
                     Mlp::Dense(gated) => MlpWeights::Dense(loader.gated(gated)?),
-                    Mlp::Plain(spec::Plain { gelu, up, down }) => {
-                        MlpWeights::Plain(Plain { gelu: *gelu, up: loader.linear(up)?, down: loader.linear(down)? })
+                    Mlp::Plain(spec::PlainMlp { gelu, up, down }) => {
+                        MlpWeights::Plain(PlainMlp { gelu: *gelu, up: loader.linear(up)?, down: loader.linear(down)? })
                     }
                     Mlp::Moe(moe) => {
                         MlpWeights::Moe(Box::new(loader.moe(moe, held, experts::table(placement, i, moe)?)?))
