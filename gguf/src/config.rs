@@ -154,7 +154,7 @@ pub(crate) fn config(
     let theta = fields.float("rope.freq_base")?.unwrap_or(usual_theta);
     out.insert("rope_theta".into(), theta.into());
     if let Some(mut scaling) = rope_scaling(&fields, theta, rotated, rope_factors)? {
-        if shape.arch == Arch::GptOss {
+        if shape.arch == Arch::GptOss && scaling["rope_type"] == "yarn" {
             // As the published model has it; llama.cpp rounds the band of YaRN to whole pairs.
             scaling["truncate"] = false.into();
         }

@@ -141,6 +141,8 @@ pub struct CudaStorage;
 pub(crate) const FP8_BLOCK: usize = 128;
 /// The block of an FP8 weight whose scales are for all inputs of an output.
 pub const BY_OUTPUT: [usize; 2] = [1, 1 << 26];
+/// As many inputs as large weights have at least.
+const FEW_INPUTS: usize = 512;
 /// Columns of an MXFP4 weight that share a scale.
 pub const MXFP4_GROUP: usize = 32;
 /// Groups of int4 weights have a multiple of this many columns.
@@ -162,6 +164,9 @@ impl DeviceStorage for CudaStorage {
     fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
         let scales = |numbers_each: usize, form: ScaleForm| form.bytes() * numbers.div_ceil(numbers_each.max(1));
         match (self.host_form(role, stored, precision), stored) {
+            (HostForm::Stored, StoredForm::Fp8 { block: BY_OUTPUT }) => {
+                numbers + scales(FP8_BLOCK * FP8_BLOCK, ScaleForm::F32) + scales(FEW_INPUTS, ScaleForm::F32)
+            }
             (HostForm::Stored, StoredForm::Fp8 { block }) => numbers + scales(block[0] * block[1], ScaleForm::F32),
             (HostForm::Stored, StoredForm::Int4 { group, scales: form }) => numbers.div_ceil(2) + scales(group, form),
             (HostForm::Stored, StoredForm::Mxfp4) => numbers.div_ceil(2) + scales(MXFP4_GROUP, ScaleForm::Bf16),

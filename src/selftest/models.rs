@@ -113,8 +113,9 @@ fn compare(
     let (found, rounded) = (device.run(score())?, rounding.run(score())?);
     let far = distance(&found, &rounded)?;
     let (alone, unrounded) = (distance(&rounded, &wanted)?, distance(&found, &wanted)?);
-    // In some models rounding alone sends a row to another expert. A device that adds in another order may do so too.
-    let allowed = tolerance.max(alone);
+    // In some models rounding alone sends a row to another expert, or an activation to another FP8 code, and so it does
+    // on a device that adds in another order: two independent errors of the size of `alone`.
+    let allowed = tolerance.max(alone * std::f32::consts::SQRT_2);
     let prompt = &tokens[..PROMPT.min(tokens.len())];
     let want = decode(&mut oracle, prompt, greedy)?;
     let got = decode(&mut device, prompt, greedy)?;

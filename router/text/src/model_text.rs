@@ -177,7 +177,9 @@ impl ModelText {
         }
         let positive = |n: &Json| n.as_u64().filter(|n| *n > 0).map(|n| n as usize);
         let not_positive = || bad("max_position_embeddings", "must be a positive integer");
-        let context = field("max_position_embeddings").map(|n| positive(n).ok_or_else(not_positive)).transpose()?;
+        // GPT-2 and its kin have the other name.
+        let positions = field("max_position_embeddings").or_else(|| field("n_positions"));
+        let context = positions.map(|n| positive(n).ok_or_else(not_positive)).transpose()?;
         let max_context = overrides.max_context.into_iter().chain(context).min();
         let options = TemplateOptions { now: overrides.now, special_tokens, ..TemplateOptions::default() };
         let template = match sources.templates.is_empty() {

@@ -216,8 +216,14 @@ impl CheckpointWeights {
             };
             let v = (out / heads.max(1)).saturating_sub(nope);
             let (keys, values) = (format!("{module}.k_b"), format!("{module}.v_b"));
-            let keys = need(keys, &[heads, inp, nope], used)?;
-            return Ok(Stored::Latent { keys, values: need(values, &[heads, v, inp], used)? });
+            let keys_entry = need(keys.clone(), &[heads, inp, nope], used)?;
+            let values_entry = need(values.clone(), &[heads, v, inp], used)?;
+            for (name, entry) in [(&keys, keys_entry), (&values, values_entry)] {
+                if !is_float(entry.dtype) && !matches!(entry.dtype, StoredDtype::Blocks(_)) {
+                    return Err(mistyped(name, entry, "F32, F16, BF16 or in blocks of integers"));
+                }
+            }
+            return Ok(Stored::Latent { keys: keys_entry, values: values_entry });
         }
         if let Some(&TensorEntry { dtype: StoredDtype::Blocks(form), .. }) = self.shards.get(&plain) {
             return Ok(Stored::Blocks(need(plain, &[out, inp], used)?, form));
@@ -320,7 +326,10 @@ impl CheckpointWeights {
                 let form = form(StoredForm::Blocks(blocks));
                 (self.blocks(entry, blocks, inp, rows, cols, form)?, form)
             }
-            Stored::Mxfp4(entry) => (self.mxfp4(entry, inp, rows, cols)?, form(StoredForm::Mxfp4)),
+            Stored::Mxfp4(entry) => {
+                let form = form(StoredForm::Mxfp4);
+                (self.mxfp4(entry, inp, rows, cols, form)?, form)
+            }
             Stored::Transposed(entry) => {
                 let form = form(dense_form(entry.dtype));
                 (narrowed(self.transposed_numbers(entry, rows, cols)?, form), form)
@@ -338,16 +347,20 @@ impl CheckpointWeights {
                 let scale_rows = rows.start / block[0]..rows.end.div_ceil(block[0]);
                 let scales = self.floats(scales, scale_rows.start * scale_cols..scale_rows.end * scale_cols)?;
                 let bytes = self.bytes(codes, rows.start * inp..rows.end * inp)?;
-                let (scales, part_block) = match block {
-                    // Of several outputs, as of a tensor, or of one: then one of each output.
-                    [outs, ins] if ins >= inp => {
+                let (scales, part_block, stored) = match block {
+                    // Of a tensor or of an output: then one of each output.
+                    [outs, ins] if ins >= inp && self.stored_form(module) == (StoredForm::Fp8 { block: BY_OUTPUT }) => {
                         let first = rows.start / outs;
-                        (rows.clone().map(|row| scales[row / outs - first]).collect(), [1, cols.len().max(1)])
+                        let scales = rows.clone().map(|row| scales[row / outs - first]).collect();
+                        (scales, [1, cols.len().max(1)], BY_OUTPUT)
                     }
-                    block => cut_scales(&scales, scale_cols, block, &rows, &cols),
+                    block => {
+                        let (scales, part_block) = cut_scales(&scales, scale_cols, block, &rows, &cols);
+                        (scales, part_block, block)
+                    }
                 };
                 let codes = cut_bytes(bytes, inp, cols);
-                (HostData::Fp8 { codes, scales, block: part_block }, form(StoredForm::Fp8 { block }))
+                (HostData::Fp8 { codes, scales, block: part_block }, form(StoredForm::Fp8 { block: stored }))
             }
             Stored::Int4 { packed, scales, group } => {
                 let (scale_cols, block) = (inp.div_ceil(group), [1, group]);

@@ -1,4 +1,5 @@
-//! How many bytes a rank's weights take on its device, without vectors. It does not read weights.
+//! How many bytes a rank's weights take on its device, without norms, biases and other short vectors. It does not read
+//! weights.
 
 use rein_control_plane::RankPlacement;
 use rein_kernels::{DeviceStorage, HostForm, StoredForm, WeightRole};
@@ -43,6 +44,12 @@ impl<D: DeviceStorage> Footprint<'_, D> {
         self.devices.weight_bytes(role, (self.stored)(module), self.precisions.of(role), numbers)
     }
 
+    /// Memory of a table of positions, which every rank has whole.
+    pub fn positions(&self) -> usize {
+        let numbers = self.spec.max_positions * self.spec.hidden;
+        if self.spec.positions.is_some() { numbers * size_of::<f32>() } else { 0 }
+    }
+
     fn expert(&self, expert: &Gated) -> usize {
         expert.linears().map(|l| self.bytes(l.role, &l.module, l.out * l.inp)).iter().sum()
     }
@@ -58,7 +65,7 @@ impl<D: DeviceStorage> Footprint<'_, D> {
 
     /// Approximate memory of a rank's loaded weights.
     pub fn held(&self, rank: &RankPlacement, ranks: usize) -> usize {
-        self.parts(rank, ranks, &|role, module, numbers| self.bytes(role, module, numbers)).total()
+        self.parts(rank, ranks, &|role, module, numbers| self.bytes(role, module, numbers)).total() + self.positions()
     }
 
     /// A rank's weights by what they are for. `measure` gets the role, the module and the numbers of each weight.

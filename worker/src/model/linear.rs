@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rein_control_plane::placement::{RankPlacement, share};
-use rein_kernels::WeightRole;
+use rein_kernels::{StoredForm, WeightRole};
 
 /// The part of a weight [out, in] that a rank holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,8 @@ pub enum Shard {
     In,
 }
 
-/// A linear module: `{module}.weight` [out, inp] in any weight format and, with `bias`, `{module}.bias` [out].
+/// A linear module: `{module}.weight` [out, inp] in any weight format and, with `bias`, `{module}.bias` [out]; or some
+/// of the outputs of a stored one.
 #[derive(Debug, Clone)]
 pub struct LinearSpec {
     pub module: String,
@@ -88,6 +89,16 @@ impl LinearSpec {
         }
     }
 
+    /// Whether its runs of stored rows begin within FP8 blocks, whose scales would not fit together.
+    pub fn cuts_blocks(&self, stored: StoredForm) -> bool {
+        match (stored, self.part) {
+            (StoredForm::Fp8 { block: [rows, _] }, Some(StoredPart { width, stride, offset, .. })) => {
+                width < self.out && [width, stride, offset].iter().any(|size| !size.is_multiple_of(rows))
+            }
+            _ => false,
+        }
+    }
+
     /// Outputs and inputs of this rank.
     pub fn cut(&self, rank: &RankPlacement, ranks: usize) -> (Range<usize>, Range<usize>) {
         let of = |heads: &Range<usize>, width: usize| heads.start * width..heads.end * width;
@@ -107,7 +118,7 @@ impl LinearSpec {
     }
 }
 
-/// An RMS norm's weight, by full tensor name.
+/// The weight of an RMS norm or a layer norm, by full tensor name.
 #[derive(Debug, Clone)]
 pub struct Norm {
     pub tensor: String,

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, CacheForm, Devices, HostMatrix, Precision, Result as KernelResult, RowOps, WeightRole};
+use rein_kernels::{
+    Backend, CacheForm, Devices, HostForm, HostMatrix, Precision, Result as KernelResult, RowOps, WeightRole,
+};
 
 use super::linear::{LinearSpec, Norm, StoredPart};
 use super::low_rank::{LowRanks, TableId, TableIds};
@@ -49,7 +51,10 @@ pub struct WeightReader<'a, D> {
 impl<D: Devices> WeightReader<'_, D> {
     pub fn read(&self, l: &LinearSpec) -> Result<HostMatrix, LoadError> {
         let (rows, cols) = l.cut(self.rank, self.ranks);
-        let form = |stored| self.devices.host_form(l.role, stored, self.precisions.of(l.role));
+        let form = |stored| match self.devices.host_form(l.role, stored, self.precisions.of(l.role)) {
+            HostForm::Stored if l.cuts_blocks(stored) => HostForm::Bf16,
+            form => form,
+        };
         let cost = self.weights.cost(&l.module, rows.len() * cols.len());
         if let Some(StoredPart { width: 1, stride, offset, .. }) = l.part {
             // What lies between is read too, rather than each row alone.

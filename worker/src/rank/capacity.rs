@@ -98,12 +98,13 @@ pub fn capacity(config: &Map<String, Value>, options: &CapacityOptions) -> Resul
     let stated = open::stated_precision(text)?;
     let scales = if stated == Some(Precision::F32) { ScaleForm::F32 } else { ScaleForm::Bf16 };
     let forms = StatedForms::read(config, text, scales)?;
-    // Whatever config.json says, the embedding and the routers are never quantized.
+    // Whatever config.json says, the embedding, the head and the routers are never quantized.
     let routers = spec.layers.iter().filter_map(|layer| match &layer.mlp {
         Mlp::Moe(moe) => Some(moe.router.module.as_str()),
         Mlp::Dense(_) | Mlp::Plain(_) => None,
     });
-    let plain: HashSet<&str> = routers.chain([spec.embed.as_str()]).collect();
+    let plain: HashSet<&str> =
+        routers.chain([spec.embed.as_str()]).chain(spec.head.iter().map(|head| head.module.as_str())).collect();
     let stored = |module: &str| if plain.contains(module) { StoredForm::Bf16 } else { forms.of(module) };
     let base = match stated {
         Some(precision) if forms.quantized().is_none() => precision,
@@ -140,7 +141,8 @@ fn busiest(
 ) -> Result<(RankPlacement, GpuMemory), LoadError> {
     let placement = place(&footprint.spec.shape(), gpus, 1)?;
     let bytes = |rank: &RankPlacement| {
-        footprint.parts(rank, gpus, &|role, module, numbers| footprint.bytes(role, module, numbers))
+        let parts = footprint.parts(rank, gpus, &|role, module, numbers| footprint.bytes(role, module, numbers));
+        WeightParts { embedding: parts.embedding + footprint.positions(), ..parts }
     };
     let all = placement.ranks.into_iter().map(|rank| (bytes(&rank), rank));
     let Some((weights, rank)) = all.max_by_key(|(parts, _)| parts.total()) else {

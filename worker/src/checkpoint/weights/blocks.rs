@@ -12,36 +12,46 @@ use super::super::stored::{StoredDtype, TensorEntry};
 use super::{CheckpointWeights, PART, extend_f32};
 
 impl CheckpointWeights {
-    /// Rows and columns of blocks, or numbers where a part begins or ends within one.
+    /// Rows and columns of blocks; numbers where a part begins or ends within one.
     pub(super) fn mxfp4(
         &self,
         entry: &TensorEntry,
         inp: usize,
         rows: Range<usize>,
         cols: Range<usize>,
+        form: HostForm,
     ) -> Result<HostData, LoadError> {
-        let (groups, count) = (inp / MXFP4_GROUP, rows.len());
-        let bytes =
-            self.bytes(entry, rows.start * groups * entry.dtype.size()..rows.end * groups * entry.dtype.size())?;
-        let (mut packed, mut scales) = (Vec::new(), Vec::new());
-        for block in bytes.chunks_exact(entry.dtype.size()) {
-            let (scale, codes) = block.split_at(1);
-            scales.extend_from_slice(scale);
-            // Number i is in the lower half of byte i, number i + 16 in its upper half.
-            let nibble = |i: usize| codes[i % 16] >> (i / 16 * 4) & 0xf;
-            packed.extend((0..16).map(|i| nibble(2 * i) | nibble(2 * i + 1) << 4));
+        let (groups, size) = (inp / MXFP4_GROUP, entry.dtype.size());
+        let whole = cols.start.is_multiple_of(MXFP4_GROUP) && cols.end.is_multiple_of(MXFP4_GROUP);
+        let (mut packed, mut scales, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
+        let step = (PART / (groups * size).max(1)).max(1);
+        for first in rows.clone().step_by(step) {
+            let last = (first + step).min(rows.end);
+            let bytes = self.bytes(entry, first * groups * size..last * groups * size)?;
+            let (mut codes_here, mut scales_here) = (Vec::new(), Vec::new());
+            for block in bytes.chunks_exact(size) {
+                let (scale, codes) = block.split_at(1);
+                scales_here.extend_from_slice(scale);
+                // Number i is in the lower half of byte i, number i + 16 in its upper half.
+                let nibble = |i: usize| codes[i % 16] >> (i / 16 * 4) & 0xf;
+                codes_here.extend((0..16).map(|i| nibble(2 * i) | nibble(2 * i + 1) << 4));
+            }
+            if whole {
+                packed.extend(cut_bytes(codes_here, inp / 2, cols.start / 2..cols.end / 2));
+                scales.extend(cut_bytes(scales_here, groups, cols.start / MXFP4_GROUP..cols.end / MXFP4_GROUP));
+                continue;
+            }
+            let data = HostData::Mxfp4 { packed: codes_here, scales: scales_here };
+            let wide = HostMatrix { rows: last - first, cols: inp, data }.into_form(HostForm::F32)?;
+            let HostData::F32(wide) = wide.data else { unreachable!("converted to f32") };
+            let part = wide.chunks_exact(inp.max(1)).flat_map(|row| &row[cols.clone()]);
+            // Exact in bf16: a code and a power of two.
+            numbers.extend(part.map(|&number| bf16::from_f32(number)));
         }
-        if !cols.start.is_multiple_of(MXFP4_GROUP) || !cols.end.is_multiple_of(MXFP4_GROUP) {
-            let data = HostData::Mxfp4 { packed, scales };
-            let whole = HostMatrix { rows: count, cols: inp, data }.into_form(HostForm::F32)?;
-            let HostData::F32(numbers) = whole.data else { unreachable!("converted to f32") };
-            let part = numbers.chunks_exact(inp.max(1)).flat_map(|row| &row[cols.clone()]);
-            return Ok(HostData::F32(part.copied().collect()));
-        }
-        let packed = cut_bytes(packed, inp / 2, cols.start / 2..cols.end / 2);
-        Ok(HostData::Mxfp4 {
-            packed,
-            scales: cut_bytes(scales, groups, cols.start / MXFP4_GROUP..cols.end / MXFP4_GROUP),
+        Ok(match (whole, form) {
+            (true, _) => HostData::Mxfp4 { packed, scales },
+            (false, HostForm::F32) => HostData::F32(numbers.into_iter().map(bf16::to_f32).collect()),
+            (false, _) => HostData::Bf16(numbers),
         })
     }
 

@@ -3,7 +3,7 @@
 use rein_kernels::Gelu;
 
 use crate::checkpoint::{ConfigFields, LoadError};
-use crate::model::blocks::{MAX_HEADS, MAX_LAYERS};
+use crate::model::blocks::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 use crate::model::linear::{LinearSpec, Norm, Shard};
 use crate::model::mixer::{Gqa, MixerSpec};
 use crate::model::spec::{LayerSpec, Mlp, PlainMlp, Spec};
@@ -12,13 +12,10 @@ use crate::model::spec::{LayerSpec, Mlp, PlainMlp, Spec};
 const WITHOUT_EFFECT: &[&str] = &[
     "attention_softmax_in_fp32",
     "attn_pdrop",
-    "embd_pdrop",
     "inference_runner",
     "max_batch_size",
-    "max_sequence_length",
     "pad_key_length",
     "pre_allocate_kv_cache",
-    "resid_pdrop",
     "scale_attention_softmax_in_fp32",
     "summary_activation",
     "summary_first_dropout",
@@ -39,8 +36,14 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         return Err(config.error("n_embd", format!("{hidden} is not a multiple of n_head, {heads}")));
     }
     let max_positions = config.size("n_positions")?;
-    let inter = config.usize("n_inner")?.unwrap_or(4 * hidden);
-    let eps = config.f64("layer_norm_epsilon")?.unwrap_or(1e-5) as f32;
+    let inter = match config.usize("n_inner")? {
+        Some(_) => config.size("n_inner")?,
+        None => 4 * hidden,
+    };
+    let eps = config.f64("layer_norm_epsilon")?.unwrap_or(1e-5);
+    if !(0.0..1.0).contains(&eps) {
+        return Err(config.error("layer_norm_epsilon", format!("must be between 0 and 1, got {eps}")));
+    }
     let gelu = match config.str("activation_function")?.unwrap_or("gelu_pytorch_tanh") {
         "gelu" => Gelu::Erf,
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Gelu::Tanh,
@@ -52,6 +55,9 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let shared_key = config.bool("multi_query")?.unwrap_or(true);
     let scaled = config.bool("scale_attn_weights")?.unwrap_or(true);
     let (dim, kv_heads) = (hidden / heads, if shared_key { 1 } else { heads });
+    if dim > MAX_HEAD_DIM {
+        return Err(config.error("n_head", format!("makes heads of {dim}, which must be at most {MAX_HEAD_DIM}")));
+    }
     if config.usize("num_key_value_heads")?.is_some_and(|stated| stated != kv_heads) {
         return Err(config.error("num_key_value_heads", format!("must be {kv_heads}, as multi_query says")));
     }
@@ -60,7 +66,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let norm = |at: String| Norm {
         tensor: name(format!("{at}.weight")),
         size: hidden,
-        eps,
+        eps: eps as f32,
         from_one: false,
         bias: Some(name(format!("{at}.bias"))),
     };

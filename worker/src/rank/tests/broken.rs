@@ -1,6 +1,6 @@
 //! Checkpoints that must not load, and the error messages for them.
 
-use rein_kernels::{HostForm, ScaleForm, StoredForm};
+use rein_kernels::{BY_OUTPUT, CudaStorage, DeviceStorage, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
 
 use super::*;
 use crate::checkpoint::{CheckpointWeights, Quantization, Reads};
@@ -405,4 +405,23 @@ fn int4_scales_of_f32_are_the_same_weights() {
     let form = |scales| StoredForm::Int4 { group: 32, scales };
     assert_eq!(open(&fixture.dir), form(ScaleForm::Bf16));
     assert_eq!(open(copy.path()), form(ScaleForm::F32));
+}
+
+#[test]
+fn fp8_with_a_scale_for_each_output_or_for_all_stays_fp8_on_gpus() {
+    for name in ["llama_fp8_dynamic", "llama_fp8_static"] {
+        let fixture = fixture(name);
+        let quantization = Quantization::Fp8Scaled { block: None };
+        let weights = CheckpointWeights::open(&fixture.dir, quantization, &Reads::new(READ_TIMEOUT)).expect("opens");
+        let size = |key: &str| fixture.config[key].as_u64().expect("a size") as usize;
+        let (module, shape) = ("model.layers.0.mlp.down_proj", [size("hidden_size"), size("intermediate_size")]);
+        let by_output = StoredForm::Fp8 { block: BY_OUTPUT };
+        assert_eq!(weights.stored_form(module), by_output);
+        // Whole, and as the second of two ranks has it.
+        for cols in [0..shape[1], shape[1] / 2..shape[1]] {
+            let form = |stored| CudaStorage.host_form(WeightRole::Linear, stored, Precision::Bf16);
+            let matrix = weights.matrix(module, shape, 0..shape[0], cols, form).expect("reads");
+            assert_eq!(matrix.stored_form(), by_output, "{name}");
+        }
+    }
 }
