@@ -28,6 +28,18 @@ pub struct OutputHead<'a, B: Backend> {
     pub scale: f32,
 }
 
+impl<'a, B: Backend> OutputHead<'a, B> {
+    /// The head of another backend with what is found for these weights.
+    pub(crate) fn map<C: Backend>(
+        &self,
+        vector: impl Fn(&'a B::Vector) -> &'a C::Vector,
+        linear: impl Fn(&'a B::Linear) -> &'a C::Linear,
+    ) -> OutputHead<'a, C> {
+        let OutputHead { norm, norm_bias, eps, weight, scale } = *self;
+        OutputHead { norm: vector(norm), norm_bias: norm_bias.map(&vector), eps, weight: weight.map(linear), scale }
+    }
+}
+
 /// Rotary embedding of `dims` columns at `offset` within each head of width `head_dim`.
 #[derive(Debug, Clone)]
 pub struct RopeSpec {

@@ -284,24 +284,11 @@ impl<B: Backend> Backend for Lockstep<B> {
         hidden: Option<&B::Tensor>,
         head: &OutputHead<'_, Self>,
     ) -> Result<StepOutputs> {
-        let OutputHead { norm, norm_bias, eps, weight, scale } = *head;
         let of_oracle = hidden.map(|hidden| self.read(hidden));
-        let of_device = OutputHead {
-            norm: &norm.device,
-            norm_bias: norm_bias.map(|bias| &bias.device),
-            eps,
-            weight: weight.map(|weight| &weight.device),
-            scale,
-        };
+        let of_device = head.map(|vector| &vector.device, |weight| &weight.device);
         let got = self.device.draw(&batch.device, hidden, &of_device)?;
         let got = self.device.outputs(got)?;
-        let head = OutputHead {
-            norm: &norm.oracle,
-            norm_bias: norm_bias.map(|bias| &bias.oracle),
-            eps,
-            weight: weight.map(|weight| &weight.oracle),
-            scale,
-        };
+        let head = head.map(|vector| &vector.oracle, |weight| &weight.oracle);
         let want = self.oracle.draw(&batch.oracle, of_oracle.as_ref(), &head)?;
         let want = self.oracle.outputs(want)?;
         let (numbers, wanted) = (logprobs(&got), logprobs(&want));

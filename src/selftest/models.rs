@@ -113,16 +113,18 @@ fn compare(
     let (found, rounded) = (device.run(score())?, rounding.run(score())?);
     let far = distance(&found, &rounded)?;
     let (alone, unrounded) = (distance(&rounded, &wanted)?, distance(&found, &wanted)?);
-    // In some models rounding alone sends a row to another expert, or an activation to another FP8 code, and so it does
-    // on a device that adds in another order: two independent errors of the size of `alone`.
-    let allowed = tolerance.max(alone * std::f32::consts::SQRT_2);
+    // In some models rounding alone sends a row to another expert. A device that adds in another order may do so too.
+    let allowed = tolerance.max(alone);
+    // Where activations are FP8, it sends many to another code, not the same ones on both: then a device that is as
+    // near to the unrounded numbers is right, too.
+    let off = if model.quantized == Some("fp8") { far.min(unrounded) } else { far };
     let prompt = &tokens[..PROMPT.min(tokens.len())];
     let want = decode(&mut oracle, prompt, greedy)?;
     let got = decode(&mut device, prompt, greedy)?;
     // After a token that the oracle chose by less than both may be off, the two may continue differently.
     let clear = want.iter().take_while(|(_, gap)| *gap > 2.0 * allowed).count();
     let equal = want.iter().zip(&got).take_while(|(want, got)| want.0 == got.0).count();
-    let passed = far <= allowed && equal >= clear;
+    let passed = off <= allowed && equal >= clear;
     let value = format!(
         "logprobs within {far:.1e} of their size (at most {allowed:.1e}), {unrounded:.1e} without rounding on the CPU \
          (rounding alone: {alone:.1e}), {equal} of {greedy} tokens equal"

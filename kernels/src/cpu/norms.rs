@@ -15,48 +15,39 @@ unsafe fn rms_norm_generic<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
     x.iter_mut().zip(weight).for_each(|(x, w)| *x = *w * (*x * factor));
 }
 
+/// The sum of x, or of its squares.
 #[inline(always)]
-unsafe fn square_sum_generic<S: Simd>(x: &[f32]) -> f32 {
-    let (whole, n) = (x.len() / 16 * 16, x.len());
-    // SAFETY: whole vectors stay below n; the rest reads only what remains.
-    unsafe {
-        let mut squares = S::splat(0.0);
-        for i in (0..whole).step_by(16) {
-            let v = S::load(x.as_ptr().add(i));
-            squares = S::fma(v, v, squares);
-        }
-        if whole < n {
-            let v = S::load_n(x.as_ptr().add(whole), n - whole);
-            squares = S::fma(v, v, squares);
-        }
-        S::sum(squares)
-    }
-}
-
-#[inline(always)]
-unsafe fn sum_generic<S: Simd>(x: &[f32]) -> f32 {
+unsafe fn sum_of<S: Simd, const SQUARES: bool>(x: &[f32]) -> f32 {
     let (whole, n) = (x.len() / 16 * 16, x.len());
     // SAFETY: whole vectors stay below n; the rest reads only what remains.
     unsafe {
         let mut sum = S::splat(0.0);
         for i in (0..whole).step_by(16) {
-            sum = S::add(sum, S::load(x.as_ptr().add(i)));
+            let v = S::load(x.as_ptr().add(i));
+            sum = if SQUARES { S::fma(v, v, sum) } else { S::add(sum, v) };
         }
         if whole < n {
-            sum = S::add(sum, S::load_n(x.as_ptr().add(whole), n - whole));
+            let v = S::load_n(x.as_ptr().add(whole), n - whole);
+            sum = if SQUARES { S::fma(v, v, sum) } else { S::add(sum, v) };
         }
         S::sum(sum)
     }
 }
 
 #[inline(always)]
+unsafe fn square_sum_generic<S: Simd>(x: &[f32]) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { sum_of::<S, true>(x) }
+}
+
+#[inline(always)]
 unsafe fn layer_norm_generic<S: Simd>(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
     let n = x.len() as f32;
     // SAFETY: the caller's promise.
-    let mean = unsafe { sum_generic::<S>(x) } / n;
+    let mean = unsafe { sum_of::<S, false>(x) } / n;
     x.iter_mut().for_each(|x| *x -= mean);
     // SAFETY: as above.
-    let factor = 1.0 / (unsafe { square_sum_generic::<S>(x) } / n + eps).sqrt();
+    let factor = 1.0 / (unsafe { sum_of::<S, true>(x) } / n + eps).sqrt();
     x.iter_mut().zip(weight).zip(bias).for_each(|((x, w), bias)| *x = *w * (*x * factor) + bias);
 }
 
