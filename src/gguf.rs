@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use rein_gguf::{Gguf, ROPE_FACTORS_TENSOR, hf_files, join_headers, split_files};
+use rein_gguf::{FACTOR_TENSORS, Gguf, RopeFactors, hf_files, join_headers, split_files};
 use rein_worker::checkpoint::content_hash;
 
 const BUFFER: usize = 1 << 20;
@@ -39,7 +39,7 @@ pub fn directory(file: &Path) -> Result<PathBuf, String> {
     let headers = [Ok(first)].into_iter().chain(more).collect::<Result<Vec<_>, _>>()?;
     let gguf = join_headers(headers).map_err(|error| failed(error.to_string()))?;
     let factors = rope_factors(&gguf, &paths).map_err(|error| failed(error.to_string()))?;
-    let texts = hf_files(&gguf, factors.as_deref()).map_err(|error| failed(error.to_string()))?;
+    let texts = hf_files(&gguf, &factors).map_err(|error| failed(error.to_string()))?;
 
     let paths = paths.iter().map(fs::canonicalize).collect::<io::Result<Vec<_>>>();
     let paths = paths.map_err(|error| failed(error.to_string()))?;
@@ -138,21 +138,25 @@ fn header(path: &Path) -> Result<Gguf, String> {
     Gguf::read(BufReader::with_capacity(BUFFER, file)).map_err(|error| failed(error.to_string()))
 }
 
-/// The factors of rotary frequencies that Llama 3.1 and later store as a tensor.
-fn rope_factors(gguf: &Gguf, paths: &[PathBuf]) -> io::Result<Option<Vec<f32>>> {
-    let Some(tensor) = gguf.tensor(ROPE_FACTORS_TENSOR) else { return Ok(None) };
+/// The factors of rotary frequencies that are stored as tensors.
+fn rope_factors(gguf: &Gguf, paths: &[PathBuf]) -> io::Result<RopeFactors> {
+    let present = FACTOR_TENSORS.iter().filter(|name| gguf.tensor(name).is_some());
+    present.map(|&name| Ok((name.to_owned(), numbers(gguf, paths, name)?))).collect()
+}
+
+fn numbers(gguf: &Gguf, paths: &[PathBuf], name: &str) -> io::Result<Vec<f32>> {
+    let bad = |what: String| io::Error::other(format!("tensor {name}: {what}"));
+    let tensor = gguf.tensor(name).ok_or_else(|| bad("is missing".into()))?;
     let numbers = tensor.dims.iter().try_fold(1, |n: u64, &dim| n.checked_mul(dim)).filter(|&n| n <= MAX_FACTORS);
     let numbers = numbers.filter(|_| tensor.kind == F32).ok_or_else(|| {
-        let what =
-            format!("must be at most {MAX_FACTORS} numbers of type F32, got {:?} of type {}", tensor.dims, tensor.kind);
-        io::Error::other(format!("tensor {ROPE_FACTORS_TENSOR}: {what}"))
+        bad(format!("must be at most {MAX_FACTORS} numbers of type F32, got {:?} of type {}", tensor.dims, tensor.kind))
     })?;
-    let path = paths.get(tensor.file).ok_or_else(|| io::Error::other("a tensor is in no file"))?;
+    let path = paths.get(tensor.file).ok_or_else(|| bad("is in no file".into()))?;
     let mut file = File::open(path)?;
     file.seek(SeekFrom::Start(tensor.offset))?;
     let mut bytes = vec![0; numbers as usize * size_of::<f32>()];
     file.read_exact(&mut bytes)?;
-    Ok(Some(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()))
+    Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
 }
 
 #[cfg(test)]

@@ -38,6 +38,15 @@ impl<'a> MetadataFields<'a> {
         GgufError::unsupported(self.key(name), what)
     }
 
+    /// The key does not change results here.
+    pub fn ignore(&self, name: &str) {
+        self.get(name);
+    }
+
+    pub fn is_read(&self, name: &str) -> bool {
+        self.read.borrow().contains(&self.key(name))
+    }
+
     fn get(&self, name: &str) -> Option<&'a MetadataValue> {
         let key = self.key(name);
         let value = self.gguf.metadata.get(&key);
@@ -92,6 +101,15 @@ impl<'a> MetadataFields<'a> {
             None => Ok(None),
             Some(&MetadataValue::Bool(value)) => Ok(Some(value)),
             Some(other) => Err(self.invalid(name, format!("must be a bool, got {}", other.kind_name()))),
+        }
+    }
+
+    /// One for each layer.
+    pub fn bools(&self, name: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(MetadataValue::Array(MetadataArray::Bool(list))) => Ok(Some(list.clone())),
+            Some(other) => Err(self.invalid(name, format!("must be an array of bools, got {}", other.kind_name()))),
         }
     }
 

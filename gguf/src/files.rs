@@ -8,6 +8,7 @@ use crate::GgufError;
 use crate::config::config;
 use crate::container::{Gguf, MetadataValue};
 use crate::fields::string;
+use crate::rope::RopeFactors;
 use crate::tokenizer::Vocabulary;
 
 const TEMPLATE: &str = "tokenizer.chat_template";
@@ -22,11 +23,10 @@ const SAMPLING: [(&str, &str); 5] = [
 
 /// The text files of the directory that this model would have on Hugging Face: name and content.
 ///
-/// `rope_factors` are the values of [`ROPE_FACTORS_TENSOR`](crate::ROPE_FACTORS_TENSOR), which is required if the file
-/// has this tensor.
-pub fn hf_files(gguf: &Gguf, rope_factors: Option<&[f32]>) -> Result<Vec<(String, String)>, GgufError> {
+/// `factors` are the values of those of [`FACTOR_TENSORS`](crate::FACTOR_TENSORS) that the file has.
+pub fn hf_files(gguf: &Gguf, factors: &RopeFactors) -> Result<Vec<(String, String)>, GgufError> {
     let vocabulary = Vocabulary::read(gguf)?;
-    let mut config = config(gguf, vocabulary.tokens.len() as u64, rope_factors)?;
+    let mut config = config(gguf, vocabulary.tokens.len() as u64, factors)?;
     if let Some(bos) = vocabulary.bos {
         config.insert("bos_token_id".into(), bos.into());
     }

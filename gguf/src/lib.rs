@@ -4,6 +4,7 @@
 mod config;
 mod container;
 mod error;
+mod families;
 mod fields;
 mod files;
 mod names;
@@ -13,10 +14,9 @@ mod split;
 mod tests;
 mod tokenizer;
 
-pub use config::GGUF_ARCHITECTURES;
 pub use container::{Gguf, MetadataArray, MetadataValue, TensorInfo};
 pub use error::GgufError;
 pub use files::hf_files;
-pub use names::{NamedTensor, RowOrder, hf_tensors};
-pub use rope::ROPE_FACTORS_TENSOR;
+pub use names::{Change, ExpertPart, InTurn, NamedTensor, RowOrder, hf_tensors};
+pub use rope::{FACTOR_TENSORS, RopeFactors};
 pub use split::{join_headers, split_files};

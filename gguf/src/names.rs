@@ -1,14 +1,17 @@
 //! The Hugging Face names of the tensors of a file. It does not read their values.
-//!
-//! Names: gguf-py/gguf/tensor_mapping.py and conversion/*.py of llama.cpp.
 
 use std::collections::{BTreeMap, HashSet};
 
 use crate::GgufError;
-use crate::config::{Arch, ArchShape};
+use crate::config::ArchShape;
 use crate::container::{Gguf, TensorInfo};
+use crate::families::NEGATIVE_EXP;
 use crate::fields::MetadataFields;
-use crate::rope::ROPE_FACTORS_TENSOR;
+use crate::rope::FACTOR_TENSORS;
+
+/// Gates above ups, where files have both in one tensor.
+const GATE_UP: &str = "ffn_gate_up_exps.weight";
+const OF_GATE_UP: [&str; 2] = ["ffn_gate_exps.weight", "ffn_up_exps.weight"];
 
 /// Tensors of a model after merged experts have been taken apart.
 const MAX_NAMES: usize = 1 << 20;
@@ -27,11 +30,41 @@ pub struct NamedTensor {
     pub name: String,
     /// Index in `Gguf::tensors`.
     pub tensor: usize,
-    /// Expert `e` of `n`: the `e`-th of `n` equal parts of the tensor along its outermost (last) dimension.
-    pub part: Option<(usize, usize)>,
+    pub part: Option<ExpertPart>,
     pub rows: RowOrder,
-    /// What is stored is one more than the Hugging Face tensor: a norm's factors around one.
-    pub plus_one: bool,
+    /// Its columns are in another order.
+    pub cols: Option<InTurn>,
+    pub change: Change,
+}
+
+/// Of a tensor of the experts of a layer: its outermost (last) dimension counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertPart {
+    pub expert: usize,
+    pub experts: usize,
+    /// Piece `i` of `n` of the expert's rows.
+    pub piece: (usize, usize),
+}
+
+/// What was done to the numbers of the Hugging Face tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    Nothing,
+    /// One was added: a norm's factors around one.
+    PlusOne,
+    /// `-exp(x)` is stored: a recurrent layer's decay.
+    NegativeExp,
+}
+
+impl Change {
+    /// The numbers of the Hugging Face tensor.
+    pub fn undo(self, numbers: &mut [f32]) {
+        match self {
+            Change::Nothing => {}
+            Change::PlusOne => numbers.iter_mut().for_each(|number| *number -= 1.0),
+            Change::NegativeExp => numbers.iter_mut().for_each(|number| *number = f64::from(-*number).ln() as f32),
+        }
+    }
 }
 
 /// How the rows (the outermost dimension) of a tensor in the file are ordered.
@@ -42,35 +75,74 @@ pub enum RowOrder {
     /// Llama's converter stores the two rows that are rotated together as neighbours. Row `h * head_dim + 2 * i + j` of
     /// the file is row `h * head_dim + j * head_dim / 2 + i` of the Hugging Face tensor, for each head `h`, pair `i`
     /// and `j` of 0 and 1. The same holds for the elements of a bias.
-    RotaryPairs { head_dim: usize },
+    RotaryPairs {
+        head_dim: usize,
+    },
+    InTurn(InTurn),
 }
 
-/// All tensors that Rein loads. The layers of multi-token prediction and Llama 3.1's rotary factors are left out.
+/// Value heads of a delta net, which are in `groups` with a key head each: on the Hub one group after the other, in the
+/// file first the first of each group, then the second of each. Head `j` of group `g` is at
+/// `after + (j * groups + g) * width`; what is before `after` is as on the Hub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InTurn {
+    pub after: usize,
+    pub groups: usize,
+    /// Rows, or columns, of a head.
+    pub width: usize,
+}
+
+impl InTurn {
+    /// Where row `row` of the Hugging Face tensor is in the file. `rows`: all of them.
+    pub fn stored(self, row: usize, rows: usize) -> usize {
+        let Some(at) = row.checked_sub(self.after) else { return row };
+        let each = ((rows - self.after) / (self.groups * self.width)).max(1);
+        let (head, within) = (at / self.width, at % self.width);
+        self.after + (head % each * self.groups + head / each) * self.width + within
+    }
+
+    /// From row `row` of the Hugging Face tensor, so many are neighbours in the file.
+    pub fn run(self, row: usize) -> usize {
+        match row.checked_sub(self.after) {
+            None => self.after - row,
+            Some(at) => self.width - at % self.width,
+        }
+    }
+}
+
+/// All tensors that Rein loads. The layers of multi-token prediction and factors of rotary frequencies are left out.
 pub fn hf_tensors(gguf: &Gguf) -> Result<Vec<NamedTensor>, GgufError> {
     let shape = ArchShape::read(&MetadataFields::new(gguf)?)?;
     let predicting = prediction_layers(gguf);
     let mut named = Vec::with_capacity(gguf.tensors.len());
     for (tensor, info) in gguf.tensors.iter().enumerate() {
-        match place(info, &shape, &predicting)? {
-            Place::LeftOut => {}
-            Place::One { name, rows } => {
-                let plus_one = shape.arch == Arch::Gemma3 && name.ends_with("norm.weight");
-                named.push(NamedTensor { name, tensor, part: None, rows, plus_one });
+        let place = place(info, &shape, &predicting)?;
+        let Place::Named { at, names } = place else { continue };
+        let whole = |name: &String| !name.contains('#');
+        if names.iter().all(whole) {
+            for name in names {
+                let name = format!("{at}{name}");
+                let (rows, cols) = (rows(info, &name, &shape)?, cols(info, &name, &shape)?);
+                let change = change(&name, &shape);
+                named.push(NamedTensor { name, tensor, part: None, rows, cols, change });
             }
-            Place::Experts { before, after } => {
-                let experts = outermost(info, shape.experts)?;
-                if named.len() + experts > MAX_NAMES {
-                    return Err(GgufError::invalid(&info.name, format!("a model may have {MAX_NAMES} tensors")));
-                }
-                named.extend((0..experts).map(|e| NamedTensor {
-                    name: format!("{before}{e}{after}"),
-                    tensor,
-                    part: Some((e, experts)),
-                    rows: RowOrder::Stored,
-                    plus_one: false,
-                }));
-            }
+            continue;
         }
+        let experts = outermost(info, shape.experts, names.len())?;
+        if named.len() + experts * names.len() > MAX_NAMES {
+            return Err(GgufError::invalid(&info.name, format!("a model may have {MAX_NAMES} tensors")));
+        }
+        named.extend((0..experts * names.len()).map(|i| {
+            let (expert, piece) = (i / names.len(), i % names.len());
+            NamedTensor {
+                name: format!("{at}{}", names[piece].replace('#', &expert.to_string())),
+                tensor,
+                part: Some(ExpertPart { expert, experts, piece: (piece, names.len()) }),
+                rows: RowOrder::Stored,
+                cols: None,
+                change: Change::Nothing,
+            }
+        }));
     }
     let mut seen = BTreeMap::new();
     for one in &named {
@@ -84,8 +156,11 @@ pub fn hf_tensors(gguf: &Gguf) -> Result<Vec<NamedTensor>, GgufError> {
 
 enum Place {
     LeftOut,
-    One { name: String, rows: RowOrder },
-    Experts { before: String, after: String },
+    /// By these names, after `at`. `#` is each expert's number; several are pieces of each expert's rows.
+    Named {
+        at: String,
+        names: Vec<String>,
+    },
 }
 
 fn unknown(info: &TensorInfo) -> GgufError {
@@ -93,13 +168,11 @@ fn unknown(info: &TensorInfo) -> GgufError {
 }
 
 fn place(info: &TensorInfo, shape: &ArchShape, predicting: &HashSet<&str>) -> Result<Place, GgufError> {
-    let stored = |name: &str| Ok(Place::One { name: name.into(), rows: RowOrder::Stored });
-    match info.name.as_str() {
-        "token_embd.weight" => return stored("model.embed_tokens.weight"),
-        "output_norm.weight" => return stored("model.norm.weight"),
-        "output.weight" => return stored("lm_head.weight"),
-        ROPE_FACTORS_TENSOR => return Ok(Place::LeftOut),
-        _ => {}
+    if let Some(name) = shape.family.outside(&info.name) {
+        return Ok(Place::Named { at: String::new(), names: vec![name] });
+    }
+    if FACTOR_TENSORS.contains(&info.name.as_str()) {
+        return Ok(Place::LeftOut);
     }
     let block = info.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     // Not `parse` alone, which accepts "+1" and "01".
@@ -115,7 +188,13 @@ fn place(info: &TensorInfo, shape: &ArchShape, predicting: &HashSet<&str>) -> Re
         let what = format!("the layer must be below block_count, {}", shape.all_layers);
         return if predicts { Ok(Place::LeftOut) } else { Err(GgufError::invalid(&info.name, what)) };
     }
-    in_layer(info, rest, &format!("model.layers.{layer}."), shape)
+    let name = |rest: &str| shape.family.in_layer(rest, shape.experts);
+    let names = match rest {
+        GATE_UP => OF_GATE_UP.iter().map(|rest| name(rest)).collect(),
+        _ => name(rest).map(|name| vec![name]),
+    };
+    let at = format!("{}{layer}.", shape.family.layers);
+    names.map(|names| Place::Named { at, names }).ok_or_else(|| unknown(info))
 }
 
 /// The layers with tensors of multi-token prediction, as in the names.
@@ -124,112 +203,23 @@ fn prediction_layers(gguf: &Gguf) -> HashSet<&str> {
     blocks.filter(|(_, rest)| rest.starts_with("nextn.")).map(|(layer, _)| layer).collect()
 }
 
-fn in_layer(info: &TensorInfo, rest: &str, at: &str, shape: &ArchShape) -> Result<Place, GgufError> {
-    let Some((base, suffix)) = rest.rsplit_once('.').filter(|(_, suffix)| matches!(*suffix, "weight" | "bias")) else {
-        return Err(unknown(info));
-    };
-    let weight = suffix == "weight";
-    let one = |name: &str| Ok(Place::One { name: format!("{at}{name}.{suffix}"), rows: RowOrder::Stored });
-    let mixtral = shape.arch == Arch::Mixtral;
-    let mla = shape.arch == Arch::Deepseek;
-    let gemma = shape.arch == Arch::Gemma3;
-    if shape.arch == Arch::GptOss
-        && let Some(place) = of_gpt_oss(base, suffix, at)
-    {
-        return Ok(place);
+fn change(name: &str, shape: &ArchShape) -> Change {
+    if name.ends_with(NEGATIVE_EXP) {
+        return Change::NegativeExp;
     }
-    let moe = if mixtral { "block_sparse_moe" } else { "mlp" };
-    match base {
-        "attn_norm" if weight => return one("input_layernorm"),
-        "post_attention_norm" if weight && gemma => return one("post_attention_layernorm"),
-        "ffn_norm" if weight && gemma => return one("pre_feedforward_layernorm"),
-        "post_ffw_norm" if weight && gemma => return one("post_feedforward_layernorm"),
-        "ffn_norm" if weight => return one("post_attention_layernorm"),
-        "attn_output" => return one("self_attn.o_proj"),
-        "attn_q" | "attn_k" if !mla || base == "attn_q" => {
-            let rows = match shape.arch {
-                Arch::Llama | Arch::Mixtral | Arch::Granite => rotary_pairs(info, shape)?,
-                _ => RowOrder::Stored,
-            };
-            let name = if base == "attn_q" { "q_proj" } else { "k_proj" };
-            return Ok(Place::One { name: format!("{at}self_attn.{name}.{suffix}"), rows });
-        }
-        "attn_v" if !mla => return one("self_attn.v_proj"),
-        "attn_q_norm" if weight && matches!(shape.arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3) => {
-            return one("self_attn.q_norm");
-        }
-        "attn_k_norm" if weight && matches!(shape.arch, Arch::Qwen3 | Arch::Qwen3Moe | Arch::Gemma3) => {
-            return one("self_attn.k_norm");
-        }
-        "ffn_gate" if !mixtral => return one("mlp.gate_proj"),
-        "ffn_up" if !mixtral => return one("mlp.up_proj"),
-        "ffn_down" if !mixtral => return one("mlp.down_proj"),
-        "ffn_gate_inp" if weight && shape.experts > 0 => return one(&format!("{moe}.gate")),
-        _ => {}
-    }
-    if mla && let Some(name) = latent(base, suffix) {
-        return Ok(Place::One { name: format!("{at}{name}"), rows: RowOrder::Stored });
-    }
-    if weight && shape.experts > 0 {
-        let projection = |name: &str| match (name, mixtral) {
-            ("ffn_gate", false) => Some("gate_proj"),
-            ("ffn_up", false) => Some("up_proj"),
-            ("ffn_down", false) => Some("down_proj"),
-            ("ffn_gate", true) => Some("w1"),
-            ("ffn_up", true) => Some("w3"),
-            ("ffn_down", true) => Some("w2"),
-            _ => None,
-        };
-        if let Some(name) = base.strip_suffix("_exps").and_then(projection) {
-            return Ok(Place::Experts { before: format!("{at}{moe}.experts."), after: format!(".{name}.weight") });
-        }
-        // The first Mixtral files had a tensor per expert: blk.0.ffn_gate.7.weight.
-        if let Some((name, expert)) = base.split_once('.')
-            && let Some(name) = projection(name).filter(|_| mixtral)
-            && let Ok(e) = expert.parse::<u64>()
-            && e < shape.experts
-        {
-            let name = format!("{at}{moe}.experts.{e}.{name}.weight");
-            return Ok(Place::One { name, rows: RowOrder::Stored });
-        }
-    }
-    Err(unknown(info))
+    let from_one = shape.family.from_one.iter().any(|end| name.ends_with(end));
+    if from_one { Change::PlusOne } else { Change::Nothing }
 }
 
-/// Where gpt-oss differs: the norm before the MLP, sinks, and biases of router and experts.
-fn of_gpt_oss(base: &str, suffix: &str, at: &str) -> Option<Place> {
-    let name = match (base, suffix) {
-        ("post_attention_norm", "weight") => "post_attention_layernorm.weight".to_owned(),
-        ("attn_sinks", "weight") => "self_attn.sinks".to_owned(),
-        ("ffn_gate_inp", _) => format!("mlp.router.{suffix}"),
-        ("ffn_gate_exps", "bias") => "mlp.experts.gate_proj_bias".to_owned(),
-        ("ffn_up_exps", "bias") => "mlp.experts.up_proj_bias".to_owned(),
-        ("ffn_down_exps", "bias") => "mlp.experts.down_proj_bias".to_owned(),
-        _ => return None,
-    };
-    Some(Place::One { name: format!("{at}{name}"), rows: RowOrder::Stored })
-}
-
-/// Names of DeepSeek's latent attention, choice bias and shared experts.
-fn latent(base: &str, suffix: &str) -> Option<&'static str> {
-    Some(match (base, suffix) {
-        ("attn_q_a", "weight") => "self_attn.q_a_proj.weight",
-        ("attn_q_a_norm", "weight") => "self_attn.q_a_layernorm.weight",
-        ("attn_q_b", "weight") => "self_attn.q_b_proj.weight",
-        ("attn_kv_a_mqa", "weight") => "self_attn.kv_a_proj_with_mqa.weight",
-        ("attn_kv_a_norm", "weight") => "self_attn.kv_a_layernorm.weight",
-        ("attn_kv_b", "weight") => "self_attn.kv_b_proj.weight",
-        ("attn_k_b", "weight") => "self_attn.kv_b_proj.k_b",
-        ("attn_v_b", "weight") => "self_attn.kv_b_proj.v_b",
-        ("exp_probs_b", "bias") => "mlp.gate.e_score_correction_bias",
-        ("ffn_gate_shexp", "weight") => "mlp.shared_experts.gate_proj.weight",
-        ("ffn_up_shexp", "weight") => "mlp.shared_experts.up_proj.weight",
-        ("ffn_down_shexp", "weight") => "mlp.shared_experts.down_proj.weight",
-        _ => return None,
-    })
-}
-
-fn rotary_pairs(info: &TensorInfo, shape: &ArchShape) -> Result<RowOrder, GgufError> {
+fn rows(info: &TensorInfo, name: &str, shape: &ArchShape) -> Result<RowOrder, GgufError> {
+    if let Some(order) = shape.heads_in_turn.and_then(|heads| heads.rows(name)) {
+        let rows = info.dims.last().copied().unwrap_or(0);
+        return in_turn(info, order, rows).map(RowOrder::InTurn);
+    }
+    let rotated = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
+    if !shape.family.pairs || !rotated {
+        return Ok(RowOrder::Stored);
+    }
     let rows = info.dims.last().copied().unwrap_or(0);
     match usize::try_from(shape.head_dim) {
         Ok(head_dim) if head_dim > 0 && rows.is_multiple_of(shape.head_dim) => Ok(RowOrder::RotaryPairs { head_dim }),
@@ -240,9 +230,52 @@ fn rotary_pairs(info: &TensorInfo, shape: &ArchShape) -> Result<RowOrder, GgufEr
     }
 }
 
-fn outermost(info: &TensorInfo, experts: u64) -> Result<usize, GgufError> {
+fn cols(info: &TensorInfo, name: &str, shape: &ArchShape) -> Result<Option<InTurn>, GgufError> {
+    let order = shape.heads_in_turn.and_then(|heads| heads.cols(name));
+    order.map(|order| in_turn(info, order, info.dims.first().copied().unwrap_or(0))).transpose()
+}
+
+fn in_turn(info: &TensorInfo, order: InTurn, count: u64) -> Result<InTurn, GgufError> {
+    let heads = count.checked_sub(order.after as u64);
+    if heads.is_some_and(|heads| heads.is_multiple_of((order.groups * order.width) as u64)) {
+        return Ok(order);
+    }
+    let what = format!(
+        "must have {} rows and a multiple of {} times {} more, got {:?}",
+        order.after, order.groups, order.width, info.dims
+    );
+    Err(GgufError::invalid(&info.name, what))
+}
+
+/// A delta net's heads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeltaHeads {
+    pub keys: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+}
+
+impl DeltaHeads {
+    fn rows(self, name: &str) -> Option<InTurn> {
+        let (_, part) = name.split_once(".linear_attn.")?;
+        let (after, width) = match part {
+            "in_proj_qkv.weight" | "conv1d.weight" => (2 * self.keys * self.key_dim, self.value_dim),
+            "in_proj_z.weight" => (0, self.value_dim),
+            "in_proj_b.weight" | "in_proj_a.weight" | "A_log" | "dt_bias" => (0, 1),
+            _ => return None,
+        };
+        Some(InTurn { after, groups: self.keys, width })
+    }
+
+    fn cols(self, name: &str) -> Option<InTurn> {
+        let order = InTurn { after: 0, groups: self.keys, width: self.value_dim };
+        name.ends_with(".linear_attn.out_proj.weight").then_some(order)
+    }
+}
+
+fn outermost(info: &TensorInfo, experts: u64, pieces: usize) -> Result<usize, GgufError> {
     match (info.dims.as_slice(), usize::try_from(experts)) {
-        (&[_, _, last], Ok(count)) if last == experts => Ok(count),
+        (&[_, rows, last], Ok(count)) if last == experts && rows.is_multiple_of(pieces as u64) => Ok(count),
         _ => {
             let what = format!("must have 3 dimensions, the last of expert_count, {experts}, got {:?}", info.dims);
             Err(GgufError::invalid(&info.name, what))

@@ -1,5 +1,6 @@
 //! Writes `rope_scaling` of config.json. It does not know architectures, except that DeepSeek scales one factor.
 
+use std::collections::BTreeMap;
 use std::f64::consts::PI;
 
 use serde_json::{Map, Value, json};
@@ -7,8 +8,14 @@ use serde_json::{Map, Value, json};
 use crate::GgufError;
 use crate::fields::MetadataFields;
 
-/// The tensor with Llama 3.1's factors, one per pair of rotated dimensions.
-pub const ROPE_FACTORS_TENSOR: &str = "rope_freqs.weight";
+/// The tensors of factors, one per pair of rotated dimensions: Llama 3.1's, and those of LongRoPE.
+pub const FACTOR_TENSORS: [&str; 3] = [LLAMA3, LONG, SHORT];
+const LLAMA3: &str = "rope_freqs.weight";
+const LONG: &str = "rope_factors_long.weight";
+const SHORT: &str = "rope_factors_short.weight";
+
+/// The values of those that a file has.
+pub type RopeFactors = BTreeMap<String, Vec<f32>>;
 
 /// `low_freq_factor` and `high_freq_factor` of the published models.
 const LLAMA3_BANDS: [(f64, f64); 1] = [(1.0, 4.0)];
@@ -25,7 +32,7 @@ pub(crate) fn rope_scaling(
     fields: &MetadataFields,
     theta: f64,
     dims: u64,
-    factors: Option<&[f32]>,
+    factors: &RopeFactors,
 ) -> Result<Option<Value>, GgufError> {
     // llama.cpp reads a missing type as linear, and the old key if the new one is missing.
     let kind = fields.str("rope.scaling.type")?;
@@ -35,27 +42,72 @@ pub(crate) fn rope_scaling(
     if factor < 1.0 {
         return Err(fields.unsupported("rope.scaling.factor", format!("must be at least 1, got {factor}")));
     }
-    fields.neutral("rope.scaling.attn_factor", &[1.0])?;
     fields.neutral("rope.scaling.alpha", &[0.0])?;
-    let has_tensor = fields.gguf.tensor(ROPE_FACTORS_TENSOR).is_some();
+    if let Some(missing) =
+        FACTOR_TENSORS.iter().find(|name| fields.gguf.tensor(name).is_some() && !factors.contains_key(**name))
+    {
+        return Err(GgufError::invalid(*missing, "its values are required for config.json"));
+    }
+    if kind == Some("longrope") || factors.contains_key(LONG) || factors.contains_key(SHORT) {
+        return longrope(fields, kind, trained, dims, factors).map(Some);
+    }
+    fields.neutral("rope.scaling.attn_factor", &[1.0])?;
     let scaling = match kind {
         Some("none") => None,
         None | Some("linear") if factor == 1.0 => None,
         None | Some("linear") => Some(json!({"rope_type": "linear", "factor": factor})),
         Some("yarn") => Some(yarn(fields, factor, trained)?),
         Some(other) => {
-            let what = format!("must be none, linear or yarn, got {other}");
+            let what = format!("must be none, linear, yarn or longrope, got {other}");
             return Err(fields.unsupported("rope.scaling.type", what));
         }
     };
-    match factors {
-        None if has_tensor => Err(GgufError::invalid(ROPE_FACTORS_TENSOR, "its values are required for config.json")),
+    match factors.get(LLAMA3) {
         None => Ok(scaling),
-        Some(_) if scaling.is_some() => {
-            Err(GgufError::unsupported(ROPE_FACTORS_TENSOR, "must not stand beside rope.scaling.type"))
-        }
+        Some(_) if scaling.is_some() => Err(GgufError::unsupported(LLAMA3, "must not stand beside rope.scaling.type")),
         Some(factors) => llama3(theta, dims, factors),
     }
+}
+
+/// llama.cpp takes the long factors for contexts beyond the trained one, for all sequences, as Rein does.
+fn longrope(
+    fields: &MetadataFields,
+    kind: Option<&str>,
+    trained: Option<u64>,
+    dims: u64,
+    factors: &RopeFactors,
+) -> Result<Value, GgufError> {
+    if let Some(kind) = kind.filter(|&kind| kind != "longrope") {
+        let what = format!("must be longrope beside {LONG}, got {kind}");
+        return Err(fields.unsupported("rope.scaling.type", what));
+    }
+    let of = |name: &str| match factors.get(name) {
+        Some(values) => of_pairs(name, dims, values),
+        None => Err(GgufError::invalid(name, "the tensor is required for LongRoPE")),
+    };
+    let trained = match trained {
+        Some(trained) => trained,
+        None => fields.required("context_length")?,
+    };
+    Ok(json!({
+        "rope_type": "longrope",
+        "long_factor": of(LONG)?,
+        "short_factor": of(SHORT)?,
+        "original_max_position_embeddings": trained,
+        "attention_factor": fields.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
+    }))
+}
+
+/// The factors if there is one for each pair, and each is usable.
+fn of_pairs<'a>(tensor: &str, dims: u64, factors: &'a [f32]) -> Result<&'a [f32], GgufError> {
+    if factors.len() as u64 != dims / 2 {
+        let what = format!("must have {} values, half of the rotated dimensions, got {}", dims / 2, factors.len());
+        return Err(GgufError::invalid(tensor, what));
+    }
+    if factors.iter().any(|f| !f.is_finite() || *f <= 0.0) {
+        return Err(GgufError::unsupported(tensor, "its values must be finite and above 0"));
+    }
+    Ok(factors)
 }
 
 fn yarn(fields: &MetadataFields, factor: f64, trained: Option<u64>) -> Result<Value, GgufError> {
@@ -95,14 +147,11 @@ fn rounded(value: f64) -> f64 {
 
 /// Recovers the parameters of Llama 3.1's scaling from its factors.
 fn llama3(theta: f64, dims: u64, factors: &[f32]) -> Result<Option<Value>, GgufError> {
-    if factors.len() as u64 != dims / 2 {
-        let what = format!("must have {} values, half of the rotated dimensions, got {}", dims / 2, factors.len());
-        return Err(GgufError::invalid(ROPE_FACTORS_TENSOR, what));
+    let factors = of_pairs(LLAMA3, dims, factors)?;
+    if factors.iter().any(|&factor| factor < 1.0) {
+        return Err(GgufError::unsupported(LLAMA3, "its values must be at least 1"));
     }
     let factor = factors.iter().copied().fold(1.0_f32, f32::max);
-    if factors.iter().any(|f| !f.is_finite() || *f < 1.0) {
-        return Err(GgufError::unsupported(ROPE_FACTORS_TENSOR, "its values must be finite and at least 1"));
-    }
     if factor == 1.0 {
         return Ok(None);
     }
@@ -124,7 +173,7 @@ fn llama3(theta: f64, dims: u64, factors: &[f32]) -> Result<Option<Value>, GgufE
     }
     let what =
         "its values are not those of Llama 3.1's formula with factors 1 and 4 of a length that is a power of two";
-    Err(GgufError::unsupported(ROPE_FACTORS_TENSOR, what))
+    Err(GgufError::unsupported(LLAMA3, what))
 }
 
 /// What the formula divides the frequency of pair `i` by.

@@ -1,5 +1,7 @@
 //! Dequantizes checkpoint weight formats.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, StoredForm};
@@ -176,6 +178,31 @@ impl HostMatrix {
             all.rows += part.rows;
         }
         Ok(all)
+    }
+
+    /// Runs of columns, one after the other, of numbers or of whole blocks.
+    pub fn columns(self, runs: &[Range<usize>]) -> Result<HostMatrix> {
+        /// `unit`: columns of an element.
+        fn pick<T: Copy>(all: &[T], rows: usize, runs: &[Range<usize>], [unit, size]: [usize; 2]) -> Vec<T> {
+            let of = |run: &Range<usize>| run.start / unit * size..run.end / unit * size;
+            let row = |row: &[T]| runs.iter().flat_map(|run| row[of(run)].to_vec()).collect::<Vec<T>>();
+            all.chunks_exact((all.len() / rows.max(1)).max(1)).flat_map(row).collect()
+        }
+        let HostMatrix { rows, data, .. } = self;
+        let data = match data {
+            HostData::F32(numbers) => HostData::F32(pick(&numbers, rows, runs, [1, 1])),
+            HostData::Bf16(numbers) => HostData::Bf16(pick(&numbers, rows, runs, [1, 1])),
+            HostData::Blocks { form, bytes }
+                if runs.iter().all(|run| [run.start, run.end].iter().all(|col| col.is_multiple_of(form.numbers()))) =>
+            {
+                HostData::Blocks { form, bytes: pick(&bytes, rows, runs, [form.numbers(), form.bytes()]) }
+            }
+            _ => {
+                let what = "columns in another order must be F32, BF16 or in whole blocks".into();
+                return Err(KernelError::Shape { op: "columns", what });
+            }
+        };
+        Ok(HostMatrix { rows, cols: runs.iter().map(Range::len).sum(), data })
     }
 
     /// Every `step`th row, from the first.

@@ -11,11 +11,16 @@ fn a_model_is_named_after_its_file() {
 #[test]
 fn the_configs_of_the_fixtures_are_what_is_written() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-    for first in ["gguf_llama/model.gguf", "gguf_qwen3_moe/model-00001-of-00002.gguf", "gguf_deepseek_v3/model.gguf"] {
-        let first = models.join(first);
+    let dirs = fs::read_dir(models).unwrap().map(|entry| entry.unwrap().path());
+    let dirs = dirs.filter(|dir| dir.file_name().unwrap().to_string_lossy().starts_with("gguf_"));
+    let firsts = dirs.map(|dir| {
+        let names = ["model.gguf", "model-00001-of-00002.gguf"].map(|name| dir.join(name));
+        names.into_iter().find(|path| path.exists()).unwrap()
+    });
+    for first in firsts {
         let paths = split_files(&first, &header(&first).unwrap()).unwrap();
         let gguf = join_headers(paths.iter().map(|path| header(path).unwrap()).collect()).unwrap();
-        let files = hf_files(&gguf, None).unwrap();
+        let files = hf_files(&gguf, &rope_factors(&gguf, &paths).unwrap()).unwrap();
         let made = &files.iter().find(|(name, _)| name == "config.json").unwrap().1;
         let stored = fs::read_to_string(first.with_file_name("config.json")).unwrap();
         let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();

@@ -224,6 +224,15 @@ def test_the_page_lists_exactly_the_architectures():
     assert f"{counted}architectures run" in (DOCS / "start/what-rein-is.md").read_text()
 
 
+def test_the_page_lists_the_architectures_of_gguf_files():
+    table = (REPOSITORY / "gguf/src/families.rs").read_text()
+    written = set(re.findall(r'\bgguf: "([^"]+)"', table))
+    section = (DOCS / "reference/models.md").read_text().split("\n## GGUF files\n", 1)[1].split("\n## ", 1)[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, flags=re.M)
+    listed = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell) if name != "general.architecture"}
+    assert listed == written
+
+
 def test_the_page_of_the_fixtures_lists_each():
     fixtures = REPOSITORY / "tests/fixtures"
     models = (fixtures / "README.md").read_text().split("\n## models\n", 1)[1].split("\n## ", 1)[0]

@@ -147,7 +147,7 @@ fn damaged_headers_do_not_panic() {
             damaged[at] = if random() % 2 == 0 { random() as u8 } else { 0xff };
         }
         if let Ok(gguf) = Gguf::read(damaged.as_slice()) {
-            let _ = crate::hf_files(&gguf, None);
+            let _ = crate::hf_files(&gguf, &crate::RopeFactors::new());
             let _ = crate::hf_tensors(&gguf);
         }
     }

@@ -4,7 +4,9 @@ use super::*;
 use crate::tests::{Header, Put};
 
 fn files(header: &Header) -> Result<BTreeMap<String, String>, String> {
-    hf_files(&header.read(), None).map(|files| files.into_iter().collect()).map_err(|error| error.to_string())
+    hf_files(&header.read(), &RopeFactors::new())
+        .map(|files| files.into_iter().collect())
+        .map_err(|error| error.to_string())
 }
 
 fn json_of(files: &BTreeMap<String, String>, name: &str) -> Value {

@@ -23,7 +23,7 @@ fn layer(header: Header) -> Header {
 #[test]
 fn a_llama_s_rotated_rows_are_pairs() {
     let dense = layer(Header::dense("llama")).tensor("blk.1.ffn_gate.weight", &[8, 12]);
-    let list = named(&dense.tensor(ROPE_FACTORS_TENSOR, &[2])).unwrap();
+    let list = named(&dense.tensor(FACTOR_TENSORS[0], &[2])).unwrap();
     let names: Vec<&str> = list.iter().map(|tensor| tensor.name.as_str()).collect();
     assert_eq!(
         names,
@@ -53,6 +53,10 @@ fn a_llama_s_rotated_rows_are_pairs() {
     assert!(named(&odd).unwrap_err().contains("blk.0.attn_q.weight: must have a multiple of 4 rows"));
 }
 
+fn part(expert: usize, experts: usize, piece: (usize, usize)) -> Option<ExpertPart> {
+    Some(ExpertPart { expert, experts, piece })
+}
+
 #[test]
 fn merged_experts_are_taken_apart() {
     let moe = |arch: &str| {
@@ -63,8 +67,13 @@ fn merged_experts_are_taken_apart() {
     };
     let list = named(&moe("qwen3moe")).unwrap();
     let last = find(&list, "model.layers.0.mlp.experts.2.up_proj.weight");
-    assert_eq!((last.part, last.tensor, last.rows), (Some((2, 3)), 3, RowOrder::Stored));
+    assert_eq!((last.part, last.tensor, last.rows), (part(2, 3, (0, 1)), 3, RowOrder::Stored));
     find(&list, "model.layers.0.mlp.gate.weight");
+    let joined =
+        moe("qwen3moe").without_tensor("blk.0.ffn_up_exps.weight").tensor("blk.0.ffn_gate_up_exps.weight", &[8, 24, 3]);
+    let list = named(&joined).unwrap();
+    assert_eq!(find(&list, "model.layers.0.mlp.experts.1.gate_proj.weight").part, part(1, 3, (0, 2)));
+    assert_eq!(find(&list, "model.layers.0.mlp.experts.1.up_proj.weight").part, part(1, 3, (1, 2)));
     let list = named(&moe("llama").tensor("blk.1.ffn_down.2.weight", &[12, 8])).unwrap();
     find(&list, "model.layers.0.block_sparse_moe.gate.weight");
     find(&list, "model.layers.0.block_sparse_moe.experts.0.w3.weight");
@@ -134,4 +143,40 @@ fn unknown_tensors_are_refused_by_name() {
         let expected = format!("{name}: the tensor is unknown in this architecture");
         assert_eq!(named(&Header::dense("llama").tensor(name, &[8])).unwrap_err(), expected);
     }
+}
+
+#[test]
+fn a_recurrent_layer_s_numbers_are_changed_back() {
+    let header = Header::dense("qwen35")
+        .put("qwen35.ssm.time_step_rank", Put::U32(4))
+        .put("qwen35.ssm.inner_size", Put::U32(16))
+        .put("qwen35.ssm.group_count", Put::U32(2))
+        .put("qwen35.ssm.state_size", Put::U32(3))
+        .tensor("blk.0.attn_qkv.weight", &[8, 28])
+        .tensor("blk.0.ssm_out.weight", &[16, 8])
+        .tensor("blk.0.attn_norm.weight", &[8])
+        .tensor("blk.0.ssm_a", &[4])
+        .tensor("blk.0.ssm_dt.bias", &[4])
+        .tensor("blk.0.ssm_norm.weight", &[4])
+        .tensor("blk.1.attn_q_norm.weight", &[4]);
+    let list = named(&header).unwrap();
+    let change = |name: &str| find(&list, &format!("model.{name}")).change;
+    assert_eq!(change("layers.0.linear_attn.A_log"), Change::NegativeExp);
+    assert_eq!(change("layers.0.linear_attn.dt_bias"), Change::Nothing);
+    assert_eq!(change("layers.0.linear_attn.norm.weight"), Change::Nothing);
+    for name in ["layers.0.input_layernorm.weight", "layers.1.self_attn.q_norm.weight", "norm.weight"] {
+        assert_eq!(change(name), Change::PlusOne, "{name}");
+    }
+    let qkv = InTurn { after: 12, groups: 2, width: 4 };
+    assert_eq!(find(&list, "model.layers.0.linear_attn.in_proj_qkv.weight").rows, RowOrder::InTurn(qkv));
+    let out = find(&list, "model.layers.0.linear_attn.out_proj.weight");
+    assert_eq!((out.rows, out.cols), (RowOrder::Stored, Some(InTurn { after: 0, ..qkv })));
+    // Heads of groups a and b: a0, a1, b0, b1 on the Hub, a0, b0, a1, b1 in the file.
+    let stored = [0, 11, 12, 16, 21, 24].map(|row| qkv.stored(row, 28));
+    assert_eq!(stored, [0, 11, 12, 20, 17, 24]);
+    let odd = named(&header.without_tensor("blk.0.ssm_out.weight").tensor("blk.0.ssm_out.weight", &[12, 8]));
+    assert!(odd.unwrap_err().contains("blk.0.ssm_out.weight: must have 0 rows and a multiple of 2 times 4 more"));
+    let mut numbers = [-(0.5_f32.exp()), -(2.0_f32.exp())];
+    Change::NegativeExp.undo(&mut numbers);
+    assert!((numbers[0] - 0.5).abs() < 1e-6 && (numbers[1] - 2.0).abs() < 1e-6, "{numbers:?}");
 }

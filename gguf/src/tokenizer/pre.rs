@@ -25,6 +25,10 @@ const QWEN35: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
+const SEED_CODER: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
 const GPT4O: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -107,15 +111,18 @@ pub(super) const PRE_TOKENIZERS: &[PreTokenizer] = &[
         add_bos: true,
         ..row(&["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"], &[LLAMA3])
     },
-    row(&["smaug-bpe", "dbrx"], &[LLAMA3]),
+    row(&["smaug-bpe", "dbrx", "chatglm-bpe"], &[LLAMA3]),
+    PreTokenizer { ignore_merges: true, ..row(&["glm4", "glm5"], &[LLAMA3]) },
+    row(&["hunyuan"], &[QWEN2]),
+    row(&["seed-coder"], &[SEED_CODER]),
     PreTokenizer { ignore_merges: true, add_bos: true, ..row(&["tekken"], &[TEKKEN]) },
-    row(&["gpt-4o", "llama4"], &[GPT4O]),
-    row(&["deepseek-v3"], &DEEPSEEK_V3),
+    row(&["gpt-4o", "llama4", "minimax-m2"], &[GPT4O]),
+    row(&["deepseek-v3", "hunyuan-dense"], &DEEPSEEK_V3),
     row(&["deepseek-llm"], &DEEPSEEK_LLM),
     row(&["deepseek-coder"], &DEEPSEEK_CODER),
     PreTokenizer { ignore_merges: true, ..row(&["kimi-k2"], &[KIMI_K2]) },
     row(&["smollm", "starcoder", "refact"], &[DIGIT, GPT2]),
-    row(&["gpt-2", "granite-docling"], &[GPT2]),
+    row(&["gpt-2", "olmo", "granite-docling"], &[GPT2]),
     row(&["default"], &DEFAULT),
 ];
 

@@ -4,7 +4,7 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rein_gguf::{Gguf, GgufError, NamedTensor, RowOrder, hf_tensors, join_headers, split_files};
+use rein_gguf::{ExpertPart, Gguf, GgufError, NamedTensor, RowOrder, hf_tensors, join_headers, split_files};
 use rein_kernels::BlockForm;
 
 use super::error::LoadError;
@@ -133,22 +133,21 @@ fn entry(gguf: &Gguf, named: &NamedTensor, files: &[CheckpointFile]) -> Result<T
     })?;
     let (range, shape) = match named.part {
         None => (begin..end, dims),
-        Some((part, parts)) => {
-            if dims.first() != Some(&parts) || part >= parts {
-                return Err(bad(format!("must have {parts} experts, got {dims:?}")));
-            }
-            let size = bytes / parts;
-            (begin + part * size..begin + (part + 1) * size, dims[1..].to_vec())
+        Some(ExpertPart { expert, experts, piece: (piece, pieces) }) => {
+            let shape = match dims[..] {
+                [count, rows, cols] if count == experts && expert < experts && rows.is_multiple_of(pieces) => {
+                    vec![rows / pieces, cols]
+                }
+                _ => return Err(bad(format!("must have {experts} experts of {pieces} parts, got {dims:?}"))),
+            };
+            let (size, part) = (bytes / (experts * pieces), expert * pieces + piece);
+            (begin + part * size..begin + (part + 1) * size, shape)
         }
     };
-    let pairs = match named.rows {
-        RowOrder::Stored => None,
-        RowOrder::RotaryPairs { head_dim } => {
-            if head_dim == 0 || head_dim % 2 != 0 || shape.first().is_none_or(|rows| rows % head_dim != 0) {
-                return Err(bad(format!("{shape:?} must have rows of whole heads of {head_dim}")));
-            }
-            Some(head_dim)
-        }
-    };
-    Ok(TensorEntry { dtype, shape, file: info.file, range, pairs, plus_one: named.plus_one })
+    if let RowOrder::RotaryPairs { head_dim } = named.rows
+        && (head_dim == 0 || head_dim % 2 != 0 || shape.first().is_none_or(|rows| rows % head_dim != 0))
+    {
+        return Err(bad(format!("{shape:?} must have rows of whole heads of {head_dim}")));
+    }
+    Ok(TensorEntry { dtype, shape, file: info.file, range, rows: named.rows, cols: named.cols, change: named.change })
 }

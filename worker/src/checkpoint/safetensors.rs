@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rein_gguf::{Change, RowOrder};
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -108,7 +109,10 @@ impl Shards {
                 let what = format!("tensor {name} is also in {}; it must be in one file", other.unwrap_or_default());
                 return Err(bad(what));
             }
-            self.tensors.insert(name, TensorEntry { dtype, shape, file, range, pairs: None, plus_one: false });
+            self.tensors.insert(
+                name,
+                TensorEntry { dtype, shape, file, range, rows: RowOrder::Stored, cols: None, change: Change::Nothing },
+            );
         }
         self.files.push(source);
         Ok(())
@@ -167,15 +171,32 @@ impl Shards {
     /// Reads the bytes of `within`, a range inside the tensor, into `out`.
     pub fn read(&self, entry: &TensorEntry, within: Range<usize>, out: &mut Vec<u8>) -> Result<(), LoadError> {
         self.unverified.store(true, Ordering::SeqCst);
-        let Some(head) = entry.pairs else {
-            out.resize(within.len(), 0);
-            return self.files[entry.file].read((entry.range.start + within.start) as u64, out);
+        let file = &self.files[entry.file];
+        let rows = entry.shape.first().copied().unwrap_or(1);
+        let row = (entry.len() / rows.max(1)).max(1);
+        let head = match entry.rows {
+            RowOrder::Stored => {
+                out.resize(within.len(), 0);
+                return file.read((entry.range.start + within.start) as u64, out);
+            }
+            RowOrder::InTurn(order) => {
+                out.resize(within.len(), 0);
+                let mut at = within.start;
+                while at < within.end {
+                    let (i, inside) = (at / row, at % row);
+                    let len = (order.run(i) * row - inside).min(within.end - at);
+                    let first = entry.range.start + order.stored(i, rows) * row + inside;
+                    file.read(first as u64, &mut out[at - within.start..][..len])?;
+                    at += len;
+                }
+                return Ok(());
+            }
+            RowOrder::RotaryPairs { head_dim } => head_dim,
         };
         // Whole heads.
-        let row = (entry.len() / entry.shape.first().map_or(1, |&rows| rows.max(1))).max(1);
         let (first, last) = (within.start / (head * row), within.end.div_ceil(head * row));
         let mut stored = vec![0; (last - first) * head * row];
-        self.files[entry.file].read((entry.range.start + first * head * row) as u64, &mut stored)?;
+        file.read((entry.range.start + first * head * row) as u64, &mut stored)?;
         out.clear();
         let halves = |i: usize| i % head % (head / 2) * 2 + i % head / (head / 2);
         for i in within.start / row..within.end.div_ceil(row) {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use rein_gguf::{Change, InTurn, RowOrder};
 use rein_kernels::BlockForm;
 use rein_kernels::quant::MXFP4_GROUP;
 
@@ -72,11 +73,11 @@ pub struct TensorEntry {
     pub(super) file: usize,
     /// Byte range within the file.
     pub(super) range: Range<usize>,
-    /// The rows of each head of this many are stored in pairs that are rotated together: first the first of both
-    /// halves, then the second, and so on. They are read as two halves.
-    pub(super) pairs: Option<usize>,
-    /// What is stored is one more.
-    pub(super) plus_one: bool,
+    /// Rows are read in the order of the Hub.
+    pub(super) rows: RowOrder,
+    pub(super) cols: Option<InTurn>,
+    /// What was done to the numbers, which is undone where they are read as numbers.
+    pub(super) change: Change,
 }
 
 impl TensorEntry {

@@ -146,7 +146,7 @@ impl CheckpointWeights {
             used.insert(name.clone());
             match self.shards.get(name) {
                 None => missing.push(name.clone()),
-                Some(entry) if entry.shape != *shape => return Err(mis_shaped(name, entry, shape)),
+                Some(entry) if !is_shaped(entry, shape) => return Err(mis_shaped(name, entry, shape)),
                 Some(entry) if !is_float(entry.dtype) => return Err(mistyped(name, entry, "F32, F16 or BF16")),
                 Some(_) => {}
             }
@@ -200,7 +200,7 @@ impl CheckpointWeights {
             // Matrices of the experts of a layer may be one tensor.
             let stacked =
                 matches!((&entry.shape[..], shape), (&[n, rows, cols], &[out, inp]) if [n * rows, cols] == [out, inp]);
-            if entry.shape != shape && !stacked {
+            if !is_shaped(entry, shape) && !stacked {
                 return Err(mis_shaped(&name, entry, shape));
             }
             used.insert(name);
@@ -302,6 +302,37 @@ impl CheckpointWeights {
 
     /// Rows and columns of a module's weight [out, inp], in the form that `form` says for its stored form.
     pub fn matrix(
+        &self,
+        module: &str,
+        [out, inp]: [usize; 2],
+        rows: Range<usize>,
+        cols: Range<usize>,
+        form: impl FnOnce(StoredForm) -> HostForm,
+    ) -> Result<HostMatrix, LoadError> {
+        let Some(order) = self.shards.get(&format!("{module}.weight")).and_then(|entry| entry.cols) else {
+            return self.stored_matrix(module, [out, inp], rows, cols, form);
+        };
+        let whole = |stored| match stored {
+            StoredForm::Blocks(blocks) => order.width.is_multiple_of(blocks.numbers()),
+            StoredForm::F32 | StoredForm::F16 | StoredForm::Bf16 => true,
+            _ => false,
+        };
+        let kept = |stored| match form(stored) {
+            HostForm::Stored if !whole(stored) => HostForm::Bf16,
+            form => form,
+        };
+        let mut runs = Vec::new();
+        let mut col = cols.start;
+        while col < cols.end {
+            let (first, len) = (order.stored(col, inp), order.run(col).min(cols.end - col));
+            runs.push(first..first + len);
+            col += len;
+        }
+        Ok(self.stored_matrix(module, [out, inp], rows, 0..inp, kept)?.columns(&runs)?)
+    }
+
+    /// In the order of the file.
+    fn stored_matrix(
         &self,
         module: &str,
         [out, inp]: [usize; 2],
@@ -442,9 +473,7 @@ impl CheckpointWeights {
         let size = entry.dtype.size();
         let mut out = Vec::with_capacity(range.len());
         extend_f32(&mut out, &self.bytes(entry, range.start * size..range.end * size)?, entry.dtype);
-        if entry.plus_one {
-            out.iter_mut().for_each(|number| *number -= 1.0);
-        }
+        entry.change.undo(&mut out);
         Ok(out)
     }
 
@@ -515,6 +544,12 @@ fn scale_form(dtype: StoredDtype) -> ScaleForm {
 
 pub(super) fn is_float(dtype: StoredDtype) -> bool {
     matches!(dtype, StoredDtype::F32 | StoredDtype::F16 | StoredDtype::Bf16)
+}
+
+/// GGUF files leave out dimensions of one.
+fn is_shaped(entry: &TensorEntry, shape: &[usize]) -> bool {
+    let more = |shape: &[usize]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
+    entry.shape == shape || more(&entry.shape) == more(shape)
 }
 
 pub(super) fn mis_shaped(name: &str, entry: &TensorEntry, expected: &[usize]) -> LoadError {

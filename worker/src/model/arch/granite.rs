@@ -31,12 +31,18 @@ fn experts(config: &ConfigFields, prefix: &str, architecture: &'static str, shar
     let count = config.usize("num_local_experts")?.unwrap_or(8);
     // A softmax of the chosen logits is that of all of them, normalized.
     let route = base.route("num_experts_per_tok", 2, count, Scoring::Softmax)?;
+    // What is written for a GGUF file.
+    let apart = base.flag("gate_up_apart", false)?;
     decoder(&base, architecture, |i| {
         let at = format!("{}block_sparse_moe.", base.layer(i));
-        let expert = |e| stacked(&base, &at, inter, e, count);
+        let expert = |e| match apart {
+            true => base.gated(&format!("{at}experts.{e}."), inter, false),
+            false => stacked(&base, &at, inter, e, count),
+        };
         let moe = base.moe(format!("{at}router.layer"), count, route, expert);
         let shared = (shared > 0).then(|| {
-            let mlp = stacked(&base, &format!("{}shared_mlp.", base.layer(i)), shared, 0, 1);
+            let at = format!("{}shared_mlp.", base.layer(i));
+            let mlp = if apart { base.gated(&at, shared, false) } else { stacked(&base, &at, shared, 0, 1) };
             Box::new(SharedExpert { mlp, gate: None })
         });
         Mlp::Moe(Moe { shared, ..moe })

@@ -20,7 +20,23 @@ const MAX_TAPS: usize = 64;
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let experts = experts(&base, 512, 10)?;
-    hybrid(&base, "Qwen3NextForCausalLM", false, experts)
+    // What is written for a GGUF file.
+    let inputs = match config.str("linear_inputs")? {
+        None | Some("by_head") => StoredInputs::ByHead,
+        Some("values_apart") => StoredInputs::ValuesApart,
+        Some(other) => {
+            return Err(config.error("linear_inputs", format!("must be by_head or values_apart, got {other:?}")));
+        }
+    };
+    hybrid(&base, "Qwen3NextForCausalLM", inputs, experts)
+}
+
+/// In how many matrices the inputs of a delta net are.
+#[derive(Clone, Copy)]
+enum StoredInputs {
+    ByHead,
+    ValuesApart,
+    Apart,
 }
 
 /// Qwen3.5 to 3.8 with experts.
@@ -29,14 +45,14 @@ pub fn build_qwen3_5_moe(config: &ConfigFields, prefix: &str) -> Result<Spec, Lo
     config.require("norm_topk_prob", true)?;
     config.require("decoder_sparse_step", 1)?;
     let experts = experts(&base, 256, 8)?;
-    hybrid(&base, "Qwen3_5MoeForCausalLM", true, experts)
+    hybrid(&base, "Qwen3_5MoeForCausalLM", StoredInputs::Apart, experts)
 }
 
 /// The dense ones.
 pub fn build_qwen3_5(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &ConfigDefaults { kv_heads: Some(4), ..DEFAULTS })?;
     let inter = config.size("intermediate_size")?;
-    hybrid(&base, "Qwen3_5ForCausalLM", true, |i| {
+    hybrid(&base, "Qwen3_5ForCausalLM", StoredInputs::Apart, |i| {
         Mlp::Dense(base.gated(&format!("{}mlp.", base.layer(i)), inter, false))
     })
 }
@@ -50,8 +66,12 @@ fn experts<'a>(base: &'a Base, count: usize, top_k: usize) -> Result<impl Fn(usi
     Ok(move |i| with_shared(base, i, shared_inter, experts.layer(base, i)))
 }
 
-/// `apart`: the inputs of a delta net are in four matrices.
-fn hybrid(base: &Base, architecture: &'static str, apart: bool, mlp: impl Fn(usize) -> Mlp) -> Result<Spec, LoadError> {
+fn hybrid(
+    base: &Base,
+    architecture: &'static str,
+    inputs: StoredInputs,
+    mlp: impl Fn(usize) -> Mlp,
+) -> Result<Spec, LoadError> {
     let delta = delta_spec(base)?;
     let head_dim = base.head_dim()?;
     let rope = Arc::new(base.partial_rotation(head_dim, 0.25)?);
@@ -60,7 +80,7 @@ fn hybrid(base: &Base, architecture: &'static str, apart: bool, mlp: impl Fn(usi
     let mut spec = base.spec(architecture, |i| {
         let mixer = match attends[i] {
             true => attention(base, i, &rope, bias),
-            false => delta_net(base, i, delta, apart),
+            false => delta_net(base, i, delta, inputs),
         };
         Ok(around_one(base.decoder_layer(i, mixer, mlp(i))))
     })?;
@@ -147,25 +167,22 @@ fn attention(base: &Base, i: usize, rope: &Arc<RopeSpec>, bias: bool) -> MixerSp
     })
 }
 
-/// `apart`: its inputs are in four matrices.
-fn delta_net(base: &Base, i: usize, spec: DeltaSpec, apart: bool) -> MixerSpec {
+fn delta_net(base: &Base, i: usize, spec: DeltaSpec, inputs: StoredInputs) -> MixerSpec {
     let at = format!("{}linear_attn.", base.layer(i));
     let (h, values) = (base.hidden, spec.value_heads * spec.value_dim);
     let linear = |name: &str, shape, shard| LinearSpec::new(format!("{at}{name}"), shape, false, shard);
+    let joined = |name, outs| LinearSpec { joined: true, ..linear(name, [outs, h], Shard::Out) };
+    let (qkv, z) = (joined("in_proj_qkv", spec.key_heads * spec.channels()), joined("in_proj_z", values));
+    let ba = linear("in_proj_ba", [2 * spec.value_heads, h], Shard::Out);
     MixerSpec::DeltaNet(DeltaNet {
-        inputs: match apart {
-            false => DeltaInputs::ByHead([
-                linear("in_proj_qkvz", [spec.key_heads * spec.inputs(), h], Shard::Out),
-                linear("in_proj_ba", [2 * spec.value_heads, h], Shard::Out),
-            ]),
-            true => {
-                let joined = |name, outs| LinearSpec { joined: true, ..linear(name, [outs, h], Shard::Out) };
-                DeltaInputs::Apart(Box::new([
-                    joined("in_proj_qkv", spec.key_heads * spec.channels()),
-                    joined("in_proj_z", values),
-                    joined("in_proj_b", spec.value_heads),
-                    joined("in_proj_a", spec.value_heads),
-                ]))
+        inputs: match inputs {
+            StoredInputs::ByHead => {
+                DeltaInputs::ByHead([linear("in_proj_qkvz", [spec.key_heads * spec.inputs(), h], Shard::Out), ba])
+            }
+            StoredInputs::ValuesApart => DeltaInputs::ValuesApart(Box::new([qkv, z, ba])),
+            StoredInputs::Apart => {
+                let [b, a] = ["in_proj_b", "in_proj_a"].map(|name| joined(name, spec.value_heads));
+                DeltaInputs::Apart(Box::new([qkv, z, b, a]))
             }
         },
         o: linear("out_proj", [h, values], Shard::In),

@@ -33,14 +33,17 @@ pub enum DeltaInputs {
     ByHead([LinearSpec; 2]),
     /// All queries, all keys, all values; then gates, beta and a, each of all value heads.
     Apart(Box<[LinearSpec; 4]>),
+    /// The same, but beta and a in one matrix by key head.
+    ValuesApart(Box<[LinearSpec; 3]>),
 }
 
 impl DeltaNet {
     /// The two matrices by key head.
     fn load_inputs<D: Devices>(&self, loader: &Loader<D>) -> Result<[LoadedLinear<D::Backend>; 2], LoadError> {
-        let [qkv, z, b, a] = match &self.inputs {
+        let (qkv, z) = match &self.inputs {
             DeltaInputs::ByHead([qkvz, ba]) => return Ok([loader.linear(qkvz)?, loader.linear(ba)?]),
-            DeltaInputs::Apart(inputs) => &**inputs,
+            DeltaInputs::Apart(inputs) => (&inputs[0], &inputs[1]),
+            DeltaInputs::ValuesApart(inputs) => (&inputs[0], &inputs[1]),
         };
         let DeltaSpec { key_heads, key_dim, value_dim, .. } = self.spec;
         let (keys, group) = (key_heads * key_dim, self.spec.group());
@@ -51,8 +54,15 @@ impl DeltaNet {
             let (key, values) = (of(head, key_dim), of(head, group * value_dim));
             [(qkv, key.clone()), (qkv, after(keys, key)), (qkv, after(2 * keys, values.clone())), (z, values)]
         });
-        let ba = heads.flat_map(|head| [(b, of(head, group)), (a, of(head, group))]);
-        Ok([loader.joined(qkvz)?, loader.joined(ba)?])
+        let ba = match &self.inputs {
+            DeltaInputs::Apart(inputs) => {
+                let [_, _, b, a] = &**inputs;
+                loader.joined(heads.flat_map(|head| [(b, of(head, group)), (a, of(head, group))]))?
+            }
+            DeltaInputs::ByHead([_, ba]) => loader.linear(ba)?,
+            DeltaInputs::ValuesApart(inputs) => loader.linear(&inputs[2])?,
+        };
+        Ok([loader.joined(qkvz)?, ba])
     }
 
     fn on(&self, ranks: usize) -> DeltaSpec {
@@ -100,6 +110,7 @@ impl MixerParts for DeltaNet {
         let inputs = match &self.inputs {
             DeltaInputs::ByHead(inputs) => &inputs[..],
             DeltaInputs::Apart(inputs) => &inputs[..],
+            DeltaInputs::ValuesApart(inputs) => &inputs[..],
         };
         inputs.iter().chain([&self.o]).collect()
     }
