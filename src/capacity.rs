@@ -55,9 +55,10 @@ fn find(args: &CapacityArgs) -> Result<Capacity, Box<dyn Error>> {
         context: args.context.map(|tokens| tokens as usize),
         sequences: args.sequences.iter().map(|&n| n as usize).collect(),
         fp8_cache: args.kv_dtype == KvDtypeArg::Fp8,
+        kv_parallel: args.kv_parallel,
     };
     let flagged = |error| match error {
-        LoadError::Option { option, what } => format!("--{option}: {what}"),
+        LoadError::Option { option, what } => format!("--{}: {what}", option.replace('_', "-")),
         LoadError::Placement(error) => format!("--gpus: {error}"),
         error => error.to_string(),
     };

@@ -19,6 +19,7 @@
 //
 // value_width <= 1024; any other sizes. Positions are processed in tiles of 64 at multiples of 64 from the start of the
 // sequence, so a row's bits depend on neither chunks, blocks nor other rows. Error: f32 sums, expf, rounding to T.
+#pragma once
 #include "cache.cu"
 
 struct AttentionArgs {
@@ -38,6 +39,35 @@ struct AttentionArgs {
 namespace attention {
 
 constexpr int TILE = 64, THREADS = 128, COLUMNS = 8;  // Columns of the value per thread.
+constexpr int LANES = 8;  // lanes.cu
+
+// All positions are one lane.
+struct Unsplit {};
+
+DEVICE int lane_of(const Unsplit *) { return 0; }
+DEVICE const uint32_t *table_of(const AttentionArgs &a, const Unsplit *, uint32_t sequence) {
+  return a.tables + size_t(sequence) * a.table_stride;
+}
+DEVICE uint32_t number_in_lane(const Unsplit *, uint32_t p) { return p; }
+
+// One of this block's lanes.
+template <class L>
+DEVICE int lane_of(const L *lanes) {
+  return lanes->lane_first + int(blockIdx.z) * lanes->lane_step;
+}
+template <class L>
+DEVICE const uint32_t *table_of(const AttentionArgs &a, const L *lanes, uint32_t sequence) {
+  return a.tables + size_t(sequence) * a.table_stride + size_t(blockIdx.z) * lanes->lane_stride;
+}
+template <class L>
+DEVICE uint32_t number_in_lane(const L *, uint32_t p) {
+  return p / (LANES * TILE) * TILE + p % TILE;
+}
+
+template <class L>
+constexpr bool is_split = true;
+template <>
+constexpr bool is_split<Unsplit> = false;
 
 template <class T>
 DEVICE float scaled(const AttentionArgs &, T number, uint32_t, int, int, int) {
@@ -47,9 +77,9 @@ DEVICE float scaled(const AttentionArgs &a, uint8_t code, uint32_t place, int i,
   return cache::number(code) * a.scales[size_t(place) * a.scales_of_place + first + i / sharing];
 }
 
-// The cache has numbers C: T, or codes.
-template <class T, class C>
-DEVICE void attend(const AttentionArgs &a) {
+// The cache has numbers C: T, or codes. `lanes`: as lanes.cu says, and what it says is written.
+template <class T, class C, class L>
+DEVICE void attend(const AttentionArgs &a, const L *lanes) {
   unsigned char *shared = dynamic_shared();
   SHARED(float, scores, TILE);
   SHARED(uint32_t, places, TILE);
@@ -57,9 +87,21 @@ DEVICE void attend(const AttentionArgs &a) {
   int head = blockIdx.y, heads = gridDim.y, kv_head = head / a.group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   size_t row = blockIdx.x;
   T *out = static_cast<T *>(a.out) + (row * heads + head) * a.value_width;
+  float *sums_out = nullptr, *scale_out = nullptr;
+  if constexpr (is_split<L>) {
+    size_t at = ((size_t(head / lanes->heads) * lanes->lanes + blockIdx.z) * lanes->rows + row) * lanes->heads +
+                head % lanes->heads;
+    sums_out = lanes->sums + at * a.value_width, scale_out = lanes->scales + at;
+  }
   uint32_t sequence = a.sequences[row];
   if (sequence == NONE) {
-    for (int i = threadIdx.x; i < a.value_width; i += THREADS) out[i] = from_float<T>(0);
+    for (int i = threadIdx.x; i < a.value_width; i += THREADS) {
+      if constexpr (is_split<L>)
+        sums_out[i] = 0;
+      else
+        out[i] = from_float<T>(0);
+    }
+    if (is_split<L> && threadIdx.x == 0) *scale_out = -INFINITY;
     return;
   }
   const T *qa = static_cast<const T *>(a.qa) + row * a.qa_stride + size_t(head) * a.qa_head_stride;
@@ -69,13 +111,14 @@ DEVICE void attend(const AttentionArgs &a) {
     for (int i = threadIdx.x; i < a.width_b; i += THREADS) query[a.width_a + i] = to_float(qb[i]);
   }
   int position = a.positions[row], first = a.window && position >= a.window ? position - a.window + 1 : 0;
-  const uint32_t *table = a.tables + size_t(sequence) * a.table_stride;
+  const uint32_t *table = table_of(a, lanes, sequence);
+  constexpr int STEP = is_split<L> ? LANES * TILE : TILE;
   float largest = -INFINITY, total = 0, sums[COLUMNS] = {};
-  for (int from = first / TILE * TILE; from <= position; from += TILE) {
+  for (int from = first / TILE * TILE + lane_of(lanes) * TILE; from <= position; from += STEP) {
     // Positions of the tile that the row sees.
     int begin = first > from ? first - from : 0, end = position - from + 1 < TILE ? position - from + 1 : TILE;
     for (int j = begin + threadIdx.x; j < end; j += THREADS) {
-      uint32_t p = from + j;
+      uint32_t p = number_in_lane(lanes, from + j);
       places[j] = table[p / a.block_size] * a.block_size + p % a.block_size;
     }
     __syncthreads();
@@ -115,21 +158,33 @@ DEVICE void attend(const AttentionArgs &a) {
     }
     __syncthreads();
   }
-  if (a.sinks) total += expf(a.sinks[head] - largest);
+  if constexpr (is_split<L>) {
+    if (threadIdx.x == 0) *scale_out = total > 0 ? largest * 1.44269504f + log2f(total) : -INFINITY;
+  } else if (a.sinks) {
+    total += expf(a.sinks[head] - largest);
+  }
 #pragma unroll
   for (int c = 0; c < COLUMNS; c++) {
     int i = c * THREADS + threadIdx.x;
-    if (i < a.value_width) out[i] = from_float<T>(sums[c] / total);
+    if (i >= a.value_width) continue;
+    if constexpr (is_split<L>)
+      sums_out[i] = total > 0 ? sums[c] / total : 0;
+    else
+      out[i] = from_float<T>(sums[c] / total);
   }
 }
 
 }  // namespace attention
 
-extern "C" __global__ void __launch_bounds__(128) attention_f32(const AttentionArgs a) { attention::attend<float, float>(a); }
-extern "C" __global__ void __launch_bounds__(128) attention_bf16(const AttentionArgs a) { attention::attend<bf16, bf16>(a); }
+extern "C" __global__ void __launch_bounds__(128) attention_f32(const AttentionArgs a) {
+  attention::attend<float, float>(a, static_cast<attention::Unsplit *>(nullptr));
+}
+extern "C" __global__ void __launch_bounds__(128) attention_bf16(const AttentionArgs a) {
+  attention::attend<bf16, bf16>(a, static_cast<attention::Unsplit *>(nullptr));
+}
 extern "C" __global__ void __launch_bounds__(128) attention_fp8_f32(const AttentionArgs a) {
-  attention::attend<float, uint8_t>(a);
+  attention::attend<float, uint8_t>(a, static_cast<attention::Unsplit *>(nullptr));
 }
 extern "C" __global__ void __launch_bounds__(128) attention_fp8_bf16(const AttentionArgs a) {
-  attention::attend<bf16, uint8_t>(a);
+  attention::attend<bf16, uint8_t>(a, static_cast<attention::Unsplit *>(nullptr));
 }

@@ -1,7 +1,7 @@
 // cache_fp8: stores rows x [rows, width] T, `stride` numbers apart, as entries of codes in a paged cache: row r at
 // place places[r]. `sharing` numbers share a scale, the smallest power of two by which they fit in e4m3, so that codes
 // times scales are exact in bf16; 0: none has a scale. Scales of a place are `scales_of_place` apart and begin at
-// `first_scale`. Grid: (rows, groups, or 1); 128 threads. Rows whose position is NONE are left out. Error: half a unit
+// `first_scale`. Grid: (rows, groups, or 1); 128 threads. Rows whose position or place is NONE are left out. Error: half a unit
 // of the code's last place.
 #pragma once
 #include "quant.cuh"
@@ -29,7 +29,7 @@ template <class T>
 DEVICE void store(const CacheFp8Args &a) {
   SHARED(float, largest_of, THREADS / 32);
   int row = blockIdx.x, group = blockIdx.y;
-  if (a.positions[row] == NONE) return;
+  if (a.positions[row] == NONE || a.places[row] == NONE) return;
   size_t place = a.places[row];
   int count = a.sharing ? a.sharing : a.width, from = group * count;
   const T *x = static_cast<const T *>(a.x) + size_t(row) * a.stride + from;

@@ -7,6 +7,7 @@
 #include "elementwise.cu"
 #include "embed.cu"
 #include "flash.cu"
+#include "lanes.cu"
 #include "latent.cu"
 #include "linear.cu"
 #include "linear_mixed.cu"

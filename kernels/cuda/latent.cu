@@ -10,6 +10,8 @@
 //   first_row, first_block, partial_at, row_count, kv_len, first_query, from, to [pieces]: as flashinfer.cu says.
 //   A tile's only piece goes to out, piece c of more to partial + ((row - first) * chunks + c * row_count) * heads.
 //   tile_first, tile_rows [rows]: the first row of each row's tile, and its rows.
+//   With lanes > 0, pieces are of positions of a lane (lanes.cu), and tile's piece c of the rank's lane i goes to
+//   partial + ((row - first) * lanes * chunks + (i * chunks + c) * row_count) * heads, also if it is the only one.
 //   work [blocks + 1]: the pieces, in equal shares.
 //
 // latent_merge: out [all rows, heads, 512] bf16, rows out_stride apart: for rows with several pieces, the sum of their
@@ -24,6 +26,7 @@ struct LatentWorkArgs {
   const uint32_t *sequences, *positions;
   int *first_row, *first_block, *partial_at, *row_count, *kv_len, *first_query, *from, *to, *tile_first, *tile_rows, *work;
   int first, rows, heads, table_stride, tile, chunk, chunks, blocks;
+  int lanes, lane_first, lane_step, lane_stride;
 };
 
 struct LatentMergeArgs {
@@ -38,6 +41,34 @@ struct LatentMergeArgs {
 namespace latent {
 
 constexpr int LATENT = 512, THREADS = 256;
+
+// Positions of a lane up to `position`: it has each eighth of the tiles of 64.
+DEVICE int seen(int position, int lane) {
+  int tile = position / 64, before = tile / 8 * 64, in_turn = tile % 8;
+  return before + (in_turn > lane ? 64 : in_turn == lane ? position % 64 + 1 : 0);
+}
+
+// Pieces of a tile whose last position is `last`.
+DEVICE int pieces_of(const LatentWorkArgs &a, int last) {
+  if (!a.lanes) return last / a.chunk + 1;
+  int pieces = 0;
+  for (int i = 0; i < a.lanes; i++) pieces += (seen(last, a.lane_first + i * a.lane_step) + a.chunk - 1) / a.chunk;
+  return pieces;
+}
+
+// Piece `at`, number `c` of the positions up to `length` in the blocks from `block` on.
+DEVICE void piece(const LatentWorkArgs &a, int at, int row, int count, int block, int partial, int c, int length,
+                  int kv_len) {
+  int end = (c + 1) * a.chunk;
+  a.first_row[at] = row;
+  a.first_block[at] = block;
+  a.partial_at[at] = partial;
+  a.row_count[at] = count;
+  a.kv_len[at] = kv_len;
+  a.first_query[at] = 0;
+  a.from[at] = c * a.chunk;
+  a.to[at] = end < length ? end : length;
+}
 
 // Whether a row continues the tile of the row before it.
 DEVICE bool continues(const LatentWorkArgs &a, int row) {
@@ -57,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) latent_work(const LatentWorkAr
     if (begins) {
       count = 1;
       while (row + count < end && latent::continues(a, row + count)) count++;
-      pieces = a.positions[row] / a.chunk + 1;
+      pieces = latent::pieces_of(a, a.positions[row] + count - 1);
     }
     // The sum over the threads up to this one.
     int *from = sums, *to = sums + latent::THREADS;
@@ -78,16 +109,20 @@ extern "C" __global__ void __launch_bounds__(256) latent_work(const LatentWorkAr
       a.tile_first[row - a.first + i] = row;
       a.tile_rows[row - a.first + i] = count;
     }
-    for (int c = 0; c < pieces; c++) {
-      int end_of_piece = (c + 1) * a.chunk;
-      a.first_row[at + c] = row;
-      a.first_block[at + c] = a.sequences[row] * a.table_stride;
-      a.partial_at[at + c] = pieces == 1 ? -1 : ((row - a.first) * a.chunks + c * count) * a.heads;
-      a.row_count[at + c] = count;
-      a.kv_len[at + c] = length;
-      a.first_query[at + c] = 0;
-      a.from[at + c] = c * a.chunk;
-      a.to[at + c] = end_of_piece < length ? end_of_piece : length;
+    int block = a.sequences[row] * a.table_stride, tile = row - a.first;
+    for (int c = 0; c < pieces && !a.lanes; c++) {
+      int partial = pieces == 1 ? -1 : (tile * a.chunks + c * count) * a.heads;
+      latent::piece(a, at + c, row, count, block, partial, c, length, length);
+    }
+    for (int i = 0; i < a.lanes; i++) {
+      int lane = a.lane_first + i * a.lane_step, in_lane = latent::seen(length - 1, lane);
+      // Row r of a tile sees all but the last count - 1 - r positions up to kv_len. If the tile's own positions are of
+      // another lane, its rows see all positions of this one.
+      int kv_len = (length - 1) / 64 % 8 == lane ? in_lane : in_lane + count - 1;
+      for (int c = 0; c * a.chunk < in_lane; c++) {
+        int partial = (tile * a.lanes * a.chunks + (i * a.chunks + c) * count) * a.heads;
+        latent::piece(a, at++, row, count, block + i * a.lane_stride, partial, c, in_lane, kv_len);
+      }
     }
   }
   for (int i = thread; i <= a.blocks; i += latent::THREADS) a.work[i] = int(int64_t(before) * i / a.blocks);

@@ -206,6 +206,11 @@ impl<B: Backend> Backend for Lockstep<B> {
         })
     }
 
+    fn split_cache(&self, cache: &mut Self::Cache, split: KvSplit) -> Result<()> {
+        self.device.split_cache(&mut cache.device, split)?;
+        self.oracle.split_cache(&mut cache.oracle, split)
+    }
+
     /// Those of the device, then those of the oracle.
     fn block_bytes(&self, cache: &Self::Cache) -> usize {
         self.device.block_bytes(&cache.device) + self.oracle.block_bytes(&cache.oracle)

@@ -37,6 +37,9 @@ pub struct CapacityArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvDtypeArg::Auto)]
     pub kv_dtype: KvDtypeArg,
+    /// The ranks share the positions of the KV cache (latent attention, 2, 4 or 8 GPUs)
+    #[arg(long)]
+    pub kv_parallel: bool,
     /// Tokens of each sequence in the decode steps [default: 8192, or the model's limit if that is less]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,

@@ -172,7 +172,7 @@ pub struct EngineArgs {
     #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_memory: Option<u64>,
     /// Split the positions of the KV cache over the ranks of a group, each of which holds all of them otherwise: for
-    /// latent attention (MLA) on CPUs, with 2, 4 or 8 ranks
+    /// latent attention (MLA), with 2, 4 or 8 ranks
     #[arg(long, env = "REIN_KV_PARALLEL")]
     pub kv_parallel: bool,
     #[command(flatten)]

@@ -20,12 +20,20 @@ fn of(line: &str) -> Capacity {
 const PAGE: &[(&str, &str)] = &[
     ("rein capacity kimi-k2 --gpus 8", "Kimi K2 in FP8 on 8 GPUs: the weights leave room for few tokens."),
     (
+        "rein capacity kimi-k2 --gpus 8 --kv-parallel --kv-dtype fp8",
+        "The same GPUs with `--kv-parallel` and `--kv-dtype fp8`: each holds an eighth of the positions, in half the bytes.",
+    ),
+    (
         "rein capacity kimi-k2 --gpus 16",
         "On 16 GPUs there is room. With latent attention, every GPU holds the KV entries of all heads.",
     ),
     (
         "rein capacity kimi-k2-thinking --gpus 8",
         "In int4, 8 GPUs are enough. Scales (bf16, one for 32 weights) are a ninth of the experts' bytes.",
+    ),
+    (
+        "rein capacity kimi-k2-thinking --gpus 8 --kv-parallel --kv-dtype fp8",
+        "The same with a KV cache that is split, in FP8.",
     ),
     ("rein capacity deepseek-v3 --gpus 8", "DeepSeek-V3 in FP8."),
     (
@@ -46,10 +54,11 @@ fn the_page_is_current() {
         let section = |(line, what): &(&str, &str)| {
             let args = args(line);
             format!(
-                "\n## {} on {} GPU{}\n\n{what}\n\n```text\n$ {line}\n{}```\n",
+                "\n## {} on {} GPU{}{}\n\n{what}\n\n```text\n$ {line}\n{}```\n",
                 args.model.display(),
                 args.gpus,
                 if args.gpus == 1 { "" } else { "s" },
+                if args.kv_parallel { ", KV cache split" } else { "" },
                 text(&args.model.to_string_lossy(), &of(line))
             )
         };

@@ -26,7 +26,8 @@ const PROMPT: usize = 10;
 
 /// On device `device`, where all ranks are.
 pub fn checks(models: Vec<SmallModel>, device: usize, kernels: GpuKernels) -> Vec<SectionCheck<'static>> {
-    let mut checks: Vec<SectionCheck> = selftest::ranks(device).into_iter().map(Into::into).collect();
+    let mut checks: Vec<SectionCheck> =
+        selftest::ranks(device, kernels == GpuKernels::Fast).into_iter().map(Into::into).collect();
     for model in models {
         let cases = match model.quantized {
             Some(form) => vec![(form, Dtype::Auto)],

@@ -287,7 +287,8 @@ impl ModelLoader {
         let kv_of = |device: usize| {
             let there = mine.iter().zip(&assigned).filter(|(_, other)| **other == device).map(|(rank, _)| *rank);
             let there: Vec<&RankPlacement> = there.collect();
-            self.checkpoint.footprint(devices, |footprint| KvPlan::bytes_per_token(footprint, &there, size))
+            let all = self.checkpoint.footprint(devices, |footprint| KvPlan::bytes_per_token(footprint, &there, size));
+            all.div_ceil(self.options.kv_ranks(size))
         };
         let ranks_here = links.into_iter().zip(&mine).zip(&mut found).zip(assigned.iter().copied());
         for (((link, rank), resident), device) in ranks_here {

@@ -5,6 +5,7 @@
 #include "draw.h"
 #include "experts.h"
 #include "faults.h"
+#include "lanes.h"
 #include "low_rank.h"
 #include "places.h"
 #include "products.h"
@@ -31,6 +32,7 @@ int main(int argc, char **argv) {
   draw_tests::test();
   delta_tests::test();
   rank_tests::test();
+  lane_tests::test();
   printf("%d checks failed\n", check::failures);
   return check::failures ? 1 : 0;
 }

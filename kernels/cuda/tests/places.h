@@ -122,7 +122,7 @@ inline void latent(const std::vector<Span> &spans, int heads, int chunk, int fir
     auto array = [&](int i) { return arrays[i]->data; };
     LatentWorkArgs args = {of_rows.data, at.data,  array(0), array(1), array(2), array(3), array(4), array(5), array(6), array(7),
                            array(8),     array(9), array(10), first,   rows,     heads,    STRIDE,   tile,     chunk,    chunks,
-                           blocks};
+                           blocks,       0,        0,         0,       0};
     LAUNCH(latent_work, 1, 256, 0, args);
     int *work = array(10);
     check::equal(work[0], 0, "the first block's work");

@@ -1,5 +1,6 @@
 // What is computed from the parts of all ranks, against plain loops. Meetings of ranks are tested over the driver, for
 // one kernel cannot wait for another here (kernels/src/cuda/backend/tests/ranks.rs); here the others have come already.
+#pragma once
 #include "check.h"
 
 namespace rank_tests {

@@ -13,7 +13,7 @@ use super::plan::{LaunchPlan, int};
 use super::tensor::DeviceTensor;
 use super::weights::{DeviceExpansion, DeviceVector};
 use super::{CudaDevice, DeviceBuffer};
-use crate::backend::{CacheForm, GqaSpec, MlaSpec};
+use crate::backend::{CacheForm, GqaSpec, KvSplit, MlaSpec};
 use crate::error::{KernelError, Result};
 
 /// The widest value that `attention` adds up.
@@ -31,30 +31,39 @@ pub struct DeviceCache {
     v: DeviceBuffer,
     /// Of codes: for each position the scales of its key, then those of its value.
     scales: DeviceBuffer,
+    /// Of its positions over ranks.
+    pub(super) split: Option<KvSplit>,
 }
 
 /// A part of the query vectors, and the part of the cached entries that it is multiplied with.
 #[derive(Clone, Copy)]
-struct Part {
-    address: u64,
-    stride: usize,
-    head_stride: usize,
-    width: usize,
-    cache: u64,
-    entry: usize,
+pub(super) struct Part {
+    pub address: u64,
+    pub stride: usize,
+    pub head_stride: usize,
+    pub width: usize,
+    pub cache: u64,
+    pub entry: usize,
     /// Distance of the KV heads within an entry.
-    head: usize,
+    pub head: usize,
 }
 
 /// `group` heads share the entries of a KV head. `window` 0: all positions before a row's are visible.
 #[derive(Clone, Copy)]
-struct Heads {
+pub(super) struct Heads {
     heads: usize,
     group: usize,
     window: usize,
     scale: f32,
     /// The scores of sinks; 0: there are none.
     sinks: u64,
+}
+
+impl Heads {
+    /// All share an entry.
+    pub fn of_latents(heads: usize, scale: f32) -> Heads {
+        Heads { heads, group: heads, window: 0, scale, sinks: 0 }
+    }
 }
 
 impl DeviceCache {
@@ -78,7 +87,16 @@ impl DeviceCache {
         let places = places.ok_or_else(|| KernelError::OutOfMemory(format!("KV cache of {blocks} blocks")))?;
         let buffer = |width: usize| device.allocate(places * width * form.number_bytes());
         let scales = device.allocate(places * form.scales(widths).iter().sum::<usize>() * size_of::<f32>())?;
-        Ok(DeviceCache { block_size, widths, form, element, k: buffer(widths[0])?, v: buffer(widths[1])?, scales })
+        Ok(DeviceCache {
+            block_size,
+            widths,
+            form,
+            element,
+            k: buffer(widths[0])?,
+            v: buffer(widths[1])?,
+            scales,
+            split: None,
+        })
     }
 
     /// Of codes: how many numbers of a key and of a value share a scale, and how many scales both have.
@@ -86,6 +104,45 @@ impl DeviceCache {
         match self.form {
             CacheForm::F32 | CacheForm::Bf16 => None,
             CacheForm::Fp8 { sharing } => Some((sharing, self.form.scales(self.widths))),
+        }
+    }
+
+    /// The absorbed queries with the latents, and the rotated ones with the rotated keys: addresses, and the distances of
+    /// rows and heads.
+    pub(super) fn latent_parts(&self, queries: [u64; 2], strides: [[usize; 2]; 2]) -> [Part; 2] {
+        let caches = [&self.k, &self.v].map(DeviceBuffer::address);
+        std::array::from_fn(|i| Part {
+            address: queries[i],
+            stride: strides[i][0],
+            head_stride: strides[i][1],
+            width: self.widths[i],
+            cache: caches[i],
+            entry: self.widths[i],
+            head: 0,
+        })
+    }
+
+    pub(super) fn element(&self) -> Element {
+        self.element
+    }
+
+    pub(super) fn has_codes(&self) -> bool {
+        self.scaling().is_some()
+    }
+
+    /// For the fast kernel, without queries.
+    pub(super) fn work(&self, scale: f32) -> WorkOf {
+        WorkOf {
+            heads: 0,
+            block_size: self.block_size,
+            scale,
+            latent: self.k.address(),
+            rope: self.v.address(),
+            scales: self.scaling().map(|_| self.scales.address()),
+            q_latent: 0,
+            q_latent_strides: [0; 2],
+            q_rope: 0,
+            q_rope_strides: [0; 2],
         }
     }
 
@@ -103,6 +160,57 @@ impl DeviceCache {
             assert!(end <= part.bytes(), "block {block} of a cache of {} bytes", part.bytes());
             (part.address() + (end - bytes) as u64, bytes)
         })
+    }
+}
+
+/// Without a place for the result.
+pub(super) fn attention_args(
+    batch: &PlacedBatch,
+    [a, b]: [Part; 2],
+    value: Part,
+    of: Heads,
+    cache: &DeviceCache,
+) -> AttentionArgs {
+    let Heads { group, window, scale, sinks, .. } = of;
+    assert!(value.width <= WIDEST_VALUE, "values of {} numbers, at most {WIDEST_VALUE}", value.width);
+    let parts = &batch.parts;
+    // Latents are values too.
+    let latent = value.cache == a.cache;
+    let (sharing, [of_k, of_v]) = cache.scaling().unwrap_or_default();
+    AttentionArgs {
+        qa: a.address,
+        qb: b.address,
+        cache_a: a.cache,
+        cache_b: b.cache,
+        cache_value: value.cache,
+        out: 0,
+        sequences: parts.sequences,
+        positions: parts.positions,
+        tables: parts.tables,
+        a_entry: a.entry,
+        b_entry: b.entry,
+        value_entry: value.entry,
+        qa_stride: int(a.stride),
+        qa_head_stride: int(a.head_stride),
+        width_a: int(a.width),
+        a_head: int(a.head),
+        qb_stride: int(b.stride),
+        qb_head_stride: int(b.head_stride),
+        width_b: int(b.width),
+        b_head: int(b.head),
+        value_width: int(value.width),
+        value_head: int(value.head),
+        group: int(group),
+        table_stride: int(batch.shape.table_stride),
+        block_size: int(cache.block_size),
+        window: int(window),
+        scale,
+        scales: cache.scales.address(),
+        scales_of_place: int(of_k + of_v),
+        a_sharing: int(sharing[0].max(1)),
+        value_sharing: int(sharing[usize::from(!latent)].max(1)),
+        value_first: if latent { 0 } else { int(of_k) },
+        sinks,
     }
 }
 
@@ -159,55 +267,16 @@ impl OpStream {
     fn attend(
         &self,
         batch: &PlacedBatch,
-        [a, b]: [Part; 2],
+        parts: [Part; 2],
         value: Part,
         of: Heads,
         cache: &DeviceCache,
     ) -> DeviceTensor {
-        let Heads { heads, group, window, scale, sinks } = of;
-        assert!(value.width <= WIDEST_VALUE, "values of {} numbers, at most {WIDEST_VALUE}", value.width);
-        let parts = &batch.parts;
-        // Latents are values too.
-        let latent = value.cache == a.cache;
-        let (sharing, [of_k, of_v]) = cache.scaling().unwrap_or_default();
-        let out = self.tensor(batch.shape.rows, heads * value.width, cache.element);
-        let args = AttentionArgs {
-            qa: a.address,
-            qb: b.address,
-            cache_a: a.cache,
-            cache_b: b.cache,
-            cache_value: value.cache,
-            out: out.address,
-            sequences: parts.sequences,
-            positions: parts.positions,
-            tables: parts.tables,
-            a_entry: a.entry,
-            b_entry: b.entry,
-            value_entry: value.entry,
-            qa_stride: int(a.stride),
-            qa_head_stride: int(a.head_stride),
-            width_a: int(a.width),
-            a_head: int(a.head),
-            qb_stride: int(b.stride),
-            qb_head_stride: int(b.head_stride),
-            width_b: int(b.width),
-            b_head: int(b.head),
-            value_width: int(value.width),
-            value_head: int(value.head),
-            group: int(group),
-            table_stride: int(batch.shape.table_stride),
-            block_size: int(cache.block_size),
-            window: int(window),
-            scale,
-            scales: cache.scales.address(),
-            scales_of_place: int(of_k + of_v),
-            a_sharing: int(sharing[0].max(1)),
-            value_sharing: int(sharing[usize::from(!latent)].max(1)),
-            value_first: if latent { 0 } else { int(of_k) },
-            sinks,
-        };
-        let codes = cache.scaling().is_some();
-        let plan = LaunchPlan::attention(cache.element, codes, batch.shape.rows, heads, a.width + b.width);
+        let rows = batch.shape.rows;
+        let out = self.tensor(rows, of.heads * value.width, cache.element);
+        let args = AttentionArgs { out: out.address, ..attention_args(batch, parts, value, of, cache) };
+        let (codes, width) = (cache.scaling().is_some(), parts.iter().map(|part| part.width).sum());
+        let plan = LaunchPlan::attention(cache.element, codes, rows, of.heads, width);
         // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each of the
         // batch.
         unsafe { self.launch(&plan, &args) };
@@ -259,6 +328,7 @@ impl OpStream {
         self.attend(batch, [key, none], value, of, cache)
     }
 
+    /// `mix`: the mean of the latents that each absorbed query sees, [rows, heads * kv_rank].
     #[allow(clippy::too_many_arguments)]
     pub fn attend_latent(
         &self,
@@ -269,8 +339,9 @@ impl OpStream {
         adapters: Option<[&DeviceLowRank; 2]>,
         cache: &DeviceCache,
         spec: &MlaSpec,
+        mix: impl FnOnce(&DeviceTensor) -> DeviceTensor,
     ) -> DeviceTensor {
-        let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale } = *spec;
+        let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, .. } = *spec;
         let q_dim = nope_dim + rope_dim;
         assert_eq!((q.cols, *held), (heads * q_dim, heads), "mla_attention: heads");
         assert_eq!(cache.widths, [kv_rank, rope_dim], "mla_attention: cache widths");
@@ -280,60 +351,48 @@ impl OpStream {
         if let Some([of_query, _]) = adapters {
             self.add_by_head(batch, heads, (q, q_dim, nope_dim), &query, of_query);
         }
-        let values = |mixed: &DeviceTensor, out: DeviceTensor| {
-            if let Some([_, of_value]) = adapters {
-                self.add_by_head(batch, heads, (mixed, kv_rank, kv_rank), &out, of_value);
-            }
-            out
-        };
+        let mixed = mix(&query);
         let to_heads = Batched { heads, outs: v_dim, ins: kv_rank, x_head: kv_rank };
+        let out = self.product_by_head(&mixed, to_value, to_heads);
+        if let Some([_, of_value]) = adapters {
+            self.add_by_head(batch, heads, (&mixed, kv_rank, kv_rank), &out, of_value);
+        }
+        out
+    }
+
+    /// Over a cache that has all positions.
+    pub fn mix_latents(
+        &self,
+        batch: &PlacedBatch,
+        q: &DeviceTensor,
+        query: &DeviceTensor,
+        cache: &DeviceCache,
+        spec: &MlaSpec,
+    ) -> DeviceTensor {
+        let MlaSpec { heads, nope_dim, rope_dim, kv_rank, scale, .. } = *spec;
+        let q_dim = nope_dim + rope_dim;
         let positions = batch.shape.table_stride * cache.block_size;
-        let work = LatentWork::new(batch.shape.rows, heads, [kv_rank, rope_dim], positions);
-        let plain_rows =
-            cache.element == Element::Bf16 && [q.stride, q_dim, nope_dim].iter().all(|width| width.is_multiple_of(8));
-        let scaling = cache.scaling();
-        let fits = scaling.is_none_or(|(sharing, _)| sharing == [LATENT_SHARING, 0]);
-        if let Some(work) = work.filter(|_| self.fast.is_some() && plain_rows && fits) {
+        let work = LatentWork::new(batch.shape.rows, heads, [kv_rank, rope_dim], positions, 1);
+        let plain_rows = [q.stride, q_dim, nope_dim].iter().all(|width| width.is_multiple_of(8));
+        if let Some(work) = work.filter(|_| plain_rows && self.takes_fast(cache)) {
             let of = WorkOf {
                 heads,
-                block_size: cache.block_size,
-                scale,
-                latent: cache.k.address(),
-                rope: cache.v.address(),
-                scales: scaling.map(|_| cache.scales.address()),
                 q_latent: query.address,
+                q_latent_strides: [heads * kv_rank, kv_rank],
                 q_rope: q.columns(nope_dim, 0).address,
-                q_rope_stride: q.stride,
-                q_rope_head: q_dim,
+                q_rope_strides: [q.stride, q_dim],
+                ..cache.work(scale)
             };
-            let mixed = self.fast_latent(batch, work, of);
-            return values(&mixed, self.product_by_head(&mixed, to_value, to_heads));
+            return self.fast_latent(batch, work, of);
         }
-        let plain = Part {
-            address: query.address,
-            stride: query.stride,
-            head_stride: kv_rank,
-            width: kv_rank,
-            cache: cache.k.address(),
-            entry: kv_rank,
-            head: 0,
-        };
-        let rotated = Part {
-            address: q.columns(nope_dim, 0).address,
-            stride: q.stride,
-            head_stride: q_dim,
-            width: rope_dim,
-            cache: cache.v.address(),
-            entry: rope_dim,
-            head: 0,
-        };
-        let mixed = self.attend(
-            batch,
-            [plain, rotated],
-            plain,
-            Heads { heads, group: heads, window: 0, scale, sinks: 0 },
-            cache,
-        );
-        values(&mixed, self.product_by_head(&mixed, to_value, to_heads))
+        let rotated = q.columns(nope_dim, 0).address;
+        let parts = cache.latent_parts([query.address, rotated], [[query.stride, kv_rank], [q.stride, q_dim]]);
+        self.attend(batch, parts, parts[0], Heads::of_latents(heads, scale), cache)
+    }
+
+    /// Whether the fast kernel reads it.
+    pub(super) fn takes_fast(&self, cache: &DeviceCache) -> bool {
+        let fits = cache.scaling().is_none_or(|(sharing, _)| sharing == [LATENT_SHARING, 0]);
+        self.fast.is_some() && cache.element == Element::Bf16 && fits
     }
 }

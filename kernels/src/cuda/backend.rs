@@ -16,6 +16,7 @@ use super::error::shape;
 use super::experts::DeviceExperts;
 use super::fast::KernelTier;
 use super::graphs::{Kept, Mode, Results};
+use super::lanes::LaneAttention;
 use super::low_rank::DeviceLowRank;
 use super::moe::DeviceRoutes;
 use super::op_stream::OpStream;
@@ -220,9 +221,21 @@ impl Backend for Cuda {
     fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<DeviceCache> {
         self.ops.check()?;
         let cache = DeviceCache::new(&self.ops.device, [blocks, block_size], widths, form, self.ops.activations.get())?;
-        self.steps.limits.update(|limits| StepLimits { blocks, block_size, ..limits });
+        self.steps.limits.update(|limits| StepLimits { blocks, block_size, split: None, ..limits });
         self.steps.graphs.borrow_mut().clear();
         Ok(cache)
+    }
+
+    fn split_cache(&self, cache: &mut DeviceCache, split: KvSplit) -> Result<()> {
+        let StepLimits { blocks, block_size, .. } = self.steps.limits.get();
+        if split.ranks != self.ranks() || !KvSplit::fits(split.ranks, block_size) {
+            let what = format!("{split:?} of {} ranks with blocks of {block_size}", self.ranks());
+            return Err(shape("split_cache", what));
+        }
+        cache.split = Some(split);
+        let blocks = blocks * split.ranks;
+        self.steps.limits.update(|limits| StepLimits { blocks, split: Some(split), ..limits });
+        Ok(())
     }
 
     fn block_bytes(&self, cache: &DeviceCache) -> usize {
@@ -306,7 +319,7 @@ impl Backend for Cuda {
             return Ok(recorded_steps(bounds.sequences, blocks));
         }
         self.ops.angles.get_mut().cover(&self.ops.device, bounds.positions.saturating_sub(1))?;
-        let [shape, decode] = largest_shapes(bounds, blocks);
+        let [shape, decode] = largest_shapes(bounds, blocks, self.steps.limits.get());
         let words = shape.parts().end.max(decode.parts().end) + draw_words(bounds, self.steps.tokens.get());
         if self.rank() == 0 {
             let StepBounds { sequences, positions, .. } = *bounds;
@@ -324,7 +337,8 @@ impl Backend for Cuda {
         self.steps.graphs.get_mut().abandon(&self.ops.device);
         let keeps = self.steps.histories.as_ref();
         keeps.map_or(Ok(()), |histories| histories.check(&rows.draws))?;
-        let (shape, draws) = (StepShape::of(&rows), DrawPlan::new(&rows, keeps.is_some()));
+        let shape = StepShape::of(&rows, self.steps.limits.get());
+        let (shape, draws) = (shape, DrawPlan::new(&rows, keeps.is_some()));
         let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1).saturating_sub(1);
         if self.ranks() > 1 {
             self.begin_together(&shape, &draws, last)?;
@@ -441,7 +455,12 @@ impl Backend for Cuda {
         cache: &mut DeviceCache,
         spec: &MlaSpec,
     ) -> Result<DeviceTensor> {
-        Ok(self.ops.attend_latent(&self.steps.placed(batch), q, [latent, k_rope], kv_b, adapters, cache, spec))
+        let batch = &self.steps.placed(batch);
+        let mix = |query: &DeviceTensor| match cache.split {
+            None => self.ops.mix_latents(batch, q, query, cache, spec),
+            Some(split) => LaneAttention { ranks: self.over_ranks(), batch, cache, split, spec: *spec }.mix(q, query),
+        };
+        Ok(self.ops.attend_latent(batch, q, [latent, k_rope], kv_b, adapters, cache, spec, mix))
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<DeviceExpansion> {

@@ -2,7 +2,7 @@
 //! It does not compute them.
 
 use super::draw_plan::{TASK_WORDS, result_words};
-use super::step::{FIRST_STRIDE, MOST_ALTERNATIVES, StepShape, bucket};
+use super::step::{FIRST_STRIDE, MOST_ALTERNATIVES, StepLimits, StepShape, bucket};
 use crate::backend::{DryStep, DryWants, StepBounds};
 
 /// Words for the bias, the banned tokens and the like of a draw.
@@ -41,14 +41,14 @@ pub(super) fn recorded_steps(sequences: usize, blocks: usize) -> Vec<DryStep> {
 }
 
 /// The shapes of the largest prompt and of the largest decode step.
-pub(super) fn largest_shapes(bounds: &StepBounds, blocks: usize) -> [StepShape; 2] {
+pub(super) fn largest_shapes(bounds: &StepBounds, blocks: usize, limits: StepLimits) -> [StepShape; 2] {
     let StepBounds { rows, sequences, .. } = *bounds;
     let rows = rows.max(sequences);
     let filled = bucket(sequences).unwrap_or(sequences);
-    let shape = |rows, sequences, table_stride, wanted: usize, decode| StepShape {
+    let shape = |rows, sequences, blocks, wanted: usize, decode| StepShape {
         rows,
         sequences,
-        table_stride,
+        table_stride: limits.table_words(blocks),
         wanted,
         results: result_words(Some(MOST_ALTERNATIVES)) * wanted,
         // A checkpoint at the end of each block at most.

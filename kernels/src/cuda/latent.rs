@@ -6,24 +6,25 @@ use super::arena::ArenaBlock;
 use super::batch::PlacedBatch;
 use super::fast::{FastDivisor, LatentArgs};
 use super::form::Element;
+use super::lanes::Lanes;
 use super::op_stream::OpStream;
 use super::plan::{LaunchPlan, PARTIAL_BYTES, int};
 use super::tensor::DeviceTensor;
 
-const LATENT: usize = 512;
+pub(super) const LATENT: usize = 512;
 const ROPE: usize = 64;
 /// Latent columns whose codes share a scale.
 pub(super) const LATENT_SHARING: usize = 128;
 /// Queries of a tile: rows times heads.
-const QUERIES: usize = 64;
+pub(super) const QUERIES: usize = 64;
 /// Positions of a piece of work.
-const CHUNK: usize = 512;
+pub(super) const CHUNK: usize = 512;
 /// `latent_attention_shared` of flashinfer.cu.
 pub(super) const SHARED: usize = 222_048;
 /// `latent_attention_fp8_shared`.
 pub(super) const FP8_SHARED: usize = 230_208;
 const THREADS: u32 = 256;
-const MERGE_THREADS: u32 = 128;
+pub(super) const MERGE_THREADS: u32 = 128;
 
 /// latent.cu
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +42,10 @@ struct LatentWorkArgs {
     chunk: i32,
     chunks: i32,
     blocks: i32,
+    lanes: i32,
+    lane_first: i32,
+    lane_step: i32,
+    lane_stride: i32,
 }
 
 /// latent.cu
@@ -71,11 +76,32 @@ pub(super) struct WorkOf {
     pub rope: u64,
     /// Of codes.
     pub scales: Option<u64>,
-    /// [rows, heads, 512], contiguous.
+    /// [rows, heads, 512]; the distances of rows and heads follow.
     pub q_latent: u64,
+    pub q_latent_strides: [usize; 2],
     pub q_rope: u64,
-    pub q_rope_stride: usize,
-    pub q_rope_head: usize,
+    pub q_rope_strides: [usize; 2],
+}
+
+/// Rows of a batch whose pieces are computed together, of the rank's lanes or of all positions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LatentRows {
+    /// Addresses of the batch's, from which `first` counts.
+    pub sequences: u64,
+    pub positions: u64,
+    pub tables: u64,
+    pub table_stride: usize,
+    pub first: usize,
+    pub rows: usize,
+    pub lanes: Option<Lanes>,
+}
+
+/// The pieces of rows, computed.
+pub(super) struct LatentPieces {
+    pub partial: ArenaBlock,
+    pub partial_scale: ArenaBlock,
+    pub tile_first: ArenaBlock,
+    pub tile_rows: ArenaBlock,
 }
 
 /// Rows that are computed at once, and how many pieces each can have.
@@ -88,13 +114,14 @@ pub(super) struct LatentWork {
 }
 
 impl LatentWork {
-    /// Of a step with block tables of `positions` positions. None: the kernel takes no such heads or widths.
-    pub fn new(rows: usize, heads: usize, widths: [usize; 2], positions: usize) -> Option<LatentWork> {
+    /// Of a step with block tables of `positions` positions, in each of `lanes`. None: the kernel takes no such heads or
+    /// widths.
+    pub fn new(rows: usize, heads: usize, widths: [usize; 2], positions: usize, lanes: usize) -> Option<LatentWork> {
         if widths != [LATENT, ROPE] || heads == 0 || !QUERIES.is_multiple_of(heads) {
             return None;
         }
         let (tile, chunks) = (QUERIES / heads, positions.div_ceil(CHUNK).max(1));
-        let most = PARTIAL_BYTES / (chunks * heads * LATENT * Element::Bf16.bytes());
+        let most = PARTIAL_BYTES / (lanes * chunks * heads * LATENT * Element::Bf16.bytes());
         // A tile has rows of one part only, wherever it begins.
         Some(LatentWork { rows: rows.min(most.max(1)), chunks, tile })
     }
@@ -119,45 +146,73 @@ impl OpStream {
         [first, rows]: [usize; 2],
         out: &DeviceTensor,
     ) {
-        let LatentWork { chunks, tile, .. } = work;
-        let (heads, blocks) = (of.heads, self.device.properties.multiprocessors as usize);
         let parts = &batch.parts;
+        let of_rows = LatentRows {
+            sequences: parts.sequences,
+            positions: parts.positions,
+            tables: parts.tables,
+            table_stride: batch.shape.table_stride,
+            first,
+            rows,
+            lanes: None,
+        };
+        let pieces = self.latent_pieces(of_rows, work, of, out.address);
+        let args = LatentMergeArgs {
+            sequences: parts.sequences,
+            positions: parts.positions,
+            tile_first: pieces.tile_first.address,
+            tile_rows: pieces.tile_rows.address,
+            partial: pieces.partial.address,
+            partial_scale: pieces.partial_scale.address,
+            out: out.address,
+            first: int(first),
+            heads: int(of.heads),
+            chunk: int(CHUNK),
+            chunks: int(work.chunks),
+            out_stride: int(of.heads * LATENT),
+        };
+        let plan = LaunchPlan::new("latent_merge", [rows, of.heads, 1], MERGE_THREADS);
+        // SAFETY: queries, cache and out are those of the batch; partial has room for all pieces.
+        unsafe { self.launch(&plan, &args) };
+    }
+
+    /// `out`: where the only piece of a row goes, unless there are lanes.
+    pub(super) fn latent_pieces(&self, at: LatentRows, work: LatentWork, of: WorkOf, out: u64) -> LatentPieces {
+        let LatentWork { chunks, tile, .. } = work;
+        let (heads, rows) = (of.heads, at.rows);
+        let blocks = self.device.properties.multiprocessors as usize;
+        let lanes = at.lanes.unwrap_or(Lanes { count: 0, first: 0, step: 0, stride: 0 });
+        let places = rows * chunks * lanes.count.max(1);
         // Each row may be a tile of its own.
         let words = |count: usize| self.take(4 * count);
         let arrays: [ArenaBlock; 11] = std::array::from_fn(|i| match i {
             8 | 9 => words(rows),
             10 => words(blocks + 1),
-            _ => words(rows * chunks),
+            _ => words(places),
         });
-        let partial = self.take(rows * chunks * heads * LATENT * Element::Bf16.bytes());
-        let partial_scale = words(rows * chunks * heads);
-        let Some(zeros) = self.fast.as_ref().map(DeviceBuffer::address) else { return };
-        let at = arrays.each_ref().map(|block| block.address);
-        let [
-            first_row,
-            first_block,
-            partial_at,
-            row_count,
-            positions,
-            first_query,
-            from,
-            to,
-            tile_first,
-            tile_rows,
-            end,
-        ] = at;
+        let partial = self.take(places * heads * LATENT * Element::Bf16.bytes());
+        let partial_scale = words(places * heads);
+        let addresses = arrays.each_ref().map(|block| block.address);
+        let [first_row, first_block, partial_at, row_count, positions, first_query, from, to, _, _, end] = addresses;
+        let [.., tile_first, tile_rows, _] = arrays;
+        let pieces = LatentPieces { partial, partial_scale, tile_first, tile_rows };
+        let Some(zeros) = self.fast.as_ref().map(DeviceBuffer::address) else { return pieces };
         let args = LatentWorkArgs {
-            sequences: parts.sequences,
-            positions: parts.positions,
-            arrays: at,
-            first: int(first),
+            sequences: at.sequences,
+            positions: at.positions,
+            arrays: addresses,
+            first: int(at.first),
             rows: int(rows),
             heads: int(heads),
-            table_stride: int(batch.shape.table_stride),
+            table_stride: int(at.table_stride),
             tile: int(tile),
             chunk: int(CHUNK),
             chunks: int(chunks),
             blocks: int(blocks),
+            lanes: int(lanes.count),
+            lane_first: int(lanes.first),
+            lane_step: int(lanes.step),
+            lane_stride: int(lanes.stride),
         };
         // SAFETY: each array has a number for each piece that these rows can have, or for each row.
         unsafe { self.launch(&LaunchPlan::new("latent_work", [1, 1, 1], THREADS), &args) };
@@ -166,14 +221,14 @@ impl OpStream {
             q_rope: of.q_rope,
             latent: of.latent,
             rope: of.rope,
-            partial: partial.address,
-            partial_scale: partial_scale.address,
-            out: out.address,
+            partial: pieces.partial.address,
+            partial_scale: pieces.partial_scale.address,
+            out,
             first_row,
             first_block,
             partial_at,
             merge: [zeros; 5],
-            tables: parts.tables,
+            tables: at.tables,
             row_count,
             positions,
             first_query,
@@ -182,10 +237,10 @@ impl OpStream {
             work: end,
             block_size: FastDivisor::new(of.block_size as u32),
             heads: FastDivisor::new(heads as u32),
-            q_latent_stride: (heads * LATENT) as u32,
-            q_latent_head_stride: LATENT as u32,
-            q_rope_stride: of.q_rope_stride as u32,
-            q_rope_head_stride: of.q_rope_head as u32,
+            q_latent_stride: of.q_latent_strides[0] as u32,
+            q_latent_head_stride: of.q_latent_strides[1] as u32,
+            q_rope_stride: of.q_rope_strides[0] as u32,
+            q_rope_head_stride: of.q_rope_strides[1] as u32,
             latent_block_stride: (of.block_size * LATENT) as u32,
             latent_stride: LATENT as u32,
             rope_block_stride: (of.block_size * ROPE) as u32,
@@ -206,22 +261,6 @@ impl OpStream {
         // SAFETY: queries, cache and out are those of the batch, which `begin` has compared with each other; partial
         // has room for all pieces.
         unsafe { self.launch(&plan, &args) };
-        let args = LatentMergeArgs {
-            sequences: parts.sequences,
-            positions: parts.positions,
-            tile_first,
-            tile_rows,
-            partial: partial.address,
-            partial_scale: partial_scale.address,
-            out: out.address,
-            first: int(first),
-            heads: int(heads),
-            chunk: int(CHUNK),
-            chunks: int(chunks),
-            out_stride: int(heads * LATENT),
-        };
-        let plan = LaunchPlan::new("latent_merge", [rows, heads, 1], MERGE_THREADS);
-        // SAFETY: as above.
-        unsafe { self.launch(&plan, &args) };
+        pieces
     }
 }

@@ -30,6 +30,7 @@ mod gemm;
 mod graphs;
 mod grouped;
 mod image;
+mod lanes;
 mod latent;
 mod linear;
 mod low_rank;

@@ -1,8 +1,9 @@
 //! The inputs of a step as the device gets them: one block of 32-bit words. It does not know models or devices.
 
 use super::draw_plan::result_words;
-use crate::backend::{Draw, LogitsOf, Span, StepInputs};
+use crate::backend::{Draw, KvSplit, LogitsOf, Span, StepInputs};
 use crate::error::{KernelError, Result};
+use crate::kv_split::{LANES, TILE};
 
 /// Marks rows of no sequence, and places that are not written.
 pub(super) const NONE: u32 = u32::MAX;
@@ -27,7 +28,7 @@ pub(super) struct StepShape {
     /// With those that fill up the bucket.
     pub rows: usize,
     pub sequences: usize,
-    /// Blocks of a sequence in the tables.
+    /// Blocks of a sequence in the tables: those of this rank.
     pub table_stride: usize,
     /// Rows whose logits or hidden states are wanted; a row may be there twice.
     pub wanted: usize,
@@ -70,7 +71,7 @@ pub(super) fn take_apart(rows: &mut StepInputs) {
 }
 
 impl StepShape {
-    pub fn of(rows: &StepInputs) -> StepShape {
+    pub fn of(rows: &StepInputs, limits: StepLimits) -> StepShape {
         let longest = rows.spans.iter().map(|span| span.blocks.len()).max().unwrap_or(0);
         let wanted = wanted(rows).count();
         let decode = rows.spans.len() == rows.ids.len()
@@ -90,7 +91,7 @@ impl StepShape {
             Some(bucket) => StepShape {
                 rows: bucket,
                 sequences: bucket,
-                table_stride: longest.next_power_of_two().max(FIRST_STRIDE),
+                table_stride: limits.table_words(longest.next_power_of_two().max(FIRST_STRIDE)),
                 wanted: bucket,
                 results: result_words(Some(MOST_ALTERNATIVES)) * bucket,
                 saves: if saves > 0 { DECODE_SAVES * bucket } else { 0 },
@@ -100,7 +101,7 @@ impl StepShape {
             None => StepShape {
                 rows: rows.ids.len(),
                 sequences: rows.spans.len(),
-                table_stride: longest,
+                table_stride: limits.table_words(longest),
                 wanted,
                 results: drawn + scored,
                 saves,
@@ -177,10 +178,56 @@ pub(super) struct StepLimits {
     pub vocab: usize,
     pub blocks: usize,
     pub block_size: usize,
+    /// Blocks are those of all ranks.
+    pub split: Option<KvSplit>,
     /// Of recurrent states.
     pub cells: usize,
     /// That keep drawn tokens.
     pub slots: usize,
+}
+
+impl StepLimits {
+    /// Blocks of a tile, where the cache is split.
+    fn of_tile(&self) -> usize {
+        (TILE / self.block_size).max(1)
+    }
+
+    /// Blocks of a lane of a sequence of `blocks` blocks.
+    fn of_lane(&self, blocks: usize) -> usize {
+        blocks.div_ceil(self.of_tile()).div_ceil(LANES) * self.of_tile()
+    }
+
+    /// Words of a table of `blocks` blocks.
+    pub fn table_words(&self, blocks: usize) -> usize {
+        self.split.map_or(blocks, |split| LANES / split.ranks * self.of_lane(blocks))
+    }
+
+    /// Writes the table of a sequence: of a split cache the blocks of this rank, one lane after the other (lanes.cu).
+    fn write_table(&self, blocks: &[u32], table: &mut [u32]) {
+        let Some(KvSplit { rank, ranks }) = self.split else {
+            table[..blocks.len()].copy_from_slice(blocks);
+            return;
+        };
+        let (of_tile, stride) = (self.of_tile(), table.len() / (LANES / ranks));
+        for (i, block) in blocks.iter().enumerate() {
+            let (tile, within) = (i / of_tile, i % of_tile);
+            let lane = tile % LANES;
+            if lane % ranks == rank {
+                table[lane / ranks * stride + tile / LANES * of_tile + within] = block / ranks as u32;
+            }
+        }
+    }
+
+    /// Where a position's entry is in this rank's cache. None: another rank has it.
+    fn place(&self, blocks: &[u32], position: usize) -> Option<u32> {
+        let block = blocks[position / self.block_size] as usize;
+        let block = match self.split {
+            None => block,
+            Some(split) if split.owns(position) => block / split.ranks,
+            Some(_) => return None,
+        };
+        Some((block * self.block_size + position % self.block_size) as u32)
+    }
 }
 
 /// Writes the block of a step; `words` has the length that the shape says.
@@ -230,16 +277,15 @@ pub(super) fn pack(rows: &StepInputs, shape: &StepShape, limits: StepLimits, wor
         if let Some(block) = span.blocks.iter().find(|&&block| block as usize >= limits.blocks) {
             return wrong(format!("block {block} of a cache of {} blocks", limits.blocks));
         }
-        tables[sequence * shape.table_stride..][..span.blocks.len()].copy_from_slice(span.blocks);
+        limits.write_table(span.blocks, &mut tables[sequence * shape.table_stride..][..shape.table_stride]);
         for i in 0..span.len {
             let (row, position) = (span.row + i, span.start + i);
-            let block = span.blocks[position / limits.block_size] as usize;
             if let Some(Some(slot)) = rows.loras.get(sequence) {
                 loras[row] = *slot;
             }
             of_rows[parts.positions + row] = position as u32;
             of_rows[parts.sequences + row] = sequence as u32;
-            of_rows[parts.places + row] = (block * limits.block_size + position % limits.block_size) as u32;
+            of_rows[parts.places + row] = limits.place(span.blocks, position).unwrap_or(NONE);
         }
     }
     Ok(())

@@ -25,7 +25,8 @@ pub(super) struct StepState {
 impl Default for StepState {
     fn default() -> Self {
         let most = usize::MAX;
-        let limits = Cell::new(StepLimits { vocab: most, blocks: most, block_size: 1, cells: most, slots: 0 });
+        let limits =
+            Cell::new(StepLimits { vocab: most, blocks: most, block_size: 1, split: None, cells: most, slots: 0 });
         StepState {
             graphs: RefCell::default(),
             buffers: StepBuffers::default(),

@@ -41,6 +41,8 @@ pub struct CapacityOptions {
     pub sequences: Vec<usize>,
     /// The KV cache is FP8.
     pub fp8_cache: bool,
+    /// The ranks share its positions.
+    pub kv_parallel: bool,
 }
 
 /// Of the GPU with the most weights.
@@ -117,8 +119,8 @@ pub fn capacity(config: &Map<String, Value>, options: &CapacityOptions) -> Resul
         let what = format!("must be from 1 to {} (max_position_embeddings), got {context}", spec.max_positions);
         return Err(LoadError::Option { option: "context", what });
     }
-    let (rank, memory) = busiest(&footprint, options.gpus, &options.gpu)?;
-    let holds = |gpus: usize| busiest(&footprint, gpus, &options.gpu).is_ok_and(|(_, m)| m.kv_tokens >= context);
+    let (rank, memory) = busiest(&footprint, options.gpus, options)?;
+    let holds = |gpus: usize| busiest(&footprint, gpus, options).is_ok_and(|(_, m)| m.kv_tokens >= context);
     let floors = Floors { footprint: &footprint, rank: &rank, options, context, memory: &memory };
     Ok(Capacity {
         architecture: spec.architecture,
@@ -137,7 +139,7 @@ pub fn capacity(config: &Map<String, Value>, options: &CapacityOptions) -> Resul
 fn busiest(
     footprint: &Footprint<CudaStorage>,
     gpus: usize,
-    gpu: &GpuLimits,
+    CapacityOptions { gpu, kv_parallel, .. }: &CapacityOptions,
 ) -> Result<(RankPlacement, GpuMemory), LoadError> {
     let placement = place(&footprint.spec.shape(), gpus, 1)?;
     let bytes = |rank: &RankPlacement| {
@@ -156,11 +158,14 @@ fn busiest(
         block_size,
         kv_memory: Some((free.max(0.0) * kv_share) as usize),
         max_sequences: usize::MAX,
+        kv_parallel: *kv_parallel,
+        devices: DeviceChoice::gpus(Vec::new()),
         ..ModelOptions::default()
     };
+    open::check_split(footprint.spec, gpus, &options)?;
     let plan = KvPlan::with_free(footprint, &[&rank], gpus, weights.total() + moves, &options, gpu.memory as usize);
     let (kv_tokens, kv_bytes_per_token) = plan.map_or_else(
-        |_| (0, KvPlan::bytes_per_token(footprint, &[&rank], gpus)),
+        |_| (0, KvPlan::bytes_per_token(footprint, &[&rank], gpus).div_ceil(options.kv_ranks(gpus))),
         |plan| (plan.tokens(), plan.bytes_per_token),
     );
     Ok((rank, GpuMemory { weights, moves, kv_bytes_per_token, kv_tokens }))
@@ -226,7 +231,9 @@ impl Floors<'_> {
 
     /// Reading the KV entries and the recurrent states, and the products with them.
     fn attention(&self, sequences: usize) -> OpFloor {
-        let heads = self.rank.heads.len();
+        // A rank with a part of the positions has the queries of all heads.
+        let split = if self.options.kv_parallel { self.options.gpus } else { 1 };
+        let heads = self.rank.heads.len() * split;
         let (mut bytes, mut flops) = (0.0, 0.0);
         for layer in &self.footprint.spec.layers {
             let mixer = layer.mixer.parts();
@@ -240,7 +247,7 @@ impl Floors<'_> {
                 }
             };
             let (width, window) = mixer.products();
-            let positions = (sequences * window.unwrap_or(self.context).min(self.context)) as f64;
+            let positions = (sequences * window.unwrap_or(self.context).min(self.context)) as f64 / split as f64;
             bytes += positions * position as f64;
             flops += positions * (2 * heads * width) as f64;
         }

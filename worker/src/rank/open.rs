@@ -127,8 +127,8 @@ pub fn check_split(spec: &Spec, ranks: usize, options: &ModelOptions) -> Result<
     if spec.layers.iter().any(|layer| !matches!(layer.mixer, MixerSpec::Mla(_))) {
         return refused("splits the cache of latent attention (MLA), which not all layers of this model have".into());
     }
-    if options.devices != DeviceChoice::Cpu {
-        return refused("works on CPUs; on GPUs it is not there yet".into());
+    if options.devices != DeviceChoice::Cpu && !spec.heads.is_multiple_of(ranks) {
+        return refused(format!("takes as many heads on each GPU, got {} heads for {ranks} GPUs", spec.heads));
     }
     if options.host.bytes > 0 {
         return refused("does not go with --host-kv yet".into());

@@ -175,7 +175,8 @@ impl<D: Devices> RankJob<D> {
         bounds: &StepBounds,
     ) -> Result<usize, LoadError> {
         let block_size = self.plan.block_size;
-        network.open(StateSize { blocks: 1, block_size, cells: 1, split: false }, self.stashes)?;
+        let split = self.plan.kv_ranks > 1;
+        network.open(StateSize { blocks: 1, block_size, cells: 1, split }, self.stashes)?;
         network.prepare(bounds, DryRun::Memory).map_err(|error| match error {
             KernelError::OutOfMemory(what) => {
                 let (rows, sequences) = (bounds.rows, bounds.sequences);

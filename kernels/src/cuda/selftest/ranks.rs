@@ -4,9 +4,11 @@
 use std::time::Instant;
 
 use super::super::backend::Cuda;
+use super::super::fast::KernelTier;
 use super::super::form::Element;
 use super::super::ranks::{JOIN_TIME, NcclLink, WHOLE_SUM, links_on_one_gpu};
 use super::super::{CudaDevices, Driver};
+use super::lanes::lanes;
 use super::{DeviceCheck, Row, RowSink};
 use crate::backend::{Backend, Devices};
 use crate::collective::threads;
@@ -29,13 +31,13 @@ const ECHO: usize = 1 << 20;
 
 /// The devices of ranks, and how they are linked.
 #[derive(Clone)]
-struct Group {
+pub(super) struct Group {
     devices: Vec<usize>,
     over_nccl: bool,
 }
 
 impl Group {
-    fn of_peers(device: usize, ranks: usize) -> Group {
+    pub fn of_peers(device: usize, ranks: usize) -> Group {
         Group { devices: vec![device; ranks], over_nccl: false }
     }
 
@@ -60,7 +62,7 @@ impl Group {
 }
 
 /// Bits of sums over ranks, then the time of a sum by size.
-pub fn ranks(device: usize) -> Vec<DeviceCheck<'static>> {
+pub fn ranks(device: usize, fast: bool) -> Vec<DeviceCheck<'static>> {
     let bits = RANKS.map(|ranks| {
         DeviceCheck::new(format!("sums over {ranks} ranks"), move |rows| {
             rows(sums(&Group::of_peers(device, ranks), format!("sums over {ranks} ranks"))?);
@@ -88,7 +90,7 @@ pub fn ranks(device: usize) -> Vec<DeviceCheck<'static>> {
             Group::over_nccl(device, ranks)?.map_or(Ok(()), |group| times(&group, rows))
         })
     });
-    bits.into_iter().chain([alone]).chain(over_nccl).chain(times).collect()
+    bits.into_iter().chain([alone]).chain(over_nccl).chain(lanes(device, fast)).chain(times).collect()
 }
 
 /// A communicator of one rank moves bytes, and is aborted.
@@ -114,7 +116,7 @@ fn one_rank(device: usize) -> Result<Row> {
 
 fn sums(group: &Group, name: String) -> Result<Row> {
     let ranks = group.ranks();
-    let found = on_ranks(group, |cuda| {
+    let found = on_ranks(group, KernelTier::Plain, |cuda| {
         let mut bits = Vec::new();
         for whole in [usize::MAX, 0] {
             cuda.group.whole_sum.set(whole);
@@ -165,7 +167,7 @@ enum SumBy {
 
 fn times(group: &Group, rows: &mut RowSink<'_>) -> Result<()> {
     let (ranks, by) = (group.ranks(), if group.over_nccl { "NCCL" } else { "peers" });
-    let timed = on_ranks(group, |cuda| {
+    let timed = on_ranks(group, KernelTier::Plain, |cuda| {
         let most = if cuda.ops.device.properties.memory < LITTLE_MEMORY { 1 } else { usize::MAX };
         let mut times = Vec::new();
         for &rows in TIMED_ROWS.iter().filter(|&&rows| rows <= most) {
@@ -220,8 +222,12 @@ fn time(cuda: &Cuda, sum: impl Fn() -> Result<()>) -> Result<f64> {
 }
 
 /// Runs `f` on every rank.
-fn on_ranks<R: Send>(group: &Group, f: impl Fn(&mut Cuda) -> Result<R> + Sync) -> Result<Vec<R>> {
-    let (ranks, devices) = (group.ranks(), CudaDevices::open(&group.devices)?);
+pub(super) fn on_ranks<R: Send>(
+    group: &Group,
+    kernels: KernelTier,
+    f: impl Fn(&mut Cuda) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let (ranks, devices) = (group.ranks(), CudaDevices::open(&group.devices)?.with_kernels(kernels));
     // Fewer ranks in this process than in the group use NCCL alone.
     let here = if group.over_nccl { 1 } else { ranks };
     let run = |rank: usize, link: threads::Threads| {
