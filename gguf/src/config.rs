@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::GgufError;
 use crate::container::Gguf;
-use crate::families::{Family, Heads};
+use crate::families::{Family, HeadKind};
 use crate::fields::MetadataFields;
 use crate::names::DeltaHeads;
 use crate::rope::{RopeFactors, rope_scaling};
@@ -57,7 +57,7 @@ impl ArchShape {
         let heads = fields.required("attention.head_count")?;
         let hidden = fields.required("embedding_length")?;
         let head_dim = match family.heads {
-            Heads::Latent => 0,
+            HeadKind::Latent => 0,
             kind => head_dim(fields, hidden, heads, kind)?,
         };
         let heads_in_turn = family.in_turn.then(|| recurrent::heads(fields)).transpose()?;
@@ -67,14 +67,14 @@ impl ArchShape {
     /// Dimensions of a head that are rotated.
     fn rotated(&self, fields: &MetadataFields) -> Result<u64, GgufError> {
         match self.family.heads {
-            Heads::Whole => Ok(self.head_dim),
-            Heads::InPart => Ok(fields.size("rope.dimension_count")?.unwrap_or(self.head_dim)),
-            Heads::Latent => fields.required("rope.dimension_count"),
+            HeadKind::Whole => Ok(self.head_dim),
+            HeadKind::InPart => Ok(fields.size("rope.dimension_count")?.unwrap_or(self.head_dim)),
+            HeadKind::Latent => fields.required("rope.dimension_count"),
         }
     }
 }
 
-fn head_dim(fields: &MetadataFields, hidden: u64, heads: u64, kind: Heads) -> Result<u64, GgufError> {
+fn head_dim(fields: &MetadataFields, hidden: u64, heads: u64, kind: HeadKind) -> Result<u64, GgufError> {
     let dim = match fields.size("attention.key_length")? {
         Some(dim) => dim,
         None if hidden.is_multiple_of(heads) => hidden / heads,
@@ -86,7 +86,7 @@ fn head_dim(fields: &MetadataFields, hidden: u64, heads: u64, kind: Heads) -> Re
     if dim == 0 || !dim.is_multiple_of(2) {
         return Err(fields.invalid("attention.key_length", format!("must be even and at least 2, got {dim}")));
     }
-    let rotated = (kind == Heads::Whole).then_some("rope.dimension_count");
+    let rotated = (kind == HeadKind::Whole).then_some("rope.dimension_count");
     for same in ["attention.value_length"].into_iter().chain(rotated) {
         if let Some(other) = fields.size(same)?
             && other != dim
@@ -107,7 +107,7 @@ pub(crate) fn config(gguf: &Gguf, vocab_size: u64, factors: &RopeFactors) -> Res
     let theta = fields.float("rope.freq_base")?.unwrap_or(usual_theta);
     out.insert("rope_theta".into(), theta.into());
     let rotated = shape.rotated(&fields)?;
-    if family.heads == Heads::InPart {
+    if family.heads == HeadKind::InPart {
         if rotated == 0 || rotated > shape.head_dim || !rotated.is_multiple_of(2) {
             let what = format!("must be even and at most the size of a head, {}, got {rotated}", shape.head_dim);
             return Err(fields.invalid("rope.dimension_count", what));
@@ -166,7 +166,7 @@ fn common(fields: &MetadataFields, shape: &ArchShape, vocab_size: u64) -> Result
     if shape.experts == 0 {
         fields.size("expert_used_count")?;
     }
-    if shape.family.heads == Heads::Latent {
+    if shape.family.heads == HeadKind::Latent {
         fields.size("attention.head_count_kv")?;
         put("num_key_value_heads", heads.into());
         return Ok(out);

@@ -14,7 +14,7 @@ pub(crate) type Name = (&'static str, &'static str);
 type Configure = fn(&MetadataFields, &ArchShape, &mut Config) -> Result<(), GgufError>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heads {
+pub(crate) enum HeadKind {
     /// All dimensions of a head are rotated.
     Whole,
     /// So many as the file says.
@@ -30,7 +30,7 @@ pub(crate) struct Family {
     pub architecture: &'static str,
     pub model_type: &'static str,
     pub has_experts: bool,
-    pub heads: Heads,
+    pub heads: HeadKind,
     /// Rows of queries and keys that are rotated together are neighbours in the file, but not on the Hub.
     pub pairs: bool,
     /// Value heads of delta nets are in turn of their groups.
@@ -190,7 +190,7 @@ const LLAMA: Family = Family {
     architecture: "LlamaForCausalLM",
     model_type: "llama",
     has_experts: false,
-    heads: Heads::Whole,
+    heads: HeadKind::Whole,
     pairs: true,
     in_turn: false,
     from_one: &[],
@@ -266,7 +266,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         gguf: "qwen3next",
         architecture: "Qwen3NextForCausalLM",
         model_type: "qwen3_next",
-        heads: Heads::InPart,
+        heads: HeadKind::InPart,
         from_one: QWEN_FROM_ONE,
         names: &[POST_NORMS, ATTENTION, QK_NORMS, DELTA_NET, ROUTER, EXPERTS, GATED_SHARED],
         config: recurrent::qwen3_next,
@@ -277,7 +277,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         architecture: "Qwen3_5MoeForCausalLM",
         model_type: "qwen3_5_moe_text",
         in_turn: true,
-        heads: Heads::InPart,
+        heads: HeadKind::InPart,
         from_one: QWEN_FROM_ONE,
         names: &[POST_NORMS, ATTENTION, QK_NORMS, DELTA_NET, ROUTER, EXPERTS, GATED_SHARED],
         config: recurrent::qwen3_5_moe,
@@ -288,7 +288,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         architecture: "Qwen3_5ForCausalLM",
         model_type: "qwen3_5_text",
         in_turn: true,
-        heads: Heads::InPart,
+        heads: HeadKind::InPart,
         from_one: QWEN_FROM_ONE,
         names: &[POST_NORMS, ATTENTION, QK_NORMS, DELTA_NET, MLP],
         config: recurrent::qwen3_5,
@@ -298,7 +298,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         gguf: "deepseek2",
         architecture: "DeepseekV3ForCausalLM",
         model_type: "deepseek_v3",
-        heads: Heads::Latent,
+        heads: HeadKind::Latent,
         names: &[NORMS, LATENT, MLP, ROUTER, CHOICE_BIAS, EXPERTS, SHARED],
         config: latent::deepseek,
         ..MOE
@@ -307,7 +307,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         gguf: "minicpm3",
         architecture: "MiniCPM3ForCausalLM",
         model_type: "minicpm3",
-        heads: Heads::Latent,
+        heads: HeadKind::Latent,
         names: &[NORMS, LATENT, MLP],
         config: latent::minicpm3,
         ..PLAIN
@@ -333,7 +333,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         gguf: "glm4moe",
         architecture: "Glm4MoeForCausalLM",
         model_type: "glm4_moe",
-        heads: Heads::InPart,
+        heads: HeadKind::InPart,
         names: &[POST_NORMS, ATTENTION, QK_NORMS, MLP, ROUTER, CHOICE_BIAS, EXPERTS, SHARED],
         config: experts::glm4,
         ..MOE
@@ -342,7 +342,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         gguf: "minimax-m2",
         architecture: "MiniMaxM2ForCausalLM",
         model_type: "minimax_m2",
-        heads: Heads::InPart,
+        heads: HeadKind::InPart,
         names: &[NORMS, ATTENTION, QK_NORMS, MIXTRAL, MINIMAX],
         config: experts::minimax_m2,
         ..MOE
@@ -398,7 +398,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         gguf: "phi3",
         architecture: "Phi3ForCausalLM",
         model_type: "phi3",
-        heads: Heads::InPart,
+        heads: HeadKind::InPart,
         names: &[NORMS, PHI],
         config: dense::phi3,
         ..PLAIN

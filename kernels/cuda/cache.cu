@@ -1,8 +1,8 @@
 // cache_fp8: stores rows x [rows, width] T, `stride` numbers apart, as entries of codes in a paged cache: row r at
 // place places[r]. `sharing` numbers share a scale, the smallest power of two by which they fit in e4m3, so that codes
 // times scales are exact in bf16; 0: none has a scale. Scales of a place are `scales_of_place` apart and begin at
-// `first_scale`. Grid: (rows, groups, or 1); 128 threads. Rows whose position or place is NONE are left out. Error: half a unit
-// of the code's last place.
+// `first_scale`. Grid: (rows, groups, or 1); 128 threads. Rows whose position or place is NONE are left out. Error:
+// half a unit of the code's last place.
 #pragma once
 #include "quant.cuh"
 

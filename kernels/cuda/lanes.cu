@@ -17,8 +17,8 @@
 //   shared memory: (width_a + width_b) floats.
 // lane_merge: the results of a lane from the pieces of fast/flashinfer.cu (latent.cu), added in ascending order. Sums
 //   are bf16, 512 wide. Grid: (rows, heads of these pieces, lanes); 128 threads.
-// lane_join: out [rows, heads, width] T, rows first up to first + rows: the sum of the lanes of all ranks, weighted by 2
-//   to the power of their scale, in ascending order of lanes. sums and scales are tables of the ranks' parts for this
+// lane_join: out [rows, heads, width] T, rows first up to first + rows: the sum of the lanes of all ranks, weighted by
+//   2 to the power of their scale, in ascending order of lanes. sums and scales are tables of the ranks' parts for this
 //   rank. Rows that see no position get zeros. Grid: (rows, heads); 128 threads.
 //   Error: f32 sums, exp2f, rounding.
 #pragma once

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.request
 from collections import Counter
 from types import SimpleNamespace
 
@@ -34,10 +35,19 @@ def nccl(driver):  # noqa: F811
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     """A small model with experts, and a tokenizer of its 256 tokens. The demo model takes too long on emulated GPUs."""
-    made = tmp_path_factory.mktemp("model") / "small"
+    return with_tokenizer("qwen3_moe", tmp_path_factory.mktemp("model") / "small")
+
+
+@pytest.fixture(scope="session")
+def latent_model(tmp_path_factory):
+    """The same with latent attention."""
+    return with_tokenizer("deepseek_v3", tmp_path_factory.mktemp("latent") / "small")
+
+
+def with_tokenizer(fixture, made):
     made.mkdir()
     for file in ["config.json", "model.safetensors"]:
-        (made / file).symlink_to(FIXTURES / "qwen3_moe" / file)
+        (made / file).symlink_to(FIXTURES / fixture / file)
     tokenizer = json.loads((FIXTURES / "qwen3/tokenizer.json").read_text())
     (made / "tokenizer.json").write_text(json.dumps({**tokenizer, "added_tokens": []}))
     (made / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -354,6 +364,45 @@ def test_ranks_of_one_process_use_nccl_for_much_data_only(nccl, model, tmp_path,
         server.stop()
     functions = Counter(line.split()[2] for line in calls.read_text().splitlines())
     assert functions["ncclCommInitRankConfig"] == 2 and functions["ncclGroupEnd"] == 0, functions
+
+
+def test_the_positions_of_a_cache_are_split_over_ranks(nccl, latent_model, fleets, tmp_path, monkeypatch):
+    """Over ranks of one process and over NCCL the same bits, those of CPUs but for rounding, twice the tokens in the
+    same memory, and the same answers when a rank is lost."""
+    options = ["--kv-parallel", "--dtype", "f32", "--kv-memory", "1"]
+    # Beyond a tile of 64 positions, which the other rank has.
+    prompts = [[(7 * i + 3 * n) % 250 + 3 for i in range(length)] for n, length in enumerate([100, 70, 3])]
+
+    def answers(server):
+        asked = dict(model="small", max_tokens=6, ignore_eos=True, temperature=0, logprobs=1, return_token_ids=True)
+        found = [ask(server, "completions", prompt=prompt, **asked) for prompt in prompts]
+        assert all(status == 200 for status, _ in found), found
+        return [(answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]["token_logprobs"]) for _, answer in found]
+
+    def in_process(*more):
+        server = Server(*more, "--tp", "2", model=latent_model)
+        try:
+            # The context is what the cache holds.
+            [served] = json.loads(urllib.request.urlopen(f"{server.http}/v1/models").read())["data"]
+            return answers(server), served["max_model_len"]
+        finally:
+            server.stop()
+
+    on_cpus, _ = in_process(*options)
+    for name, value in {"LD_LIBRARY_PATH": nccl, "REIN_FAKE_CUDA_DEVICES": "2"}.items():
+        monkeypatch.setenv(name, value)
+    on_gpus, tokens = in_process("--engine", "cuda", *options)
+    alone = in_process("--engine", "cuda", *options[1:])[1]
+    assert 1.8 * alone < tokens <= 2 * alone, (alone, tokens)
+    for (ids, logprobs), (cpu_ids, cpu_logprobs) in zip(on_gpus, on_cpus, strict=True):
+        assert ids == cpu_ids
+        assert max(abs(a - b) for a, b in zip(logprobs, cpu_logprobs, strict=True)) < 1e-4
+    fleet = fleets(model=latent_model, workers=3, spares=1, worker_args=options)
+    fleet.whole(1)
+    assert answers(fleet.http()) == on_gpus
+    fleet.signal(fleet.member(1), signal.SIGKILL)
+    fleet.whole(1)
+    assert answers(fleet.http()) == on_gpus
 
 
 def test_experts_move_while_streams_run(fleets, undisturbed):

@@ -128,7 +128,13 @@ void run(std::vector<Operation> work) {
     bool moved = false;
     done = true;
     if (fault(comm, "hang") < 0)
-      for (Operation &operation : work) moved |= operation.left && operation.step();
+      for (size_t i = 0; i < work.size(); i++) {
+        // Those with one peer follow each other.
+        bool waits = false;
+        for (size_t j = 0; j < i; j++)
+          waits |= work[j].left && work[j].peer == work[i].peer && work[j].sends == work[i].sends;
+        if (!waits) moved |= work[i].left && work[i].step();
+      }
     for (Operation &operation : work) done &= operation.left == 0;
     if (!moved && !done) std::this_thread::sleep_for(PAUSE);
   }

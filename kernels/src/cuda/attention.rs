@@ -37,7 +37,7 @@ pub struct DeviceCache {
 
 /// A part of the query vectors, and the part of the cached entries that it is multiplied with.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct CachedPart {
     pub address: u64,
     pub stride: usize,
     pub head_stride: usize,
@@ -107,11 +107,11 @@ impl DeviceCache {
         }
     }
 
-    /// The absorbed queries with the latents, and the rotated ones with the rotated keys: addresses, and the distances of
-    /// rows and heads.
-    pub(super) fn latent_parts(&self, queries: [u64; 2], strides: [[usize; 2]; 2]) -> [Part; 2] {
+    /// The absorbed queries with the latents, and the rotated ones with the rotated keys: addresses, and the distances
+    /// of rows and heads.
+    pub(super) fn latent_parts(&self, queries: [u64; 2], strides: [[usize; 2]; 2]) -> [CachedPart; 2] {
         let caches = [&self.k, &self.v].map(DeviceBuffer::address);
-        std::array::from_fn(|i| Part {
+        std::array::from_fn(|i| CachedPart {
             address: queries[i],
             stride: strides[i][0],
             head_stride: strides[i][1],
@@ -166,8 +166,8 @@ impl DeviceCache {
 /// Without a place for the result.
 pub(super) fn attention_args(
     batch: &PlacedBatch,
-    [a, b]: [Part; 2],
-    value: Part,
+    [a, b]: [CachedPart; 2],
+    value: CachedPart,
     of: Heads,
     cache: &DeviceCache,
 ) -> AttentionArgs {
@@ -267,8 +267,8 @@ impl OpStream {
     fn attend(
         &self,
         batch: &PlacedBatch,
-        parts: [Part; 2],
-        value: Part,
+        parts: [CachedPart; 2],
+        value: CachedPart,
         of: Heads,
         cache: &DeviceCache,
     ) -> DeviceTensor {
@@ -313,7 +313,7 @@ impl OpStream {
             return self.flash(batch, q, heads, sinks, spec, plan);
         }
         let entry = kv_heads * head_dim;
-        let key = Part {
+        let key = CachedPart {
             address: q.address,
             stride: q.stride,
             head_stride: head_dim,
@@ -322,8 +322,8 @@ impl OpStream {
             entry,
             head: head_dim,
         };
-        let value = Part { cache: cache.v.address(), ..key };
-        let none = Part { width: 0, ..key };
+        let value = CachedPart { cache: cache.v.address(), ..key };
+        let none = CachedPart { width: 0, ..key };
         let of = Heads { heads, group: heads / kv_heads, window: window.unwrap_or(0), scale, sinks };
         self.attend(batch, [key, none], value, of, cache)
     }

@@ -5,7 +5,7 @@ use super::args::AttentionArgs;
 use super::attention::{DeviceCache, Heads, attention_args};
 use super::batch::PlacedBatch;
 use super::form::Element;
-use super::latent::{CHUNK, LATENT, LatentRows, LatentWork, MERGE_THREADS, QUERIES, WorkOf};
+use super::latent::{CHUNK, LATENT, Lanes, LatentRows, LatentWork, MERGE_THREADS, QUERIES, WorkOf};
 use super::plan::{LaunchPlan, PARTIAL_BYTES, int};
 use super::ranks::{Offer, PartTable, RankOps};
 use super::tensor::DeviceTensor;
@@ -13,16 +13,6 @@ use crate::backend::{KvSplit, MlaSpec};
 use crate::kv_split::LANES;
 
 const THREADS: u32 = 128;
-
-/// The lanes of a rank: lane `first + i * step` is number i of `count`, and begins `i * stride` blocks into a
-/// sequence's table.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Lanes {
-    pub count: usize,
-    pub first: usize,
-    pub step: usize,
-    pub stride: usize,
-}
 
 /// lanes.cu
 #[derive(Clone, Copy)]

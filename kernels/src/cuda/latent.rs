@@ -6,7 +6,6 @@ use super::arena::ArenaBlock;
 use super::batch::PlacedBatch;
 use super::fast::{FastDivisor, LatentArgs};
 use super::form::Element;
-use super::lanes::Lanes;
 use super::op_stream::OpStream;
 use super::plan::{LaunchPlan, PARTIAL_BYTES, int};
 use super::tensor::DeviceTensor;
@@ -83,6 +82,16 @@ pub(super) struct WorkOf {
     pub q_rope_strides: [usize; 2],
 }
 
+/// The lanes of a rank: lane `first + i * step` is number i of `count`, and begins `i * stride` blocks into a
+/// sequence's table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lanes {
+    pub count: usize,
+    pub first: usize,
+    pub step: usize,
+    pub stride: usize,
+}
+
 /// Rows of a batch whose pieces are computed together, of the rank's lanes or of all positions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LatentRows {
@@ -114,8 +123,8 @@ pub(super) struct LatentWork {
 }
 
 impl LatentWork {
-    /// Of a step with block tables of `positions` positions, in each of `lanes`. None: the kernel takes no such heads or
-    /// widths.
+    /// Of a step with block tables of `positions` positions, in each of `lanes`. None: the kernel takes no such heads
+    /// or widths.
     pub fn new(rows: usize, heads: usize, widths: [usize; 2], positions: usize, lanes: usize) -> Option<LatentWork> {
         if widths != [LATENT, ROPE] || heads == 0 || !QUERIES.is_multiple_of(heads) {
             return None;

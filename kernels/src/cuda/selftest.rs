@@ -1,6 +1,7 @@
 //! What a device must show before anything is built on it. Each section is a list of checks, which can run alone and
 //! report a row for each thing that they looked at.
 
+mod group;
 mod lanes;
 mod ops;
 mod ranks;

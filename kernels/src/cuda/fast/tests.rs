@@ -137,7 +137,7 @@ fn places_have_room_for_any_routes() {
 
 #[test]
 fn work_fits_its_memory_however_long_the_context_is() {
-    let work = |rows, heads, positions| LatentWork::new(rows, heads, [512, 64], positions);
+    let work = |rows, heads, positions| LatentWork::new(rows, heads, [512, 64], positions, 1);
     assert_eq!(work(64, 8, 4096), Some(LatentWork { rows: 64, chunks: 8, tile: 8 }));
     assert_eq!(work(8192, 8, 4096), Some(LatentWork { rows: 4096, chunks: 8, tile: 8 }));
     assert_eq!(work(8192, 64, 131_072), Some(LatentWork { rows: 16, chunks: 256, tile: 1 }));
@@ -146,5 +146,5 @@ fn work_fits_its_memory_however_long_the_context_is() {
     for heads in [0, 3, 128] {
         assert_eq!(work(64, heads, 4096), None, "{heads} heads");
     }
-    assert_eq!(LatentWork::new(64, 8, [32, 8], 4096), None, "other widths");
+    assert_eq!(LatentWork::new(64, 8, [32, 8], 4096, 1), None, "other widths");
 }

@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::super::backend::Cuda;
 use super::super::fast::KernelTier;
 use super::super::form::Element;
-use super::ranks::{Group, on_ranks};
+use super::super::weights::DeviceVector;
+use super::group::{Group, on_ranks};
 use super::{DeviceCheck, Row};
 use crate::backend::{Backend, CacheForm, HostData, HostMatrix, KvSplit, MlaSpec, Precision, RowOps, Span, StepInputs};
 use crate::collective::threads;
@@ -87,17 +88,21 @@ struct Steps {
 }
 
 fn compare(device: usize, case: Case) -> Result<Row> {
-    let found = RANKS.map(|ranks| on_device(device, case, ranks));
-    let [two, four, eight] = found;
-    let (two, four, eight) = (two?, four?, eight?);
+    let [two, four, eight] = RANKS.map(|ranks| on_device(&Group::of_peers(device, ranks), case));
+    let mut found = vec![two?, four?, eight?];
+    let nccl = Group::over_nccl(device, 2)?.ok();
+    if let Some(group) = &nccl {
+        found.push(on_device(group, case)?);
+    }
     let bits = |steps: &Steps| steps.out.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let same = bits(&two) == bits(&four) && bits(&two) == bits(&eight);
-    let want = on_cpu(case, &two)?;
-    let worst = worst_number(&two.out.concat(), &want.concat());
+    let same = found.iter().all(|steps| bits(steps) == bits(&found[0]));
+    let want = on_cpu(case, &found[0])?;
+    let worst = worst_number(&found[0].out.concat(), &want.concat());
     let tolerance = if case.element == Element::F32 { F32 } else { BF16 };
     let value = format!(
-        "{} bits of 2, 4 and 8 ranks, the CPU's within {:.1e} ({tolerance:.0e} allowed)",
+        "{} bits of 2, 4 and 8 ranks{}, the CPU's within {:.1e} ({tolerance:.0e} allowed)",
         if same { "equal" } else { "unequal" },
+        if nccl.is_some() { ", and of 2 by NCCL" } else { "" },
         worst.apart
     );
     Ok(Row { passed: same && worst.apart <= f64::from(tolerance), ..Row::passed(case.name(), value) })
@@ -146,36 +151,36 @@ fn kv_b(case: Case, heads: Range<usize>) -> HostMatrix {
     HostMatrix { rows: heads.len() * (nope_dim + v_dim), cols: kv_rank, data }
 }
 
-fn on_device(device: usize, case: Case, ranks: usize) -> Result<Steps> {
+fn on_device(group: &Group, case: Case) -> Result<Steps> {
+    let ranks = group.ranks();
     let heads = HEADS / ranks;
-    let group = Group::of_peers(device, ranks);
-    let found = on_ranks(&group, case.kernels, |cuda: &mut Cuda| {
+    let found = on_ranks(group, case.kernels, |cuda: &mut Cuda| {
         let (rank, spec) = (cuda.rank(), case.spec(heads));
         cuda.ops.activations.set(case.element);
         let weight = cuda.mla_weight(kv_b(case, rank * heads..(rank + 1) * heads), &spec, case.precision())?;
         let (blocks, tables) = tables(ranks);
         let mut cache = cuda.cache(blocks, BLOCK, case.widths, case.form())?;
         cuda.split_cache(&mut cache, KvSplit { rank, ranks })?;
+        let q_width = heads * (spec.nope_dim + spec.rope_dim);
+        // Freed after all steps: the driver may wait for the device then, and a device for another one.
+        let [of_q, of_latent, of_rope] =
+            [q_width, spec.kv_rank, spec.rope_dim].map(|width| cuda.vector(vec![1.0; width]));
+        let (of_q, of_latent, of_rope) = (of_q?, of_latent?, of_rope?);
         let mut steps = Steps { q: vec![], latent: vec![], rope: vec![], out: vec![] };
         for (i, step) in parts().iter().enumerate() {
             let spans = spans(step, &tables);
             let rows = spans.iter().map(|span| span.len).sum();
             let batch = cuda.begin(StepInputs { ids: vec![0; rows], spans, ..StepInputs::default() })?;
             // Activations have their type behind a norm.
-            let made = |width: usize, all: usize, first: usize, salt: u64| -> Result<_> {
-                let numbers = numbers(i, rows, all, salt);
+            let made = |ones: &DeviceVector, all: usize, first: usize, salt: u64| {
+                let (numbers, width) = (numbers(i, rows, all, salt), ones.len);
                 let mine = numbers.chunks(all).flat_map(|row| row[first..first + width].to_vec()).collect();
-                let ones = cuda.vector(vec![1.0; width])?;
                 let x = cuda.to_device(rows, width, mine);
-                Ok(match case.element {
-                    Element::F32 => x,
-                    Element::Bf16 => cuda.rms_norm(&x, &ones, 1e-6),
-                })
+                if case.element == Element::F32 { x } else { cuda.rms_norm(&x, ones, 1e-6) }
             };
-            let q_width = heads * (spec.nope_dim + spec.rope_dim);
-            let q = made(q_width, q_width * ranks, q_width * rank, 1)?;
-            let latent = made(spec.kv_rank, spec.kv_rank, 0, 2)?;
-            let rope = made(spec.rope_dim, spec.rope_dim, 0, 3)?;
+            let q = made(&of_q, q_width * ranks, q_width * rank, 1);
+            let latent = made(&of_latent, spec.kv_rank, 0, 2);
+            let rope = made(&of_rope, spec.rope_dim, 0, 3);
             let out = match i {
                 0 => {
                     cuda.ops.store_latent(&cuda.steps.placed(&batch), [&latent, &rope], &cache);

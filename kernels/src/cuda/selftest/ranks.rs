@@ -3,16 +3,17 @@
 
 use std::time::Instant;
 
+use super::super::CudaDevices;
 use super::super::backend::Cuda;
 use super::super::fast::KernelTier;
 use super::super::form::Element;
 use super::super::ranks::{JOIN_TIME, NcclLink, WHOLE_SUM, links_on_one_gpu};
-use super::super::{CudaDevices, Driver};
+use super::group::{Group, on_ranks};
 use super::lanes::lanes;
 use super::{DeviceCheck, Row, RowSink};
 use crate::backend::{Backend, Devices};
 use crate::collective::threads;
-use crate::error::{KernelError, Result};
+use crate::error::Result;
 use crate::random::Random;
 
 const RANKS: [usize; 2] = [2, 4];
@@ -28,38 +29,6 @@ const SUMS: usize = 20;
 
 /// Bytes that one rank sends to itself.
 const ECHO: usize = 1 << 20;
-
-/// The devices of ranks, and how they are linked.
-#[derive(Clone)]
-pub(super) struct Group {
-    devices: Vec<usize>,
-    over_nccl: bool,
-}
-
-impl Group {
-    pub fn of_peers(device: usize, ranks: usize) -> Group {
-        Group { devices: vec![device; ranks], over_nccl: false }
-    }
-
-    /// The inner error says why NCCL cannot link so many ranks here.
-    fn over_nccl(device: usize, ranks: usize) -> Result<std::result::Result<Group, String>> {
-        let shares = match links_on_one_gpu() {
-            Ok(shares) => shares,
-            Err(error) => return Ok(Err(error.to_string())),
-        };
-        Ok(match Driver::open()?.devices {
-            count if count >= ranks => Ok(Group { devices: (0..ranks).collect(), over_nccl: true }),
-            _ if shares => Ok(Group { devices: vec![device; ranks], over_nccl: true }),
-            count => Err(format!(
-                "{ranks} ranks need as many GPUs, got {count}; or NCCL 2.30 or later with NCCL_MULTI_RANK_GPU_ENABLE=1"
-            )),
-        })
-    }
-
-    fn ranks(&self) -> usize {
-        self.devices.len()
-    }
-}
 
 /// Bits of sums over ranks, then the time of a sum by size.
 pub fn ranks(device: usize, fast: bool) -> Vec<DeviceCheck<'static>> {
@@ -166,7 +135,7 @@ enum SumBy {
 }
 
 fn times(group: &Group, rows: &mut RowSink<'_>) -> Result<()> {
-    let (ranks, by) = (group.ranks(), if group.over_nccl { "NCCL" } else { "peers" });
+    let (ranks, by) = (group.ranks(), if group.is_over_nccl() { "NCCL" } else { "peers" });
     let timed = on_ranks(group, KernelTier::Plain, |cuda| {
         let most = if cuda.ops.device.properties.memory < LITTLE_MEMORY { 1 } else { usize::MAX };
         let mut times = Vec::new();
@@ -219,31 +188,4 @@ fn time(cuda: &Cuda, sum: impl Fn() -> Result<()>) -> Result<f64> {
     }
     cuda.ops.check()?;
     Ok(micros)
-}
-
-/// Runs `f` on every rank.
-pub(super) fn on_ranks<R: Send>(
-    group: &Group,
-    kernels: KernelTier,
-    f: impl Fn(&mut Cuda) -> Result<R> + Sync,
-) -> Result<Vec<R>> {
-    let (ranks, devices) = (group.ranks(), CudaDevices::open(&group.devices)?.with_kernels(kernels));
-    // Fewer ranks in this process than in the group use NCCL alone.
-    let here = if group.over_nccl { 1 } else { ranks };
-    let run = |rank: usize, link: threads::Threads| {
-        let mut cuda = devices.open(rank, ranks, Box::new(link))?;
-        cuda.connect(here)?;
-        let result = f(&mut cuda)?;
-        cuda.group.meet_on_hosts()?;
-        Ok(result)
-    };
-    std::thread::scope(|scope| {
-        let run = &run;
-        let links = threads::group(ranks).into_iter().enumerate();
-        let started: Vec<_> = links.map(|(rank, link)| scope.spawn(move || run(rank, link))).collect();
-        let ended = |thread: std::thread::ScopedJoinHandle<'_, Result<R>>| {
-            thread.join().unwrap_or_else(|_| Err(KernelError::Device("a rank panicked".into())))
-        };
-        started.into_iter().map(ended).collect()
-    })
 }

@@ -2,10 +2,10 @@ use super::*;
 use crate::backend::{Score, Span, StateCells, StateSave};
 use crate::sample::SampleSpec;
 
-const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4, cells: 9, slots: 6 };
+const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4, split: None, cells: 9, slots: 6 };
 
 fn packed(rows: &StepInputs) -> Result<(StepShape, Vec<u32>)> {
-    let shape = StepShape::of(rows);
+    let shape = StepShape::of(rows, LIMITS);
     let mut words = vec![7; shape.parts().end];
     pack(rows, &shape, LIMITS, &mut words)?;
     Ok((shape, words))
@@ -144,7 +144,7 @@ fn growing_sequences_keep_their_shape() {
     let of = |blocks: usize| {
         let blocks = vec![0; blocks];
         let spans = vec![Span { row: 0, len: 1, start: 0, blocks: &blocks }];
-        StepShape::of(&StepInputs { ids: vec![0], spans, draws: vec![draw(0)], ..StepInputs::default() })
+        StepShape::of(&StepInputs { ids: vec![0], spans, draws: vec![draw(0)], ..StepInputs::default() }, LIMITS)
     };
     assert_eq!(of(1), of(8));
     assert_eq!(of(9), of(16));
@@ -155,7 +155,7 @@ fn growing_sequences_keep_their_shape() {
 fn a_step_that_scores_is_not_recorded() {
     let span = Span { row: 0, len: 1, start: 0, blocks: &[0] };
     let step = |scores: Vec<Score>, draws| {
-        StepShape::of(&StepInputs { ids: vec![0], spans: vec![span], scores, draws, ..StepInputs::default() })
+        StepShape::of(&StepInputs { ids: vec![0], spans: vec![span], scores, draws, ..StepInputs::default() }, LIMITS)
     };
     assert!(step(vec![], vec![draw(0)]).decode);
     assert!(!step(vec![], vec![]).decode, "the logits are part of what is recorded");
@@ -177,4 +177,23 @@ fn inputs_beyond_the_limits_are_errors() {
     assert_eq!(packed(&rows).expect_err("an error").to_string(), "begin: logits of row 1 of 1");
     assert_eq!(error(vec![1], Span { blocks: &[10], ..span }), "begin: block 10 of a cache of 10 blocks");
     of(vec![99], Span { start: 3, blocks: &[9], ..span }).expect("within the limits");
+}
+
+/// Blocks of 32: two of each tile. Rank 1 of 2 has lanes 1, 3, 5 and 7.
+#[test]
+fn the_table_of_a_split_cache_has_this_rank_s_blocks_lane_by_lane() {
+    let limits = StepLimits { blocks: 1000, block_size: 32, split: Some(KvSplit { rank: 1, ranks: 2 }), ..LIMITS };
+    // Place i has block 10 * i + its rank.
+    let blocks: Vec<u32> = (0..22).map(|i| 10 * i + i / 2 % 2).collect();
+    assert_eq!(limits.table_words(22), 4 * 4);
+    let mut table = vec![7; 16];
+    limits.write_table(&blocks, &mut table);
+    // Of lane 1 tiles 1 and 9, of the others one tile.
+    assert_eq!(table, [10, 15, 90, 95, 30, 35, 7, 7, 50, 55, 7, 7, 70, 75, 7, 7]);
+    assert_eq!(limits.place(&blocks, 63), None, "tile 0 is of rank 0");
+    assert_eq!(limits.place(&blocks, 64), Some(10 * 32), "block 21 is block 10 of rank 1");
+    assert_eq!(limits.place(&blocks, 9 * 64 + 33), Some(95 * 32 + 1));
+    // Steps of growing sequences have a table of one size, as without a split.
+    let whole = StepLimits { split: None, ..limits };
+    assert_eq!((whole.table_words(22), whole.place(&blocks, 64)), (22, Some(21 * 32)));
 }

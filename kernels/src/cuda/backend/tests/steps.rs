@@ -194,7 +194,7 @@ fn experts_move_between_repeated_steps() {
 }
 
 fn cuda_shape(tables: &[[u32; 1]]) -> StepShape {
-    StepShape::of(&decode(tables, |_| 0, 0))
+    StepShape::of(&decode(tables, |_| 0, 0), StepState::default().limits.get())
 }
 
 /// Of more shapes than are kept, those that were used last repeat.
