@@ -12,7 +12,8 @@
 //   tile_first, tile_rows [rows]: the first row of each row's tile, and its rows.
 //   With lanes > 0, pieces are of positions of a lane (lanes.cu), and tile's piece c of the rank's lane i goes to
 //   partial + ((row - first) * lanes * chunks + (i * chunks + c) * row_count) * heads, also if it is the only one.
-//   work [blocks + 1]: the pieces, in equal shares.
+//   work [blocks + 1]: the pieces, in shares of equally many positions: a piece has up to `chunk`, and counts PIECE
+//   more.
 //
 // latent_merge: out [all rows, heads, 512] bf16, rows out_stride apart: for rows with several pieces, the sum of their
 //   parts, weighted by 2 to the power of their scale, in ascending order of positions; zeros for rows without a
@@ -40,7 +41,24 @@ struct LatentMergeArgs {
 
 namespace latent {
 
-constexpr int LATENT = 512, THREADS = 256;
+constexpr int LATENT = 512, THREADS = 256, PIECE = 64;
+
+// The sum over the threads up to this one. All have what a thread added last.
+DEVICE int sum_up_to(int number, int *sums, int &all) {
+  int *from = sums, *to = sums + THREADS, thread = threadIdx.x;
+  from[thread] = number;
+  __syncthreads();
+  for (int step = 1; step < THREADS; step *= 2) {
+    to[thread] = from[thread] + (thread >= step ? from[thread - step] : 0);
+    __syncthreads();
+    int *swap = from;
+    from = to, to = swap;
+  }
+  int sum = from[thread];
+  all = from[THREADS - 1];
+  __syncthreads();
+  return sum;
+}
 
 // Positions of a lane up to `position`: it has each eighth of the tiles of 64.
 DEVICE int seen(int position, int lane) {
@@ -81,7 +99,7 @@ DEVICE bool continues(const LatentWorkArgs &a, int row) {
 
 extern "C" __global__ void __launch_bounds__(256) latent_work(const LatentWorkArgs a) {
   SHARED(int, sums, 2 * latent::THREADS);
-  int thread = threadIdx.x, end = a.first + a.rows, before = 0;
+  int thread = threadIdx.x, end = a.first + a.rows, before = 0, all = 0;
   for (int base = a.first; base < end; base += latent::THREADS) {
     int row = base + thread, count = 0, pieces = 0;
     bool begins = row < end && a.sequences[row] != NONE && !latent::continues(a, row);
@@ -90,19 +108,8 @@ extern "C" __global__ void __launch_bounds__(256) latent_work(const LatentWorkAr
       while (row + count < end && latent::continues(a, row + count)) count++;
       pieces = latent::pieces_of(a, a.positions[row] + count - 1);
     }
-    // The sum over the threads up to this one.
-    int *from = sums, *to = sums + latent::THREADS;
-    from[thread] = pieces;
-    __syncthreads();
-    for (int step = 1; step < latent::THREADS; step *= 2) {
-      to[thread] = from[thread] + (thread >= step ? from[thread - step] : 0);
-      __syncthreads();
-      int *swap = from;
-      from = to, to = swap;
-    }
-    int at = before + from[thread] - pieces;
-    before += from[latent::THREADS - 1];
-    __syncthreads();
+    int at = before + latent::sum_up_to(pieces, sums, all) - pieces;
+    before += all;
     if (!begins) continue;
     int length = a.positions[row] + count;
     for (int i = 0; i < count; i++) {
@@ -125,7 +132,25 @@ extern "C" __global__ void __launch_bounds__(256) latent_work(const LatentWorkAr
       }
     }
   }
-  for (int i = thread; i <= a.blocks; i += latent::THREADS) a.work[i] = int(int64_t(before) * i / a.blocks);
+  __syncthreads();
+  // A piece is of the block in whose share of the cost its middle lies.
+  auto cost = [&](int piece) { return piece < before ? a.to[piece] - a.from[piece] + latent::PIECE : 0; };
+  int64_t total = 0, done = 0;
+  for (int base = 0; base < before; base += latent::THREADS) {
+    latent::sum_up_to(cost(base + thread), sums, all);
+    total += all;
+  }
+  for (int i = thread; i <= a.blocks; i += latent::THREADS) a.work[i] = before;
+  __syncthreads();
+  for (int base = 0; base < before; base += latent::THREADS) {
+    int piece = base + thread, own = cost(piece);
+    int64_t ends = done + latent::sum_up_to(own, sums, all);
+    done += all;
+    if (piece >= before) continue;
+    auto block = [&](int64_t middle) { return int(middle * a.blocks / (2 * total)); };
+    int mine = block(2 * ends - own), last = piece ? block(2 * (ends - own) - cost(piece - 1)) : -1;
+    for (int i = last + 1; i <= mine; i++) a.work[i] = piece;
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(128) latent_merge(const LatentMergeArgs a) {

@@ -3,7 +3,7 @@
 //
 // On tensor cores: a number of w is the sum of three bf16, exactly. Those of the second and third are skipped where all
 // of a warp are 0, as with weights that the checkpoint stores in bf16. k is cut into 8 parts, one for each warp, which
-// are added in ascending order; so a row's bits depend on no other rows. Up to 64 rows, a block has 16 rows by 8
+// are added in ascending order; so a row's bits depend on no other rows. Up to 512 rows, a block has 16 rows by 8
 // columns, since few columns would make few blocks; beyond, 64 by 64. Grid: (column tiles, row tiles, batch); 256
 // threads. Error: that of f32 sums of k products.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace linear_mixed_of {
 
-constexpr int WARPS = 8, STEP = 16, FEW = 64;
+constexpr int WARPS = 8, STEP = 16, FEW = 512;
 
 DEVICE float upper(float x) { return to_float(bf16{uint16_t(float_bits(x) >> 16)}); }
 

@@ -53,6 +53,9 @@ struct PartNormArgs {
   float eps;
 };
 
+// Numbers of a row that a thread keeps: rows of 8192 with 256 threads.
+constexpr int HELD = 32;
+
 // y(i) is number i of y, which is read unless a.y is null.
 template <class T, class Read>
 DEVICE void add_norm_of(const AddNormArgs &a, Read y) {
@@ -61,6 +64,33 @@ DEVICE void add_norm_of(const AddNormArgs &a, Read y) {
   float *x = a.x + row;
   T *out = static_cast<T *>(a.out) + row;
   float squares = 0;
+  if (a.n <= HELD * int(blockDim.x)) {
+    // All loads before the first sum, and the row stays in registers: else each waits for the one before.
+    float sums[HELD], added[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+      int i = k * blockDim.x + threadIdx.x;
+      sums[k] = i < a.n ? x[i] : 0;
+      added[k] = a.y && i < a.n ? y(row + i) : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+      int i = k * blockDim.x + threadIdx.x;
+      if (i >= a.n) continue;
+      if (a.y) {
+        sums[k] += a.factor * added[k];
+        x[i] = sums[k];
+      }
+      squares += sums[k] * sums[k];
+    }
+    float factor = rsqrtf(block_sum(squares, parts) / a.n + a.eps);
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+      int i = k * blockDim.x + threadIdx.x;
+      if (i < a.n) out[i] = from_float<T>(a.weight[i] * (sums[k] * factor));
+    }
+    return;
+  }
   for (int i = threadIdx.x; i < a.n; i += blockDim.x) {
     float sum = x[i];
     if (a.y) {

@@ -126,8 +126,14 @@ inline void latent(const std::vector<Span> &spans, int heads, int chunk, int fir
     LAUNCH(latent_work, 1, 256, 0, args);
     int *work = array(10);
     check::equal(work[0], 0, "the first block's work");
-    for (int b = 0; b < blocks; b++)
-      if (work[b + 1] < work[b] || work[b + 1] - work[b] > work[blocks] / blocks + 1) check::fail("unequal shares");
+    auto cost = [&](int w) { return array(7)[w] - array(6)[w] + latent::PIECE; };
+    int64_t total = 0;
+    for (int w = 0; w < work[blocks]; w++) total += cost(w);
+    for (int b = 0; b < blocks; b++) {
+      int64_t share = 0;
+      for (int w = work[b]; w < work[b + 1]; w++) share += cost(w);
+      if (work[b + 1] < work[b] || share > total / blocks + chunk + latent::PIECE) check::fail("unequal shares");
+    }
     // Each row has all its positions once, in pieces of the same rows, and each query a place of its own in partial.
     std::vector<std::vector<std::pair<int, int>>> seen(rows);
     std::map<int, std::pair<int, int>> taken;

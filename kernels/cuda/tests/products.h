@@ -10,7 +10,7 @@ using check::value;
 template <class X, class W, class Out>
 void launch_linear(dim3 grid, const LinearArgs &args) {
   if constexpr (sizeof(X) < sizeof(W))
-    host::launch("linear_mixed", args.rows > 64 ? grid : dim3((args.n + 7) / 8, (args.rows + 15) / 16, grid.z), 256, 0, [&] { linear_mixed(args); });
+    host::launch("linear_mixed", args.rows > linear_mixed_of::FEW ? grid : dim3((args.n + 7) / 8, (args.rows + 15) / 16, grid.z), 256, 0, [&] { linear_mixed(args); });
   else if constexpr (sizeof(X) == 4)
     host::launch("linear_f32", grid, 256, 0, [&] { linear_f32(args); });
   else if constexpr (sizeof(Out) == 4)
@@ -160,6 +160,7 @@ void test_types() {
   row_alone<X, W, Out>(66, 96);
   if constexpr (sizeof(X) < sizeof(W)) {
     plain<X, W, Out>(70, 48, 400, 1, false, 0);
+    plain<X, W, Out>(linear_mixed_of::FEW + 3, 9, 40, 1, false, 0);
     return;
   }
   grouped<X, W, Out>(5, 2, 4, 40, 24);

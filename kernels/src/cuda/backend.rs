@@ -331,6 +331,7 @@ impl Backend for Cuda {
 
     fn begin<'a>(&mut self, mut rows: StepInputs<'a>) -> Result<DeviceBatch<'a>> {
         take_apart(&mut rows);
+        self.ops.end_step();
         self.ops.device.enter()?;
         self.ops.check()?;
         // The last step may have failed midway.

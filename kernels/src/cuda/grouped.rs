@@ -81,7 +81,7 @@ impl OpStream {
         let rows = routes / known.max(1);
         let (tiles, tile, groups) = match plans {
             ExpertPlans::Gemm(plans) => {
-                let tiles = plans.map(|plan| plan.tile(rows));
+                let tiles = plans.map(|plan| plan.tile_of_experts(rows));
                 (Tiles::Gemm(tiles), tiles[0].rows, tiles[0].groups.max(tiles[1].groups))
             }
             // Each expert's rows begin where those of the one before end.

@@ -5,7 +5,8 @@ use super::args::AttentionArgs;
 use super::attention::{DeviceCache, Heads, attention_args};
 use super::batch::PlacedBatch;
 use super::form::Element;
-use super::latent::{CHUNK, LATENT, Lanes, LatentRows, LatentWork, MERGE_THREADS, QUERIES, WorkOf};
+use super::latent::{CHUNK, LATENT, LatentRows, MERGE_THREADS, QUERIES, WorkOf};
+use super::piece_lists::{Lanes, LatentWork};
 use super::plan::{LaunchPlan, PARTIAL_BYTES, int};
 use super::ranks::{Offer, PartTable, RankOps};
 use super::tensor::DeviceTensor;
@@ -246,8 +247,8 @@ impl LaneAttention<'_> {
         let args = LaneMergeArgs {
             sequences,
             positions,
-            tile_first: pieces.tile_first.address,
-            tile_rows: pieces.tile_rows.address,
+            tile_first: pieces.list.tile_first(),
+            tile_rows: pieces.list.tile_rows(),
             partial: pieces.partial.address,
             partial_scale: pieces.partial_scale.address,
             sums: found.sums.address,

@@ -1,12 +1,15 @@
 //! Attention over the latent cache by FlashInfer's kernel. Which positions a piece of work covers depends on the row
 //! alone, so that its bits do not depend on other rows.
 
+use std::sync::Arc;
+
 use super::DeviceBuffer;
 use super::arena::ArenaBlock;
 use super::batch::PlacedBatch;
 use super::fast::{FastDivisor, LatentArgs};
 use super::form::Element;
 use super::op_stream::OpStream;
+use super::piece_lists::{Lanes, LatentWork, PieceList, PiecesOf};
 use super::plan::{LaunchPlan, PARTIAL_BYTES, int};
 use super::tensor::DeviceTensor;
 
@@ -82,16 +85,6 @@ pub(super) struct WorkOf {
     pub q_rope_strides: [usize; 2],
 }
 
-/// The lanes of a rank: lane `first + i * step` is number i of `count`, and begins `i * stride` blocks into a
-/// sequence's table.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Lanes {
-    pub count: usize,
-    pub first: usize,
-    pub step: usize,
-    pub stride: usize,
-}
-
 /// Rows of a batch whose pieces are computed together, of the rank's lanes or of all positions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LatentRows {
@@ -109,17 +102,7 @@ pub(super) struct LatentRows {
 pub(super) struct LatentPieces {
     pub partial: ArenaBlock,
     pub partial_scale: ArenaBlock,
-    pub tile_first: ArenaBlock,
-    pub tile_rows: ArenaBlock,
-}
-
-/// Rows that are computed at once, and how many pieces each can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LatentWork {
-    pub rows: usize,
-    pub chunks: usize,
-    /// Rows of a tile.
-    pub tile: usize,
+    pub list: Arc<PieceList>,
 }
 
 impl LatentWork {
@@ -169,8 +152,8 @@ impl OpStream {
         let args = LatentMergeArgs {
             sequences: parts.sequences,
             positions: parts.positions,
-            tile_first: pieces.tile_first.address,
-            tile_rows: pieces.tile_rows.address,
+            tile_first: pieces.list.tile_first(),
+            tile_rows: pieces.list.tile_rows(),
             partial: pieces.partial.address,
             partial_scale: pieces.partial_scale.address,
             out: out.address,
@@ -185,38 +168,36 @@ impl OpStream {
         unsafe { self.launch(&plan, &args) };
     }
 
-    /// `out`: where the only piece of a row goes, unless there are lanes.
-    pub(super) fn latent_pieces(&self, at: LatentRows, work: LatentWork, of: WorkOf, out: u64) -> LatentPieces {
-        let LatentWork { chunks, tile, .. } = work;
-        let (heads, rows) = (of.heads, at.rows);
+    /// The pieces of these rows, which are the same in all layers of a step: the list of an earlier layer, if there is
+    /// one.
+    fn latent_list(&self, at: LatentRows, heads: usize, work: LatentWork) -> Arc<PieceList> {
+        let LatentRows { sequences, first, rows, lanes, .. } = at;
+        let of = PiecesOf { sequences, first, rows, heads, work, lanes };
+        self.step_pieces.get(of, || self.make_pieces(at, heads, work))
+    }
+
+    fn make_pieces(&self, at: LatentRows, heads: usize, work: LatentWork) -> [ArenaBlock; 11] {
+        let LatentRows { sequences, rows, lanes, .. } = at;
         let blocks = self.device.properties.multiprocessors as usize;
-        let lanes = at.lanes.unwrap_or(Lanes { count: 0, first: 0, step: 0, stride: 0 });
-        let places = rows * chunks * lanes.count.max(1);
+        let lanes = lanes.unwrap_or(Lanes { count: 0, first: 0, step: 0, stride: 0 });
+        let places = rows * work.chunks * lanes.count.max(1);
         // Each row may be a tile of its own.
-        let words = |count: usize| self.take(4 * count);
         let arrays: [ArenaBlock; 11] = std::array::from_fn(|i| match i {
-            8 | 9 => words(rows),
-            10 => words(blocks + 1),
-            _ => words(places),
+            8 | 9 => self.take(4 * rows),
+            10 => self.take(4 * (blocks + 1)),
+            _ => self.take(4 * places),
         });
-        let partial = self.take(places * heads * LATENT * Element::Bf16.bytes());
-        let partial_scale = words(places * heads);
-        let addresses = arrays.each_ref().map(|block| block.address);
-        let [first_row, first_block, partial_at, row_count, positions, first_query, from, to, _, _, end] = addresses;
-        let [.., tile_first, tile_rows, _] = arrays;
-        let pieces = LatentPieces { partial, partial_scale, tile_first, tile_rows };
-        let Some(zeros) = self.fast.as_ref().map(DeviceBuffer::address) else { return pieces };
         let args = LatentWorkArgs {
-            sequences: at.sequences,
+            sequences,
             positions: at.positions,
-            arrays: addresses,
+            arrays: arrays.each_ref().map(|block| block.address),
             first: int(at.first),
             rows: int(rows),
             heads: int(heads),
             table_stride: int(at.table_stride),
-            tile: int(tile),
+            tile: int(work.tile),
             chunk: int(CHUNK),
-            chunks: int(chunks),
+            chunks: int(work.chunks),
             blocks: int(blocks),
             lanes: int(lanes.count),
             lane_first: int(lanes.first),
@@ -225,6 +206,19 @@ impl OpStream {
         };
         // SAFETY: each array has a number for each piece that these rows can have, or for each row.
         unsafe { self.launch(&LaunchPlan::new("latent_work", [1, 1, 1], THREADS), &args) };
+        arrays
+    }
+
+    /// `out`: where the only piece of a row goes, unless there are lanes.
+    pub(super) fn latent_pieces(&self, at: LatentRows, work: LatentWork, of: WorkOf, out: u64) -> LatentPieces {
+        let (heads, blocks) = (of.heads, self.device.properties.multiprocessors as usize);
+        let places = at.rows * work.chunks * at.lanes.map_or(1, |lanes| lanes.count);
+        let list = self.latent_list(at, heads, work);
+        let [first_row, first_block, partial_at, row_count, positions, first_query, from, to, _, _, end] =
+            list.arrays.each_ref().map(|block| block.address);
+        let partial = self.take(places * heads * LATENT * Element::Bf16.bytes());
+        let pieces = LatentPieces { partial, partial_scale: self.take(4 * places * heads), list };
+        let Some(zeros) = self.fast.as_ref().map(DeviceBuffer::address) else { return pieces };
         let args = LatentArgs {
             q_latent: of.q_latent,
             q_rope: of.q_rope,

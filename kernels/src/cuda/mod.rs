@@ -39,6 +39,7 @@ mod moe;
 mod op_stream;
 mod operand;
 mod outputs;
+mod piece_lists;
 mod pinned_blocks;
 mod plan;
 mod ranks;

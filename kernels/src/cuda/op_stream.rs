@@ -7,6 +7,7 @@ use super::angles::DeviceAngles;
 use super::arena::{ArenaBlock, DeviceArena};
 use super::form::Element;
 use super::memory::{Plain, read, write};
+use super::piece_lists::StepPieces;
 use super::plan::LaunchPlan;
 use super::tensor::DeviceTensor;
 use super::{CudaDevice, CudaError, DeviceBuffer};
@@ -22,6 +23,7 @@ pub(super) struct OpStream {
     error: RefCell<Option<CudaError>>,
     /// Of activations other than the residual stream.
     pub activations: Cell<Element>,
+    pub step_pieces: StepPieces,
 }
 
 impl OpStream {
@@ -37,7 +39,13 @@ impl OpStream {
         };
         let activations = Cell::new(Element::F32);
         let (arena, angles, error) = (DeviceArena::default(), RefCell::default(), RefCell::default());
-        Ok(OpStream { device, fast, arena, angles, error, activations })
+        let step_pieces = StepPieces::default();
+        Ok(OpStream { device, fast, arena, angles, error, activations, step_pieces })
+    }
+
+    /// What the layers of a step share is of that step.
+    pub fn end_step(&self) {
+        self.step_pieces.forget();
     }
 
     /// The value, or None after the first error.

@@ -16,7 +16,7 @@ pub(super) const FP8_GROUP: usize = 128;
 const TILE: usize = 64;
 /// The same in `linear_mixed` for up to so many rows.
 const FEW_MIXED_TILE: [usize; 2] = [16, 8];
-const FEW_MIXED_ROWS: usize = 64;
+const FEW_MIXED_ROWS: usize = 512;
 const DRAW_THREADS: u32 = 512;
 /// At most so many tokens are drawn at the same time; each takes work memory.
 const DRAW_BLOCKS: usize = 128;

@@ -1,7 +1,7 @@
 //! Which fast kernel multiplies what. Pure: what the kernels take and give is in kernels/cuda/fast/gemm.h.
 //!
-//! A plan depends on the product and on the sizes of its weight. It has two tiles, one for few rows and one for many,
-//! whose sums have the same order: so a row's bits do not depend on the number of rows.
+//! A plan depends on the product and on the sizes of its weight. It has three tiles, by the number of rows, whose sums
+//! have the same order: so a row's bits do not depend on the number of rows.
 
 use super::super::form::{Element, WeightForm};
 use super::super::plan::{FP8_GROUP, LaunchPlan};
@@ -11,8 +11,11 @@ use super::super::tensor_map::{MapElement, TensorBoxes};
 const BLOCKS: usize = 132;
 /// Threads of a block that copy.
 const COPY_THREADS: u32 = 128;
-/// Up to so many rows, a product is limited by reading its weight, and the small tile is used.
+/// Up to so many rows, a product is limited by reading its weight, and a small tile is used.
 const FEW_ROWS: usize = 64;
+/// Up to so many, the smallest: a box of 64 rows of which few are there costs as much as one that is full (DeepGEMM's
+/// own host chooses so).
+const LEAST_ROWS: usize = 16;
 /// Bytes along k in a stage.
 const STAGE_BYTES: usize = 128;
 
@@ -76,23 +79,33 @@ macro_rules! tiles {
 }
 
 tiles! {
+    fp8_dense_least, Fp8, Bf16, Dense, 16, 64, 16, 128, 1, 1;
     fp8_dense_few, Fp8, Bf16, Dense, 64, 64, 10, 128, 1, 1;
     fp8_dense_many, Fp8, Bf16, Dense, 128, 128, 5, 256, 2, 1;
+    fp8_grouped_least_64, Fp8, Bf16, Grouped, 16, 128, 10, 128, 1, 64;
     fp8_grouped_few_64, Fp8, Bf16, Grouped, 64, 128, 8, 128, 1, 64;
+    fp8_grouped_least_256, Fp8, Bf16, Grouped, 16, 128, 10, 128, 1, 256;
     fp8_grouped_few_256, Fp8, Bf16, Grouped, 64, 128, 8, 128, 1, 256;
     fp8_grouped_many_64, Fp8, Bf16, Grouped, 128, 128, 5, 256, 2, 64;
     fp8_grouped_many_256, Fp8, Bf16, Grouped, 128, 128, 5, 256, 2, 256;
+    bf16_dense_least, Bf16, Bf16, Dense, 16, 64, 16, 128, 1, 1;
     bf16_dense_few, Bf16, Bf16, Dense, 64, 64, 10, 128, 1, 1;
     bf16_dense_many, Bf16, Bf16, Dense, 128, 128, 5, 256, 2, 1;
+    bf16_dense_least_f32, Bf16, F32, Dense, 16, 64, 16, 128, 1, 1;
     bf16_dense_few_f32, Bf16, F32, Dense, 64, 64, 10, 128, 1, 1;
     bf16_dense_many_f32, Bf16, F32, Dense, 128, 128, 4, 256, 2, 1;
+    bf16_batched_least_8, Bf16, Bf16, Batched, 16, 64, 16, 128, 1, 8;
     bf16_batched_few_8, Bf16, Bf16, Batched, 64, 64, 10, 128, 1, 8;
     bf16_batched_many_8, Bf16, Bf16, Batched, 128, 128, 5, 256, 1, 8;
+    bf16_batched_least_16, Bf16, Bf16, Batched, 16, 64, 16, 128, 1, 16;
     bf16_batched_few_16, Bf16, Bf16, Batched, 64, 64, 10, 128, 1, 16;
     bf16_batched_many_16, Bf16, Bf16, Batched, 128, 128, 5, 256, 1, 16;
+    bf16_batched_least_64, Bf16, Bf16, Batched, 16, 64, 16, 128, 1, 64;
     bf16_batched_few_64, Bf16, Bf16, Batched, 64, 64, 10, 128, 1, 64;
     bf16_batched_many_64, Bf16, Bf16, Batched, 128, 128, 5, 256, 1, 64;
+    bf16_grouped_least_64, Bf16, Bf16, Grouped, 16, 128, 10, 128, 1, 64;
     bf16_grouped_few_64, Bf16, Bf16, Grouped, 64, 128, 8, 128, 1, 64;
+    bf16_grouped_least_256, Bf16, Bf16, Grouped, 16, 128, 10, 128, 1, 256;
     bf16_grouped_few_256, Bf16, Bf16, Grouped, 64, 128, 8, 128, 1, 256;
     bf16_grouped_many_64, Bf16, Bf16, Grouped, 128, 128, 5, 256, 2, 64;
     bf16_grouped_many_256, Bf16, Bf16, Grouped, 128, 128, 5, 256, 2, 256;
@@ -187,6 +200,7 @@ pub(in super::super) struct Product {
 /// The kernels of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct GemmPlan {
+    least: &'static TileKernel,
     few: &'static TileKernel,
     many: &'static TileKernel,
 }
@@ -213,15 +227,24 @@ impl Product {
             };
             TILES.iter().filter(same).filter(takes).min_by_key(|tile| tile.groups)
         };
-        let (few, many) = (fitting(64)?, fitting(128)?);
+        let [least, few, many] = [fitting(LEAST_ROWS)?, fitting(64)?, fitting(128)?];
         let room = |tile: &TileKernel| tile.launch(k).shared <= super::MOST_SHARED;
-        (room(few) && room(many)).then_some(GemmPlan { few, many })
+        [least, few, many].into_iter().all(room).then_some(GemmPlan { least, few, many })
     }
 }
 
 impl GemmPlan {
-    /// `rows`: of x, or of all rows that are routed.
+    /// `rows`: of x.
     pub fn tile(&self, rows: usize) -> &'static TileKernel {
+        if rows <= LEAST_ROWS { self.least } else { self.of_more(rows) }
+    }
+
+    /// `rows`: of an expert, if all have equally many. Some have twice as many, and their weight should be read once.
+    pub fn tile_of_experts(&self, rows: usize) -> &'static TileKernel {
+        if rows <= LEAST_ROWS / 2 { self.least } else { self.of_more(rows) }
+    }
+
+    fn of_more(&self, rows: usize) -> &'static TileKernel {
         if rows <= FEW_ROWS { self.few } else { self.many }
     }
 }

@@ -1,7 +1,8 @@
 use std::mem::offset_of;
 
 use super::super::grouped::room_for;
-use super::super::latent::{FP8_SHARED, LatentWork, SHARED};
+use super::super::latent::{FP8_SHARED, SHARED};
+use super::super::piece_lists::LatentWork;
 use super::args::{FastDivisor, FastMap, GemmBf16Args, GemmFp8Args, Int4Args, Int4RepackArgs, LatentArgs};
 use super::int4;
 use super::plan::TILES;
@@ -118,7 +119,7 @@ fn a_divisor_divides_every_number() {
 fn places_have_room_for_any_routes() {
     // All to one expert, one to each, and as uneven as it gets.
     for (routes, held) in [(1, 1), (8, 48), (64, 48), (512, 48), (513, 3), (65_536, 48), (5, 0)] {
-        for tile in [64usize, 128] {
+        for tile in [16usize, 64, 128] {
             let used =
                 |counts: &[usize]| counts.iter().map(|count: &usize| count.next_multiple_of(tile)).sum::<usize>();
             let room = room_for(routes, held, tile);

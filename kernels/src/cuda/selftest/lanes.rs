@@ -1,5 +1,5 @@
-//! Latent attention over a cache whose positions are split over ranks: the bits of 2, 4 and 8 ranks, and how far they are
-//! from the CPU's. Ranks share the device.
+//! Latent attention over a cache whose positions are split over ranks: the bits of 2, 4 and 8 ranks, and how far they
+//! are from the CPU's. Ranks share the device.
 
 use std::ops::Range;
 
@@ -136,8 +136,8 @@ fn spans<'a>(step: &[(usize, Range<usize>)], tables: &'a [Vec<u32>]) -> Vec<Span
     step.iter().map(span).collect()
 }
 
-/// Rows of all heads, the same on every number of ranks. Four magnitudes in turn, so that the norm of some heads is that
-/// of all, to the bit.
+/// Rows of all heads, the same on every number of ranks. Four magnitudes in turn, so that the norm of some heads is
+/// that of all, to the bit.
 fn numbers(step: usize, rows: usize, width: usize, salt: u64) -> Vec<f32> {
     let signs = Random::new(salt + 17 * step as u64).numbers(rows * width, 1.0);
     signs.iter().enumerate().map(|(i, sign)| [0.25, 0.5, 1.0, 2.0][(i + i / width) % 4] * sign.signum()).collect()

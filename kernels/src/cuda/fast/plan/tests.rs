@@ -25,8 +25,9 @@ fn every_tile_fits_a_multiprocessor_and_the_rules_of_its_kernel() {
     for tile in TILES {
         let plan = tile.launch(18_432);
         assert!(plan.shared <= super::super::MOST_SHARED, "{plan}");
-        // A warpgroup multiplies 64 rows, and the registers of all threads are reassigned in warpgroups.
-        assert_eq!(tile.rows, tile.threads as usize / 2, "{}", tile.kernel);
+        // A warpgroup multiplies 64 rows, or some of them, and the registers of all threads are reassigned in
+        // warpgroups.
+        assert_eq!(tile.rows.max(64), tile.threads as usize / 2, "{}", tile.kernel);
         assert!(plan.threads % 128 == 0 && BLOCKS.is_multiple_of(tile.cluster), "{plan}");
         // The scales of one row of blocks are enough only if a tile is not wider than a block.
         assert!(FP8_GROUP.is_multiple_of(tile.cols), "{}", tile.kernel);
@@ -34,12 +35,14 @@ fn every_tile_fits_a_multiprocessor_and_the_rules_of_its_kernel() {
 }
 
 #[test]
-fn both_tiles_of_a_plan_sum_in_the_same_order() {
-    let pairs = TILES.iter().filter(|tile| tile.kernel.contains("_few"));
-    for few in pairs {
-        let many = named(&few.kernel.replace("_few", "_many"));
+fn the_tiles_of_a_plan_sum_in_the_same_order() {
+    let few = TILES.iter().filter(|tile| tile.kernel.contains("_few"));
+    for few in few {
+        let [least, many] = ["_least", "_many"].map(|name| named(&few.kernel.replace("_few", name)));
         let order = |tile: &TileKernel| (tile.numbers, tile.out, tile.form, tile.groups);
-        assert_eq!((order(few), few.rows, many.rows), (order(many), 64, 128));
+        assert_eq!([order(least), order(many)], [order(few); 2]);
+        assert_eq!([least, few, many].map(|tile| tile.rows), [16, 64, 128]);
+        assert_eq!(least.cols, few.cols);
     }
 }
 
@@ -51,6 +54,10 @@ fn plan(numbers: OperandType, out: Element, form: Form, [n, k, groups]: [usize; 
 fn the_products_of_a_rank_of_k2_have_plans() {
     let kernels = |numbers, out, form, sizes| {
         let plan = plan(numbers, out, form, sizes).unwrap_or_else(|| panic!("{numbers:?} {form:?} {sizes:?}"));
+        assert_eq!(plan.tile(16).kernel, plan.tile(64).kernel.replace("_few", "_least"));
+        assert_eq!(plan.tile(17), plan.tile(64));
+        let of_experts = [1, 8, 9, 64, 65].map(|rows| plan.tile_of_experts(rows).rows);
+        assert_eq!(of_experts, [16, 16, 64, 64, 128]);
         [plan.tile(64).kernel, plan.tile(65).kernel]
     };
     let (bf16, fp8) = (OperandType::Bf16, OperandType::Fp8);
