@@ -175,7 +175,7 @@ impl BlockPool {
     /// The blocks of an executor. `caches`: whether blocks are registered at all.
     pub fn of(shape: PoolShape, host: &HostShape, caches: bool) -> Self {
         let mut pool = Self::in_classes(shape, caches);
-        if let Some((host, next)) = HostPlaces::new(host, shape.block_size).filter(|_| caches) {
+        if let Some((host, next)) = HostPlaces::new(host, shape.block_size, shape.kv_ranks.max(1)).filter(|_| caches) {
             (pool.host, pool.next_content) = (Some(host), next);
         }
         pool

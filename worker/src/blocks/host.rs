@@ -56,10 +56,11 @@ impl Linked for Place {
 #[derive(Debug)]
 pub(super) struct HostPlaces {
     places: Vec<Place>,
-    free: Vec<PlaceId>,
+    /// By class: a place holds blocks of the rank that has it, where the cache is split over ranks.
+    free: Vec<Vec<PlaceId>>,
     index: HashMap<Arc<Key>, PlaceId>,
-    /// The least recently used first.
-    unused: UnusedBlocks,
+    /// Of each class, the least recently used first.
+    unused: Vec<UnusedBlocks>,
     outlives: bool,
     /// For the next step.
     saves: Vec<BlockSave>,
@@ -68,20 +69,21 @@ pub(super) struct HostPlaces {
 
 impl HostPlaces {
     /// None: there are none.
-    pub fn new(shape: &HostShape, block_size: usize) -> Option<(Self, u64)> {
+    pub fn new(shape: &HostShape, block_size: usize, classes: usize) -> Option<(Self, u64)> {
         let count = u32::try_from(shape.places).unwrap_or(u32::MAX);
         let mut host = HostPlaces {
             places: (0..count).map(|_| Place::default()).collect(),
             free: Vec::new(),
             index: HashMap::new(),
-            unused: UnusedBlocks::default(),
+            unused: (0..classes).map(|_| UnusedBlocks::default()).collect(),
             outlives: shape.outlives,
             saves: Vec::new(),
             loads: Vec::new(),
         };
         let next = host.restore(&shape.kept, block_size);
         let empty = |place: &PlaceId| host.places[*place as usize].content.is_none();
-        host.free = (0..count).rev().filter(empty).collect();
+        let of_class = |class: usize| (0..count).rev().filter(move |&place| place as usize % classes == class);
+        host.free = (0..classes).map(|class| of_class(class).filter(empty).collect()).collect();
         (count > 0).then_some((host, next))
     }
 
@@ -114,9 +116,27 @@ impl HostPlaces {
             }
             self.index.insert(key.clone(), kept.place);
             self.places[kept.place as usize].content = Some(Content { number: kept.content, hash, key });
-            self.unused.push(kept.place, &mut self.places);
+            self.push_unused(kept.place);
         }
         kept.iter().map(|kept| kept.content + 1).max().unwrap_or(0)
+    }
+
+    fn class_of(&self, place: PlaceId) -> usize {
+        place as usize % self.unused.len()
+    }
+
+    fn push_unused(&mut self, place: PlaceId) {
+        let class = self.class_of(place);
+        self.unused[class].push(place, &mut self.places);
+    }
+
+    fn remove_unused(&mut self, place: PlaceId) {
+        let class = self.class_of(place);
+        self.unused[class].remove(place, &mut self.places);
+    }
+
+    fn count_free(&self) -> usize {
+        self.free.iter().map(Vec::len).sum()
     }
 
     pub fn find(&self, key: &Key) -> Option<(PlaceId, &Content)> {
@@ -131,9 +151,10 @@ impl HostPlaces {
     /// Empties a place that has no loads.
     fn empty(&mut self, place: PlaceId) -> Option<Content> {
         let content = self.places[place as usize].content.take()?;
-        self.unused.remove(place, &mut self.places);
+        self.remove_unused(place);
         self.index.remove(&content.key);
-        self.free.push(place);
+        let class = self.class_of(place);
+        self.free[class].push(place);
         Some(content)
     }
 
@@ -141,8 +162,8 @@ impl HostPlaces {
     fn touch(&mut self, content: &Content) -> bool {
         let Some(&place) = self.index.get(&content.key) else { return false };
         if self.places[place as usize].loads == 0 {
-            self.unused.remove(place, &mut self.places);
-            self.unused.push(place, &mut self.places);
+            self.remove_unused(place);
+            self.push_unused(place);
         }
         true
     }
@@ -159,11 +180,12 @@ impl HostPlaces {
         {
             return None;
         }
-        let gone = match self.free.is_empty() {
-            true => self.unused.oldest().and_then(|oldest| self.empty(oldest)),
+        let class = block as usize % self.free.len();
+        let gone = match self.free[class].is_empty() {
+            true => self.unused[class].oldest().and_then(|oldest| self.empty(oldest)),
             false => None,
         };
-        let place = self.free.pop()?;
+        let place = self.free[class].pop()?;
         let (mut parent, mut salt, mut tokens) = (None, String::new(), Vec::new());
         if self.outlives {
             tokens = content.key.tokens.to_vec();
@@ -175,7 +197,7 @@ impl HostPlaces {
         self.saves.push(BlockSave { block, place, content: content.number, parent, salt, tokens });
         self.index.insert(content.key.clone(), place);
         self.places[place as usize].content = Some(content.clone());
-        self.unused.push(place, &mut self.places);
+        self.push_unused(place);
         Some(gone)
     }
 }
@@ -183,7 +205,7 @@ impl HostPlaces {
 impl BlockPool {
     /// How many places hold a block, of how many.
     pub fn host_places(&self) -> (usize, usize) {
-        self.host.as_ref().map_or((0, 0), |host| (host.places.len() - host.free.len(), host.places.len()))
+        self.host.as_ref().map_or((0, 0), |host| (host.places.len() - host.count_free(), host.places.len()))
     }
 
     /// A block is full: a tier that outlives the process gets it now, so that what it has is never without its past.
@@ -218,7 +240,7 @@ impl BlockPool {
         let Some(host) = &mut self.host else { return };
         for &place in places {
             if host.places[place as usize].loads == 0 {
-                host.unused.remove(place, &mut host.places);
+                host.remove_unused(place);
             }
             host.places[place as usize].loads += 1;
         }
@@ -237,7 +259,7 @@ impl BlockPool {
         let held = &mut host.places[place as usize];
         held.loads -= 1;
         if held.loads == 0 {
-            host.unused.push(place, &mut host.places);
+            host.push_unused(place);
         }
         // Others that load it find the same.
         if damaged {
@@ -277,7 +299,8 @@ impl BlockPool {
 
     pub(super) fn check_host(&self) -> Result<(), String> {
         let Some(host) = &self.host else { return Ok(()) };
-        let mut known: Vec<PlaceId> = host.free.iter().copied().chain(host.unused.iter(&host.places)).collect();
+        let unused = host.unused.iter().flat_map(|of_class| of_class.iter(&host.places));
+        let mut known: Vec<PlaceId> = host.free.iter().flatten().copied().chain(unused).collect();
         for (id, place) in host.places.iter().enumerate() {
             let Place { content, loads, .. } = place;
             if *loads > 0 {

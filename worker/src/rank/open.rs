@@ -130,8 +130,8 @@ pub fn check_split(spec: &Spec, ranks: usize, options: &ModelOptions) -> Result<
     if options.devices != DeviceChoice::Cpu && !spec.heads.is_multiple_of(ranks) {
         return refused(format!("takes as many heads on each GPU, got {} heads for {ranks} GPUs", spec.heads));
     }
-    if options.host.bytes > 0 {
-        return refused("does not go with --host-kv yet".into());
+    if options.host.file.is_some() {
+        return refused("does not go with --kv-file yet; --host-kv alone keeps blocks in memory".into());
     }
     match KvSplit::fits(ranks, options.block_size) {
         true => Ok(()),

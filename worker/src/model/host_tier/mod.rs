@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rein_kernels::collective::ControlLink;
-use rein_kernels::{Backend, KernelError, Result as KernelResult};
+use rein_kernels::{Backend, KernelError, KvSplit, Result as KernelResult};
 use rein_proto::internal::{BlockLoad, BlockSave};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -35,6 +35,8 @@ pub struct HostTier<B: Backend> {
     /// Of a block on this rank.
     bytes: usize,
     store: Store<B>,
+    /// This rank's blocks and places, if the ranks share the positions of the cache; each rank has those of its class.
+    split: Option<KvSplit>,
 }
 
 enum Store<B: Backend> {
@@ -74,6 +76,8 @@ impl<B: Backend> HostTier<B> {
                 ))),
             };
         }
+        let split = network.state_size().split;
+        let split = split.then(|| KvSplit { rank: network.backend().rank(), ranks: network.backend().ranks() });
         let total = bytes.checked_mul(places).ok_or_else(|| error("is too large".into()))?;
         let (store, kept) = match &limits.file {
             None => {
@@ -95,7 +99,9 @@ impl<B: Backend> HostTier<B> {
             }
         };
         let outlives = matches!(store, Store::File { .. });
-        Ok(Some((HostTier { bytes, store }, HostShape { places, outlives, kept: Arc::new(kept) })))
+        let of_all = places * split.map_or(1, |split| split.ranks);
+        let shape = HostShape { places: of_all, outlives, kept: Arc::new(kept) };
+        Ok(Some((HostTier { bytes, store, split }, shape)))
     }
 
     /// Copies blocks to their places, then begins to copy others from theirs, until `settle`. Returns the places that
@@ -106,31 +112,41 @@ impl<B: Backend> HostTier<B> {
         saves: &[BlockSave],
         loads: &[BlockLoad],
     ) -> KernelResult<Vec<u32>> {
-        let bytes = self.bytes;
+        let (bytes, split) = (self.bytes, self.split);
         // Most steps copy nothing, and need not wait for the device.
         if saves.is_empty() && loads.is_empty() {
             return Ok(Vec::new());
         }
+        // A block and a place as this rank numbers them. None: they are another rank's.
+        let own = |block: u32, place: u32| match split {
+            None => Some((block, place as usize)),
+            Some(KvSplit { rank, ranks }) => {
+                (block as usize % ranks == rank).then(|| (block / ranks as u32, place as usize / ranks))
+            }
+        };
         match &mut self.store {
             Store::Memory { memory, held } => {
+                let of = |place: usize| place * bytes..(place + 1) * bytes;
+                let mut saved = Vec::new();
                 for save in saves {
-                    held[save.place as usize] = None;
-                    network.save_block(save.block, memory, save.place as usize * bytes)?;
+                    let Some((block, place)) = own(save.block, save.place) else { continue };
+                    held[place] = None;
+                    network.save_block(block, memory, place * bytes)?;
+                    saved.push((place, save.content));
                 }
-                if !saves.is_empty() {
+                if !saved.is_empty() {
                     network.backend().settle(memory)?;
                 }
-                let of = |place: u32| place as usize * bytes..(place as usize + 1) * bytes;
-                for save in saves {
-                    held[save.place as usize] = Some((save.content, xxh3_64(&memory[of(save.place)])));
+                for (place, content) in saved {
+                    held[place] = Some((content, xxh3_64(&memory[of(place)])));
                 }
                 let mut lost = Vec::new();
                 for load in loads {
-                    let whole = |&(content, sum): &(u64, u64)| {
-                        content == load.content && sum == xxh3_64(&memory[of(load.place)])
-                    };
-                    match held[load.place as usize].as_ref().is_some_and(whole) {
-                        true => network.load_block(load.block, memory, load.place as usize * bytes)?,
+                    let Some((block, place)) = own(load.block, load.place) else { continue };
+                    let whole =
+                        |&(content, sum): &(u64, u64)| content == load.content && sum == xxh3_64(&memory[of(place)]);
+                    match held[place].as_ref().is_some_and(whole) {
+                        true => network.load_block(block, memory, place * bytes)?,
                         false => lost.push(load.place),
                     }
                 }

@@ -123,6 +123,34 @@ fn what_left_the_cache_comes_back_with_the_same_bits() {
     }
 }
 
+/// A place is of the rank whose positions it holds, and all of a rank's memory has places.
+#[test]
+fn a_cache_that_is_split_over_ranks_has_a_tier_in_memory() {
+    const TOKENS: u32 = 150;
+    let of = |tp, bytes, kv_parallel| {
+        let host = HostLimits { bytes, file: None };
+        let options = ModelOptions { kv_parallel, kv_blocks: Some(64), ..options(tp, host) };
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/deepseek_v3");
+        RankGroup::load(&dir, &options, &mut |_, _| {}).expect("loads")
+    };
+    let prompts: Vec<Vec<u32>> = (0..4).map(|seed| (0..TOKENS).map(|i| (i * 7 + seed * 13) % 250).collect()).collect();
+    let twice = [&prompts[..], &prompts[..]].concat();
+    for tp in [2, 4] {
+        let (want, _) = answers(&mut of(tp, 0, true), &twice);
+        let bytes = 4 << 20;
+        let mut group = of(tp, bytes, true);
+        let whole = of(tp, bytes, false).shape().host.places;
+        assert_eq!(group.shape().host.places, tp * whole, "{tp} ranks");
+        let (got, stats) = answers(&mut group, &twice);
+        assert_eq!(got, want, "{tp} ranks");
+        assert!(stats.restored_tokens > 400 && stats.damaged_blocks == 0, "{stats:?}");
+    }
+    let file = HostLimits { bytes: 4 << 20, file: Some("/nowhere/kv".into()) };
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/deepseek_v3");
+    let refused = RankGroup::load(&dir, &ModelOptions { kv_parallel: true, ..options(2, file) }, &mut |_, _| {});
+    assert!(refused.err().expect("refused").to_string().contains("does not go with --kv-file yet"));
+}
+
 #[test]
 fn a_file_outlives_its_process() {
     for tp in [1, 2] {
