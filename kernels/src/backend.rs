@@ -224,6 +224,8 @@ pub trait Backend: RowOps + Sized + Send + 'static {
     type HostMemory: Send + std::ops::DerefMut<Target = [u8]>;
     /// Whether a step can begin with tokens of the step before that were not read yet ([`StepInputs::awaits`]).
     const KEEPS_DRAWN: bool = false;
+    /// Whether products of one x with several weights are faster as one product with all their rows.
+    const JOINS_WEIGHTS: bool = false;
 
     // Set-up.
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector>;
@@ -318,6 +320,10 @@ pub trait Backend: RowOps + Sized + Send + 'static {
 
     /// x [rows, in] times weight [out, in] transposed, plus bias [out].
     fn linear(&self, x: &Self::Tensor, weight: &Self::Linear, bias: Option<&Self::Vector>) -> Self::Tensor;
+    /// `linear` of `silu_mul`, with its bits. A backend that quantizes x does it with the numbers still at hand.
+    fn silu_mul_linear(&self, gate: &Self::Tensor, up: &Self::Tensor, weight: &Self::Linear) -> Self::Tensor {
+        self.linear(&self.silu_mul(gate, up), weight, None)
+    }
     /// q [rows, heads * (nope + rope)], rotated; latent [rows, kv_rank], normed; k_rope [rows, rope], rotated;
     /// kv_b [heads * (nope + v), kv_rank]. Result [rows, heads * v]. `adapters` change kv_b: of each head its products
     /// from q to a latent, and from a latent to a value; the place of slot s and head h is s * heads + h.

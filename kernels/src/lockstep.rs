@@ -133,6 +133,8 @@ impl<B: Backend> RowOps for Lockstep<B> {
 }
 
 impl<B: Backend> Backend for Lockstep<B> {
+    const JOINS_WEIGHTS: bool = B::JOINS_WEIGHTS;
+
     type Batch<'a> = Both<B::Batch<'a>, cpu::Batch<'a>>;
     type Linear = Both<B::Linear, RoundingLinear>;
     type Expansion = Both<B::Expansion, cpu::Expansion>;

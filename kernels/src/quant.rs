@@ -134,50 +134,62 @@ fn extended<T>(all: &mut Vec<T>, part: Vec<T>) -> bool {
     true
 }
 
+fn extended_scales(all: &mut GroupScales, part: GroupScales) -> bool {
+    match (all, part) {
+        (GroupScales::F32(all), GroupScales::F32(part)) => extended(all, part),
+        (GroupScales::Bf16(all), GroupScales::Bf16(part)) => extended(all, part),
+        _ => false,
+    }
+}
+
 impl HostMatrix {
     /// One below the other. FP8 parts must end where a block of scales does.
     pub fn stack(parts: Vec<HostMatrix>) -> Result<HostMatrix> {
         let mut parts = parts.into_iter();
         let mut all = parts.next().unwrap_or(HostMatrix { rows: 0, cols: 0, data: HostData::F32(Vec::new()) });
         for part in parts {
-            let fits = match (&mut all.data, part.data) {
+            let fits = all.takes_below(&part);
+            let extended = match (&mut all.data, part.data) {
                 (HostData::F32(all), HostData::F32(part)) => extended(all, part),
                 (HostData::Bf16(all), HostData::Bf16(part)) => extended(all, part),
-                (
-                    HostData::Fp8 { codes, scales, block },
-                    HostData::Fp8 { codes: more, scales: more_scales, block: same },
-                ) if *block == same && all.rows.is_multiple_of(block[0]) => {
+                (HostData::Fp8 { codes, scales, .. }, HostData::Fp8 { codes: more, scales: more_scales, .. }) => {
                     extended(codes, more) && extended(scales, more_scales)
                 }
-                (
-                    HostData::Int4 { packed, scales, group },
-                    HostData::Int4 { packed: more, scales: more_scales, group: same },
-                ) if *group == same => {
-                    let fits = match (scales, more_scales) {
-                        (GroupScales::F32(all), GroupScales::F32(part)) => extended(all, part),
-                        (GroupScales::Bf16(all), GroupScales::Bf16(part)) => extended(all, part),
-                        _ => false,
-                    };
-                    fits && extended(packed, more)
+                (HostData::Int4 { packed, scales, .. }, HostData::Int4 { packed: more, scales: more_scales, .. }) => {
+                    extended_scales(scales, more_scales) && extended(packed, more)
                 }
                 (
-                    HostData::Int4Zeros { packed, scales: GroupScales::F32(scales), zeros, group },
-                    HostData::Int4Zeros { packed: more, scales: GroupScales::F32(s), zeros: z, group: same },
-                ) if *group == same => extended(packed, more) && extended(scales, s) && extended(zeros, z),
+                    HostData::Int4Zeros { packed, scales, zeros, .. },
+                    HostData::Int4Zeros { packed: more, scales: more_scales, zeros: more_zeros, .. },
+                ) => extended_scales(scales, more_scales) && extended(packed, more) && extended(zeros, more_zeros),
                 (HostData::Mxfp4 { packed, scales }, HostData::Mxfp4 { packed: more, scales: more_scales }) => {
                     extended(packed, more) && extended(scales, more_scales)
                 }
-                (HostData::Blocks { form, bytes }, HostData::Blocks { form: same, bytes: more }) if form == &same => {
-                    extended(bytes, more)
-                }
+                (HostData::Blocks { bytes, .. }, HostData::Blocks { bytes: more, .. }) => extended(bytes, more),
                 _ => false,
             };
-            if !fits || part.cols != all.cols {
+            if !(fits && extended) {
                 return Err(KernelError::Shape { op: "stack", what: "parts of a weight do not fit together".into() });
             }
             all.rows += part.rows;
         }
         Ok(all)
+    }
+
+    /// Whether rows of `part` can lie below these.
+    pub fn takes_below(&self, part: &HostMatrix) -> bool {
+        let alike = match (&self.data, &part.data) {
+            (HostData::Fp8 { block, .. }, HostData::Fp8 { block: same, .. }) => {
+                block == same && self.rows.is_multiple_of(block[0])
+            }
+            (HostData::Int4 { scales, group, .. }, HostData::Int4 { scales: others, group: same, .. })
+            | (HostData::Int4Zeros { scales, group, .. }, HostData::Int4Zeros { scales: others, group: same, .. }) => {
+                group == same && scales.form() == others.form()
+            }
+            (HostData::Blocks { form, .. }, HostData::Blocks { form: same, .. }) => form == same,
+            (one, other) => std::mem::discriminant(one) == std::mem::discriminant(other),
+        };
+        alike && self.cols == part.cols
     }
 
     /// Runs of columns, one after the other, of numbers or of whole blocks.

@@ -171,6 +171,7 @@ impl Backend for Cuda {
     type HostMemory = PinnedBlocks;
     type Drawn = DeviceDrawn;
     const KEEPS_DRAWN: bool = true;
+    const JOINS_WEIGHTS: bool = true;
 
     fn vector(&self, values: Vec<f32>) -> Result<DeviceVector> {
         self.ops.check()?;
@@ -443,6 +444,10 @@ impl Backend for Cuda {
 
     fn linear(&self, x: &DeviceTensor, weight: &DeviceLinear, bias: Option<&DeviceVector>) -> DeviceTensor {
         self.ops.product(x, &weight.0, bias, x.element)
+    }
+
+    fn silu_mul_linear(&self, gate: &DeviceTensor, up: &DeviceTensor, weight: &DeviceLinear) -> DeviceTensor {
+        self.ops.product_of_gated(gate, up, &weight.0)
     }
 
     fn mla_attention(

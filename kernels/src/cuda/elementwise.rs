@@ -116,7 +116,7 @@ impl RowOps for Cuda {
             (Element::F32, Element::Bf16) => panic!("sigmoid_mul: the gate must not be bf16 in a model of f32"),
         };
         let (n, gates, stride) = (int(x.cols), int(gate.cols), int(gate.stride));
-        let args = SigmoidMulArgs { x: x.address, gate: gate.address, n, gates, stride };
+        let args = SigmoidMulArgs { x: x.changed(), gate: gate.address, n, gates, stride };
         // SAFETY: x has n numbers in each row, the gate as many or one.
         unsafe { self.ops.launch(&LaunchPlan::by_column(name, x.rows, x.cols), &args) };
     }
@@ -186,7 +186,7 @@ impl OpStream {
     pub fn add_to(&self, x: &DeviceTensor, keep: f32, y: Option<&DeviceTensor>, factor: f32) {
         assert!(x.element == Element::F32 && x.is_contiguous(), "add_scaled: x must be f32 and no view");
         let n = x.rows * x.cols;
-        let args = AddScaledArgs { x: x.address, y: y.map_or(0, |y| y.address), n, keep, factor };
+        let args = AddScaledArgs { x: x.changed(), y: y.map_or(0, |y| y.address), n, keep, factor };
         let name = y.map_or(Element::F32, |y| y.element).of("add_scaled_f32", "add_scaled_bf16");
         // SAFETY: x and y have n numbers each.
         unsafe { self.launch(&LaunchPlan::by_number(name, n), &args) };
@@ -211,7 +211,7 @@ impl OpStream {
             (Element::Bf16, Element::F32) => panic!("add_norm: y must not be bf16 in a model of f32"),
         };
         let n = int(x.cols);
-        let args = AddNormArgs { x: x.address, y, weight: weight.data.address(), out: out.address, n, factor, eps };
+        let args = AddNormArgs { x: x.changed(), y, weight: weight.data.address(), out: out.address, n, factor, eps };
         // SAFETY: x, y and out have rows * n numbers, weight n.
         unsafe { self.launch(&LaunchPlan::by_row(name, x.rows), &args) };
         out
@@ -287,7 +287,7 @@ impl OpStream {
         assert!(x.element == Element::F32 && x.is_contiguous(), "add_positions: x must be f32 and no view");
         assert!(batch.shape.rows == x.rows && table.len.is_multiple_of(x.cols.max(1)), "add_positions: the shapes");
         let args = AddPositionsArgs {
-            x: x.address,
+            x: x.changed(),
             table: table.data.address(),
             positions: batch.parts.positions,
             hidden: int(x.cols),
@@ -328,7 +328,7 @@ impl OpStream {
         assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
         let Some(angles) = self.keep(self.angles.borrow_mut().get(&self.device, spec)) else { return };
         let args = RopeWriteArgs {
-            q: x.address,
+            q: x.changed(),
             angles,
             positions: batch.parts.positions,
             places: batch.parts.places,

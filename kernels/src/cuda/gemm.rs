@@ -3,8 +3,8 @@
 use super::fast::{FastMap, Form, GemmBf16Args, GemmFp8Args, GemmPlan, OperandType, Product, TileKernel};
 use super::form::{Element, WeightForm};
 use super::op_stream::OpStream;
-use super::operand::{Batched, Operand};
-use super::tensor::DeviceTensor;
+use super::operand::Batched;
+use super::tensor::{DeviceTensor, Operand};
 use super::tensor_map::{TensorBoxes, TensorMap};
 use super::weights::Matrix;
 

@@ -10,10 +10,9 @@ use super::fast::{
 use super::form::{Element, ExpertShape};
 use super::gemm::Maps;
 use super::op_stream::OpStream;
-use super::operand::Operand;
 use super::outputs::RowsByExpert;
 use super::plan::{LaunchPlan, int};
-use super::tensor::DeviceTensor;
+use super::tensor::{DeviceTensor, Operand};
 use super::tensor_map::TensorMap;
 
 /// Ends and starts of experts are there for a multiple of so many experts.

@@ -1,12 +1,11 @@
 //! Products: which kernel multiplies which forms. It does not know layers.
 
 use super::args::LinearArgs;
-use super::fast::OperandType;
 use super::form::{Element, WeightForm};
 use super::op_stream::OpStream;
-use super::operand::{Batched, CodeRows, Operand};
+use super::operand::Batched;
 use super::plan::{LaunchPlan, int};
-use super::tensor::DeviceTensor;
+use super::tensor::{CodeRows, DeviceTensor, Operand};
 use super::weights::{DeviceVector, Matrix};
 use crate::quant::MXFP4_GROUP;
 
@@ -60,18 +59,40 @@ impl OpStream {
         bias: Option<&DeviceVector>,
         out: Element,
     ) -> DeviceTensor {
+        self.product_of(x, |which| self.quantized(x, which), weight, bias, out)
+    }
+
+    /// silu(gate) * up times the weight transposed.
+    pub fn product_of_gated(&self, gate: &DeviceTensor, up: &DeviceTensor, weight: &Matrix) -> DeviceTensor {
+        if !weight.form.is_fp8() {
+            return self.product(&self.silu_mul_rows(gate, up, 0), weight, None, gate.element);
+        }
+        let codes = |which| self.silu_mul_operand(gate, up, weight.form, which);
+        self.product_of(gate, codes, weight, None, gate.element)
+    }
+
+    /// `codes`: of x, or of what becomes of it, for an FP8 weight.
+    fn product_of(
+        &self,
+        x: &DeviceTensor,
+        codes: impl FnOnce(CodeRows) -> Operand,
+        weight: &Matrix,
+        bias: Option<&DeviceVector>,
+        out: Element,
+    ) -> DeviceTensor {
         if weight.form.by_output() {
-            let result = self.product_of_blocks(x, weight, None, out);
+            let result = self.product_of_blocks(x, codes, weight, None, out);
             self.scale_outputs(&result, weight.output_scales(), bias, None);
             return result;
         }
-        self.product_of_blocks(x, weight, bias, out)
+        self.product_of_blocks(x, codes, weight, bias, out)
     }
 
     /// Without the scales of outputs.
     fn product_of_blocks(
         &self,
         x: &DeviceTensor,
+        codes: impl FnOnce(CodeRows) -> Operand,
         weight: &Matrix,
         bias: Option<&DeviceVector>,
         out: Element,
@@ -80,13 +101,12 @@ impl OpStream {
         assert_eq!(x.cols, ins, "linear: inputs");
         assert!(bias.is_none_or(|b| b.len == outs), "linear: the bias needs {outs} numbers");
         let result = self.tensor(x.rows, outs, result_of(out, form));
+        let operand = |which| if form.is_fp8() { codes(which) } else { Operand::plain(x) };
         if let Some(plan) = self.dense_plan(x, weight, result.element).filter(|_| bias.is_none()) {
-            let fp8 = OperandType::of(form) == Some(OperandType::Fp8);
-            let operand = if fp8 { self.quantized(x, CodeRows::ByGroup) } else { Operand::plain(x) };
-            self.fast_dense(plan, &operand, weight, &result);
+            self.fast_dense(plan, &operand(CodeRows::ByGroup), weight, &result);
             return result;
         }
-        let operand = self.operand(x, form);
+        let operand = operand(CodeRows::All);
         let args = LinearArgs {
             w: weight.data.address(),
             w_scales: weight.scales(),

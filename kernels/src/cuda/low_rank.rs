@@ -145,7 +145,7 @@ impl OpStream {
             (Element::F32, Element::Bf16) => panic!("low_rank: y must not be bf16 in a model of f32"),
         };
         let shape = [x.cols, x.stride, y.cols, y.stride];
-        self.launch_low_rank(batch, [down, up], (x.address, y.address), rows, shape, table, of);
+        self.launch_low_rank(batch, [down, up], (x.address, y.changed()), rows, shape, table, of);
     }
 
     /// Adds to each head's columns of y what the adapter of that head makes of the first `ins` of the head's columns of
@@ -169,7 +169,7 @@ impl OpStream {
         };
         let of = ExpertRows { routes: 0, expert: 0, per_row: heads, experts: heads, of_batch: false };
         let (rows, outs) = (y.rows * heads, y.cols / heads);
-        self.launch_low_rank(batch, kernels, (x.address, y.address), rows, [ins, head, outs, outs], table, of);
+        self.launch_low_rank(batch, kernels, (x.address, y.changed()), rows, [ins, head, outs, outs], table, of);
     }
 
     /// x [.., k] and y [rows, n] with rows `x_stride` and `y_stride` apart.

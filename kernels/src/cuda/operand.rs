@@ -1,32 +1,11 @@
 //! The left side of products, as the forms of weights need it. It does not know which kernel multiplies.
 
-use std::sync::Arc;
-
-use super::arena::ArenaBlock;
 use super::args::{QuantizeArgs, SiluMulQuantArgs};
 use super::fast::scale_stride;
 use super::form::{Element, WeightForm};
 use super::op_stream::OpStream;
 use super::plan::{FP8_GROUP, LaunchPlan, int};
-use super::tensor::DeviceTensor;
-
-/// The left side of a product, as the weight's form needs it.
-pub(super) struct Operand {
-    pub address: u64,
-    pub stride: usize,
-    pub scales: u64,
-    /// Of the numbers before they were quantized.
-    pub element: Element,
-    /// It must outlive the launch.
-    _memory: [Arc<ArenaBlock>; 2],
-}
-
-impl Operand {
-    pub fn plain(x: &DeviceTensor) -> Operand {
-        let (address, stride, element) = (x.address, x.stride, x.element);
-        Operand { address, stride, scales: 0, element, _memory: [Arc::clone(&x.block), Arc::clone(&x.block)] }
-    }
-}
+use super::tensor::{CodeRows, DeviceTensor, Operand};
 
 /// Products of each head's columns with its own weight [outs, ins]; head h of x begins at column h * x_head.
 #[derive(Clone, Copy)]
@@ -37,31 +16,21 @@ pub(super) struct Batched {
     pub x_head: usize,
 }
 
-/// Which rows get FP8 codes, and how their scales lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CodeRows {
-    /// All; scales row by row, for the plain kernels.
-    All,
-    /// All; scales group by group, for the fast kernels.
-    ByGroup,
-    /// Those of places: place p has row routes[p] / per_row of x; scales group by group.
-    Places { routes: u64, count: usize, per_row: usize },
-}
-
-impl CodeRows {
-    fn count(self, rows: usize) -> usize {
-        if let CodeRows::Places { count, .. } = self { count } else { rows }
-    }
-}
-
 impl OpStream {
     /// Quantizes x for an FP8 weight.
     pub fn operand(&self, x: &DeviceTensor, form: WeightForm) -> Operand {
         if form.is_fp8() { self.quantized(x, CodeRows::All) } else { Operand::plain(x) }
     }
 
-    /// The codes and scales of rows of x.
+    /// The codes and scales of rows of x, which several products share.
     pub fn quantized(&self, x: &DeviceTensor, which: CodeRows) -> Operand {
+        match which {
+            CodeRows::All | CodeRows::ByGroup => x.codes(which, || self.quantize(x, which)),
+            CodeRows::Places { .. } => self.quantize(x, which),
+        }
+    }
+
+    fn quantize(&self, x: &DeviceTensor, which: CodeRows) -> Operand {
         let rows = which.count(x.rows);
         self.codes([rows, x.cols], x.element, which, |codes, scales, scale_stride| {
             let (routes, per_row) = match which {
@@ -117,12 +86,6 @@ impl OpStream {
         let stride = if which == CodeRows::All { 0 } else { scale_stride(rows) };
         let (codes, scales) = (self.take(rows * cols), self.take(groups * rows.max(stride) * 4));
         fill(codes.address, scales.address, int(stride));
-        Operand {
-            address: codes.address,
-            stride: cols,
-            scales: scales.address,
-            element,
-            _memory: [Arc::new(codes), Arc::new(scales)],
-        }
+        Operand::coded(codes, scales, cols, element)
     }
 }

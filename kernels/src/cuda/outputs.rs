@@ -39,7 +39,7 @@ impl OpStream {
         assert!(x.is_contiguous(), "scale_outputs: x must be no view");
         let RowsByExpert { starts, order, held } = experts.unwrap_or(RowsByExpert { starts: 0, order: 0, held: 1 });
         let bias = bias.map_or(0, |bias| bias.data.address());
-        let args = ScaleOutputsArgs { x: x.address, scales, bias, starts, order, n: int(x.cols), held: int(held) };
+        let args = ScaleOutputsArgs { x: x.changed(), scales, bias, starts, order, n: int(x.cols), held: int(held) };
         let kernel = x.element.of("scale_outputs_f32", "scale_outputs_bf16");
         // SAFETY: x has a row for each one of `starts` and `order`, the scales `cols` for each weight, as the bias.
         unsafe { self.launch(&LaunchPlan::by_column(kernel, x.rows, x.cols), &args) };

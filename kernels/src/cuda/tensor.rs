@@ -1,6 +1,7 @@
-//! Activations on the device: matrices in the arena, of f32 or bf16. They do not know what they mean.
+//! Activations on the device: matrices in the arena, of f32 or bf16, and what products read of them. They do not know
+//! what they mean.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::arena::ArenaBlock;
 use super::form::Element;
@@ -15,11 +16,20 @@ pub struct DeviceTensor {
     /// Distance of rows in elements.
     pub(super) stride: usize,
     pub(super) element: Element,
+    codes: Arc<LastCodes>,
 }
+
+/// What was quantized last of a tensor or of one of its views, for products of the same x with several weights.
+#[derive(Debug, Default)]
+struct LastCodes(Mutex<Option<(Codes, Operand)>>);
+
+/// Which columns, from which address on, and how.
+type Codes = (u64, usize, CodeRows);
 
 impl DeviceTensor {
     pub(super) fn new(block: ArenaBlock, rows: usize, cols: usize, element: Element) -> DeviceTensor {
-        DeviceTensor { address: block.address, block: Arc::new(block), rows, cols, stride: cols, element }
+        let codes = Arc::default();
+        DeviceTensor { address: block.address, block: Arc::new(block), rows, cols, stride: cols, element, codes }
     }
 
     /// Columns from..from + len of every row.
@@ -27,13 +37,72 @@ impl DeviceTensor {
         assert!(from + len <= self.cols, "slice_cols: columns {from}..{} must be within {}", from + len, self.cols);
         DeviceTensor {
             block: Arc::clone(&self.block),
+            codes: Arc::clone(&self.codes),
             address: self.address + (from * self.element.bytes()) as u64,
             cols: len,
             ..*self
         }
     }
 
+    /// Its codes, made once until the numbers change.
+    pub(super) fn codes(&self, which: CodeRows, make: impl FnOnce() -> Operand) -> Operand {
+        let mut last = self.codes.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (self.address, self.cols, which);
+        match &*last {
+            Some((of, codes)) if *of == key => codes.clone(),
+            _ => last.insert((key, make())).1.clone(),
+        }
+    }
+
+    /// Its address, for a kernel that changes the numbers.
+    pub(super) fn changed(&self) -> u64 {
+        *self.codes.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.address
+    }
+
     pub(super) fn is_contiguous(&self) -> bool {
         self.stride == self.cols || self.rows <= 1
+    }
+}
+
+/// The left side of a product, as the weight's form needs it.
+#[derive(Debug, Clone)]
+pub(super) struct Operand {
+    pub address: u64,
+    pub stride: usize,
+    pub scales: u64,
+    /// Of the numbers before they were quantized.
+    pub element: Element,
+    /// It must outlive the launch.
+    _memory: [Arc<ArenaBlock>; 2],
+}
+
+impl Operand {
+    pub fn plain(x: &DeviceTensor) -> Operand {
+        let (address, stride, element) = (x.address, x.stride, x.element);
+        Operand { address, stride, scales: 0, element, _memory: [Arc::clone(&x.block), Arc::clone(&x.block)] }
+    }
+
+    /// Codes in rows of `stride` bytes, and their scales.
+    pub fn coded(codes: ArenaBlock, scales: ArenaBlock, stride: usize, element: Element) -> Operand {
+        let (address, of_scales) = (codes.address, scales.address);
+        Operand { address, stride, scales: of_scales, element, _memory: [Arc::new(codes), Arc::new(scales)] }
+    }
+}
+
+/// Which rows get FP8 codes, and how their scales lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CodeRows {
+    /// All; scales row by row, for the plain kernels.
+    All,
+    /// All; scales group by group, for the fast kernels.
+    ByGroup,
+    /// Those of places: place p has row routes[p] / per_row of x; scales group by group.
+    Places { routes: u64, count: usize, per_row: usize },
+}
+
+impl CodeRows {
+    pub fn count(self, rows: usize) -> usize {
+        if let CodeRows::Places { count, .. } = self { count } else { rows }
     }
 }

@@ -94,16 +94,48 @@ impl<D: Devices> Loader<'_, D> {
     }
 
     pub fn linear(&self, l: &LinearSpec) -> Result<LoadedLinear<D::Backend>, LoadError> {
-        let weight = self.backend.linear_weight(self.reader.read(l)?, self.precision(l.role))?;
-        // The ranks' partial sums are added, so only one rank adds the bias.
-        let bias = if l.bias && (!l.is_partial() || self.rank().rank == 0) {
-            let (rows, _) = l.cut(self.rank(), self.ranks());
-            let parts = l.stored_rows(rows).into_iter().map(|rows| self.numbers(&format!("{}.bias", l.module), rows));
-            Some(self.backend.vector(parts.collect::<Result<Vec<_>, _>>()?.concat())?)
-        } else {
-            None
-        };
+        self.linear_of(l, self.reader.read(l)?)
+    }
+
+    fn linear_of(&self, l: &LinearSpec, weight: HostMatrix) -> Result<LoadedLinear<D::Backend>, LoadError> {
+        let weight = self.backend.linear_weight(weight, self.precision(l.role))?;
+        let bias = self.bias(l)?.map(|bias| self.backend.vector(bias)).transpose()?;
         Ok(LoadedLinear { weight, bias, table: self.tables.get(l) })
+    }
+
+    fn bias(&self, l: &LinearSpec) -> Result<Option<Vec<f32>>, LoadError> {
+        // The ranks' partial sums are added, so only one rank adds the bias.
+        if !l.bias || l.is_partial() && self.rank().rank != 0 {
+            return Ok(None);
+        }
+        let (rows, _) = l.cut(self.rank(), self.ranks());
+        let parts = l.stored_rows(rows).into_iter().map(|rows| self.numbers(&format!("{}.bias", l.module), rows));
+        Ok(Some(parts.collect::<Result<Vec<_>, _>>()?.concat()))
+    }
+
+    /// Linears of the same x: one product, if the backend wants that and they are stored alike.
+    pub fn same_input<const N: usize>(&self, linears: [&LinearSpec; N]) -> Result<SameInput<D::Backend, N>, LoadError> {
+        let wanted = <D::Backend as Backend>::JOINS_WEIGHTS;
+        // One scale of each stays one of blocks, which costs nothing.
+        let read = |l: &&LinearSpec| self.reader.read(l).map(|w| if wanted { w.with_one_scale() } else { w });
+        let weights = linears.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let alike = |pair: &[&LinearSpec]| (pair[0].role, pair[0].bias) == (pair[1].role, pair[1].bias);
+        let joins =
+            wanted && linears.windows(2).all(alike) && weights.windows(2).all(|pair| pair[0].takes_below(&pair[1]));
+        if !joins {
+            let loaded = linears.iter().zip(weights).map(|(l, weight)| self.linear_of(l, weight));
+            let loaded: Vec<_> = loaded.collect::<Result<_, _>>()?;
+            return Ok(SameInput::Apart(loaded.try_into().unwrap_or_else(|_| unreachable!("one for each of N"))));
+        }
+        let mut from = 0;
+        let results = std::array::from_fn(|i| {
+            from += weights[i].rows;
+            (from - weights[i].rows..from, self.tables.get(linears[i]))
+        });
+        let weight = self.backend.linear_weight(HostMatrix::stack(weights)?, self.precision(linears[0].role))?;
+        let bias = linears.iter().filter_map(|l| self.bias(l).transpose()).collect::<Result<Vec<_>, _>>()?.concat();
+        let bias = (!bias.is_empty()).then(|| self.backend.vector(bias)).transpose()?;
+        Ok(SameInput::Joined(LoadedLinear { weight, bias, table: None }, results))
     }
 
     /// Rows of several modules as one matrix, without a bias.
@@ -179,6 +211,29 @@ pub struct LoadedLinear<B: Backend> {
     table: Option<TableId>,
 }
 
+/// Linears of the same x.
+pub enum SameInput<B: Backend, const N: usize> {
+    Apart([LoadedLinear<B>; N]),
+    /// With the columns of each in the result, and where its adapters are.
+    Joined(LoadedLinear<B>, [(Range<usize>, Option<TableId>); N]),
+}
+
+impl<B: Backend, const N: usize> SameInput<B, N> {
+    pub fn apply(&self, pass: Pass<B>, x: &B::Tensor) -> [B::Tensor; N] {
+        match self {
+            SameInput::Apart(linears) => linears.each_ref().map(|linear| linear.apply(pass, x)),
+            SameInput::Joined(linear, results) => {
+                let all = linear.apply(pass, x);
+                results.each_ref().map(|(columns, table)| {
+                    let mut out = pass.b.slice_cols(&all, columns.start, columns.len());
+                    adapt(pass, x, &mut out, *table);
+                    out
+                })
+            }
+        }
+    }
+}
+
 /// What a module needs in a forward pass, besides its weights.
 pub struct Pass<'a, 'b, B: Backend> {
     pub b: &'a B,
@@ -195,13 +250,26 @@ impl<B: Backend> Clone for Pass<'_, '_, B> {
 
 impl<B: Backend> Copy for Pass<'_, '_, B> {}
 
+/// Adds what the adapters of a linear make of x.
+fn adapt<B: Backend>(pass: Pass<B>, x: &B::Tensor, out: &mut B::Tensor, table: Option<TableId>) {
+    if let Some(table) = table.and_then(|table| pass.adapters?.of(table)) {
+        pass.b.add_low_rank(pass.batch, x, out, table);
+    }
+}
+
 impl<B: Backend> LoadedLinear<B> {
     pub fn apply(&self, pass: Pass<B>, x: &B::Tensor) -> B::Tensor {
         let mut out = pass.b.linear(x, &self.weight, self.bias.as_ref());
-        let table = self.table.and_then(|table| pass.adapters?.of(table));
-        if let Some(table) = table {
-            pass.b.add_low_rank(pass.batch, x, &mut out, table);
-        }
+        adapt(pass, x, &mut out, self.table);
         out
+    }
+
+    /// `apply` to silu(gate) * up.
+    pub fn apply_gated(&self, pass: Pass<B>, gate: &B::Tensor, up: &B::Tensor) -> B::Tensor {
+        let adapted = self.table.is_some_and(|table| pass.adapters.is_some_and(|all| all.of(table).is_some()));
+        if adapted || self.bias.is_some() {
+            return self.apply(pass, &pass.b.silu_mul(gate, up));
+        }
+        pass.b.silu_mul_linear(gate, up, &self.weight)
     }
 }

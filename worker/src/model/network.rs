@@ -9,7 +9,7 @@ use rein_kernels::{
     StepInputs, StepOutputs,
 };
 
-use super::load::{LoadedLinear, LoadedNorm, Pass, Precisions};
+use super::load::{LoadedLinear, LoadedNorm, Pass, Precisions, SameInput};
 use super::low_rank::LowRanks;
 use super::mixer::{Mixer, StateSize};
 use super::spec::{Activation, Spec};
@@ -103,8 +103,7 @@ struct Layer<B: Backend> {
 
 struct Gated<B: Backend> {
     activation: Activation,
-    gate: LoadedLinear<B>,
-    up: LoadedLinear<B>,
+    gate_up: SameInput<B, 2>,
     down: LoadedLinear<B>,
 }
 
@@ -314,12 +313,11 @@ impl<B: Backend> Network<B> {
 impl<B: Backend> Gated<B> {
     fn forward(&self, pass: Pass<B>, x: &B::Tensor) -> B::Tensor {
         let b = pass.b;
-        let (gate, up) = (self.gate.apply(pass, x), self.up.apply(pass, x));
-        let middle = match self.activation {
-            Activation::Silu => b.silu_mul(&gate, &up),
-            Activation::Gelu => b.gelu_mul(&gate, &up),
-        };
-        self.down.apply(pass, &middle)
+        let [gate, up] = self.gate_up.apply(pass, x);
+        match self.activation {
+            Activation::Silu => self.down.apply_gated(pass, &gate, &up),
+            Activation::Gelu => self.down.apply(pass, &b.gelu_mul(&gate, &up)),
+        }
     }
 }
 

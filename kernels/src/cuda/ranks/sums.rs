@@ -105,7 +105,7 @@ impl RankOps<'_> {
         };
         let (n, ranks) = (int(x.cols), int(self.group.ranks()));
         let (parts, weight) = (table.of(0), weight.data.address());
-        let args = AddNormRanksArgs { x: x.address, parts, weight, out: out.address, n, ranks, factor, eps };
+        let args = AddNormRanksArgs { x: x.changed(), parts, weight, out: out.address, n, ranks, factor, eps };
         // SAFETY: x, every part and out have rows * n numbers, weight n.
         unsafe { self.ops.launch(&LaunchPlan::by_row(name, x.rows), &args) };
         out

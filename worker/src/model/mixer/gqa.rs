@@ -9,7 +9,7 @@ use rein_kernels::{Backend, Devices, GqaSpec, Result as KernelResult, RopeSpec, 
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened, sharing};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
-use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass, Precisions};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass, Precisions, SameInput};
 
 #[derive(Debug, Clone)]
 pub struct Gqa {
@@ -56,9 +56,7 @@ impl MixerParts for Gqa {
 impl Gqa {
     pub fn load<D: Devices>(&self, loader: &Loader<D>) -> Result<GqaMixer<D::Backend>, LoadError> {
         Ok(GqaMixer {
-            q: loader.linear(&self.q)?,
-            k: loader.linear(&self.k)?,
-            v: loader.linear(&self.v)?,
+            qkv: loader.same_input([&self.q, &self.k, &self.v])?,
             o: loader.linear(&self.o)?,
             gate: self.gate.as_ref().map(|gate| loader.linear(gate)).transpose()?,
             qk_norm: self.qk_norm.as_ref().map(|(q, k)| self.load_norms(loader, q, k)).transpose()?,
@@ -131,9 +129,7 @@ impl<B: Backend> QkNorm<B> {
 }
 
 pub struct GqaMixer<B: Backend> {
-    q: LoadedLinear<B>,
-    k: LoadedLinear<B>,
-    v: LoadedLinear<B>,
+    qkv: SameInput<B, 3>,
     o: LoadedLinear<B>,
     gate: Option<LoadedLinear<B>>,
     qk_norm: Option<QkNorm<B>>,
@@ -161,7 +157,7 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
 
     fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor> {
         let Pass { b, batch, .. } = pass;
-        let (mut q, mut k, v) = (self.q.apply(pass, x), self.k.apply(pass, x), self.v.apply(pass, x));
+        let [mut q, mut k, v] = self.qkv.apply(pass, x);
         if let Some(norm) = &self.qk_norm {
             (q, k) = norm.apply(b, &q, &k)?;
         }

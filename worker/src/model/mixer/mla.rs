@@ -8,7 +8,7 @@ use rein_kernels::{Backend, Devices, KvSplit, MlaSpec, Result as KernelResult, R
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened, sharing};
 use crate::checkpoint::LoadError;
 use crate::model::linear::{LinearSpec, Norm};
-use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass, Precisions};
+use crate::model::load::{LoadedLinear, LoadedNorm, Loader, Pass, Precisions, SameInput};
 use crate::model::low_rank::TableId;
 
 #[derive(Debug, Clone)]
@@ -76,13 +76,15 @@ impl Mla {
         };
         let precision = loader.precision(self.kv_b.role);
         Ok(MlaMixer {
-            query: match &self.query {
-                MlaQuery::Full(q) => Query::Full(loader.linear(q)?),
-                MlaQuery::LowRank { a, norm, b } => {
-                    Query::LowRank { a: loader.linear(a)?, norm: loader.norm(norm)?, b: loader.linear(b)? }
-                }
+            inputs: match &self.query {
+                // Queries are whole rows in attention.
+                MlaQuery::Full(q) => SameInput::Apart([loader.linear(q)?, loader.linear(&self.kv_a)?]),
+                MlaQuery::LowRank { a, .. } => loader.same_input([a, &self.kv_a])?,
             },
-            kv_a: loader.linear(&self.kv_a)?,
+            query: match &self.query {
+                MlaQuery::Full(_) => None,
+                MlaQuery::LowRank { norm, b, .. } => Some((loader.norm(norm)?, loader.linear(b)?)),
+            },
             kv_norm: loader.norm(&self.kv_norm)?,
             latents: loader.tables.latents(&self.kv_b),
             kv_b: loader.backend.mla_weight(loader.reader.read(&self.kv_b)?, &spec, precision)?,
@@ -95,14 +97,11 @@ impl Mla {
     }
 }
 
-enum Query<B: Backend> {
-    Full(LoadedLinear<B>),
-    LowRank { a: LoadedLinear<B>, norm: LoadedNorm<B>, b: LoadedLinear<B> },
-}
-
 pub struct MlaMixer<B: Backend> {
-    query: Query<B>,
-    kv_a: LoadedLinear<B>,
+    /// Of queries or of their latents, and of keys' latents.
+    inputs: SameInput<B, 2>,
+    /// From the queries' latents, if there are any.
+    query: Option<(LoadedNorm<B>, LoadedLinear<B>)>,
     kv_norm: LoadedNorm<B>,
     kv_b: B::Expansion,
     /// Of the adapters of kv_b; None: it takes none.
@@ -136,12 +135,11 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
 
     fn forward(&mut self, pass: Pass<B>, x: &B::Tensor) -> KernelResult<B::Tensor> {
         let Pass { b, batch, .. } = pass;
-        let mut q = match &self.query {
-            Query::Full(q) => q.apply(pass, x),
-            Query::LowRank { a, norm, b: up } => up.apply(pass, &norm.apply(b, &a.apply(pass, x))),
-        };
+        let [mut q, kv] = self.inputs.apply(pass, x);
+        if let Some((norm, up)) = &self.query {
+            q = up.apply(pass, &norm.apply(b, &q));
+        }
         b.rope(batch, &mut q, &self.q_rope);
-        let kv = self.kv_a.apply(pass, x);
         let latent = self.kv_norm.apply(b, &b.slice_cols(&kv, 0, self.spec.kv_rank));
         let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
         b.rope(batch, &mut k_rope, &self.k_rope);

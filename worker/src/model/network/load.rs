@@ -74,8 +74,8 @@ fn expert<D: Devices>(reader: &WeightReader<D>, moe: &spec::Moe, id: u32) -> Ker
 
 impl<D: Devices> Loader<'_, D> {
     fn gated(&self, gated: &spec::Gated) -> Result<Gated<D::Backend>, LoadError> {
-        let [gate, up, down] = gated.linears().map(|l| self.linear(l));
-        Ok(Gated { activation: gated.activation, gate: gate?, up: up?, down: down? })
+        let gate_up = self.same_input([&gated.gate, &gated.up])?;
+        Ok(Gated { activation: gated.activation, gate_up, down: self.linear(&gated.down)? })
     }
 
     fn experts(

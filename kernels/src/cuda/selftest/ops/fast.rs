@@ -60,7 +60,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
             Ok(())
         })]);
     }
-    let all: [(&str, TierCheck); 11] = [
+    let all: [(&str, TierCheck); 12] = [
         ("products with bf16 weights", |tiers| tiers.products(TestWeights::Bf16)),
         ("products with FP8 weights", |tiers| tiers.products(TestWeights::Fp8)),
         ("products with FP8 weights by output", |tiers| tiers.products(TestWeights::Fp8ByOutput)),
@@ -70,6 +70,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
         ("experts in int4", |tiers| tiers.experts(TestWeights::Int4)),
         ("latent attention", Tiers::latent),
         ("bits of products over rows", Tiers::bits_of_products),
+        ("bits of products with shared codes", Tiers::bits_of_codes),
         ("bits of experts over rows", Tiers::bits_of_experts),
         ("bits of latent attention over rows", Tiers::bits_of_latent),
     ];
@@ -173,6 +174,35 @@ impl Tiers {
                 };
                 let (got, want) = (product(&self.fast, &on_fast)?, product(&self.plain, &on_plain)?);
                 check.compare(format_args!("[{rows}, {ins}] to {outs}"), &got, &want);
+            }
+        }
+        Ok(check.row())
+    }
+
+    /// Of an FP8 weight and what is quantized for it: once for two products, again after it has changed, and with
+    /// silu(gate) * up made in the same kernel.
+    fn bits_of_codes(&mut self) -> Result<Row> {
+        let mut check = Differences::within(0.0);
+        let Widths { hidden, inter, rows, .. } = self.widths;
+        let weight = self.weight(inter, hidden, TestWeights::Fp8)?;
+        for backend in [&self.fast, &self.plain] {
+            let weight = backend.linear_weight(weight.clone(), Precision::Bf16)?;
+            for &rows in rows {
+                let numbers = [(); 2].map(|()| self.random.numbers(rows * hidden, 1.0));
+                let [gate, up] = numbers.each_ref().map(|numbers| Self::activation(backend, numbers, hidden));
+                let (gate, up) = (gate?, up?);
+                let product = |x: &<Cuda as RowOps>::Tensor| backend.to_host(&backend.linear(x, &weight, None));
+                let want = product(&backend.silu_mul(&gate, &up));
+                let got = backend.to_host(&backend.silu_mul_linear(&gate, &up, &weight));
+                check.compare(format_args!("silu(gate) * up, {rows} rows"), &got, &want);
+
+                let mut x = backend.slice_cols(&gate, 0, hidden);
+                let before = product(&x);
+                check.compare(format_args!("codes of {rows} rows, again"), &product(&gate), &before);
+                backend.sigmoid_mul(&mut x, &up);
+                let mut fresh = Self::activation(backend, &numbers[0], hidden)?;
+                backend.sigmoid_mul(&mut fresh, &up);
+                check.compare(format_args!("codes of {rows} changed rows"), &product(&gate), &product(&fresh));
             }
         }
         Ok(check.row())
