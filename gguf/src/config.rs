@@ -17,6 +17,9 @@ use crate::fields::MetadataFields;
 use crate::names::DeltaHeads;
 use crate::rope::{RopeFactors, rope_scaling};
 
+/// More than any model has; what is written for each layer must have an end.
+pub const MAX_LAYERS: usize = 1 << 12;
+
 /// Keys that do not change the results of a forward pass, or repeat what the tensors say.
 const HARMLESS: &[&str] = &[
     "vocab_size",
@@ -50,6 +53,9 @@ impl ArchShape {
         let experts = fields.size("expert_count")?.unwrap_or(0);
         let family = Family::of(fields, experts > 0)?;
         let all_layers = fields.required("block_count")?;
+        if all_layers > MAX_LAYERS as u64 {
+            return Err(fields.invalid("block_count", format!("must be at most {MAX_LAYERS}, got {all_layers}")));
+        }
         let extra = fields.size("nextn_predict_layers")?.unwrap_or(0);
         if extra >= all_layers {
             return Err(fields.invalid("nextn_predict_layers", format!("must be below block_count, got {extra}")));

@@ -14,6 +14,7 @@ mod split;
 mod tests;
 mod tokenizer;
 
+pub use config::MAX_LAYERS;
 pub use container::{Gguf, MetadataArray, MetadataValue, TensorInfo};
 pub use error::GgufError;
 pub use files::hf_files;

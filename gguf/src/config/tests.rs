@@ -200,6 +200,8 @@ fn invalid_values_name_the_key() {
     );
     assert!(unknown.ends_with(", phi3, starcoder, got mamba"), "{unknown}");
     assert_eq!(message("llama.block_count", Put::U32(0)), "llama.block_count: must be at least 1, got 0");
+    let most = "llama.block_count: must be at most 4096, got 4097";
+    assert_eq!(message("llama.block_count", Put::U32(4097)), most);
     assert_eq!(message("llama.block_count", Put::Str("2")), "llama.block_count: must be a whole number, got a string");
     assert!(message("llama.attention.head_count_kv", Put::I32s(&[1, 2])).contains("differs between layers"));
     assert!(message("llama.attention.head_count_kv", Put::I32s(&[])).contains("must not be an empty array"));

@@ -276,7 +276,7 @@ impl OpStream {
         let rows = batch.shape.rows;
         let out = self.tensor(rows, of.heads * value.width, cache.element);
         let args = AttentionArgs { out: out.address, ..attention_args(batch, parts, value, of, cache) };
-        let (codes, width) = (cache.scaling().is_some(), parts.iter().map(|part| part.width).sum());
+        let (codes, width) = (cache.has_codes(), parts.iter().map(|part| part.width).sum());
         let plan = LaunchPlan::attention(cache.element, codes, rows, of.heads, width);
         // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each of the
         // batch.

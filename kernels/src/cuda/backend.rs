@@ -340,7 +340,7 @@ impl Backend for Cuda {
         let keeps = self.steps.histories.as_ref();
         keeps.map_or(Ok(()), |histories| histories.check(&rows.draws))?;
         let shape = StepShape::of(&rows, self.steps.limits.get());
-        let (shape, draws) = (shape, DrawPlan::new(&rows, keeps.is_some()));
+        let draws = DrawPlan::new(&rows, keeps.is_some());
         let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1).saturating_sub(1);
         if self.ranks() > 1 {
             self.begin_together(&shape, &draws, last)?;

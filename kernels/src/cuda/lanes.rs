@@ -265,7 +265,7 @@ impl LaneAttention<'_> {
         };
         debug_assert_eq!(self.spec.kv_rank, LATENT);
         let plan = LaunchPlan::new("lane_merge", [count, heads, lanes.count], MERGE_THREADS);
-        // SAFETY: partial has the pieces of these rows and heads, found a place for each of their lanes.
+        // SAFETY: `partial` has the pieces of these rows and heads, and `found` has a place for each of their lanes.
         unsafe { self.ranks.ops.launch(&plan, &args) };
     }
 
@@ -293,8 +293,8 @@ impl LaneAttention<'_> {
         };
         let shared = 4 * parts.iter().map(|part| part.width).sum::<usize>();
         let plan = LaunchPlan { shared, ..LaunchPlan::new(kernel, [count, all, lanes.count], THREADS) };
-        // SAFETY: `begin` has compared blocks and positions with the cache; queries have a row for each of these, found
-        // a place for each lane of them.
+        // SAFETY: `begin` has compared blocks and positions with the cache. `queries` has a row for each row of the range,
+        // and `found` has a place for each of its lanes.
         unsafe { self.ranks.ops.launch(&plan, &args) };
     }
 
@@ -322,7 +322,7 @@ impl LaneAttention<'_> {
             (Element::F32, Element::F32) => "lane_join_f32",
             (Element::F32, Element::Bf16) => "lane_join_f32_bf16",
         };
-        // SAFETY: each rank has what it found for this rank's heads, out these rows.
+        // SAFETY: each rank offers what it found for this rank's heads, and `out` has these rows.
         unsafe { self.ranks.ops.launch(&LaunchPlan::new(kernel, [count, heads, 1], THREADS), &args) };
     }
 }

@@ -80,12 +80,11 @@ impl OpStream {
         bias: Option<&DeviceVector>,
         out: Element,
     ) -> DeviceTensor {
+        let result = self.product_of_blocks(x, codes, weight, bias.filter(|_| !weight.form.by_output()), out);
         if weight.form.by_output() {
-            let result = self.product_of_blocks(x, codes, weight, None, out);
             self.scale_outputs(&result, weight.output_scales(), bias, None);
-            return result;
         }
-        self.product_of_blocks(x, codes, weight, bias, out)
+        result
     }
 
     /// Without the scales of outputs.

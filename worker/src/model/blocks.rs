@@ -10,7 +10,8 @@ use super::rope::{self, Frequencies};
 use super::spec::{Activation, Gated, LayerSpec, Mlp, Moe, SharedExpert, Spec};
 use crate::checkpoint::{ConfigFields, LoadError};
 
-pub const MAX_LAYERS: usize = 1 << 12;
+pub use rein_gguf::MAX_LAYERS;
+
 const MAX_EXPERTS: usize = 1 << 14;
 pub const MAX_HEADS: usize = 1 << 16;
 pub const MAX_HEAD_DIM: usize = 1 << 16;

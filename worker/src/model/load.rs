@@ -226,7 +226,7 @@ impl<B: Backend, const N: usize> SameInput<B, N> {
                 let all = linear.apply(pass, x);
                 results.each_ref().map(|(columns, table)| {
                     let mut out = pass.b.slice_cols(&all, columns.start, columns.len());
-                    adapt(pass, x, &mut out, *table);
+                    pass.adapt(x, &mut out, *table);
                     out
                 })
             }
@@ -250,24 +250,29 @@ impl<B: Backend> Clone for Pass<'_, '_, B> {
 
 impl<B: Backend> Copy for Pass<'_, '_, B> {}
 
-/// Adds what the adapters of a linear make of x.
-fn adapt<B: Backend>(pass: Pass<B>, x: &B::Tensor, out: &mut B::Tensor, table: Option<TableId>) {
-    if let Some(table) = table.and_then(|table| pass.adapters?.of(table)) {
-        pass.b.add_low_rank(pass.batch, x, out, table);
+impl<'a, B: Backend> Pass<'a, '_, B> {
+    fn adapters_of(self, table: Option<TableId>) -> Option<&'a B::LowRank> {
+        self.adapters?.of(table?)
+    }
+
+    /// Adds what the adapters of a linear make of x.
+    fn adapt(self, x: &B::Tensor, out: &mut B::Tensor, table: Option<TableId>) {
+        if let Some(table) = self.adapters_of(table) {
+            self.b.add_low_rank(self.batch, x, out, table);
+        }
     }
 }
 
 impl<B: Backend> LoadedLinear<B> {
     pub fn apply(&self, pass: Pass<B>, x: &B::Tensor) -> B::Tensor {
         let mut out = pass.b.linear(x, &self.weight, self.bias.as_ref());
-        adapt(pass, x, &mut out, self.table);
+        pass.adapt(x, &mut out, self.table);
         out
     }
 
     /// `apply` to silu(gate) * up.
     pub fn apply_gated(&self, pass: Pass<B>, gate: &B::Tensor, up: &B::Tensor) -> B::Tensor {
-        let adapted = self.table.is_some_and(|table| pass.adapters.is_some_and(|all| all.of(table).is_some()));
-        if adapted || self.bias.is_some() {
+        if pass.adapters_of(self.table).is_some() || self.bias.is_some() {
             return self.apply(pass, &pass.b.silu_mul(gate, up));
         }
         pass.b.silu_mul_linear(gate, up, &self.weight)

@@ -40,28 +40,27 @@ pub enum DeltaInputs {
 impl DeltaNet {
     /// The two matrices by key head.
     fn load_inputs<D: Devices>(&self, loader: &Loader<D>) -> Result<[LoadedLinear<D::Backend>; 2], LoadError> {
-        let (qkv, z) = match &self.inputs {
-            DeltaInputs::ByHead([qkvz, ba]) => return Ok([loader.linear(qkvz)?, loader.linear(ba)?]),
-            DeltaInputs::Apart(inputs) => (&inputs[0], &inputs[1]),
-            DeltaInputs::ValuesApart(inputs) => (&inputs[0], &inputs[1]),
-        };
         let DeltaSpec { key_heads, key_dim, value_dim, .. } = self.spec;
         let (keys, group) = (key_heads * key_dim, self.spec.group());
         let heads = share(key_heads, loader.ranks(), loader.rank().rank);
         let of = |head: usize, width: usize| head * width..(head + 1) * width;
+        let (qkv, z, ba) = match &self.inputs {
+            DeltaInputs::ByHead([qkvz, ba]) => return Ok([loader.linear(qkvz)?, loader.linear(ba)?]),
+            DeltaInputs::Apart(inputs) => {
+                let [qkv, z, b, a] = &**inputs;
+                let ba = heads.clone().flat_map(|head| [(b, of(head, group)), (a, of(head, group))]);
+                (qkv, z, loader.joined(ba)?)
+            }
+            DeltaInputs::ValuesApart(inputs) => {
+                let [qkv, z, ba] = &**inputs;
+                (qkv, z, loader.linear(ba)?)
+            }
+        };
         let after = |first: usize, rows: Range<usize>| first + rows.start..first + rows.end;
-        let qkvz = heads.clone().flat_map(|head| {
+        let qkvz = heads.flat_map(|head| {
             let (key, values) = (of(head, key_dim), of(head, group * value_dim));
             [(qkv, key.clone()), (qkv, after(keys, key)), (qkv, after(2 * keys, values.clone())), (z, values)]
         });
-        let ba = match &self.inputs {
-            DeltaInputs::Apart(inputs) => {
-                let [_, _, b, a] = &**inputs;
-                loader.joined(heads.flat_map(|head| [(b, of(head, group)), (a, of(head, group))]))?
-            }
-            DeltaInputs::ByHead([_, ba]) => loader.linear(ba)?,
-            DeltaInputs::ValuesApart(inputs) => loader.linear(&inputs[2])?,
-        };
         Ok([loader.joined(qkvz)?, ba])
     }
 
