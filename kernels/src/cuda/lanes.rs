@@ -293,8 +293,8 @@ impl LaneAttention<'_> {
         };
         let shared = 4 * parts.iter().map(|part| part.width).sum::<usize>();
         let plan = LaunchPlan { shared, ..LaunchPlan::new(kernel, [count, all, lanes.count], THREADS) };
-        // SAFETY: `begin` has compared blocks and positions with the cache. `queries` has a row for each row of the range,
-        // and `found` has a place for each of its lanes.
+        // SAFETY: `begin` has compared blocks and positions with the cache. `queries` has a row for each row of the
+        // range, and `found` has a place for each of its lanes.
         unsafe { self.ranks.ops.launch(&plan, &args) };
     }
 
