@@ -89,8 +89,16 @@ def test_penalties_read_the_history_that_the_device_keeps(server, monkeypatch):
                     "repetition_penalty": [1.3, 1.0, 0.8][i % 3], "presence_penalty": 0.7, "frequency_penalty": 0.2,
                     "temperature": 1.0, "logprobs": True, **({"logit_bias": {"9": 20}} if i % 4 == 3 else {})}
             return ask(cuda, "chat/completions", **body, **({"response_format": form} if i % 2 else {"ignore_eos": True}))
+
+        def alone(i):
+            body = {"model": "qwen3", "prompt": [9, 11, 9, 12] * 3, "max_tokens": 40, "seed": i, "temperature": 1.0, "ignore_eos": True,
+                    "frequency_penalty": 0.3, "presence_penalty": 0.2, "logprobs": 1, "logit_bias": {"9": 12, "11": 12, "12": 12}}
+            return ask(cuda, "completions", **body)
         with ThreadPoolExecutor(6) as pool:
-            return [(status, answer.get("choices", answer)) for status, answer in pool.map(one, range(18))]
+            found = list(pool.map(one, range(18)))
+        # A step has room for drafts where fewer sequences run than may. Some are drawn then, and some are not.
+        found += map(alone, range(2))
+        return [(status, answer.get("choices", answer)) for status, answer in found]
 
     plain = server(*LIMITS, model=FIXTURES / "qwen3")
     wanted = answers(plain)
@@ -99,5 +107,5 @@ def test_penalties_read_the_history_that_the_device_keeps(server, monkeypatch):
     monkeypatch.delenv("REIN_NO_PREPARE")
     prepared = server(*LIMITS, *DRAFTS, model=FIXTURES / "qwen3")
     assert answers(prepared) == wanted
-    assert metric(prepared, "accepted_tokens_total") > 0
+    assert 0 < metric(prepared, "accepted_tokens_total") < metric(prepared, "draft_tokens_total")
     prepared.stop()
