@@ -1,11 +1,15 @@
 //! Products of activations with packed weights. A row's result is accumulated over the steps of a panel in order,
 //! whatever the other rows are.
 
+#[cfg(target_arch = "x86_64")]
+mod registers;
 mod tiles;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::buffer::Buffer;
 use super::codes::{CODE_STEPS, FLOAT_CODES, WIDE_FACTORS};
 use super::fp8::Fp8Form;
@@ -24,10 +28,13 @@ const WIDEN_TILES: usize = 2;
 const FETCH_ROWS: usize = 5;
 /// Fewer words of activations are packed by one thread.
 const PARALLEL_WORDS: usize = 4 << 10;
-/// Bytes of activations per row block: they stay in the second-level cache while panels stream by.
+/// Bytes of activations per row block: they stay in the second-level cache while panels stream by. Processors with tile
+/// registers have one of 2 MiB, and wait for weights where a block has few rows.
 const ROW_BLOCK_BYTES: usize = 384 << 10;
+const WIDE_BLOCK_BYTES: usize = 1 << 20;
 
-/// Rows of one kernel call: `rows` rows, packed from row `first` on, at `words[first * row_words]`, as `[word][row]`.
+/// Rows of one kernel call: `rows` rows, packed from row `first` on, at `words[first * row_words]`, as `[word][row]`
+/// or, for tile registers, as `[group][row][word]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile {
     pub first: usize,
@@ -59,6 +66,26 @@ fn row_words(isa: Isa, ins: usize, form: ActivationForm) -> usize {
     }
 }
 
+/// The rows of a tile at most.
+pub fn tile_rows(isa: Isa, form: ActivationForm) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && form != ActivationForm::F32 {
+        return amx::TILE_ROWS;
+    }
+    isa.tile_rows()
+}
+
+/// Whether a tile of so many rows is multiplied in tile registers. Numbers always are, since these add them in an order
+/// of their own; sums of integers have no order, and few rows take less time without.
+fn in_registers(isa: Isa, form: ActivationForm, rows: usize) -> bool {
+    isa == Isa::Amx
+        && match form {
+            ActivationForm::F32 => false,
+            ActivationForm::Bf16 => true,
+            ActivationForm::Int16 | ActivationForm::Int8 => rows > isa.tile_rows(),
+        }
+}
+
 /// Writes rows of `Packed` from several threads.
 #[derive(Clone, Copy)]
 pub struct RowWriter {
@@ -80,32 +107,35 @@ impl RowWriter {
     pub unsafe fn write(self, tile: Tile, r: usize, group: usize, inputs: &[f32]) {
         debug_assert!(r < tile.rows && group * GROUP + inputs.len() <= self.groups * GROUP);
         let group_words = self.row_words / self.groups.max(1);
+        let registers = in_registers(self.isa, self.form, tile.rows);
+        let at = if registers { r * group_words } else { r };
         // SAFETY: the tile has rows * row_words words and rows * groups scales (where there are any).
         unsafe {
-            let words = self.words.get().add(tile.first * self.row_words + group * group_words * tile.rows + r);
+            let words = self.words.get().add(tile.first * self.row_words + group * group_words * tile.rows + at);
             let first = tile.first * self.groups + group * tile.rows;
             let (scales, sums) =
                 (self.scales.get().wrapping_add(first + r), self.sums.get().wrapping_add(2 * first + r));
-            pack_row(self.isa, inputs, words, (scales, sums), tile.rows, self.form);
+            pack_row(self.isa, inputs, words, (scales, sums), (tile.rows, registers), self.form);
         }
     }
 }
 
-/// Splits `rows` into tiles of nearly equal height.
-fn cut(isa: Isa, first: usize, rows: usize, tiles: &mut Vec<Tile>) {
-    let count = rows.div_ceil(isa.tile_rows());
+/// Splits `rows` into tiles of nearly equal height, at most `most`.
+fn cut(most: usize, first: usize, rows: usize, tiles: &mut Vec<Tile>) {
+    let count = rows.div_ceil(most);
     for i in 0..count {
         let (from, to) = (rows * i / count, rows * (i + 1) / count);
         tiles.push(Tile { first: first + from, rows: to - from });
     }
 }
 
-/// Tiles for groups of rows that are multiplied with different weights; returns each group's range of tiles.
-pub fn cut_groups(isa: Isa, groups: impl Iterator<Item = usize>) -> (Vec<Tile>, Vec<Range<usize>>) {
+/// Tiles of at most `most` rows, for groups of rows that are multiplied with different weights; returns each group's
+/// range of tiles.
+pub fn cut_groups(most: usize, groups: impl Iterator<Item = usize>) -> (Vec<Tile>, Vec<Range<usize>>) {
     let (mut tiles, mut ranges, mut first) = (Vec::new(), Vec::new(), 0);
     for rows in groups {
         let from = tiles.len();
-        cut(isa, first, rows, &mut tiles);
+        cut(most, first, rows, &mut tiles);
         first += rows;
         ranges.push(from..tiles.len());
     }
@@ -167,9 +197,11 @@ unsafe fn pack_row_generic<S: Simd>(
     row: &[f32],
     words: *mut u32,
     (scales, sums): (*mut f32, *mut f32),
-    stride: usize,
+    (rows, registers): (usize, bool),
     form: ActivationForm,
 ) {
+    // Words from one word of the row to the next.
+    let stride = if registers { 1 } else { rows };
     for (group, chunk) in row.chunks(GROUP).enumerate() {
         let mut inputs = [0.0f32; GROUP];
         inputs[..chunk.len()].copy_from_slice(chunk);
@@ -197,11 +229,18 @@ unsafe fn pack_row_generic<S: Simd>(
             }
             ActivationForm::Int16 => {
                 let (numbers, scale) = to_integers(&inputs, 32767.0);
-                for (word, pair) in out.iter_mut().zip(numbers.as_chunks::<2>().0) {
-                    *word = pair[0] as u32 & 0xffff | (pair[1] as u32) << 16;
+                if registers {
+                    for (i, four) in numbers.as_chunks::<4>().0.iter().enumerate() {
+                        out[i] = u32::from_le_bytes(four.map(|x| (x >> 8) as u8));
+                        out[GROUP / 4 + i] = u32::from_le_bytes(four.map(|x| x as u8));
+                    }
+                } else {
+                    for (word, pair) in out.iter_mut().zip(numbers.as_chunks::<2>().0) {
+                        *word = pair[0] as u32 & 0xffff | (pair[1] as u32) << 16;
+                    }
                 }
-                // SAFETY: the caller has a scale at `stride` for each group.
-                unsafe { *scales.add(group * stride) = scale };
+                // SAFETY: the caller has a scale at `rows` for each group.
+                unsafe { *scales.add(group * rows) = scale };
                 GROUP / 2
             }
             ActivationForm::Int8 => {
@@ -209,19 +248,19 @@ unsafe fn pack_row_generic<S: Simd>(
                 for (word, four) in out.iter_mut().zip(numbers.as_chunks::<4>().0) {
                     *word = u32::from_le_bytes(four.map(|x| x as u8));
                 }
-                // SAFETY: the caller has a scale and two sums at `stride` for each group.
+                // SAFETY: the caller has a scale and two sums at `rows` for each group.
                 unsafe {
-                    *scales.add(group * stride) = scale;
+                    *scales.add(group * rows) = scale;
                     for (half, numbers) in numbers.as_chunks::<16>().0.iter().enumerate() {
-                        *sums.add((2 * group + half) * stride) = numbers.iter().sum::<i32>() as f32 * scale;
+                        *sums.add((2 * group + half) * rows) = numbers.iter().sum::<i32>() as f32 * scale;
                     }
                 }
                 GROUP / 4
             }
         };
         for (i, word) in out[..count].iter().enumerate() {
-            // SAFETY: the caller has `count` words at `stride` for each group.
-            unsafe { *words.add((group * count + i) * stride) = *word };
+            // SAFETY: the caller has `count` words of each row for each group.
+            unsafe { *words.add(group * count * rows + i * stride) = *word };
         }
     }
 }
@@ -248,8 +287,9 @@ fn to_integers(inputs: &[f32; GROUP], largest: f32) -> ([i32; GROUP], f32) {
 }
 
 simd_fn!(
-    /// Writes the words of one row at words, words + stride, ..., and the scales and sums of its groups likewise.
-    fn pack_row(row: &[f32], words: *mut u32, factors: (*mut f32, *mut f32), stride: usize, form: ActivationForm) = pack_row_generic
+    /// Writes the words of one of `rows` rows at words, words + rows, ..., and the scales and sums of its groups
+    /// likewise; with `registers` the words of a group lie together.
+    fn pack_row(row: &[f32], words: *mut u32, factors: (*mut f32, *mut f32), place: (usize, bool), form: ActivationForm) = pack_row_generic
 );
 
 /// Calls a kernel instantiated for the tile's height.
@@ -274,23 +314,26 @@ struct Widened {
     factors: [f32; CHUNK_STEPS / GROUP_STEPS * WIDE_FACTORS],
 }
 
+/// Whether a product of these sizes reads and writes what there is. `split`: words of activations for each step of the
+/// weight.
+fn fits(w: &Panels, a: &Packed, tiles: &[Tile], acc: &[f32], split: usize) -> bool {
+    let Some((first, last)) = tiles.first().zip(tiles.last()) else { return true };
+    let rows = last.first + last.rows;
+    w.takes() == a.form
+        && acc.len() >= (rows - first.first) * PANEL
+        && a.row_words == w.steps() * split
+        && a.words.len() >= rows * a.row_words
+        && (!a.form.has_scales() || a.scales.len() >= rows * a.groups)
+        && (a.form != ActivationForm::Int8 || a.sums.len() >= 2 * rows * a.groups)
+}
+
 #[inline(always)]
 unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) {
     let (takes, all_steps) = (w.takes(), w.steps());
-    debug_assert_eq!(takes, a.form);
     let tiles = &a.tiles[tiles];
     let Some(first_row) = tiles.first().map(|t| t.first) else { return };
-    let last = tiles[tiles.len() - 1];
-    let rows = last.first + last.rows;
-    // Words of activations for each step of the weight.
     let split = if takes == ActivationForm::Bf16 && !S::MULTIPLIES_PAIRS { 2 } else { 1 };
-    assert!(
-        acc.len() >= (rows - first_row) * PANEL
-            && a.row_words == all_steps * split
-            && a.words.len() >= rows * a.row_words
-            && (!takes.has_scales() || a.scales.len() >= rows * a.groups)
-            && (takes != ActivationForm::Int8 || a.sums.len() >= 2 * rows * a.groups)
-    );
+    assert!(fits(w, a, tiles, acc, split));
     let panel = w.panel(p);
     if let PanelForm::Fp8(form) = w.form {
         // SAFETY: the panel has as many steps in this form; the sizes are asserted above.
@@ -422,10 +465,22 @@ unsafe fn fp8_panel<S: Simd>(
     }
 }
 
-simd_fn!(
-    /// Rows of `tiles` times panel p into acc [rows][32].
-    pub fn multiply_panel(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) = panel_generic
-);
+simd_fn!(fn multiply_by_set(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) = panel_generic);
+
+/// Rows of `tiles`, which are those of one group, times panel p into acc [rows][32].
+///
+/// # Safety
+/// `isa` comes from `Isa::detect`.
+pub unsafe fn multiply_panel(isa: Isa, w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if a.tiles[tiles.clone()].iter().any(|tile| in_registers(isa, a.form, tile.rows)) {
+            return registers::multiply_panel(w, p, a, tiles, acc);
+        }
+        multiply_by_set(isa, w, p, a, tiles, acc);
+    }
+}
 
 thread_local! {
     static ACC: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -442,8 +497,10 @@ pub fn with_acc<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
 }
 
 /// Cuts a range of tiles into blocks whose activations fit the second-level cache.
-pub fn row_blocks(row_words: usize, tile_rows: usize, tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let per_block = (ROW_BLOCK_BYTES / (row_words * tile_rows * 4).max(1)).max(1);
+pub fn row_blocks(isa: Isa, a: &Packed, tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let bytes = if isa == Isa::Amx { WIDE_BLOCK_BYTES } else { ROW_BLOCK_BYTES };
+    let rows = a.tiles[tiles.clone()].iter().map(|tile| tile.rows).max().unwrap_or(1);
+    let per_block = (bytes / (a.row_words * rows * 4).max(1)).max(1);
     tiles.clone().step_by(per_block).map(move |from| from..tiles.end.min(from + per_block))
 }
 
@@ -464,7 +521,7 @@ pub unsafe fn multiply(pool: &ThreadPool, isa: Isa, a: &Packed, jobs: &[GemmJob]
     let mut items = Vec::new();
     for (j, job) in jobs.iter().enumerate() {
         let per_item = job.weight.panels_per_item(pool.threads());
-        for block in row_blocks(a.row_words, isa.tile_rows(), job.tiles.clone()) {
+        for block in row_blocks(isa, a, job.tiles.clone()) {
             for p in (0..job.weight.panels()).step_by(per_item) {
                 items.push((j, block.clone(), p..job.weight.panels().min(p + per_item)));
             }

@@ -54,8 +54,9 @@ impl Cpu {
         // Products of each head with its own weight; packed row h * rows + r is row r of head h.
         let by_head =
             |weights: &[Panels], x: &[f32], ins: usize, at: &(dyn Fn(usize, usize) -> usize + Sync), y: &mut [f32]| {
-                let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::repeat_n(rows, heads));
                 let takes = weights[0].takes();
+                let groups = std::iter::repeat_n(rows, heads);
+                let (tiles, groups) = gemm::cut_groups(gemm::tile_rows(self.isa, takes), groups);
                 let packed = Packed::pack(&self.pool, self.isa, tiles, x, ins, takes, &|i| at(i % rows, i / rows));
                 let base = SharedPtr(y.as_mut_ptr());
                 let outs = weights[0].outs;

@@ -2,6 +2,8 @@
 // Kernels count lanes and rows by index on purpose.
 #![allow(clippy::needless_range_loop)]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod buffer;
 mod codes;
@@ -160,7 +162,7 @@ impl Cpu {
         if x.rows == 0 {
             return out;
         }
-        let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::once(x.rows));
+        let (tiles, groups) = gemm::cut_groups(gemm::tile_rows(self.isa, weight.takes()), std::iter::once(x.rows));
         let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.takes(), &|i| i * x.cols);
         let job = GemmJob {
             weight,

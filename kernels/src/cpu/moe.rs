@@ -201,7 +201,8 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
     assert!(out.len() >= last * hidden, "experts: a result for each row");
     let (taken, between) = (first.gate.takes(), first.down.takes());
     let source: Vec<usize> = groups.iter().flat_map(|g| g.rows.iter().map(|pick| pick.from * hidden)).collect();
-    let (tiles, ranges) = gemm::cut_groups(isa, groups.iter().map(|g| g.rows.len()));
+    let most = gemm::tile_rows(isa, taken).min(gemm::tile_rows(isa, between));
+    let (tiles, ranges) = gemm::cut_groups(most, groups.iter().map(|g| g.rows.len()));
     let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, taken, &|i| source[i]);
     let mut middle = Packed::room(isa, tiles, inter, between);
 
@@ -210,7 +211,7 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
     for (g, group) in groups.iter().enumerate() {
         let gate = &group.expert.gate;
         let per_item = gate.panels_per_item(1);
-        for block in gemm::row_blocks(input.row_words, isa.tile_rows(), ranges[g].clone()) {
+        for block in gemm::row_blocks(isa, &input, ranges[g].clone()) {
             for p in (0..gate.panels()).step_by(per_item) {
                 items.push((group, block.clone(), p..gate.panels().min(p + per_item)));
             }
@@ -258,7 +259,7 @@ fn experts_into(pool: &ThreadPool, isa: Isa, x: &[f32], rows_of: Vec<Vec<Pick>>,
     pool.run(panels.div_ceil(per_item), &|item| {
         for (group, range) in groups.iter().zip(&ranges) {
             let down = &group.expert.down;
-            for block in gemm::row_blocks(middle.row_words, isa.tile_rows(), range.clone()) {
+            for block in gemm::row_blocks(isa, &middle, range.clone()) {
                 let at = middle.tiles[block.start].first - middle.tiles[range.start].first;
                 let last = middle.tiles[block.end - 1];
                 let rows = last.first + last.rows - middle.tiles[block.start].first;

@@ -4,10 +4,14 @@
 
 use half::{bf16, f16};
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use crate::quant::e4m3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
+    /// As `Avx512`, with AMX (tiles, BF16 and INT8) for products.
+    Amx,
     /// AVX-512 F, BW, DQ, VL, BF16 and VNNI.
     Avx512,
     /// AVX2, FMA and F16C.
@@ -29,7 +33,7 @@ impl Isa {
                 && is_x86_feature_detected!("avx512bf16")
                 && is_x86_feature_detected!("avx512vnni")
             {
-                return Isa::Avx512;
+                return if amx::are_usable() { Isa::Amx } else { Isa::Avx512 };
             }
             if fma {
                 return Isa::Avx2;
@@ -42,7 +46,7 @@ impl Isa {
     pub fn tile_rows(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Avx512::TILE_ROWS,
+            Isa::Avx512 | Isa::Amx => Avx512::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Avx2::TILE_ROWS,
             _ => Portable::TILE_ROWS,
@@ -53,16 +57,23 @@ impl Isa {
     pub fn multiplies_pairs(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Avx512::MULTIPLIES_PAIRS,
+            Isa::Avx512 | Isa::Amx => Avx512::MULTIPLIES_PAIRS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Avx2::MULTIPLIES_PAIRS,
             _ => Portable::MULTIPLIES_PAIRS,
         }
     }
 
-    /// The instruction sets of this machine, best first.
+    /// The instruction sets of this machine, best first. In tests those that are emulated too.
     pub fn available() -> Vec<Isa> {
         match Isa::detect() {
+            Isa::Amx => vec![Isa::Amx, Isa::Avx512, Isa::Avx2, Isa::Portable],
+            #[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
+            Isa::Avx512 => {
+                amx::emulate();
+                vec![Isa::Amx, Isa::Avx512, Isa::Avx2, Isa::Portable]
+            }
+            #[allow(unreachable_patterns)]
             Isa::Avx512 => vec![Isa::Avx512, Isa::Avx2, Isa::Portable],
             Isa::Avx2 => vec![Isa::Avx2, Isa::Portable],
             Isa::Portable => vec![Isa::Portable],
@@ -385,7 +396,7 @@ macro_rules! simd_fn {
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::cpu::simd::Isa::Avx512 => avx512($($arg),*),
+                    $crate::cpu::simd::Isa::Avx512 | $crate::cpu::simd::Isa::Amx => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::cpu::simd::Isa::Avx2 => avx2($($arg),*),
                     _ => $kernel::<$crate::cpu::simd::Portable>($($arg),*),

@@ -14,7 +14,7 @@ fn numbers(n: usize, seed: u64) -> Vec<f32> {
 fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, precision: Precision) -> Vec<f32> {
     let (pool, arena) = (ThreadPool::new(threads), Arena::default());
     let panels = Panels::pack(&pool, isa, &arena, &PackSource::whole(w).unwrap(), precision).unwrap();
-    let (tiles, groups) = cut_groups(isa, [rows].into_iter());
+    let (tiles, groups) = cut_groups(tile_rows(isa, panels.takes()), [rows].into_iter());
     let packed = Packed::pack(&pool, isa, tiles, x, w.cols, panels.takes(), &|i| i * w.cols);
     let mut out = vec![f32::NAN; rows * w.rows];
     let job = GemmJob {
@@ -223,4 +223,29 @@ fn blocks_that_do_not_fill_rows_are_refused() {
     assert!(PackSource::whole(&odd).is_err());
     let wide = int4(2, 64, 64, GroupScales::F32(vec![1.0, 1.0 + f32::EPSILON]));
     assert!(PackSource::whole(&wide).is_err());
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn tile_registers_multiply_as_the_manual_says() {
+    if Isa::available().contains(&Isa::Amx) {
+        // SAFETY: the processor has the registers, or they are emulated.
+        assert!(unsafe { amx::multiply_right() });
+    }
+}
+
+/// Sums of integers are exact, so that a machine may compute many rows in registers and few without.
+#[test]
+fn integers_have_the_same_bits_in_tile_registers() {
+    let (ins, outs) = (768, 70);
+    let x = numbers(40 * ins, 13);
+    let ints = HostMatrix { rows: outs, cols: ins, data: HostData::F32(numbers(outs * ins, 14)) };
+    let all = coded(outs, ins).into_iter().map(|w| (w, Precision::Bf16)).chain([(ints, Precision::Int8)]);
+    for (w, precision) in all {
+        let [registers, vectors] = [Isa::Amx, Isa::Avx512].map(|isa| {
+            let there = Isa::available().contains(&isa);
+            there.then(|| product(isa, 2, &x, 40, &w, precision))
+        });
+        assert_eq!(registers, registers.as_ref().and(vectors), "{:?}", w.stored_form());
+    }
 }

@@ -103,15 +103,16 @@ pub unsafe fn group_kernel<S: Simd, const ROWS: usize, const HALF: bool>(
                 a = a.add(ROWS);
             }
             let scale = [scales_of::<S, HALF>(group, 0), scales_of::<S, HALF>(group, 16)];
-            let scales = scales.add(g * ROWS);
-            add_scaled::<S, ROWS>(&c, scale, scales, acc);
+            for (r, c) in c.into_iter().enumerate() {
+                add_scaled::<S>(c, scale, *scales.add(g * ROWS + r), acc.add(r * PANEL));
+            }
         }
     }
 }
 
 /// The scales of 16 outputs of a group of int8 weights.
 #[inline(always)]
-unsafe fn scales_of<S: Simd, const HALF: bool>(group: *const u8, outs: usize) -> S::V {
+pub unsafe fn scales_of<S: Simd, const HALF: bool>(group: *const u8, outs: usize) -> S::V {
     // SAFETY: the caller gives a group, which begins with 32 scales.
     unsafe {
         match HALF {
@@ -129,22 +130,46 @@ unsafe fn clear<S: Simd, const ROWS: usize>(acc: *mut f32) {
     }
 }
 
-/// Adds the sums of a group, which are integers, times the scales of its outputs and of its rows.
+/// Adds the sums of a group, which are integers, times the scales of its outputs and of its row.
 #[inline(always)]
-unsafe fn add_scaled<S: Simd, const ROWS: usize>(
-    c: &[[S::V; 2]; ROWS],
-    scale: [S::V; 2],
-    scales: *const f32,
+pub unsafe fn add_scaled<S: Simd>(sums: [S::V; 2], scale: [S::V; 2], of_row: f32, acc: *mut f32) {
+    // SAFETY: the caller gives 32 numbers at acc.
+    unsafe {
+        let x = S::splat(of_row);
+        for half in 0..2 {
+            let to = acc.add(16 * half);
+            S::store(to, S::fma(S::from_integers(sums[half]), S::mul(scale[half], x), S::load(to)));
+        }
+    }
+}
+
+/// The same for a part of a group of codes of 4 + HIGH bits. A row has a scale and the sums of both halves of the
+/// group's inputs, a group WIDE_FACTORS factors.
+#[inline(always)]
+pub unsafe fn add_codes<S: Simd, const HIGH: usize>(
+    sums: [S::V; 2],
+    (of_row, halves): (f32, [f32; 2]),
+    (factors, part): (*const f32, usize),
     acc: *mut f32,
 ) {
-    for (r, c) in c.iter().enumerate() {
-        // SAFETY: the caller gives ROWS scales, and ROWS * 32 numbers at acc.
-        unsafe {
-            let x = S::splat(*scales.add(r));
-            for half in 0..2 {
-                let to = acc.add(r * PANEL + 16 * half);
-                S::store(to, S::fma(S::from_integers(c[half]), S::mul(scale[half], x), S::load(to)));
-            }
+    // SAFETY: the caller gives 32 numbers at acc.
+    unsafe {
+        let x = S::splat(of_row);
+        let load = |part: usize, half: usize| S::load(factors.add(part * PANEL + 16 * half));
+        for half in 0..2 {
+            let to = acc.add(16 * half);
+            let (before, sum) = (S::load(to), S::from_integers(sums[half]));
+            S::store(
+                to,
+                match HIGH {
+                    // Each half has a scale, and zero is the code 32.
+                    2 => S::fma(S::fma(sum, x, S::splat(-32.0 * halves[part])), load(part, half), before),
+                    _ => {
+                        let scaled = S::fma(sum, S::mul(load(0, half), x), before);
+                        S::fma(load(1, half), S::splat(halves[0] + halves[1]), scaled)
+                    }
+                },
+            );
         }
     }
 }
@@ -175,7 +200,10 @@ pub unsafe fn wide_kernel<S: Simd, const ROWS: usize, const NONE: u8>(
                 w = w.add(PANEL);
             }
             let scale = factors.add(g * WIDE_FACTORS);
-            add_scaled::<S, ROWS>(&c, [S::load(scale), S::load(scale.add(16))], scales.add(g * ROWS), acc);
+            let scale = [S::load(scale), S::load(scale.add(16))];
+            for (r, c) in c.into_iter().enumerate() {
+                add_scaled::<S>(c, scale, *scales.add(g * ROWS + r), acc.add(r * PANEL));
+            }
         }
     }
 }
@@ -218,28 +246,9 @@ pub unsafe fn code_kernel<S: Simd, const ROWS: usize, const HIGH: usize>(
                     high = [next_high_bits::<S, HIGH>(high[0]), next_high_bits::<S, HIGH>(high[1])];
                 }
                 let (scales, sums) = (scales.add(g * ROWS), sums.add(2 * g * ROWS));
-                let load = |part: usize, half: usize| S::load(factors.add(part * PANEL + 16 * half));
-                for (r, c) in c.iter().enumerate() {
-                    let x = S::splat(*scales.add(r));
-                    let [first, second] = [*sums.add(r), *sums.add(ROWS + r)];
-                    for half in 0..2 {
-                        let to = acc.add(r * PANEL + 16 * half);
-                        let (before, sum) = (S::load(to), S::from_integers(c[half]));
-                        S::store(
-                            to,
-                            match HIGH {
-                                // Each half has a scale, and zero is the code 32.
-                                2 => {
-                                    let zero = S::splat(-32.0 * if part == 0 { first } else { second });
-                                    S::fma(S::fma(sum, x, zero), load(part, half), before)
-                                }
-                                _ => {
-                                    let scaled = S::fma(sum, S::mul(load(0, half), x), before);
-                                    S::fma(load(1, half), S::splat(first + second), scaled)
-                                }
-                            },
-                        );
-                    }
+                for (r, c) in c.into_iter().enumerate() {
+                    let of_row = (*scales.add(r), [*sums.add(r), *sums.add(ROWS + r)]);
+                    add_codes::<S, HIGH>(c, of_row, (factors, part), acc.add(r * PANEL));
                 }
             }
         }
