@@ -14,7 +14,7 @@ use rein_worker::bytes::ByteCount;
 use rein_worker::node::is_text_file;
 
 use crate::args::{CheckArgs, Command, EngineKind, PullArgs, RenderArgs};
-use crate::{gguf, terminal};
+use crate::{gguf, native, terminal};
 
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const BAR: &str = "{wide_msg} {bar:30} {bytes:>10}/{total_bytes:10} {bytes_per_sec:>12} {eta:>5}";
@@ -81,6 +81,8 @@ pub fn resolve(command: &mut Command) -> Result<(), Box<dyn Error>> {
         }
         if gguf::is_file(asked.dir) {
             *asked.dir = gguf::directory(asked.dir).map_err(|error| format!("{}: {error}", asked.option))?;
+        } else if native::is_native(asked.dir) {
+            *asked.dir = native::directory(asked.dir).map_err(|error| format!("{}: {error}", asked.option))?;
         }
         // Also for the directory of the cache itself, which is named after a commit.
         if let Some(names) = asked.served_name.filter(|names| names.is_empty()) {

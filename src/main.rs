@@ -15,12 +15,14 @@ mod hub;
 mod key;
 mod listen;
 mod load;
+mod made_dir;
 mod metrics;
 #[cfg(test)]
 #[path = "../tests/metrics_reference.rs"]
 mod metrics_reference;
 mod model_dir;
 mod monitoring;
+mod native;
 mod option_values;
 mod pooling;
 mod reference;

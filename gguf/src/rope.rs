@@ -127,15 +127,17 @@ fn yarn(fields: &MetadataFields, factor: f64, trained: Option<u64>) -> Result<Va
             out.insert(key.into(), value.into());
         }
     }
-    // llama.cpp takes DeepSeek's mscale to equal mscale_all_dim. For other architectures the key has another meaning
-    // and stays unread.
-    if fields.arch == "deepseek2"
-        && let Some(product) = fields.float("rope.scaling.yarn_log_multiplier")?
-        && product != 0.0
-    {
-        let mscale = rounded(product / DEEPSEEK_MSCALE_UNIT);
-        out.insert("mscale".into(), mscale.into());
-        out.insert("mscale_all_dim".into(), mscale.into());
+    // llama.cpp takes DeepSeek's mscale to equal mscale_all_dim, and Mistral's to be 1. For other architectures the key
+    // has another meaning and stays unread.
+    let unit = match fields.arch {
+        "deepseek2" => DEEPSEEK_MSCALE_UNIT,
+        "mistral3" => 1.0,
+        _ => return Ok(Value::Object(out)),
+    };
+    if let Some(product) = fields.float("rope.scaling.yarn_log_multiplier")?.filter(|&product| product != 0.0) {
+        let all = rounded(product / unit);
+        out.insert("mscale".into(), if fields.arch == "mistral3" { 1.0 } else { all }.into());
+        out.insert("mscale_all_dim".into(), all.into());
     }
     Ok(Value::Object(out))
 }

@@ -15,9 +15,28 @@ use crate::limits::{MAX_ATTEMPTS, MAX_CONCURRENT_FILES, MAX_INDEX_BYTES};
 use crate::listing::{Blob, Listing, RepoFile};
 use crate::{HubError, HubSettings, ModelId};
 
-const CONFIG: &str = "config.json";
-const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// The files of a layout that are known by name.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    config: &'static str,
+    weights: &'static str,
+    index: &'static str,
+}
+
+/// transformers' layout first, then Mistral's own.
+const LAYOUTS: [Layout; 2] = [
+    Layout { config: "config.json", weights: "model.safetensors", index: "model.safetensors.index.json" },
+    Layout { config: "params.json", weights: "consolidated.safetensors", index: "consolidated.safetensors.index.json" },
+];
+
+impl Layout {
+    /// That of a model with these files: the first one whose weights are there.
+    fn of(has: impl Fn(&str) -> bool) -> Layout {
+        let whole = |layout: &&Layout| has(layout.config) && (has(layout.weights) || has(layout.index));
+        let begun = |layout: &&Layout| has(layout.config);
+        *LAYOUTS.iter().find(whole).or(LAYOUTS.iter().find(begun)).unwrap_or(&LAYOUTS[0])
+    }
+}
 /// Extensions of weights, to say what a repository has instead.
 const OTHER_WEIGHTS: [&str; 6] = ["safetensors", "gguf", "bin", "pth", "pt", "onnx"];
 
@@ -143,20 +162,22 @@ impl Hub {
         let commit = &listing.commit;
         let has = |path: &str| listing.files.iter().find(|file| file.path == path);
         let none = |missing: &str, others| no_file(id, missing, others);
-        let config = has(CONFIG).ok_or_else(|| none(CONFIG, others(&listing)))?;
-        let index = has(INDEX).filter(|_| wanted.weights);
-        let is_text = |file: &&RepoFile| file.path != CONFIG && (wanted.text)(&file.path);
+        let layout = Layout::of(|path| has(path).is_some());
+        let config = has(layout.config).ok_or_else(|| none(layout.config, others(&listing)))?;
+        let index = has(layout.index).filter(|_| wanted.weights);
+        let is_text = |file: &&RepoFile| file.path != layout.config && (wanted.text)(&file.path);
         let mut first: Vec<RepoFile> = listing.files.iter().filter(is_text).chain(index).cloned().collect();
         if wanted.weights && index.is_none() {
-            first.push(has(WEIGHTS).ok_or_else(|| none(WEIGHTS, others(&listing)))?.clone());
+            first.push(has(layout.weights).ok_or_else(|| none(layout.weights, others(&listing)))?.clone());
         }
         // The last of them: where it is, the others are.
         first.push(config.clone());
         self.fetch(cached, id, commit, first, progress).await?;
         if index.is_some() {
-            let shards = shards(&cached.snapshot(commit))
-                .map_err(|what| HubError::Answer { url: self.file_url(id, commit, INDEX), what })?;
-            let file = |path: &String| has(path).cloned().ok_or_else(|| none(INDEX_LISTS, vec![path.clone()]));
+            let shards = shards(&cached.snapshot(commit), layout)
+                .map_err(|what| HubError::Answer { url: self.file_url(id, commit, layout.index), what })?;
+            let listed = format!("that {} lists", layout.index);
+            let file = |path: &String| has(path).cloned().ok_or_else(|| none(&listed, vec![path.clone()]));
             let shards = shards.iter().map(file).collect::<Result<Vec<_>, _>>()?;
             self.fetch(cached, id, commit, shards, progress).await?;
         }
@@ -268,8 +289,6 @@ fn split_files(file: &str) -> Vec<String> {
     split().unwrap_or_else(|| vec![file.to_owned()])
 }
 
-const INDEX_LISTS: &str = "that model.safetensors.index.json lists";
-
 fn others(listing: &Listing) -> Vec<String> {
     let is_weights = |file: &&RepoFile| {
         let extension = Path::new(&file.path).extension().and_then(|extension| extension.to_str());
@@ -279,17 +298,17 @@ fn others(listing: &Listing) -> Vec<String> {
 }
 
 /// The files that the index of a checkpoint lists. Err: why it is none.
-fn shards(dir: &Path) -> Result<BTreeSet<String>, String> {
-    let path = dir.join(INDEX);
+fn shards(dir: &Path, Layout { index, .. }: Layout) -> Result<BTreeSet<String>, String> {
+    let path = dir.join(index);
     let size = fs::metadata(&path).map_err(|error| error.to_string())?.len();
     if size > MAX_INDEX_BYTES {
-        return Err(format!("{INDEX} has {size} bytes; at most {MAX_INDEX_BYTES} are read"));
+        return Err(format!("{index} has {size} bytes; at most {MAX_INDEX_BYTES} are read"));
     }
     let text = fs::read(&path).map_err(|error| error.to_string())?;
-    let index: Index = serde_json::from_slice(&text).map_err(|error| format!("{INDEX}: {error}"))?;
-    let files: BTreeSet<String> = index.weight_map.into_values().collect();
+    let read: Index = serde_json::from_slice(&text).map_err(|error| format!("{index}: {error}"))?;
+    let files: BTreeSet<String> = read.weight_map.into_values().collect();
     match files.iter().find(|file| !is_inside(file)) {
-        Some(file) => Err(format!("{INDEX} lists {file:?}, which is outside of the repository")),
+        Some(file) => Err(format!("{index} lists {file:?}, which is outside of the repository")),
         None => Ok(files),
     }
 }
@@ -298,12 +317,14 @@ fn shards(dir: &Path) -> Result<BTreeSet<String>, String> {
 /// needed.
 fn is_whole(dir: &Path, wanted: Wanted) -> bool {
     let has = |file: &str| dir.join(file).is_file();
-    let tokenizer = ["tokenizer.json", "tiktoken.model"].iter().any(|file| !(wanted.text)(file) || has(file));
-    let weights = || match has(INDEX) {
-        true => shards(dir).is_ok_and(|files| files.iter().all(|file| has(file))),
-        false => has(WEIGHTS),
+    let layout = Layout::of(has);
+    let tokenizers = ["tokenizer.json", "tiktoken.model", "tekken.json"];
+    let tokenizer = tokenizers.iter().any(|file| !(wanted.text)(file) || has(file));
+    let weights = || match has(layout.index) {
+        true => shards(dir, layout).is_ok_and(|files| files.iter().all(|file| has(file))),
+        false => has(layout.weights),
     };
-    has(CONFIG) && tokenizer && (!wanted.weights || weights())
+    has(layout.config) && tokenizer && (!wanted.weights || weights())
 }
 
 /// A part of a URL's path.

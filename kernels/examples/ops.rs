@@ -243,6 +243,7 @@ fn model(cpu: &mut Cpu, precision: Precision) {
         interleaved: true,
         inv_freq: (0..32).map(|i| 50_000f64.powf(-f64::from(i) / 32.0)).collect(),
         magnitude: 1.0,
+        growth: None,
     };
     let key_rope = RopeSpec { head_dim: 64, offset: 0, ..rope.clone() };
     let route =

@@ -53,20 +53,48 @@ pub struct RopeSpec {
     pub inv_freq: Vec<f64>,
     /// Factor of cos and sin (YaRN's attention factor); 1 otherwise.
     pub magnitude: f32,
+    /// A further factor, by position.
+    pub growth: Option<Growth>,
+}
+
+/// 1 + beta ln(1 + floor(position / length)), as in Llama 4: scores of queries beyond the trained length are sharper.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Growth {
+    pub length: u32,
+    pub beta: f32,
+}
+
+impl Growth {
+    fn at(self, position: u32) -> f32 {
+        1.0 + self.beta * (1.0 + (position / self.length.max(1)) as f32).ln()
+    }
 }
 
 impl RopeSpec {
+    /// Multiplies all of a row, whatever its heads are: rotates by nothing.
+    pub fn growing(growth: Growth) -> RopeSpec {
+        let (head_dim, inv_freq) = (2, vec![0.0]);
+        let growth = Some(growth);
+        RopeSpec { head_dim, offset: 0, dims: head_dim, interleaved: false, inv_freq, magnitude: 1.0, growth }
+    }
+
+    /// What cosines and sines of a position are multiplied with.
+    pub(crate) fn factor(&self, position: u32) -> f32 {
+        self.magnitude * self.growth.map_or(1.0, |growth| growth.at(position))
+    }
+
     /// Appends the dims/2 cosines of a position's angles, then their sines.
     pub(crate) fn push_angles(&self, position: u32, to: &mut Vec<f32>) {
         // The angle is rounded to f32 as in transformers, where frequencies and positions are f32 tensors.
         let angle = |f: &f64| f64::from(*f as f32 * position as f32);
-        to.extend(self.inv_freq.iter().map(|f| angle(f).cos() as f32 * self.magnitude));
-        to.extend(self.inv_freq.iter().map(|f| angle(f).sin() as f32 * self.magnitude));
+        let factor = self.factor(position);
+        to.extend(self.inv_freq.iter().map(|f| angle(f).cos() as f32 * factor));
+        to.extend(self.inv_freq.iter().map(|f| angle(f).sin() as f32 * factor));
     }
 
     /// Whether the angles of both are equal.
     pub(crate) fn same_angles(&self, other: &RopeSpec) -> bool {
-        self.inv_freq == other.inv_freq && self.magnitude == other.magnitude
+        self.inv_freq == other.inv_freq && self.magnitude == other.magnitude && self.growth == other.growth
     }
 
     pub(crate) fn assert_frequencies(&self) {

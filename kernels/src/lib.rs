@@ -17,7 +17,7 @@ pub mod lockstep;
 mod ops;
 pub mod probe;
 pub mod quant;
-#[cfg(any(test, feature = "cuda", target_arch = "x86_64"))]
+#[cfg(any(test, feature = "cuda"))]
 mod random;
 pub mod reference;
 pub mod rounding;

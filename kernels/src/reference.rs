@@ -94,7 +94,8 @@ pub fn rope(x: &mut [f32], cols: usize, spec: &RopeSpec, positions: &[u32]) {
                 let (a, b) = if spec.interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
                 let (a, b) = (f64::from(before[a]), f64::from(before[b]));
                 let angle = spec.inv_freq[i] * f64::from(position);
-                let (cos, sin) = (angle.cos() * f64::from(spec.magnitude), angle.sin() * f64::from(spec.magnitude));
+                let factor = f64::from(spec.factor(position));
+                let (cos, sin) = (angle.cos() * factor, angle.sin() * factor);
                 head[spec.offset + i] = (a * cos - b * sin) as f32;
                 head[spec.offset + i + half] = (b * cos + a * sin) as f32;
             }

@@ -22,7 +22,7 @@ pub enum GpuKind {
 pub struct CapacityArgs {
     /// Directory with a config.json or ORG/NAME of the Hub (weights are not read), or a known shape: deepseek-v3,
     /// kimi-k2, kimi-k2-thinking, llama-3.1-70b, mixtral-8x7b, qwen3-235b-a22b, qwen3-30b-a3b, glm-4.5-air, hy3,
-    /// minimax-m2, qwen3.5-35b-a3b, gpt-oss-20b, gpt-oss-120b
+    /// minimax-m2, mistral-large-3, qwen3.5-35b-a3b, gpt-oss-20b, gpt-oss-120b
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// Ranks, one on each GPU; must divide the number of attention heads

@@ -92,6 +92,18 @@ const SHAPES: &[(&str, &str)] = &[
             "fmt": "float8_e4m3fn", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}"#,
     ),
     (
+        "mistral-large-3",
+        r#"{"architectures": ["MistralLarge3ForCausalLM"], "hidden_size": 7168, "intermediate_size": 16384,
+            "moe_intermediate_size": 4096, "num_hidden_layers": 61, "first_k_dense_replace": 3,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 128, "n_shared_experts": 1,
+            "num_experts_per_tok": 4, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072, "max_position_embeddings": 294912,
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 36.0, "attention_factor": 1.0,
+            "original_max_position_embeddings": 8192, "llama_4_scaling_beta": 0.1}, "torch_dtype": "bfloat16",
+            "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128], "modules_to_not_convert": ["model.embed_tokens", "lm_head"]}}"#,
+    ),
+    (
         "qwen3.5-35b-a3b",
         r#"{"architectures": ["Qwen3_5MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 40,
             "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,

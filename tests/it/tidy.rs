@@ -232,6 +232,8 @@ fn a_marker_is_spelled_in_one_place() {
         .filter(|p| !p.starts_with("measure/src/verify/generate"))
         // Tokens that llama.cpp takes as the end of a text, whatever a file says of them.
         .filter(|p| !p.ends_with("gguf/src/tokenizer.rs"))
+        // Tokens that vocabularies of Mistral have without listing them.
+        .filter(|p| !p.ends_with("router/text/src/tokenize/tekken.rs"))
         .filter_map(|p| {
             let text = without_tests(&read(&p));
             let code: Vec<&str> = text.lines().filter(|l| !l.trim_start().starts_with("//")).collect();

@@ -335,3 +335,44 @@ def test_a_model_by_name_is_served_under_its_name(hub, rein, tmp_path, monkeypat
     assert hub.fetched() == ["config.json"]
     code, out, log = empty.run("check", "--model", "no-such/directory")
     assert code == 1 and "--model: no-such/directory is no directory, so a model of the Hub: " in log
+
+
+def test_a_model_in_mistrals_own_layout_is_taken_as_it_is(hub, rein, tmp_path):
+    native = REPOSITORY / "tests/fixtures/native/mistral_large3"
+    tekken = REPOSITORY / "router/text/src/tokenize/fixtures/tekken/tekken.json"
+    weights = (native / "consolidated.safetensors").read_bytes()
+    template = "{{ bos_token }}{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}"
+    hub.files = {
+        "README.md": b"# A model", "params.json": (native / "params.json").read_bytes(), "tekken.json": tekken.read_bytes(),
+        "chat_template.jinja": template.encode(), "consolidated.safetensors": weights, "SYSTEM_PROMPT.txt": b"Be good."}
+    rein.environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    directory = rein.pull()
+    assert set(contents(directory)) == {"params.json", "tekken.json", "chat_template.jinja", "consolidated.safetensors"}
+    # From here on without the server.
+    hub.close()
+    offline = {"HF_HUB_OFFLINE": "1"}
+    code, out, log = rein.run("capacity", NAME, **offline)
+    assert code == 0 and "MistralLarge3ForCausalLM, 3 layers" in out, log
+    reference = json.loads((native / "reference.json").read_text())
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text(json.dumps(reference["tokens"]))
+    for model in (NAME, str(directory)):
+        code, out, log = rein.run("score", "--model", model, "--tokens", str(tokens), "--dtype", "f32", **offline)
+        assert code == 0, log
+        assert json.loads(out)["logprobs"][1:] == pytest.approx(reference["logprobs"][1:], abs=1e-5)
+    conversation = json.dumps({"messages": [{"role": "user", "content": "Hi"}]})
+    run = subprocess.run([BIN, "render", "--model", NAME], input=conversation, capture_output=True, text=True, timeout=60,
+                         env={**rein.environment, **offline})
+    assert run.returncode == 0, run.stderr
+    rendered = json.loads(run.stdout)
+    assert rendered["prompt"] == "<s>[INST]Hi[/INST]"
+    begin, end = rendered["token_ids"][:2], rendered["token_ids"][-1]
+    assert begin == [1, 3] and end == 4
+
+
+def test_a_key_of_mistrals_own_layout_that_would_change_results_is_refused(rein, tmp_path):
+    native = REPOSITORY / "tests/fixtures/native/mistral_large3"
+    params = json.loads((native / "params.json").read_text())
+    (tmp_path / "params.json").write_text(json.dumps(params | {"moe": params["moe"] | {"renorm": True}}))
+    code, _, log = rein.run("capacity", str(tmp_path))
+    assert code == 1 and f"{tmp_path}/params.json: moe.renorm is not supported" in log, log

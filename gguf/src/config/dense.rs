@@ -22,10 +22,16 @@ pub(crate) fn llama(fields: &MetadataFields, _: &ArchShape, out: &mut Config) ->
     Ok(())
 }
 
-/// Mistral Small 3 and later, as far as queries are not scaled by their position.
+/// Mistral Small 3 and later. Queries that are scaled by their position are those of Ministral 3.
 pub(crate) fn mistral3(fields: &MetadataFields, _: &ArchShape, out: &mut Config) -> Result<(), GgufError> {
-    fields.neutral("attention.temperature_scale", &[0.0])?;
+    const SCALE: &str = "attention.temperature_scale";
     put(out, [("sliding_window", Value::Null)]);
+    let Some(beta) = fields.float(SCALE)?.filter(|&beta| beta != 0.0) else { return Ok(()) };
+    let Some(Value::Object(rope)) = out.get_mut("rope_scaling") else {
+        return Err(fields.unsupported(SCALE, "must stand beside rope.scaling.type yarn"));
+    };
+    rope.insert("llama_4_scaling_beta".into(), beta.into());
+    put(out, [("architectures", json!(["Ministral3ForCausalLM"])), ("model_type", "ministral3".into())]);
     Ok(())
 }
 

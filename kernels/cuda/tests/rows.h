@@ -293,83 +293,77 @@ void gather(int rows, int from_rows, int n, int stride) {
 }
 
 struct Rope {
-  int rows, q_heads, q_dim, q_offset, key_heads, key_dim, key_offset, dims, plain_width;
+  int rows, heads, dim, offset, dims, heads_of_block;
   bool interleaved;
 };
 
 template <class T>
-void rope_write(const Rope &shape) {
-  const auto [rows, q_heads, q_dim, q_offset, key_heads, key_dim, key_offset, dims, plain_width, interleaved] = shape;
-  check::every_order(
-      named("rope_write", check::type_name<T>(), {rows, q_heads, q_dim, key_heads, dims, interleaved}), [&] {
-        constexpr int POSITIONS = 50, PLACES = 40;
-        Random random(rows + dims);
-        // Rows of q, key and plain are parts of one matrix, as in the result of a fused product.
-        int key_width = key_heads * key_dim, stride = q_heads * q_dim + key_width + plain_width + 3, half = dims / 2;
-        auto x = random.numbers<T>(size_t(rows) * stride);
-        auto angles = random.numbers<float>(POSITIONS * dims);
-        std::vector<uint32_t> positions(rows), places = random.distinct(rows, PLACES);
-        for (auto &p : positions) p = random.below(POSITIONS);
-        if (rows > 1) places[0] = NONE;
-        Buffer<T> xs(x), key_cache(size_t(PLACES) * key_width), plain_cache(size_t(PLACES) * plain_width);
-        Buffer<float> angle_buffer(angles);
-        Buffer<uint32_t> position_buffer(positions), place_buffer(places);
-        int key_at = q_heads * q_dim, plain_at = key_at + key_width;
-        RopeWriteArgs args = {xs.data,
-                              xs.data + key_at,
-                              xs.data + plain_at,
-                              key_cache.data,
-                              plain_cache.data,
-                              angle_buffer.data,
-                              position_buffer.data,
-                              place_buffer.data,
-                              dims,
-                              interleaved,
-                              q_heads,
-                              q_dim,
-                              q_offset,
-                              stride,
-                              key_heads,
-                              key_dim,
-                              key_offset,
-                              stride,
-                              plain_width,
-                              stride};
-        host::launch("rope_write", dim3(rows, 3), 128, 0, [&] { FOR_TYPE(T, rope_write)(args); });
+void rope(const Rope &shape) {
+  const auto [rows, heads, dim, offset, dims, heads_of_block, interleaved] = shape;
+  check::every_order(named("rope", check::type_name<T>(), {rows, heads, dim, offset, dims, interleaved}), [&] {
+    constexpr int POSITIONS = 50;
+    Random random(rows + dims);
+    // Rows are a part of a matrix, as in the result of a joined product.
+    int width = heads * dim, stride = width + 3, half = dims / 2;
+    auto x = random.numbers<T>(size_t(rows) * stride);
+    auto angles = random.numbers<float>(POSITIONS * dims);
+    std::vector<uint32_t> positions(rows);
+    for (auto &p : positions) p = random.below(POSITIONS);
+    Buffer<T> xs(x);
+    Buffer<float> angle_buffer(angles);
+    Buffer<uint32_t> position_buffer(positions);
+    RopeArgs args = {xs.data, angle_buffer.data, position_buffer.data, dims,   interleaved,
+                     heads,   dim,               offset,               stride, heads_of_block};
+    dim3 grid(rows, ceil_div(heads, heads_of_block));
+    host::launch("rope", grid, 128, 0, [&] { FOR_TYPE(T, rope)(args); });
+    std::vector<double> want(x.size());
+    for (size_t i = 0; i < x.size(); i++) {
+      int row = i / stride, column = i % stride, j = column % dim - offset;
+      if (column >= width || j < 0 || j >= dims) {
+        want[i] = value(x, i);
+        continue;
+      }
+      int pair = j % half;
+      size_t at = i - j;
+      double first = value(x, at + (interleaved ? 2 * pair : pair));
+      double second = value(x, at + (interleaved ? 2 * pair + 1 : pair + half));
+      double cosine = angles[positions[row] * dims + pair], sine = angles[positions[row] * dims + half + pair];
+      want[i] = j < half ? first * cosine - second * sine : second * cosine + first * sine;
+    }
+    check::close(xs.data, want);
+    return check::bytes(xs);
+  });
+}
 
-        auto rotated = [&](int row, size_t head_at, int offset, int i) {
-          int j = i - offset;
-          if (j < 0 || j >= dims) return value(x, head_at + i);
-          int pair = j % half;
-          double first = value(x, head_at + offset + (interleaved ? 2 * pair : pair));
-          double second = value(x, head_at + offset + (interleaved ? 2 * pair + 1 : pair + half));
-          double cosine = angles[positions[row] * dims + pair], sine = angles[positions[row] * dims + half + pair];
-          return j < half ? first * cosine - second * sine : second * cosine + first * sine;
-        };
-        std::vector<double> want(x.size());
-        for (size_t i = 0; i < x.size(); i++) {
-          int column = i % stride;
-          size_t head_at = i - column % std::max(q_dim, 1);
-          want[i] = column < key_at ? rotated(i / stride, head_at, q_offset, column % q_dim) : value(x, i);
-        }
-        check::close(xs.data, want);
-        std::vector<bool> written(PLACES);
-        for (int r = 0; r < rows; r++) {
-          if (places[r] == NONE) continue;
-          written[places[r]] = true;
-          size_t at = size_t(r) * stride;
-          std::vector<double> key(key_width), plain(plain_width);
-          for (int i = 0; i < key_width; i++)
-            key[i] = rotated(r, at + key_at + i / key_dim * key_dim, key_offset, i % key_dim);
-          for (int i = 0; i < plain_width; i++) plain[i] = value(x, at + plain_at + i);
-          check::close(key_cache.data + size_t(places[r]) * key_width, key);
-          check::close(plain_cache.data + size_t(places[r]) * plain_width, plain, 0);
-        }
-        for (int p = 0; p < PLACES; p++)
-          if (!written[p] && key_width && to_float(key_cache[size_t(p) * key_width]) == 0)
-            check::fail("wrote another place");
-        return check::bytes(xs) + check::bytes(key_cache) + check::bytes(plain_cache);
-      });
+template <class T>
+void cache_write(int rows, int first, int second) {
+  check::every_order(named("cache_write", check::type_name<T>(), {rows, first, second}), [&] {
+    constexpr int PLACES = 40;
+    Random random(rows + first);
+    int stride = first + second + 3;
+    auto x = random.numbers<T>(size_t(rows) * stride);
+    std::vector<uint32_t> places = random.distinct(rows, PLACES);
+    if (rows > 1) places[0] = NONE;
+    Buffer<T> xs(x), caches[2] = {Buffer<T>(size_t(PLACES) * first), Buffer<T>(size_t(PLACES) * second)};
+    Buffer<uint32_t> place_buffer(places);
+    CacheWriteArgs args = {{xs.data, xs.data + first}, {caches[0].data, caches[1].data}, place_buffer.data,
+                           {first, second},            {stride, stride}};
+    host::launch("cache_write", dim3(rows, 2), 128, 0, [&] { FOR_TYPE(T, cache_write)(args); });
+    std::vector<bool> written(PLACES);
+    for (int r = 0; r < rows; r++) {
+      if (places[r] == NONE) continue;
+      written[places[r]] = true;
+      for (int part = 0; part < 2; part++) {
+        int width = part ? second : first;
+        std::vector<double> want(width);
+        for (int i = 0; i < width; i++) want[i] = value(x, size_t(r) * stride + (part ? first : 0) + i);
+        check::close(caches[part].data + size_t(places[r]) * width, want, 0);
+      }
+    }
+    for (int p = 0; p < PLACES; p++)
+      if (!written[p] && first && to_float(caches[0][size_t(p) * first]) == 0) check::fail("wrote another place");
+    return check::bytes(caches[0]) + check::bytes(caches[1]);
+  });
 }
 
 template <class T>
@@ -395,10 +389,14 @@ void test_type() {
   for (bool with_y : {false, true}) add_scaled<T>(300, with_y);
   gather<T>(4, 9, 37, 37);
   gather<T>(3, 3, 260, 300);
-  rope_write<T>({4, 3, 16, 0, 2, 16, 0, 16, 32, false});  // GQA
-  rope_write<T>({3, 2, 24, 16, 1, 8, 0, 8, 40, true});    // MLA
-  rope_write<T>({2, 1, 20, 4, 1, 20, 4, 10, 1, false});   // Partly rotated
-  rope_write<T>({1, 2, 512, 0, 1, 512, 0, 512, 512, true});
+  rope<T>({4, 3, 16, 0, 16, 32, false});    // GQA
+  rope<T>({3, 40, 24, 16, 8, 64, true});    // MLA: whole heads of several blocks
+  rope<T>({2, 5, 20, 4, 10, 2, false});     // Partly rotated
+  rope<T>({1, 2, 512, 0, 512, 1, true});
+  rope<T>({2, 700, 2, 0, 2, 256, false});
+  cache_write<T>(4, 32, 16);
+  cache_write<T>(3, 8, 40);
+  cache_write<T>(1, 512, 1);
 }
 
 inline void test() {

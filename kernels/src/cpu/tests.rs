@@ -275,10 +275,13 @@ fn small_ops_agree_with_the_reference() {
 fn rope_agrees_with_the_reference() {
     let mut cpu = cpu(Isa::detect(), 2);
     let mut rng = Random::new(13);
-    for (head_dim, offset, dims, interleaved) in [(64, 0, 64, false), (48, 32, 16, true), (24, 4, 10, false)] {
+    let kinds = [(64, 0, 64, false), (48, 32, 16, true), (24, 4, 10, false)];
+    let rotations = kinds.into_iter().map(|(head_dim, offset, dims, interleaved)| {
         let inv_freq: Vec<f64> = (0..dims / 2).map(|i| 10000f64.powf(-2.0 * i as f64 / dims as f64)).collect();
-        let spec = RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.25 };
-        let (rows, cols) = (300, 3 * head_dim);
+        RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.25, growth: None }
+    });
+    for spec in rotations.chain([RopeSpec::growing(Growth { length: 10, beta: 0.3 })]) {
+        let (rows, cols) = (300, 3 * spec.head_dim);
         let x = rng.numbers(rows * cols, 1.0);
         let positions: Vec<u32> = (0..rows as u32).map(|r| r % 97).collect();
         let mut got = cpu.to_device(rows, cols, x.clone());

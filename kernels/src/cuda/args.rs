@@ -207,27 +207,28 @@ pub struct SiluMulQuantArgs {
 /// rope.cu
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub struct RopeWriteArgs {
-    pub q: u64,
-    pub key: u64,
-    pub plain: u64,
-    pub key_cache: u64,
-    pub plain_cache: u64,
+pub struct RopeArgs {
+    pub x: u64,
     pub angles: u64,
     pub positions: u64,
-    pub places: u64,
     pub dims: i32,
     pub interleaved: i32,
-    pub q_heads: i32,
-    pub q_dim: i32,
-    pub q_offset: i32,
-    pub q_stride: i32,
-    pub key_heads: i32,
-    pub key_dim: i32,
-    pub key_offset: i32,
-    pub key_stride: i32,
-    pub plain_width: i32,
-    pub plain_stride: i32,
+    pub heads: i32,
+    pub dim: i32,
+    pub offset: i32,
+    pub stride: i32,
+    pub heads_of_block: i32,
+}
+
+/// rope.cu
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct CacheWriteArgs {
+    pub x: [u64; 2],
+    pub caches: [u64; 2],
+    pub places: u64,
+    pub width: [i32; 2],
+    pub stride: [i32; 2],
 }
 
 /// attention.cu

@@ -1,6 +1,6 @@
 //! The paged cache, and attention over it. It does not know models.
 
-use super::args::{AttentionArgs, CacheFp8Args, RopeWriteArgs};
+use super::args::{AttentionArgs, CacheFp8Args, CacheWriteArgs};
 use super::batch::PlacedBatch;
 use super::error::shape;
 use super::flash::{CachedHeads, FlashPlan, HeadScales};
@@ -247,22 +247,15 @@ impl OpStream {
             }
             return;
         }
-        let args = RopeWriteArgs {
-            key: k.address,
-            plain: v.address,
-            key_cache: cache.k.address(),
-            plain_cache: cache.v.address(),
-            positions: parts.positions,
+        let args = CacheWriteArgs {
+            x: [k.address, v.address],
+            caches: [cache.k.address(), cache.v.address()],
             places: parts.places,
-            key_heads: 1,
-            key_dim: int(k.cols),
-            key_stride: int(k.stride),
-            plain_width: int(v.cols),
-            plain_stride: int(v.stride),
-            ..RopeWriteArgs::default()
+            width: [int(k.cols), int(v.cols)],
+            stride: [int(k.stride), int(v.stride)],
         };
         // SAFETY: `begin` has compared the places with the cache; k and v have a row for each.
-        unsafe { self.launch(&LaunchPlan::rope(cache.element, k.rows, true), &args) };
+        unsafe { self.launch(&LaunchPlan::cache_write(cache.element, k.rows), &args) };
     }
 
     fn attend(

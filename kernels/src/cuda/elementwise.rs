@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use super::Cuda;
 use super::args::{
-    AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeWriteArgs, SigmoidMulArgs,
+    AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeArgs, SigmoidMulArgs,
     SiluMulArgs, SquareSumArgs,
 };
 use super::batch::PlacedBatch;
 use super::form::Element;
 use super::op_stream::OpStream;
-use super::plan::{LaunchPlan, int};
+use super::plan::{LaunchPlan, heads_of_block, int};
 use super::tensor::DeviceTensor;
 use super::weights::{DeviceEmbedding, DeviceVector};
 use crate::backend::{Gelu, RopeSpec, RowOps, WholeRow};
@@ -327,20 +327,21 @@ impl OpStream {
         assert_eq!(batch.shape.rows, x.rows, "rope: one position for each row");
         assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
         let Some(angles) = self.keep(self.angles.borrow_mut().get(&self.device, spec)) else { return };
-        let args = RopeWriteArgs {
-            q: x.changed(),
+        let heads = x.cols / spec.head_dim;
+        let plan = LaunchPlan::rope(x.element, x.rows, heads, spec.dims);
+        let args = RopeArgs {
+            x: x.changed(),
             angles,
             positions: batch.parts.positions,
-            places: batch.parts.places,
             dims: int(spec.dims),
             interleaved: spec.interleaved.into(),
-            q_heads: int(x.cols / spec.head_dim),
-            q_dim: int(spec.head_dim),
-            q_offset: int(spec.offset),
-            q_stride: int(x.stride),
-            ..RopeWriteArgs::default()
+            heads: int(heads),
+            dim: int(spec.head_dim),
+            offset: int(spec.offset),
+            stride: int(x.stride),
+            heads_of_block: int(heads_of_block(spec.dims)),
         };
-        // SAFETY: the tables cover all positions; with one block per row, only q is rotated.
-        unsafe { self.launch(&LaunchPlan::rope(x.element, x.rows, false), &args) };
+        // SAFETY: the tables cover all positions, of which the batch has one for each row.
+        unsafe { self.launch(&plan, &args) };
     }
 }

@@ -8,8 +8,10 @@ use crate::backend::{DeltaSpec, ScaleForm};
 
 /// Threads of kernels that work row by row, or number by number.
 const ROW_THREADS: u32 = 256;
-/// Threads of a block of `rope_write` and `attention`.
+/// Threads of a block of `rope`, `cache_write` and `attention`.
 const HEAD_THREADS: u32 = 128;
+/// Numbers that a block of `rope` rotates.
+const ROTATED: usize = 512;
 /// Numbers of a row that share a scale in FP8, one thread for each.
 pub(super) const FP8_GROUP: usize = 128;
 /// Rows and columns of a tile of a product.
@@ -49,6 +51,11 @@ impl fmt::Display for LaunchPlan {
         let LaunchPlan { kernel, grid: [x, y, z], threads, shared, .. } = self;
         write!(f, "kernel {kernel} ({x} x {y} x {z} blocks of {threads} threads, {shared} bytes of shared memory)")
     }
+}
+
+/// Heads that a block of `rope` rotates.
+pub(super) fn heads_of_block(dims: usize) -> usize {
+    (ROTATED / dims.max(1)).max(1)
 }
 
 impl LaunchPlan {
@@ -117,10 +124,15 @@ impl LaunchPlan {
         LaunchPlan::new(kernel, [outs.div_ceil(tile[1]), rows.div_ceil(tile[0]), count], threads)
     }
 
-    /// Rotates the heads of each row. `caches`: also writes each row's entries.
-    pub(super) fn rope(element: Element, rows: usize, caches: bool) -> LaunchPlan {
-        let kernel = element.of("rope_write_f32", "rope_write_bf16");
-        LaunchPlan::new(kernel, [rows, if caches { 3 } else { 1 }, 1], HEAD_THREADS)
+    /// Rotates the heads of each row.
+    pub(super) fn rope(element: Element, rows: usize, heads: usize, dims: usize) -> LaunchPlan {
+        let blocks = heads.div_ceil(heads_of_block(dims)).max(1);
+        LaunchPlan::new(element.of("rope_f32", "rope_bf16"), [rows, blocks, 1], HEAD_THREADS)
+    }
+
+    /// Writes the rows' entries.
+    pub(super) fn cache_write(element: Element, rows: usize) -> LaunchPlan {
+        LaunchPlan::new(element.of("cache_write_f32", "cache_write_bf16"), [rows, 2, 1], HEAD_THREADS)
     }
 
     /// Stores the rows' entries as codes, in groups that share a scale.

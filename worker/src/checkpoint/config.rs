@@ -178,6 +178,11 @@ impl<'a> ConfigFields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// The first key by name.
+    pub fn first_key(&self) -> Option<&'a str> {
+        self.map.keys().map(String::as_str).min()
+    }
+
     /// Whether the key is present, even as null.
     pub fn mentions(&self, key: &str) -> bool {
         self.map.contains_key(key)

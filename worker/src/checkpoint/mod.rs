@@ -5,6 +5,7 @@ mod config;
 mod error;
 mod forms;
 mod gguf;
+mod native;
 mod parts;
 mod quant;
 mod reads;
@@ -15,6 +16,7 @@ mod weights;
 
 pub use config::{ConfigFields, parse_config, parse_json, read_config};
 pub use error::LoadError;
+pub use native::{PARAMS, config_of};
 pub use quant::{Quantization, StatedForms};
 pub use reads::Reads;
 pub use source::read_file;

@@ -120,7 +120,9 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
         fields.get(harmless);
     }
     let groups = fields.object("config_groups")?.ok_or_else(|| fields.error("config_groups", "is required"))?;
-    let group = groups.object("group_0")?.ok_or_else(|| groups.error("group_0", "is required"))?;
+    // Of several groups, the others are left and refused.
+    let name = groups.first_key().unwrap_or("group_0");
+    let group = groups.object(name)?.ok_or_else(|| groups.error(name, "is required"))?;
     // Activations are not quantized here.
     group.get("input_activations");
     if group.get("output_activations").is_some() {

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::error::LoadError;
 use super::gguf;
+use super::native;
 use super::reads::Reads;
 use super::source::{CheckpointFile, read_file};
 use super::stored::{StoredDtype, TensorEntry};
@@ -37,8 +38,8 @@ pub struct Shards {
 
 impl Shards {
     pub fn open(dir: &Path, reads: &Arc<Reads>) -> Result<Self, LoadError> {
-        let single = dir.join("model.safetensors");
-        let index = dir.join("model.safetensors.index.json");
+        let [single, index] = ["model.safetensors", "model.safetensors.index.json"].map(|name| dir.join(name));
+        let native = ["consolidated.safetensors", "consolidated.safetensors.index.json"].map(|name| dir.join(name));
         let unverified = AtomicBool::new(true);
         let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new(), reads: reads.clone(), unverified };
         // A dangling link counts as present; it is reported when it is opened.
@@ -47,6 +48,13 @@ impl Shards {
             shards.add(&single)?;
         } else if is_there(&index) {
             shards.open_indexed(dir, &index, is_there)?;
+        } else if native.iter().any(|path| is_there(path)) {
+            let [single, index] = native;
+            match is_there(&index) {
+                true => shards.open_indexed(dir, &index, is_there)?,
+                false => shards.add(&single)?,
+            }
+            shards.tensors = shards.tensors.into_iter().map(|(name, entry)| (native::name_of(&name), entry)).collect();
         } else if let Some(first) = reads.during(dir, || first_gguf(dir)) {
             let (files, entries) = gguf::open(&first, reads)?;
             for (name, entry) in entries {
@@ -72,6 +80,7 @@ impl Shards {
     }
 
     fn open_indexed(&mut self, dir: &Path, index: &Path, is_there: impl Fn(&Path) -> bool) -> Result<(), LoadError> {
+        let listed = index.file_name().unwrap_or_default().display();
         let map = read_index(index, &self.reads)?;
         let bad = |what: String| LoadError::File { path: index.to_owned(), what };
         let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -85,13 +94,13 @@ impl Shards {
         for (name, tensors) in &files {
             let path = dir.join(name);
             if !is_there(&path) {
-                let what = format!("is missing, but model.safetensors.index.json lists it for {}", tensors[0]);
+                let what = format!("is missing, but {listed} lists it for {}", tensors[0]);
                 return Err(LoadError::File { path, what });
             }
             self.add(&path)?;
             let here = |tensor: &&&str| self.tensors.get(**tensor).is_some_and(|e| e.file + 1 == self.files.len());
             if let Some(missing) = tensors.iter().find(|tensor| !here(tensor)) {
-                let what = format!("lacks tensor {missing}, which model.safetensors.index.json lists for it");
+                let what = format!("lacks tensor {missing}, which {listed} lists for it");
                 return Err(LoadError::File { path, what });
             }
         }

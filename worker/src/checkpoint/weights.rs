@@ -234,7 +234,9 @@ impl CheckpointWeights {
         match (self.quantization, self.shards.get(&plain)) {
             (Quantization::Fp8Scaled { block }, Some(entry)) if entry.dtype == StoredDtype::F8E4m3 => {
                 let codes = need(plain, &[out, inp], used)?;
-                let name = format!("{module}.weight_scale");
+                let names = ["weight_scale", "weight_scale_inv"].map(|part| format!("{module}.{part}"));
+                // Both are what codes are multiplied with.
+                let name = names.iter().find(|name| self.has(name)).unwrap_or(&names[0]).clone();
                 let found = self.shards.get(&name).map(|entry| entry.shape.clone()).unwrap_or_default();
                 let (shape, block) = match (&found[..], block) {
                     // One for the tensor.
@@ -281,7 +283,7 @@ impl CheckpointWeights {
 
     /// Tensors for activations that are quantized elsewhere; here they are not.
     fn scales_of_activations(&self, module: &str) -> impl Iterator<Item = String> {
-        ["input_scale", "input_zero_point", "input_global_scale"]
+        ["input_scale", "input_zero_point", "input_global_scale", "activation_scale"]
             .map(|part| format!("{module}.{part}"))
             .into_iter()
             .filter(|n| self.has(n))

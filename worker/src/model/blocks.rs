@@ -106,12 +106,25 @@ impl<'a> Base<'a> {
     }
 
     pub fn rope(&self, dims: usize) -> Result<Frequencies, LoadError> {
-        rope::read(self.config, dims, self.max_positions, self.theta)
+        self.constant(rope::read(self.config, dims, self.max_positions, self.theta)?)
+    }
+
+    /// Queries may grow. The rotated dimensions are a share of a head.
+    pub fn growing_rope(&self, dims: usize, share: f64) -> Result<Frequencies, LoadError> {
+        rope::read_share(self.config, dims, share, self.max_positions, self.theta)
+    }
+
+    /// Of architectures whose queries do not grow.
+    fn constant(&self, frequencies: Frequencies) -> Result<Frequencies, LoadError> {
+        match frequencies.growth {
+            None => Ok(frequencies),
+            Some(_) => Err(self.config.error("rope_parameters.llama_4_scaling_beta", "this architecture has none")),
+        }
     }
 
     /// For the first `dims` of a head, whose share has been read.
     fn partial_rope(&self, dims: usize) -> Result<Frequencies, LoadError> {
-        rope::read_partial(self.config, dims, self.max_positions, self.theta)
+        self.constant(rope::read_partial(self.config, dims, self.max_positions, self.theta)?)
     }
 
     /// Of heads of which only a part is rotated: the first dimensions, by `partial_rotary_factor`.
@@ -311,6 +324,8 @@ pub struct GqaStyle {
     /// None: 1 / sqrt(head_dim).
     pub scale: Option<f32>,
     pub rope: Arc<RopeSpec>,
+    /// Of queries.
+    pub growth: Option<Arc<RopeSpec>>,
 }
 
 impl GqaStyle {
@@ -320,10 +335,18 @@ impl GqaStyle {
         Ok(Self::rotated(whole_head_rope(head_dim, base.rope(head_dim)?)))
     }
 
+    /// The same with queries that may grow.
+    pub fn growing(base: &Base) -> Result<Self, LoadError> {
+        let head_dim = base.head_dim()?;
+        let frequencies = base.growing_rope(head_dim, 1.0)?;
+        let growth = frequencies.growth.map(RopeSpec::growing).map(Arc::new);
+        Ok(Self { growth, ..Self::rotated(whole_head_rope(head_dim, frequencies)) })
+    }
+
     /// The same with another rotation.
     pub fn rotated(rope: RopeSpec) -> Self {
         let (head_dim, rope) = (rope.head_dim, Arc::new(rope));
-        Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: NormSpan::Nothing, scale: None, rope }
+        Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: NormSpan::Nothing, scale: None, rope, growth: None }
     }
 
     /// Norms on each q and k head; biases if the config has them, under either of two keys.
@@ -363,6 +386,7 @@ impl GqaStyle {
             window,
             sinks: None,
             rope: Some(self.rope.clone()),
+            growth: self.growth.clone(),
         }
     }
 }
@@ -375,5 +399,6 @@ pub fn whole_head_rope(head_dim: usize, frequencies: Frequencies) -> RopeSpec {
         interleaved: false,
         inv_freq: frequencies.inv_freq,
         magnitude: frequencies.magnitude,
+        growth: None,
     }
 }

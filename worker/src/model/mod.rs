@@ -15,7 +15,7 @@ mod network;
 mod rope;
 mod spec;
 
-pub use arch::{architectures, build, build_for, decoder_name, text_config};
+pub use arch::{architectures, build, build_for, renamed, text_config};
 pub use execute::{Executing, StepUnderWay, check_row};
 pub use footprint::{Footprint, WeightParts};
 pub use host_tier::{HostLimits, HostTier, least};

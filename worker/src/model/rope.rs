@@ -3,6 +3,8 @@
 
 use std::f64::consts::PI;
 
+use rein_kernels::Growth;
+
 use crate::checkpoint::{ConfigFields, LoadError};
 
 /// Frequencies before they are applied to a head layout.
@@ -14,6 +16,8 @@ pub struct Frequencies {
     pub magnitude: f32,
     /// YaRN's `mscale_all_dim` factor (DeepSeek multiplies the softmax scale by its square); 1 otherwise.
     pub softmax_mscale: f64,
+    /// Of queries (Llama 4, Mistral from 2512 on).
+    pub growth: Option<Growth>,
 }
 
 /// Reads the rope keys of `config` for `dims` rotated dimensions, which are all of a head.
@@ -23,10 +27,21 @@ pub fn read(
     max_positions: usize,
     default_theta: f64,
 ) -> Result<Frequencies, LoadError> {
+    read_share(config, dims, 1.0, max_positions, default_theta)
+}
+
+/// The same where `dims` are a share of a head that the architecture tells.
+pub fn read_share(
+    config: &ConfigFields,
+    dims: usize,
+    share: f64,
+    max_positions: usize,
+    default_theta: f64,
+) -> Result<Frequencies, LoadError> {
     for rope in [config.object("rope_scaling")?, config.object("rope_parameters")?].iter().flatten() {
-        rope.require("partial_rotary_factor", 1.0)?;
+        rope.require("partial_rotary_factor", share)?;
     }
-    config.require("partial_rotary_factor", 1.0)?;
+    config.require("partial_rotary_factor", share)?;
     read_partial(config, dims, max_positions, default_theta)
 }
 
@@ -82,7 +97,15 @@ pub fn of_parameters(
             n => Ok(n as f64),
         }
     };
-    let made = match kind {
+    // Mistral's repeat it.
+    if rope.usize("max_position_embeddings")?.is_some_and(|n| n != max_positions) {
+        return Err(rope.error("max_position_embeddings", format!("must be that of the model, {max_positions}")));
+    }
+    let growth = match rope.f64("llama_4_scaling_beta")? {
+        Some(beta) if beta != 0.0 => Some(Growth { length: trained_length()? as u32, beta: beta as f32 }),
+        _ => None,
+    };
+    let mut made = match kind {
         "default" => plain(dims, theta),
         "linear" => {
             let factor = factor(&rope)?;
@@ -110,6 +133,7 @@ pub fn of_parameters(
         }
     };
     rope.finish()?;
+    made.growth = growth;
     Ok(made)
 }
 
@@ -131,7 +155,7 @@ fn factor(rope: &ConfigFields) -> Result<f64, LoadError> {
 
 pub fn plain(dims: usize, theta: f64) -> Frequencies {
     let inv_freq = (0..dims / 2).map(|i| 1.0 / theta.powf(2.0 * i as f64 / dims as f64)).collect();
-    Frequencies { inv_freq, magnitude: 1.0, softmax_mscale: 1.0 }
+    Frequencies { inv_freq, magnitude: 1.0, softmax_mscale: 1.0, growth: None }
 }
 
 fn llama3(rope: &ConfigFields, dims: usize, theta: f64, trained: f64) -> Result<Frequencies, LoadError> {

@@ -17,11 +17,12 @@ use crate::checkpoint::{LoadError, Reads, read_file};
 use crate::limits::TEXT_BYTES;
 
 /// The text files that a model directory may have.
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tiktoken.model",
+    "tekken.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",

@@ -45,9 +45,7 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     let mut spec = model::build_for(&config, options.max_context)?;
     let quantization = Quantization::of(&config, text)?;
     let mut weights = CheckpointWeights::open(dir, quantization, reads)?;
-    if let Some(name) = model::decoder_name(&config) {
-        weights.rename(name, DECODER);
-    }
+    model::renamed(&config).iter().for_each(|[from, to]| weights.rename(from, to));
     weights.unstack(&spec.modules());
     check_fp8(&spec, options)?;
     let embed = format!("{}.weight", spec.embed);

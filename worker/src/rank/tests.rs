@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use rein_kernels::Precision;
 use rein_proto::internal::{Draw, Drawn, Row, RowResult, Sampling};
@@ -10,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::checkpoint::{PARAMS, config_of};
 use crate::limits::READ_TIMEOUT;
 use crate::score::{ScoreOutput, score, score_with};
 
@@ -76,6 +78,23 @@ fn fixture(name: &str) -> Fixture {
     }
 }
 
+/// Of a model in Mistral's own layout, as `rein` makes it a model directory.
+fn native_fixture(name: &str) -> Fixture {
+    let native = fixture_dir().join("../native").join(name).canonicalize().expect("a fixture");
+    let dir = std::env::temp_dir().join(format!("rein-native-{name}-{}", std::process::id()));
+    let json = |file: &str| fs::read_to_string(native.join(file)).expect("a file");
+    let params: Value = serde_json::from_str(&json(PARAMS)).expect("JSON");
+    let config = config_of(params.as_object().expect("an object")).expect("a config");
+    static MADE: Once = Once::new();
+    MADE.call_once(|| {
+        fs::create_dir_all(&dir).expect("a directory");
+        fs::write(dir.join("config.json"), Value::from(config.clone()).to_string()).expect("written");
+        fs::copy(native.join("consolidated.safetensors"), dir.join("consolidated.safetensors")).expect("copied");
+    });
+    let reference = serde_json::from_str(&json("reference.json")).expect("reference.json");
+    Fixture { name: name.to_owned(), dir, config: config.into(), reference }
+}
+
 fn fixtures() -> Vec<Fixture> {
     let entries = fs::read_dir(fixture_dir()).expect("tests/fixtures/models");
     let mut names: Vec<String> = entries
@@ -85,7 +104,7 @@ fn fixtures() -> Vec<Fixture> {
         .collect();
     names.sort();
     assert!(!names.is_empty(), "no fixtures in {}", fixture_dir().display());
-    names.iter().map(|name| fixture(name)).collect()
+    names.iter().map(|name| fixture(name)).chain([native_fixture("mistral_large3")]).collect()
 }
 
 impl Fixture {
@@ -94,7 +113,8 @@ impl Fixture {
     }
 
     fn heads(&self) -> usize {
-        let stated = self.config.get("num_attention_heads").or(self.config.get("n_head"));
+        let config = self.config.get("text_config").unwrap_or(&self.config);
+        let stated = config.get("num_attention_heads").or(config.get("n_head"));
         stated.and_then(Value::as_u64).expect("heads") as usize
     }
 

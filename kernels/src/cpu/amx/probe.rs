@@ -4,7 +4,6 @@ use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
 use super::{COLUMNS, TILE_ROWS, WIDTH, bytes, dots, halves, pairs, released, shaped};
-use crate::random::Random;
 
 /// The bits of CPUID's leaf 7, register EDX: AMX-BF16, AMX-TILE, AMX-INT8.
 const WANTED: u32 = 1 << 22 | 1 << 24 | 1 << 25;
@@ -40,9 +39,14 @@ fn are_allowed() -> bool {
 /// # Safety
 /// The process may use the registers.
 pub unsafe fn multiply_right() -> bool {
-    let mut random = Random::new(1);
+    let mut state = 1u64;
+    let mut random = || {
+        // Knuth's generator.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 32) as u32
+    };
     [1, 7, 16, 17, TILE_ROWS].into_iter().all(|rows| {
-        let mut words = |count: usize| -> Vec<u32> { (0..count).map(|_| random.below(1 << 32) as u32).collect() };
+        let mut words = |count: usize| -> Vec<u32> { (0..count).map(|_| random()).collect() };
         let (a, w) = (words(2 * rows * 16), words(2 * 16 * COLUMNS));
         // SAFETY: the caller's promise; a and w have two blocks, of which integers use the first.
         unsafe { pairs_are_right(&a, &w, rows) && bytes_are_right(&a, &w, rows) && halves_are_right(&a, &w, rows) }

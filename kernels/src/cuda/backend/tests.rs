@@ -117,7 +117,7 @@ struct Toy<B: Backend> {
 
 fn rope_spec(head_dim: usize, offset: usize, dims: usize, interleaved: bool) -> RopeSpec {
     let inv_freq = (0..dims / 2).map(|i| 0.3f64.powi(i as i32)).collect();
-    RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.0 }
+    RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.0, growth: None }
 }
 
 /// A weight as the loader gives it.

@@ -331,11 +331,14 @@ impl<B: Backend> Pair<B> {
 
     fn rope(&mut self) -> Result<Row> {
         let mut check = self.differences();
-        for (heads, head_dim, offset, dims, interleaved) in
-            [(3, 64, 0, 64, false), (2, 48, 32, 16, true), (4, 24, 4, 10, false), (1, 128, 0, 128, true)]
-        {
+        let rotation = |(heads, head_dim, offset, dims, interleaved)| {
             let inv_freq: Vec<f64> = (0..dims / 2).map(|i| 10000f64.powf(-2.0 * i as f64 / dims as f64)).collect();
-            let spec = RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.25 };
+            (heads, RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.25, growth: None })
+        };
+        let kinds = [(3, 64, 0, 64, false), (20, 48, 32, 16, true), (4, 24, 4, 10, false), (1, 128, 0, 128, true)];
+        let growing = (300, RopeSpec::growing(Growth { length: 4, beta: 0.3 }));
+        for (heads, spec) in kinds.map(rotation).into_iter().chain([growing]) {
+            let RopeSpec { head_dim, dims, .. } = spec;
             for &rows in self.row_counts() {
                 // Two sequences; the second has only its last row here.
                 let blocks: Vec<u32> = (0..100).collect();

@@ -1,20 +1,13 @@
-//! Converts Kimi's `tiktoken.model` in memory to a byte-level BPE that produces the same ids.
-//!
-//! tiktoken merges by rank. The merge of each token is recovered by applying the merges of lower rank to its bytes
-//! until two parts remain. The pattern and the reserved tokens are those of K2, K2-Thinking, K2.5 and K2.6.
+//! Converts Kimi's `tiktoken.model` in memory to a byte-level BPE that produces the same ids. The pattern and the
+//! reserved tokens are those of K2, K2-Thinking, K2.5 and K2.6.
 
 use std::collections::HashMap;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::Value as Json;
-use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::{AddedToken, SplitDelimiterBehavior};
+use tokenizers::AddedToken;
 
-use super::bytes::alphabet;
+use super::ranks::ranked_bpe;
 
 const PATTERN: &str = concat!(
     r"[\p{Han}]+",
@@ -37,30 +30,7 @@ const MAX_RUN: usize = 25_000;
 /// Builds the tokenizer from the rank file and from `added_tokens_decoder` of the configuration.
 pub(super) fn convert(model: &[u8], config: &Json) -> Result<tokenizers::Tokenizer, String> {
     let tokens = ranks(model)?;
-    let by_bytes: HashMap<&[u8], u32> = tokens.iter().zip(0_u32..).map(|(token, id)| (token.as_slice(), id)).collect();
-    if by_bytes.len() != tokens.len() {
-        return Err("a token appears twice".into());
-    }
-    let alphabet = alphabet();
-    let spell = |bytes: &[u8]| bytes.iter().map(|b| alphabet[usize::from(*b)]).collect::<String>();
-    let mut merges = Vec::with_capacity(tokens.len());
-    for (token, rank) in tokens.iter().zip(0_u32..).filter(|(token, _)| token.len() > 1) {
-        let at = last_merge(token, rank, &by_bytes)
-            .ok_or_else(|| format!("the token of rank {rank} is not a merge of two tokens of lower rank"))?;
-        merges.push((spell(&token[..at]), spell(&token[at..])));
-    }
-    let vocab: Vocab = tokens.iter().zip(0_u32..).map(|(token, id)| (spell(token), id)).collect();
-    let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(true).build().map_err(|e| e.to_string())?;
-
-    let split = Split::new(SplitPattern::Regex(PATTERN.into()), SplitDelimiterBehavior::Isolated, false)
-        .map_err(|e| e.to_string())?;
-    let byte_level = ByteLevel::new(false, true, false);
-    let mut tokenizer = tokenizers::Tokenizer::new(bpe);
-    tokenizer.with_pre_tokenizer(Some(Sequence::new(vec![
-        PreTokenizerWrapper::Split(split),
-        PreTokenizerWrapper::ByteLevel(byte_level),
-    ])));
-    tokenizer.with_decoder(Some(byte_level));
+    let mut tokenizer = ranked_bpe(&tokens, &[], PATTERN)?;
     add_special(&mut tokenizer, tokens.len() as u32, config)?;
     Ok(tokenizer)
 }
@@ -110,30 +80,6 @@ fn ranks(model: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         256..=1_000_000 => Ok(tokens),
         len => Err(format!("expected 256 to 1000000 ranks, got {len}")),
     }
-}
-
-/// The offset in a token at which its last merge joins two parts.
-fn last_merge(token: &[u8], rank: u32, ranks: &HashMap<&[u8], u32>) -> Option<usize> {
-    // The borders of the parts. `pairs[i]` is the rank of parts i and i + 1 joined.
-    let mut borders: Vec<usize> = (0..=token.len()).collect();
-    let join = |borders: &[usize], i: usize| {
-        let range = *borders.get(i)?..*borders.get(i + 2)?;
-        ranks.get(&token[range]).copied().filter(|r| *r < rank)
-    };
-    let mut pairs: Vec<u32> = (0..token.len()).map(|i| join(&borders, i).unwrap_or(u32::MAX)).collect();
-    while borders.len() > 3 {
-        let (i, best) = pairs.iter().enumerate().min_by_key(|(_, rank)| **rank)?;
-        if *best == u32::MAX {
-            return None;
-        }
-        borders.remove(i + 1);
-        pairs.remove(i);
-        pairs[i] = join(&borders, i).unwrap_or(u32::MAX);
-        if i > 0 {
-            pairs[i - 1] = join(&borders, i - 1).unwrap_or(u32::MAX);
-        }
-    }
-    (borders.len() == 3).then(|| borders[1])
 }
 
 /// Whether [`split_long_text`] may split this text; false only if it does not.

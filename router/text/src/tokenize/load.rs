@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 use tokenizers::AddedToken;
 
-use super::{MAX_TOKENIZER_BYTES, TokenizeError, Tokenizer, kimi};
+use super::{MAX_TOKENIZER_BYTES, TokenizeError, Tokenizer, kimi, tekken};
 use crate::regular_file;
 
 /// Fields of a tokenizer configuration that name one special token each.
@@ -49,9 +49,13 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer, TokenizeError> {
         let tokenizer = kimi::convert(&bytes, &config).map_err(|e| load_error(&model, e))?;
         return Tokenizer::build(&model.display().to_string(), tokenizer, true);
     }
+    let tekken = dir.join("tekken.json");
+    if let Some(bytes) = read(&tekken)? {
+        let tokenizer = tekken::convert(&bytes).map_err(|e| load_error(&tekken, e))?;
+        return Tokenizer::build(&tekken.display().to_string(), tokenizer, false);
+    }
     for (file, kind) in [
         ("tokenizer.model", "a SentencePiece model"),
-        ("tekken.json", "a Tekken tokenizer"),
         ("qwen.tiktoken", "a tiktoken file of Qwen 1"),
         ("vocab.json", "vocab.json with merges.txt"),
     ] {
@@ -62,7 +66,7 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer, TokenizeError> {
             ));
         }
     }
-    Err(load_error(dir, "has no tokenizer.json and no tiktoken.model"))
+    Err(load_error(dir, "has no tokenizer.json, tiktoken.model or tekken.json"))
 }
 
 fn load_error(path: &Path, message: impl ToString) -> TokenizeError {

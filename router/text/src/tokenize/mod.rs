@@ -7,7 +7,9 @@ mod encode_limit;
 mod kimi;
 mod load;
 mod prefix_cache;
+mod ranks;
 mod stream;
+mod tekken;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -107,7 +109,8 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads a model directory's tokenizer: `tokenizer.json`, else Kimi's `tiktoken.model`.
+    /// Loads a model directory's tokenizer: `tokenizer.json`, else Kimi's `tiktoken.model`, else Mistral's
+    /// `tekken.json`.
     pub fn load(dir: &Path) -> Result<Self, TokenizeError> {
         load::load(dir)
     }

@@ -133,6 +133,25 @@ fn sentencepiece_tokens_keep_their_leading_space() {
     }
 }
 
+/// `fixtures/make_tekken.py` let mistral-common write these.
+#[test]
+fn tekken_ids_equal_mistral_common() {
+    let tokenizer = load("tekken");
+    let expected: Json = serde_json::from_str(include_str!("fixtures/tekken/expected.json")).unwrap();
+    assert_eq!(tokenizer.vocab_size() as u64, expected["size"].as_u64().unwrap());
+    for case in expected["texts"].as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let with_bos = Encode { add_special_tokens: true, parse_special: false };
+        assert_eq!(tokenizer.encode(text, with_bos).unwrap(), ids(case, "ids"), "{text:?}");
+        let ids = tokenizer.encode(text, Encode::TEXT).unwrap();
+        assert_eq!(String::from_utf8(tokenizer.decode(&ids)).unwrap(), text);
+    }
+    for (text, id) in expected["specials"].as_object().unwrap() {
+        let ids = tokenizer.encode(text, Encode::TEMPLATED).unwrap();
+        assert_eq!(ids, [id.as_u64().unwrap() as u32], "{text}");
+    }
+}
+
 #[test]
 fn too_long_texts_are_rejected_and_long_runs_are_split() {
     let tokenizer = load("kimi");
@@ -156,9 +175,11 @@ fn errors_name_the_unsupported_tokenizer() {
         let error = Tokenizer::load(&dir).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     };
-    assert_error("none", &[], "no tokenizer.json and no tiktoken.model");
+    assert_error("none", &[], "no tokenizer.json, tiktoken.model or tekken.json");
     assert_error("spm", &[("tokenizer.model", "x")], "SentencePiece");
-    assert_error("tekken", &[("tekken.json", "{}")], "Tekken");
+    assert_error("tekken", &[("tekken.json", "{}")], "tekken.json: missing field `config`");
+    let few = r#"{"config": {"pattern": "a", "default_vocab_size": 9, "default_num_special_tokens": 1}, "vocab": []}"#;
+    assert_error("few", &[("tekken.json", few)], "9 tokens, of which 1 are special, with 0 in vocab");
     assert_error("broken", &[("tokenizer.json", "{\"model\": ")], "tokenizer.json");
     assert_error(
         "class",

@@ -18,31 +18,37 @@ const DEFAULTS: ConfigDefaults =
 const LATENT_EPS: f32 = 1e-6;
 
 /// Of the router, as in transformers' config class.
-const ROUTER: RouterDefaults = RouterDefaults { n_group: 8, topk_group: 4, scaling: 2.5 };
+const ROUTER: RouterDefaults =
+    RouterDefaults { scoring: Scoring::Sigmoid, top_k: 8, n_group: 8, topk_group: 4, scaling: 2.5 };
+pub(super) const LATENT: LatentDefaults = LatentDefaults { interleave: true, grows: false, v_dim: None };
 
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
-    let first = config.usize("first_k_dense_replace")?.unwrap_or(3);
-    let every = config.usize("moe_layer_freq")?.unwrap_or(1);
-    if every == 0 {
-        return Err(config.error("moe_layer_freq", "must be at least 1"));
+    latent_decoder(&base, "DeepseekV3ForCausalLM", (&LATENT, &ROUTER), sparse_from(&base, 3)?)
+}
+
+/// Which layers are mixtures of experts: every so many after the first ones.
+pub(super) fn sparse_from(base: &Base, default_dense: usize) -> Result<Vec<bool>, LoadError> {
+    let first = base.config.usize("first_k_dense_replace")?.unwrap_or(default_dense);
+    let every = base.config.usize("moe_layer_freq")?.unwrap_or(1);
+    match every {
+        0 => Err(base.config.error("moe_layer_freq", "must be at least 1")),
+        _ => Ok((0..base.layers).map(|i| i >= first && i.is_multiple_of(every)).collect()),
     }
-    let sparse = (0..base.layers).map(|i| i >= first && i.is_multiple_of(every)).collect();
-    latent_decoder(&base, "DeepseekV3ForCausalLM", &ROUTER, sparse)
 }
 
 /// `sparse`: for each layer, whether it is a mixture of experts.
 pub(super) fn latent_decoder(
     base: &Base,
     architecture: &'static str,
-    router: &RouterDefaults,
+    (latent, router): (&LatentDefaults, &RouterDefaults),
     sparse: Vec<bool>,
 ) -> Result<Spec, LoadError> {
     if base.kv_heads != base.heads {
         let what = format!("{} must equal num_attention_heads, {}", base.kv_heads, base.heads);
         return Err(base.config.error("num_key_value_heads", what));
     }
-    let attention = Latent::read(base, LatentDefaults { interleave: true, v_dim: None })?;
+    let attention = Latent::read(base, latent)?;
     let mlps = DeepseekMlps::read(base, router, sparse)?;
     let window = base.uniform_window(None)?;
     debug_assert!(window.is_none());
@@ -52,6 +58,8 @@ pub(super) fn latent_decoder(
 /// Values for missing keys.
 pub(super) struct LatentDefaults {
     pub interleave: bool,
+    /// Whether queries grow, and the config tells the rotated share of a head.
+    pub grows: bool,
     /// None: it must be there.
     pub v_dim: Option<usize>,
 }
@@ -67,10 +75,11 @@ pub(super) struct Latent {
     scale: f32,
     q_rope: Arc<RopeSpec>,
     k_rope: Arc<RopeSpec>,
+    growth: Option<Arc<RopeSpec>>,
 }
 
 impl Latent {
-    pub fn read(base: &Base, defaults: LatentDefaults) -> Result<Self, LoadError> {
+    pub fn read(base: &Base, defaults: &LatentDefaults) -> Result<Self, LoadError> {
         let config = base.config;
         let (nope, rope) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
         if rope % 2 == 1 || rope > MAX_HEAD_DIM {
@@ -79,9 +88,13 @@ impl Latent {
             );
         }
         // Derived values, present in newer configs.
-        config.require("head_dim", rope)?;
+        let head_dim = if defaults.grows { nope + rope } else { rope };
+        config.require("head_dim", head_dim)?;
         config.require("qk_head_dim", nope + rope)?;
-        let frequencies = base.rope(rope)?;
+        let frequencies = match defaults.grows {
+            true => base.growing_rope(rope, rope as f64 / (nope + rope) as f64)?,
+            false => base.rope(rope)?,
+        };
         let q_rope = RopeSpec {
             head_dim: nope + rope,
             offset: nope,
@@ -89,6 +102,7 @@ impl Latent {
             interleaved: base.flag("rope_interleave", defaults.interleave)?,
             inv_freq: frequencies.inv_freq,
             magnitude: frequencies.magnitude,
+            growth: None,
         };
         let k_rope = RopeSpec { head_dim: rope, offset: 0, ..q_rope.clone() };
         let mscale = frequencies.softmax_mscale;
@@ -105,6 +119,7 @@ impl Latent {
             scale: (mscale * mscale / ((nope + rope) as f64).sqrt()) as f32,
             q_rope: Arc::new(q_rope),
             k_rope: Arc::new(k_rope),
+            growth: frequencies.growth.map(RopeSpec::growing).map(Arc::new),
         })
     }
 
@@ -137,12 +152,16 @@ impl Latent {
             scale: self.scale,
             q_rope: self.q_rope.clone(),
             k_rope: self.k_rope.clone(),
+            growth: self.growth.clone(),
         })
     }
 }
 
 /// Values for missing keys.
 pub(super) struct RouterDefaults {
+    /// Of all models: with sigmoid scores a bias takes part in the choice.
+    pub scoring: Scoring,
+    pub top_k: usize,
     pub n_group: usize,
     pub topk_group: usize,
     pub scaling: f64,
@@ -161,15 +180,20 @@ pub(super) struct DeepseekMlps {
 impl DeepseekMlps {
     pub fn read(base: &Base, defaults: &RouterDefaults, sparse: Vec<bool>) -> Result<Self, LoadError> {
         let config = base.config;
-        config.require("scoring_func", "sigmoid")?;
-        config.require("topk_method", "noaux_tc")?;
+        match defaults.scoring {
+            Scoring::Sigmoid => {
+                config.require("scoring_func", "sigmoid")?;
+                config.require("topk_method", "noaux_tc")?;
+            }
+            Scoring::Softmax => config.require("scoring_func", "softmax")?,
+        }
         let count = match config.usize("n_routed_experts")? {
             Some(n) => n,
             None if config.get("num_local_experts").is_some() => config.size("num_local_experts")?,
             None => config.size("n_routed_experts")?,
         };
         config.require("num_local_experts", count)?;
-        let route = base.route("num_experts_per_tok", 8, count, Scoring::Sigmoid)?;
+        let route = base.route("num_experts_per_tok", defaults.top_k, count, defaults.scoring)?;
         let groups = |key: &str, default: usize| -> Result<usize, LoadError> {
             Ok(config.usize(key)?.unwrap_or(if config.mentions(key) { 1 } else { default }))
         };
@@ -218,10 +242,8 @@ impl DeepseekMlps {
         let moe = base.moe(format!("{at}gate"), self.count, self.route, expert);
         let shared = base.shared_expert(&format!("{at}shared_experts."), self.shared * self.inter);
         Mlp::Moe(Moe {
-            choice_bias: Some(ChoiceBias {
-                tensor: format!("{at}gate.e_score_correction_bias"),
-                shape: vec![self.count],
-            }),
+            choice_bias: (self.route.scoring == Scoring::Sigmoid)
+                .then(|| ChoiceBias { tensor: format!("{at}gate.e_score_correction_bias"), shape: vec![self.count] }),
             shared,
             ..moe
         })

@@ -38,6 +38,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let rotations = windows::frequencies(&base, dim, local)?;
     let [local, global] = rotations.map(|frequencies| Arc::new(whole_head_rope(dim, frequencies)));
     let style = |rope: &Arc<RopeSpec>| GqaStyle {
+        growth: None,
         head_dim: dim,
         qkv_bias: false,
         o_bias: false,

@@ -1,7 +1,9 @@
 //! GLM-4.5 to 4.7: DeepSeek-V3's experts after grouped-query attention that rotates half of each head. The small one,
 //! GLM-4.7-Flash, has DeepSeek-V3's attention, too.
 
-use super::deepseek_v3::{DeepseekMlps, RouterDefaults, latent_decoder};
+use rein_kernels::Scoring;
+
+use super::deepseek_v3::{DeepseekMlps, LATENT, RouterDefaults, latent_decoder};
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults, GqaStyle, NormSpan};
 use crate::model::spec::Spec;
@@ -13,6 +15,10 @@ const LITE_DEFAULTS: ConfigDefaults =
 /// Layers that are dense if the config does not say.
 const DENSE: usize = 1;
 
+fn router(scaling: f64) -> RouterDefaults {
+    RouterDefaults { scoring: Scoring::Sigmoid, top_k: 8, n_group: 1, topk_group: 1, scaling }
+}
+
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let head_dim = base.head_dim()?;
@@ -21,13 +27,13 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         qk_norm: if base.flag("use_qk_norm", false)? { NormSpan::Head } else { NormSpan::Nothing },
         ..GqaStyle::rotated(base.partial_rotation(head_dim, 0.5)?)
     };
-    let router = RouterDefaults { n_group: 1, topk_group: 1, scaling: 1.0 };
+    let router = router(1.0);
     let mlps = DeepseekMlps::read(&base, &router, base.sparse_layers(DENSE)?)?;
     base.spec("Glm4MoeForCausalLM", |i| Ok(base.decoder_layer(i, style.layer(&base, i, None), mlps.layer(&base, i))))
 }
 
 pub fn build_lite(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &LITE_DEFAULTS)?;
-    let router = RouterDefaults { n_group: 1, topk_group: 1, scaling: 1.8 };
-    latent_decoder(&base, "Glm4MoeLiteForCausalLM", &router, base.sparse_layers(DENSE)?)
+    let router = router(1.8);
+    latent_decoder(&base, "Glm4MoeLiteForCausalLM", (&LATENT, &router), base.sparse_layers(DENSE)?)
 }

@@ -95,6 +95,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
                 window: None,
                 sinks: None,
                 rope: None,
+                growth: None,
             }),
             mixer_result_norm: None,
             mlp_norm: Some(norm(format!("h.{i}.ln_2"))),

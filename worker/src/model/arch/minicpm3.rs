@@ -1,7 +1,7 @@
 //! MiniCPM3: latent attention with small widths, a dense MLP, and factors of the embedding, of what each block adds,
 //! and of the hidden states before the head.
 
-use super::deepseek_v3::{Latent, LatentDefaults};
+use super::deepseek_v3::{LATENT, Latent, LatentDefaults};
 use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, ConfigDefaults};
 use crate::model::spec::{Mlp, Spec};
@@ -18,7 +18,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     }
     config.require("mlp_bias", false)?;
     let v_dim = Some(base.hidden / base.heads);
-    let attention = Latent::read(&base, LatentDefaults { interleave: false, v_dim })?;
+    let attention = Latent::read(&base, &LatentDefaults { interleave: false, v_dim, ..LATENT })?;
     let inter = config.size("intermediate_size")?;
     let factor = |key: &str, default: f64, none: f64| -> Result<f32, LoadError> {
         // Null means no factor.

@@ -59,6 +59,9 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "Ernie4_5ForCausalLM", model_types: &["ernie4_5"], build: ernie4_5::build },
     Architecture { name: "Ernie4_5_MoeForCausalLM", model_types: &["ernie4_5_moe"], build: ernie4_5::build_moe },
     Architecture { name: "MistralForCausalLM", model_types: &["mistral"], build: mistral::build },
+    Architecture { name: "Ministral3ForCausalLM", model_types: &["ministral3"], build: mistral::build_ministral3 },
+    Architecture { name: "Mistral4ForCausalLM", model_types: &["mistral4"], build: mistral::build_mistral4 },
+    Architecture { name: "MistralLarge3ForCausalLM", model_types: &["mistral4"], build: mistral::build_large3 },
     Architecture { name: "Qwen2ForCausalLM", model_types: &["qwen2"], build: qwen::build_qwen2 },
     Architecture { name: "Qwen3ForCausalLM", model_types: &["qwen3"], build: qwen::build_qwen3 },
     Architecture { name: "Gemma3ForCausalLM", model_types: &["gemma3_text"], build: gemma3::build },
@@ -82,14 +85,16 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|row| row.name)
 }
 
+const TIED: &str = "tie_word_embeddings";
+
 /// A multimodal architecture of which only the language model runs. Its keys are in `text_config`.
 struct Wrapper {
     name: &'static str,
     model_type: &'static str,
     /// Prefix of the language model's tensor names.
     prefix: &'static str,
-    /// What stands for `model.` in the names of its layers.
-    decoder: Option<&'static str>,
+    /// How names of tensors begin, and how they would without the wrapper.
+    renamed: &'static [[&'static str; 2]],
     /// Prefixes of the other parts' tensor names.
     others: &'static [&'static str],
     /// Keys beside `text_config` that belong only to other parts.
@@ -100,7 +105,7 @@ const QWEN3_5: Wrapper = Wrapper {
     name: "Qwen3_5ForConditionalGeneration",
     model_type: "qwen3_5",
     prefix: "",
-    decoder: Some("model.language_model."),
+    renamed: &[["model.language_model.", "model."]],
     others: &["model.visual."],
     keys: &["vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"],
 };
@@ -110,7 +115,7 @@ const WRAPPERS: &[Wrapper] = &[
         name: "KimiK25ForConditionalGeneration",
         model_type: "kimi_k25",
         prefix: "language_model.",
-        decoder: None,
+        renamed: &[],
         others: &["vision_tower.", "mm_projector."],
         keys: &[
             "vision_config",
@@ -120,13 +125,34 @@ const WRAPPERS: &[Wrapper] = &[
             "video_placeholder",
         ],
     },
+    Wrapper {
+        name: "Mistral3ForConditionalGeneration",
+        model_type: "mistral3",
+        prefix: "",
+        // As published, and as transformers 5 writes them.
+        renamed: &[
+            ["language_model.model.", "model."],
+            ["language_model.lm_head.", "lm_head."],
+            ["model.language_model.", "model."],
+        ],
+        others: &["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."],
+        keys: &[
+            "vision_config",
+            "image_token_index",
+            "image_token_id",
+            "multimodal_projector_bias",
+            "projector_hidden_act",
+            "spatial_merge_size",
+            "vision_feature_layer",
+        ],
+    },
     QWEN3_5,
     Wrapper { name: "Qwen3_5MoeForConditionalGeneration", model_type: "qwen3_5_moe", ..QWEN3_5 },
 ];
 
-/// What stands for `model.` in the names of the language model's layers, if anything does.
-pub fn decoder_name(config: &Map<String, Value>) -> Option<&'static str> {
-    wrapper(config)?.decoder
+/// How names of the language model's tensors begin, and how they would without what is around it.
+pub fn renamed(config: &Map<String, Value>) -> &'static [[&'static str; 2]] {
+    wrapper(config).map_or(&[], |wrapper| wrapper.renamed)
 }
 
 /// The object in config.json that describes the language model.
@@ -150,10 +176,10 @@ fn check_wrapper(wrapper: &Wrapper, config: &Map<String, Value>, spec: &Spec) ->
     for key in wrapper.keys {
         fields.get(key);
     }
-    match fields.bool("tie_word_embeddings")? {
+    match fields.bool(TIED)? {
         Some(tied) if tied != spec.tied => {
             let what = format!("is {tied}, but the language model in text_config has {}", spec.tied);
-            Err(fields.error("tie_word_embeddings", what))
+            Err(fields.error(TIED, what))
         }
         _ => fields.finish(),
     }
@@ -176,6 +202,9 @@ pub fn build_for(config: &Map<String, Value>, context: Option<usize>) -> Result<
     let prefix = wrapper.map_or("", |w| w.prefix);
     let mut spec = (row.build)(&fields, prefix)?;
     fields.finish()?;
+    if let (Some(_), None, Some(tied)) = (wrapper, text.get(TIED), config.get(TIED).and_then(Value::as_bool)) {
+        spec.tied = tied;
+    }
     if let Some(wrapper) = wrapper {
         check_wrapper(wrapper, config, &spec)?;
         spec.ignored.extend(wrapper.others.iter().map(|&other| other.to_owned()));

@@ -164,6 +164,7 @@ fn attention(base: &Base, i: usize, rope: &Arc<RopeSpec>, bias: bool) -> MixerSp
         sinks: None,
         window: None,
         rope: Some(rope.clone()),
+        growth: None,
     })
 }
 

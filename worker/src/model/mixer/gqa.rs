@@ -28,6 +28,8 @@ pub struct Gqa {
     pub sinks: Option<String>,
     /// None: they are not rotated.
     pub rope: Option<Arc<RopeSpec>>,
+    /// What queries are multiplied with, by position ([`RopeSpec::growing`]).
+    pub growth: Option<Arc<RopeSpec>>,
 }
 
 impl MixerParts for Gqa {
@@ -72,6 +74,7 @@ impl Gqa {
                 None => None,
             },
             rope: self.rope.clone(),
+            growth: self.growth.clone(),
             cache: None,
         })
     }
@@ -136,6 +139,7 @@ pub struct GqaMixer<B: Backend> {
     spec: GqaSpec,
     sinks: Option<B::Vector>,
     rope: Option<Arc<RopeSpec>>,
+    growth: Option<Arc<RopeSpec>>,
     cache: Option<B::Cache>,
 }
 
@@ -164,6 +168,9 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
         if let Some(rope) = &self.rope {
             b.rope(batch, &mut q, rope);
             b.rope(batch, &mut k, rope);
+        }
+        if let Some(growth) = &self.growth {
+            b.rope(batch, &mut q, growth);
         }
         let (sinks, cache) = (self.sinks.as_ref(), opened(&mut self.cache)?);
         let mut out = b.gqa_attention(batch, &q, &k, &v, sinks, cache, &self.spec);

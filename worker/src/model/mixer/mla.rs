@@ -33,6 +33,8 @@ pub struct Mla {
     pub scale: f32,
     pub q_rope: Arc<RopeSpec>,
     pub k_rope: Arc<RopeSpec>,
+    /// What queries are multiplied with, by position ([`RopeSpec::growing`]).
+    pub growth: Option<Arc<RopeSpec>>,
 }
 
 /// The rotary key has no scale: FlashInfer's kernel takes one for a whole cache.
@@ -92,6 +94,7 @@ impl Mla {
             spec,
             q_rope: self.q_rope.clone(),
             k_rope: self.k_rope.clone(),
+            growth: self.growth.clone(),
             cache: None,
         })
     }
@@ -110,6 +113,7 @@ pub struct MlaMixer<B: Backend> {
     spec: MlaSpec,
     q_rope: Arc<RopeSpec>,
     k_rope: Arc<RopeSpec>,
+    growth: Option<Arc<RopeSpec>>,
     cache: Option<B::Cache>,
 }
 
@@ -140,6 +144,9 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
             q = up.apply(pass, &norm.apply(b, &q));
         }
         b.rope(batch, &mut q, &self.q_rope);
+        if let Some(growth) = &self.growth {
+            b.rope(batch, &mut q, growth);
+        }
         let latent = self.kv_norm.apply(b, &b.slice_cols(&kv, 0, self.spec.kv_rank));
         let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
         b.rope(batch, &mut k_rope, &self.k_rope);
