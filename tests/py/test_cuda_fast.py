@@ -13,7 +13,7 @@ import gpu_figures  # noqa: E402
 import plot_benchmarks  # noqa: E402
 
 FAST = {f"products with {form} weights" for form in ("bf16", "FP8")} | {
-    f"experts in {form}" for form in ("bf16", "FP8", "FP8 by output", "int4")} | {
+    f"experts in {form}" for form in ("bf16", "FP8", "FP8 by output", "int4", "MXFP4")} | {
     "products with FP8 weights by output", "bits of products with shared codes", "latent attention", *(f"bits of {what} over rows" for what in ("products", "experts", "latent attention"))}
 
 
@@ -25,13 +25,13 @@ def test_fast_kernels_agree_with_the_plain_ones(driver, tmp_path):
     passed, failed = rows_of(path, "fast")
     figures = {name: value for name, value in passed.items() if name not in FAST}
     assert FAST <= set(passed) and not failed
-    assert len(figures) == 9 and all(value.startswith("fast ") and "; plain " in value for value in figures.values())
+    assert len(figures) == 11 and all(value.startswith("fast ") and "; plain " in value for value in figures.values())
 
 
 def test_a_wrong_fast_kernel_fails_the_checks_that_use_it(driver, tmp_path):
     path = tmp_path / "report.json"
     code, _, err = selftest("--sections", "fast", "--report", path, "--check-time", 120, library_path=driver,
-                            skip="fp8_dense_many,int4_many_256x256,latent_merge,bf16_grouped_few_64")
+                            skip="fp8_dense_many,int4_many_256x256,mxfp4_many_192x192,latent_merge,bf16_grouped_few_64")
     assert (code, err) == (1, "")
     passed, failed = rows_of(path, "fast")
     right = {"products with bf16 weights", "experts in FP8", "experts in FP8 by output"}

@@ -1,6 +1,6 @@
 // The kernels of int4.h. humming's configurations are classes, which its Python code writes; these are the ones for
-// experts with int4 weights and activations in bf16, without split sums. What storage.cuh asks of the preprocessor is
-// said twice.
+// experts with weights of four bits and activations in bf16, without split sums. What storage.cuh asks of the
+// preprocessor is said twice.
 #define HUMMING_WEIGHT_SCALE_GROUP_SIZE 32
 #define HUMMING_IS_GROUP_WEIGHT_SCALE 1
 #define HUMMING_IS_GROUPED_GEMM 1
@@ -20,7 +20,9 @@
 namespace {
 
 using Bf16 = FloatingPointType<16, 8, 7>;
-using Int4 = IntegerType<false, 4>;
+// What int4.h calls them.
+using INTEGERS = IntegerType<false, 4>;
+using FLOATS = Float4E2M1;
 constexpr uint32_t COLS = 256, DEPTH = 64, WARP_COLS = 32, EXPERTS = 64, GROUP = 32, MATH_THREADS = 256, COPY_THREADS = 128;
 
 // A product of 64 columns of the weight, in registers, with ROWS rows of x, in shared memory.
@@ -58,9 +60,9 @@ struct MmaOp {
   }
 };
 
-template <uint32_t N, uint32_t K>
+template <uint32_t N, uint32_t K, uint32_t PAD>
 struct Layer {
-  static constexpr uint32_t kSmVersion = 90, kShapeN = N, kShapeK = K, kPadShapeN = 0, kPadShapeK = 0, kNumExperts = EXPERTS;
+  static constexpr uint32_t kSmVersion = 90, kShapeN = N + PAD, kShapeK = K, kPadShapeN = PAD, kPadShapeK = 0, kNumExperts = EXPERTS;
   static constexpr auto kInputQuantMode = InputQuantizationMode::Disabled;
   static constexpr auto kWeightScaleType = WeightScaleType::GROUP;
   static constexpr auto kWeightScale2Type = WeightScale2Type::NONE;
@@ -102,14 +104,14 @@ struct Tuning {
                         kUsePdl = false, kEvictWeightsFirst = false, kUseUmmaSs = false;
 };
 
-template <uint32_t ROWS, uint32_t STAGES, uint32_t N, uint32_t K>
+template <uint32_t ROWS, uint32_t STAGES, uint32_t N, uint32_t K, uint32_t PAD, class Weight>
 struct Product {
   using Block = Shape<ROWS, COLS, DEPTH>;
   using Warp = Shape<ROWS, WARP_COLS, DEPTH>;
-  using Shared = SharedStorage<MmaOp<ROWS>, Block, Warp, Bf16, Int4, Bf16, Layer<N, K>, Compute, Tuning<STAGES>>;
+  using Shared = SharedStorage<MmaOp<ROWS>, Block, Warp, Bf16, Weight, Bf16, Layer<N, K, PAD>, Compute, Tuning<STAGES>>;
   static constexpr auto kernel() {
-    return &humming<MmaOp<ROWS>, Shape<0, N, K>, Block, Warp, Shape<0, 0, 0>, Bf16, Int4, Bf16, Bf16, Layer<N, K>, Compute,
-                    Tuning<STAGES>>;
+    return &humming<MmaOp<ROWS>, Shape<0, N + PAD, K>, Block, Warp, Shape<0, PAD, 0>, Bf16, Weight, Bf16, Bf16,
+                    Layer<N, K, PAD>, Compute, Tuning<STAGES>>;
   }
 };
 
@@ -118,7 +120,7 @@ using Map = CUtensorMap const;
 using Pointer = void *const;
 using Kernel = void (*)(Map, Map, Pointer, Pointer, Pointer, Map, Pointer, Pointer, Pointer, const uint32_t *, const uint32_t *,
                         const uint32_t *, const uint32_t *, CUtensorMap *, int32_t *, uint32_t, uint32_t, bool);
-static_assert(std::is_same_v<decltype(Product<16, 8, 256, 256>::kernel()), Kernel>);
+static_assert(std::is_same_v<decltype(Product<16, 8, 256, 256, 0, INTEGERS>::kernel()), Kernel>);
 static_assert(sizeof(Map) == sizeof(FastMap) && alignof(Map) == alignof(FastMap));
 
 constexpr auto repack() { return &weight_repack_nk<4, 16, true, false, false, false, 0, false, false>; }
@@ -127,8 +129,8 @@ static_assert(std::is_same_v<decltype(repack()), Repack>);
 
 }  // namespace
 
-#define KERNEL(name, rows, stages, n, k)                                                                \
-  extern "C" __device__ const unsigned name##_shared = sizeof(Product<rows, stages, n, k>::Shared);    \
-  extern "C" __device__ const auto name = Product<rows, stages, n, k>::kernel();
+#define KERNEL(name, ...)                                                             \
+  extern "C" __device__ const unsigned name##_shared = sizeof(Product<__VA_ARGS__>::Shared); \
+  extern "C" __device__ const auto name = Product<__VA_ARGS__>::kernel();
 #include "int4.h"
 extern "C" __device__ const auto int4_repack = repack();

@@ -126,9 +126,11 @@ inline void gemm(const Tile &tile, const Gemm &a, const Launch &launch) {
   }
 }
 
+enum FourBits { INTEGERS, FLOATS };
 struct Int4Tile {
   const char *name;
-  int rows, stages, n, k;
+  int rows, stages, n, k, pad;
+  FourBits weight;
 };
 #define KERNEL(name, ...) {#name, __VA_ARGS__},
 inline const Int4Tile INT4_TILES[] = {
@@ -138,10 +140,12 @@ inline const Int4Tile INT4_TILES[] = {
 
 // Keeps the words in their order: only the kernels know how their layout stores them.
 inline void int4_repack(const Int4RepackArgs &a, const Launch &launch) {
-  if (launch.grid.x != a.n / 64 || launch.grid.y != a.k / 64 || launch.threads.x != 32 || a.padded_n != a.n ||
-      a.padded_k != a.k || a.interleaved != 3 || a.zeros)
+  if (launch.grid.x != a.padded_n / 64 || launch.grid.y != a.k / 64 || launch.threads.x != 32 || a.padded_n % 256 ||
+      a.padded_n < a.n || a.padded_k != a.k || a.interleaved != 3 || a.zeros)
     wrong("int4_repack", "launched otherwise than int4.h says");
-  memcpy(a.to, a.from, size_t(a.n) * a.k / 2);
+  size_t bytes = size_t(a.n) * a.k / 2;
+  memcpy(a.to, a.from, bytes);
+  memset(reinterpret_cast<char *>(a.to) + bytes, 0, size_t(a.padded_n - a.n) * a.k / 2);
 }
 
 inline void int4_product(const Int4Tile &tile, const Int4Args &a, const Launch &launch) {
@@ -152,21 +156,24 @@ inline void int4_product(const Int4Tile &tile, const Int4Args &a, const Launch &
   expect(tile.name, "x", x, bf16_numbers, 64, tile.rows, true);
   expect(tile.name, "w", w, words, 16, 32, false, 4);
   expect(tile.name, "scales", scales, bf16_numbers, 16, 16, false, 2);
-  uint64_t n = tile.n, k = tile.k, groups = k / GROUP, experts = w.matrices * 16 / k;
-  if (w.columns != 16 || w.rows != n / 8 || w.matrices % (k / 16) || scales.rows != n / 16 || scales.matrices != experts * groups)
+  uint64_t n = tile.n, k = tile.k, padded = n + tile.pad, groups = k / GROUP, experts = w.matrices * 16 / k;
+  if (w.columns != 16 || w.rows != padded / 8 || w.matrices % (k / 16) || scales.rows != padded / 16 ||
+      scales.matrices != experts * groups)
     wrong(tile.name, "maps of another weight");
+  constexpr float E2M1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   for (uint64_t g = 0; g < EXPERTS; g++)
     for (int r = a.starts[g]; r < a.starts[g + 1]; r++) {
       if (g >= experts || r >= int(a.rows)) wrong(tile.name, "a row of no expert");
-      const uint32_t *weight = static_cast<const uint32_t *>(w.data) + g * n * k / 8;
-      const bf16 *of_groups = static_cast<const bf16 *>(scales.data) + g * n * groups;
+      const uint32_t *weight = static_cast<const uint32_t *>(w.data) + g * padded * k / 8;
+      const bf16 *of_groups = static_cast<const bf16 *>(scales.data) + g * padded * groups;
       for (uint64_t c = 0; c < n; c++) {
         // Where the scale of a column is.
         uint64_t at = c / 64 * 64 + c % 8 * 8 + c % 64 / 8;
         float sum = 0;
         for (uint64_t i = 0; i < k; i++) {
-          int value = int(weight[c * k / 8 + i / 8] >> i % 8 * 4 & 15) - 8;
-          bf16 rounded = to_bf16(value * to_float(of_groups[i / GROUP * n + at]));
+          int code = weight[c * k / 8 + i / 8] >> i % 8 * 4 & 15;
+          float value = tile.weight == INTEGERS ? code - 8 : code < 8 ? E2M1[code] : -E2M1[code - 8];
+          bf16 rounded = to_bf16(value * to_float(of_groups[i / GROUP * padded + at]));
           sum += number(x, 0, r, i) * to_float(rounded);
         }
         static_cast<bf16 *>(a.out)[r * n + c] = to_bf16(sum);

@@ -28,7 +28,7 @@ impl ExpertShape {
             let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
             return Err(wrong("experts", what));
         }
-        Ok(ExpertShape { inter, hidden, forms: [gate.form, up.form, down.form] })
+        Ok(ExpertShape { inter, hidden, forms: [gate.form, up.form, down.form], tiled: None })
     }
 }
 
@@ -148,7 +148,10 @@ impl DeviceExperts {
         let ExpertWeights { id, gate, up, down } = weights;
         let prepare = |matrix: HostMatrix| Prepared::new(matrix, self.precision);
         let matrices = [prepare(gate)?, prepare(up)?, prepare(down)?];
-        let shape = ExpertShape::of(&matrices, id)?;
+        let mut shape = ExpertShape::of(&matrices, id)?;
+        if writer.device.has_fast() && Int4Plans::of(&shape).is_some() {
+            shape.tiled = Some(Int4Plans::COLUMNS);
+        }
         if self.ids.contains(&id) {
             return Err(KernelError::expert_added_twice("experts", id));
         }
@@ -170,12 +173,11 @@ impl DeviceExperts {
                 Arc::new(grown)
             }
         };
-        let tiled = writer.device.has_fast() && Int4Plans::of(&shape).is_some();
         for (which, matrix) in matrices.iter().enumerate() {
             let starts = slots.starts(slot, which);
-            match tiled {
-                true => matrix.write_tiled(writer, &slots.data, starts)?,
-                false => matrix.write(writer, &slots.data, starts)?,
+            match shape.tiled {
+                Some(_) => matrix.write_tiled(writer, &slots.data, starts)?,
+                None => matrix.write(writer, &slots.data, starts)?,
             }
         }
         slots.held()[slot] = id;

@@ -87,6 +87,9 @@ pub(super) struct ExpertShape {
     pub inter: usize,
     pub hidden: usize,
     pub forms: [WeightForm; 3],
+    /// The outputs of each are padded to a multiple of this, the width of the tiles that fast kernels have for weights
+    /// of four bits.
+    pub tiled: Option<usize>,
 }
 
 impl ExpertShape {
@@ -98,6 +101,6 @@ impl ExpertShape {
     /// Bytes of the parts of a matrix of one expert.
     pub fn parts(&self, which: usize) -> [usize; 3] {
         let (outs, ins, form) = self.matrix(which);
-        form.parts(outs, ins)
+        form.parts(self.tiled.map_or(outs, |columns| outs.next_multiple_of(columns)), ins)
     }
 }

@@ -118,7 +118,7 @@ impl Prepared {
 }
 
 impl Prepared {
-    /// As `write`, in the layout of the fast kernels for int4 weights.
+    /// As `write`, in the layout of the fast kernels for weights of four bits.
     pub fn write_tiled(
         &self,
         writer: WeightWriter,
@@ -126,7 +126,7 @@ impl Prepared {
         [at, scales_at, _]: [usize; 3],
     ) -> super::Result<()> {
         let HostData::Int4 { packed, scales: GroupScales::Bf16(scales), .. } = &self.data else {
-            unreachable!("the kernels take int4 weights with bf16 scales")
+            unreachable!("the kernels take weights of four bits with bf16 scales")
         };
         let whole = writer.allocate(packed.len())?;
         writer.write(&whole, 0, packed)?;

@@ -1,5 +1,6 @@
-//! Experts with int4 weights, by humming's kernels: their layout, which a weight gets when it is loaded, and their
-//! tiles. There are kernels for the widths of Kimi K2; what they take and give is in kernels/cuda/fast/int4.h.
+//! Experts with weights of four bits, by humming's kernels: their layout, which a weight gets when it is loaded, and
+//! their tiles. There are kernels for the widths of Kimi K2 in int4 and of gpt-oss in MXFP4; what they take and give is
+//! in kernels/cuda/fast/int4.h.
 
 use half::bf16;
 
@@ -33,22 +34,32 @@ pub(in super::super) struct Int4Tile {
     pub stages: usize,
     pub n: usize,
     pub k: usize,
+    /// e2m1 instead of integers.
+    floats: bool,
     /// Bytes of shared memory.
     pub shared: usize,
 }
 
-const fn tile(kernel: &'static str, rows: usize, stages: usize, [n, k]: [usize; 2], shared: usize) -> Int4Tile {
-    Int4Tile { kernel, rows, stages, n, k, shared }
+const fn int4(kernel: &'static str, rows: usize, stages: usize, [n, k]: [usize; 2], shared: usize) -> Int4Tile {
+    Int4Tile { kernel, rows, stages, n, k, floats: false, shared }
+}
+
+const fn mxfp4(kernel: &'static str, rows: usize, stages: usize, widths: [usize; 2], shared: usize) -> Int4Tile {
+    Int4Tile { floats: true, ..int4(kernel, rows, stages, widths, shared) }
 }
 
 /// As int4.h lists them.
 pub(super) const TILES: &[Int4Tile] = &[
-    tile("int4_few_2048x7168", 16, 8, [2048, 7168], FEW_SHARED),
-    tile("int4_many_2048x7168", 128, 4, [2048, 7168], MANY_SHARED),
-    tile("int4_few_7168x2048", 16, 8, [7168, 2048], FEW_SHARED),
-    tile("int4_many_7168x2048", 128, 4, [7168, 2048], MANY_SHARED),
-    tile("int4_few_256x256", 16, 8, [256, 256], FEW_SHARED),
-    tile("int4_many_256x256", 128, 4, [256, 256], MANY_SHARED),
+    int4("int4_few_2048x7168", 16, 8, [2048, 7168], FEW_SHARED),
+    int4("int4_many_2048x7168", 128, 4, [2048, 7168], MANY_SHARED),
+    int4("int4_few_7168x2048", 16, 8, [7168, 2048], FEW_SHARED),
+    int4("int4_many_7168x2048", 128, 4, [7168, 2048], MANY_SHARED),
+    mxfp4("mxfp4_few_2880x2880", 16, 8, [2880, 2880], FEW_SHARED),
+    mxfp4("mxfp4_many_2880x2880", 128, 4, [2880, 2880], MANY_SHARED),
+    int4("int4_few_256x256", 16, 8, [256, 256], FEW_SHARED),
+    int4("int4_many_256x256", 128, 4, [256, 256], MANY_SHARED),
+    mxfp4("mxfp4_few_192x192", 16, 8, [192, 192], FEW_SHARED),
+    mxfp4("mxfp4_many_192x192", 128, 4, [192, 192], MANY_SHARED),
 ];
 const FEW_SHARED: usize = 91_136;
 const MANY_SHARED: usize = 103_424;
@@ -58,15 +69,23 @@ const MANY_SHARED: usize = 103_424;
 pub(in super::super) struct Int4Plans([[&'static Int4Tile; 2]; 2]);
 
 impl Int4Plans {
+    /// The outputs of weights are padded to a multiple of this.
+    pub const COLUMNS: usize = COLS;
+
     /// None: no kernel has these widths, or takes weights of this form.
     pub fn of(shape: &ExpertShape) -> Option<Int4Plans> {
-        let taken = WeightForm::Int4 { group: GROUP, scales: ScaleForm::Bf16 };
-        if shape.forms != [taken; 3] {
+        let floats = match shape.forms {
+            [WeightForm::Int4 { group: GROUP, scales: ScaleForm::Bf16 }, ..] => false,
+            [WeightForm::Mxfp4, ..] => true,
+            _ => return None,
+        };
+        if shape.forms != [shape.forms[0]; 3] {
             return None;
         }
         let plan = |which: usize| {
             let (n, k, _) = shape.matrix(which);
-            let tile = |few: bool| TILES.iter().find(|t| (t.n, t.k, t.rows <= FEW_ROWS) == (n, k, few));
+            let of = |t: &Int4Tile| (t.n, t.k, t.floats, t.rows <= FEW_ROWS);
+            let tile = |few: bool| TILES.iter().find(|t| of(t) == (n, k, floats, few));
             Some([tile(true)?, tile(false)?])
         };
         Some(Int4Plans([plan(0)?, plan(2)?]))
@@ -78,21 +97,26 @@ impl Int4Plans {
     }
 }
 
+/// The columns of a weight of n columns in the kernels' layout.
+fn padded(n: usize) -> usize {
+    n.next_multiple_of(COLS)
+}
+
 /// The scales [n, k / 32] of a weight as the kernels read them: [k / 32, n], in each 64 columns of which number 8 i + j
-/// is that of column 8 j + i.
+/// is that of column 8 j + i, then zeros for the padding of n.
 pub(in super::super) fn tiled_scales(scales: &[bf16], n: usize) -> Vec<bf16> {
     let groups = scales.len() / n;
     let column = |at: usize| at / 64 * 64 + at % 8 * 8 + at % 64 / 8;
-    (0..groups).flat_map(|group| (0..n).map(move |at| scales[column(at) * groups + group])).collect()
+    let of = |group: usize, column: usize| if column < n { scales[column * groups + group] } else { bf16::ZERO };
+    (0..groups).flat_map(|group| (0..padded(n)).map(move |at| of(group, column(at)))).collect()
 }
 
 /// Gives the weight [n, k] at the start of `from` the kernels' layout, at an address. On the device's stream.
 pub(in super::super) fn repack(device: &CudaDevice, from: &DeviceBuffer, to: u64, [n, k]: [usize; 2]) -> Result<()> {
-    let bytes = WeightForm::Int4 { group: GROUP, scales: ScaleForm::Bf16 }.bytes(n, k);
-    assert!(from.bytes() >= bytes && n % REPACKED == 0 && k % REPACKED == 0, "a weight of [{n}, {k}]");
-    let (n, k, interleaved) = (int(n) as u32, int(k) as u32, INTERLEAVED);
-    let args = Int4RepackArgs { from: from.address(), to, zeros: 0, n, k, padded_n: n, padded_k: k, interleaved };
-    let grid = [n as usize / REPACKED, k as usize / REPACKED, 1];
+    assert!(from.bytes() >= n * k / 2 && n % REPACKED == 0 && k % REPACKED == 0, "a weight of [{n}, {k}]");
+    let grid = [padded(n) / REPACKED, k / REPACKED, 1];
+    let (padded_n, n, k, interleaved) = (int(padded(n)) as u32, int(n) as u32, int(k) as u32, INTERLEAVED);
+    let args = Int4RepackArgs { from: from.address(), to, zeros: 0, n, k, padded_n, padded_k: k, interleaved };
     // SAFETY: both have the words of such a weight, by the caller's promise for `to`.
     unsafe { device.launch(&LaunchPlan::new("int4_repack", grid, REPACK_THREADS), &args) }
 }
@@ -100,7 +124,7 @@ pub(in super::super) fn repack(device: &CudaDevice, from: &DeviceBuffer, to: u64
 impl Int4Tile {
     /// The maps of x, of the weights of `experts` experts, and of their scales.
     pub fn maps(&self, rows: usize, experts: usize) -> [TensorBoxes; 3] {
-        let (n, k) = (self.n, self.k);
+        let (n, k) = (padded(self.n), self.k);
         let x = TensorBoxes {
             element: MapElement::Bf16,
             dims: [k, rows, 1],

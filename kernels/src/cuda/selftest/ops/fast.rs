@@ -60,7 +60,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
             Ok(())
         })]);
     }
-    let all: [(&str, TierCheck); 12] = [
+    let all: [(&str, TierCheck); 13] = [
         ("products with bf16 weights", |tiers| tiers.products(TestWeights::Bf16)),
         ("products with FP8 weights", |tiers| tiers.products(TestWeights::Fp8)),
         ("products with FP8 weights by output", |tiers| tiers.products(TestWeights::Fp8ByOutput)),
@@ -68,6 +68,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
         ("experts in FP8", |tiers| tiers.experts(TestWeights::Fp8)),
         ("experts in FP8 by output", |tiers| tiers.experts(TestWeights::Fp8ByOutput)),
         ("experts in int4", |tiers| tiers.experts(TestWeights::Int4)),
+        ("experts in MXFP4", |tiers| tiers.experts(TestWeights::Mxfp4)),
         ("latent attention", Tiers::latent),
         ("bits of products over rows", Tiers::bits_of_products),
         ("bits of products with shared codes", Tiers::bits_of_codes),
@@ -97,16 +98,31 @@ pub(super) enum TestWeights {
     Fp8,
     Fp8ByOutput,
     Int4,
+    Mxfp4,
 }
 
 impl TestWeights {
-    /// Of so many numbers, with int4 scales.
+    /// Of so many numbers, with scales of four-bit weights.
     pub fn bytes(self, numbers: usize) -> usize {
         match self {
             TestWeights::Bf16 => 2 * numbers,
             TestWeights::Fp8 | TestWeights::Fp8ByOutput => numbers,
-            TestWeights::Int4 => numbers / 2 + numbers / 16,
+            TestWeights::Int4 | TestWeights::Mxfp4 => numbers / 2 + numbers / 16,
         }
+    }
+
+    /// Hidden and inner width of experts with fast kernels: those of gpt-oss for MXFP4.
+    pub fn widths_of_experts(self, usual: [usize; 2]) -> [usize; 2] {
+        match self {
+            TestWeights::Mxfp4 if usual[0] == K2.hidden => [2880; 2],
+            TestWeights::Mxfp4 => [192; 2],
+            _ => usual,
+        }
+    }
+
+    fn of_experts(self, widths: Widths) -> Widths {
+        let [hidden, inter] = self.widths_of_experts([widths.hidden, widths.inter]);
+        Widths { hidden, inter, ..widths }
     }
 }
 
@@ -148,6 +164,7 @@ impl Tiers {
             TestWeights::Fp8 => self.random.fp8(outs, ins)?,
             TestWeights::Fp8ByOutput => self.random.fp8_by_output(outs, ins)?,
             TestWeights::Int4 => self.random.int4(outs, ins, 32, ScaleForm::Bf16)?,
+            TestWeights::Mxfp4 => self.random.mxfp4(outs, ins)?,
         };
         Ok(weight)
     }
@@ -232,7 +249,7 @@ impl Tiers {
 
     /// Experts, a router's scores for rows, and the rows. The first expert gets no row, the second one of each.
     fn moe(&mut self, weights: TestWeights, rows: usize) -> Result<MoeCase> {
-        let Widths { hidden, inter, experts, .. } = self.widths;
+        let Widths { hidden, inter, experts, .. } = weights.of_experts(self.widths);
         let matrices = (0..experts)
             .map(|_| {
                 let gate = self.weight(inter, hidden, weights)?;
@@ -243,12 +260,15 @@ impl Tiers {
         for row in scores.chunks_mut(experts) {
             (row[0], row[1]) = (-9.0, 9.0);
         }
-        Ok(MoeCase { matrices, scores, numbers: self.random.numbers(rows * hidden, 1.0) })
+        // gpt-oss has biases and limits.
+        let biases = (weights == TestWeights::Mxfp4)
+            .then(|| [inter, inter, hidden].map(|width| self.random.numbers(experts * width, 0.3)));
+        Ok(MoeCase { matrices, biases, scores, numbers: self.random.numbers(rows * hidden, 1.0) })
     }
 
     fn experts(&mut self, weights: TestWeights) -> Result<Row> {
         let mut check = Differences::of_roundings();
-        let (widths, most) = (self.widths, *self.widths.rows.last().expect("some rows"));
+        let (widths, most) = (weights.of_experts(self.widths), *self.widths.rows.last().expect("some rows"));
         let case = self.moe(weights, most)?;
         let (fast, plain) = (case.load(&self.fast)?, case.load(&self.plain)?);
         for &rows in widths.rows {
@@ -262,8 +282,9 @@ impl Tiers {
     fn bits_of_experts(&mut self) -> Result<Row> {
         let mut check = Differences::within(0.0);
         // Enough rows for the large tile.
-        let (widths, most) = (self.widths, 65 * self.widths.experts / self.widths.top_k + 1);
-        for weights in [TestWeights::Bf16, TestWeights::Fp8, TestWeights::Int4] {
+        let most = 65 * self.widths.experts / self.widths.top_k + 1;
+        for weights in [TestWeights::Bf16, TestWeights::Fp8, TestWeights::Int4, TestWeights::Mxfp4] {
+            let widths = weights.of_experts(self.widths);
             let case = self.moe(weights, most)?;
             let experts = case.load(&self.fast)?;
             let all = case.run(&mut self.fast, &experts, 0..most, widths)?;
@@ -379,6 +400,8 @@ impl LatentLayer {
 
 struct MoeCase {
     matrices: Vec<[HostMatrix; 3]>,
+    /// Of gates, ups and downs.
+    biases: Option<[Vec<f32>; 3]>,
     scores: Vec<f32>,
     numbers: Vec<f32>,
 }
@@ -390,7 +413,13 @@ impl MoeCase {
             Ok(ExpertWeights { id, gate, up, down })
         });
         let table = ExpertTable { layer: 0, holders: vec![vec![0]; self.matrices.len()] };
-        backend.experts(table, &mut weights.into_iter(), Precision::Bf16)
+        let mut experts = backend.experts(table, &mut weights.into_iter(), Precision::Bf16)?;
+        if let Some(biases) = self.biases.clone() {
+            let [gate, up, down] = biases.map(|bias| backend.vector(bias));
+            let gate = ClampedGate { gate: gate?, up: up?, down: down?, alpha: 1.702, limit: 1.5 };
+            backend.clamp_experts(&mut experts, gate);
+        }
+        Ok(experts)
     }
 
     fn run(

@@ -107,7 +107,9 @@ impl Tiers {
             let work = Work::Operations(2 * sizes.many * sizes.narrow * hidden);
             row(format!("{weights:?}: [{}, {hidden}] to {}", sizes.many, sizes.narrow), work, times);
         }
-        for weights in [TestWeights::Fp8, TestWeights::Int4] {
+        for weights in [TestWeights::Fp8, TestWeights::Int4, TestWeights::Mxfp4] {
+            let [hidden, inter] = weights.widths_of_experts([hidden, inter]);
+            let sizes = Sizes { hidden, inter, ..sizes };
             let (few, many) = (sizes.rows, experts * sizes.of_expert);
             let times = self.moe_times(weights, few, sizes)?;
             let work = Work::Bytes(experts.min(few) * weights.bytes(3 * hidden * inter));

@@ -5,6 +5,7 @@ use half::bf16;
 use super::{BF16, Differences, Pair, Random, Row};
 use crate::backend::*;
 use crate::error::Result;
+use crate::quant::MXFP4_GROUP;
 use crate::{quant, reference};
 
 /// A weight that is not f32, and the numbers that it stands for.
@@ -43,6 +44,16 @@ impl Random {
             weight: HostMatrix { rows: outs, cols: ins, data: HostData::Fp8 { codes, scales, block } },
             numbers,
         })
+    }
+
+    pub(super) fn mxfp4(&mut self, outs: usize, ins: usize) -> Result<Stored> {
+        let packed: Vec<u8> = (0..outs * ins.div_ceil(8) * 4).map(|_| self.below(256) as u8).collect();
+        // Powers of two near that with which results are of about unit size.
+        let middle = 125 - ins.ilog2() as u8 / 2;
+        let scales = (0..outs * ins.div_ceil(MXFP4_GROUP)).map(|_| middle + self.below(3) as u8 - 1).collect();
+        let weight = HostMatrix { rows: outs, cols: ins, data: HostData::Mxfp4 { packed, scales } };
+        let HostData::F32(numbers) = weight.clone().into_form(HostForm::F32)?.data else { unreachable!("f32") };
+        Ok(Stored { weight, numbers })
     }
 
     pub(super) fn int4(&mut self, outs: usize, ins: usize, group: usize, form: ScaleForm) -> Result<Stored> {
