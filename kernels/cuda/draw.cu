@@ -92,6 +92,27 @@ DEVICE double logit_of(uint32_t key) {
   return both.value;
 }
 
+// e^x for x <= 0: the bits of kernels/src/sample/weights.rs, whose constants these are.
+DEVICE double power_of_e(double x) {
+  constexpr double LEAST = -708, ROUND = 6755399441055744.0, LOG2_E = 1.4426950408889634, LN2_HIGH = 0x1.62e42feep-1,
+                   LN2_LOW = 0x1.a39ef35793c76p-33;
+  double within = x > LEAST ? x : LEAST, shifted = fma(within, LOG2_E, ROUND), n = shifted - ROUND;
+  double r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, within));
+  // 1 / 12!, 1 / 11!, and so on.
+  constexpr double TAYLOR[] = {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
+                               1.0 / 5040.0,      1.0 / 720.0,      1.0 / 120.0,     1.0 / 24.0,     1.0 / 6.0,
+                               1.0 / 2.0,         1.0,              1.0};
+  double power = 1.0 / 6227020800.0;
+#pragma unroll
+  for (int i = 0; i < 13; i++) power = fma(power, r, TAYLOR[i]);
+  union {
+    double value;
+    uint64_t bits;
+  } scale = {shifted};
+  scale.bits = (scale.bits << 52) + (uint64_t(1023) << 52);
+  return x >= LEAST ? power * scale.value : 0.0;
+}
+
 struct Scratch {
   double cells[THREADS], groups[WARPS];
   uint64_t best[WARPS], wanted, amount;
@@ -342,9 +363,9 @@ DEVICE uint32_t sample(const DrawTask &task, const float *logits, const uint32_t
   uint32_t top = uint32_t(best >> 32);
   if (top <= LOWEST) return NONE;
   if (task.temperature <= 0) return ~uint32_t(best);
-  double largest = logit_of(top), temperature = task.temperature;
+  double largest = logit_of(top), factor = 1.0 / double(task.temperature);
   // Equal keys are compared first, because +inf minus +inf is NaN.
-  auto weight = [&](uint32_t key) { return key == top ? 1.0 : exp((logit_of(key) - largest) / temperature); };
+  auto weight = [&](uint32_t key) { return key == top ? 1.0 : power_of_e((logit_of(key) - largest) * factor); };
   if (task.top_k > 0) row.keep_until([](uint32_t) { return uint64_t(1); }, task.top_k);
   if (task.top_p < 1) {
     double total = row.sum([&](uint32_t key, uint32_t id) { return row.has(key, id) ? weight(key) : 0.0; });
@@ -371,7 +392,7 @@ DEVICE void logprobs(const float *logits, int n, uint32_t token, uint32_t wanted
   if (top == LOWEST) {
     count = 0;
   } else {
-    log_sum = log(row.sum([&](uint32_t k, uint32_t) { return k == top ? 1.0 : exp(logit_of(k) - largest); }));
+    log_sum = log(row.sum([&](uint32_t k, uint32_t) { return k == top ? 1.0 : power_of_e(logit_of(k) - largest); }));
     ahead = row.sum([&](uint32_t k, uint32_t i) { return k > own || (k == own && i < token) ? 1.0 : 0.0; });
   }
   auto logprob = [&](uint32_t k) { return float((k == top ? 0.0 : logit_of(k) - largest) - log_sum); };

@@ -4,10 +4,13 @@
 //! The order of processing is that of vLLM and transformers: penalties, logit bias, mask and bans, temperature, top-k,
 //! top-p, min-p, draw. Ties go to the lowest id. NaN is never chosen.
 
+mod weights;
+
 use std::collections::HashMap;
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+use weights::{CELL, find, reaching, sum, weigh};
 
 #[derive(Debug, Clone, Copy)]
 pub struct SampleSpec<'a> {
@@ -107,52 +110,51 @@ pub fn sample(logits: &mut [f32], spec: &SampleSpec) -> Option<u32> {
     if spec.temperature <= 0.0 {
         return Some(best);
     }
-    let top = logits[best as usize];
-    let temperature = f64::from(spec.temperature);
-    // Equal logits are compared first, because +inf minus +inf is NaN: tokens with +inf share the draw.
-    let weight =
-        |logit: f32| if logit == top { 1.0 } else { ((f64::from(logit) - f64::from(top)) / temperature).exp() };
-    let usable = logits.iter().enumerate().filter(|(_, logit)| !logit.is_nan() && **logit > f32::NEG_INFINITY);
-    // By id, so that the result does not depend on how tokens were selected.
-    let kept: Vec<(u32, f64)> = if spec.top_k > 0 || spec.top_p < 1.0 || spec.min_p > 0.0 {
-        let mut kept = usable.map(|(id, &logit)| Candidate::new(id, logit)).collect();
-        select(&mut kept, spec, &weight);
-        kept.sort_unstable_by_key(|candidate| candidate.id());
-        kept.into_iter().map(|candidate| (candidate.id(), weight(candidate.logit()))).collect()
-    } else {
-        usable.map(|(id, &logit)| (id as u32, weight(logit))).collect()
-    };
-    let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
-    let target = uniform(spec.seed, spec.position, spec.mask.is_some()) * total;
-    let mut reached = 0.0;
-    for &(id, weight) in &kept {
-        reached += weight;
-        if reached > target {
-            return Some(id);
-        }
+    let mut weights = vec![0.0; logits.len()];
+    weigh(logits, logits[best as usize], f64::from(spec.temperature), &mut weights);
+    if spec.top_k > 0 || spec.top_p < 1.0 || spec.min_p > 0.0 {
+        let kept = select(logits, &weights, spec, floor(&weights, spec));
+        let of_kept: Vec<f64> = kept.iter().map(|kept| weights[kept.id() as usize]).collect();
+        let found = find(&of_kept, uniform(spec.seed, spec.position, spec.mask.is_some()))?;
+        return Some(kept[found].id());
     }
-    // Because of rounding the target may be beyond the end.
-    kept.iter().rev().find(|(_, weight)| *weight > 0.0).map(|(id, _)| *id)
+    find(&weights, uniform(spec.seed, spec.position, spec.mask.is_some())).map(|id| id as u32)
 }
 
-/// Top-k, top-p and min-p.
-fn select(kept: &mut Vec<Candidate>, spec: &SampleSpec, weight: &dyn Fn(f32) -> f64) {
+/// No token with a smaller weight is kept: most of a vocabulary need not be compared.
+fn floor(weights: &[f64], spec: &SampleSpec) -> f64 {
+    let of_first = match spec.top_k {
+        0 if spec.top_p < 1.0 => reaching(weights, |weight| weight, f64::from(spec.top_p.max(0.0)) * sum(weights)),
+        0 => 0.0,
+        k => reaching(weights, |_| 1.0, k as f64),
+    };
+    of_first.max(f64::from(spec.min_p.clamp(0.0, 1.0)))
+}
+
+/// The tokens that top-k, top-p and min-p keep, by id, so that the result does not depend on how they were selected.
+fn select(logits: &[f32], weights: &[f64], spec: &SampleSpec, floor: f64) -> Vec<Candidate> {
+    let weight = |kept: &Candidate| weights[kept.id() as usize];
+    let usable = logits.iter().zip(weights).enumerate();
+    let usable = usable.filter(|(_, (logit, weight))| **weight >= floor && **logit > f32::NEG_INFINITY);
+    let mut kept: Vec<Candidate> = usable.map(|(id, (&logit, _))| Candidate::new(id, logit)).collect();
     if spec.top_k > 0 && spec.top_k < kept.len() {
         kept.select_nth_unstable(spec.top_k - 1);
         kept.truncate(spec.top_k);
     }
     if spec.top_p < 1.0 {
-        let total: f64 = kept.iter().map(|k| weight(k.logit())).sum();
-        keep_top_p(kept, f64::from(spec.top_p.max(0.0)) * total, weight);
+        let total = if spec.top_k > 0 { kept.iter().map(weight).sum() } else { sum(weights) };
+        keep_top_p(&mut kept, f64::from(spec.top_p.max(0.0)) * total, weight);
     }
     if spec.min_p > 0.0 {
         let least = f64::from(spec.min_p.min(1.0));
-        kept.retain(|k| weight(k.logit()) >= least);
+        kept.retain(|k| weight(k) >= least);
     }
+    kept.sort_unstable_by_key(|candidate| candidate.id());
+    kept
 }
 
 /// Keeps the best tokens until their weights reach `mass`; at least one.
-fn keep_top_p(kept: &mut Vec<Candidate>, mass: f64, weight: &dyn Fn(f32) -> f64) {
+fn keep_top_p(kept: &mut Vec<Candidate>, mass: f64, weight: impl Fn(&Candidate) -> f64) {
     let (mut sorted, mut reached) = (0, 0.0);
     let mut part = 64;
     while sorted < kept.len() {
@@ -163,7 +165,7 @@ fn keep_top_p(kept: &mut Vec<Candidate>, mass: f64, weight: &dyn Fn(f32) -> f64)
         }
         kept[sorted..end].sort_unstable();
         for i in sorted..end {
-            reached += weight(kept[i].logit());
+            reached += weight(&kept[i]);
             if reached >= mass {
                 kept.truncate(i + 1);
                 return;
@@ -237,7 +239,13 @@ pub fn logprobs(logits: &[f32], chosen: u32, top_n: usize) -> Logprob {
         return Logprob { logprob: f32::NEG_INFINITY, rank: 1, top: Vec::new() };
     }
     let shifted = |l: f32| if clean(l) == max { 0.0 } else { f64::from(clean(l)) - f64::from(max) };
-    let log_sum = logits.iter().map(|&l| shifted(l).exp()).sum::<f64>().ln();
+    let mut weights = [0.0; CELL];
+    let sums = logits.chunks(CELL).map(|logits| {
+        let weights = &mut weights[..logits.len()];
+        weigh(logits, max, 1.0, weights);
+        sum(weights)
+    });
+    let log_sum = sums.sum::<f64>().ln();
     let logprob = |l: f32| (shifted(l) - log_sum) as f32;
     let own = logits.get(chosen as usize).copied().map_or(f32::NEG_INFINITY, clean);
     let ahead = |(i, &l): (usize, &f32)| clean(l) > own || (clean(l) == own && (i as u32) < chosen);

@@ -363,7 +363,21 @@ inline void tail() {
   compare("tail", {row}, specs);
 }
 
+// The same numbers as in kernels/src/sample/weights/tests.rs.
+inline void exponentials() {
+  check::test = "power_of_e";
+  const std::pair<double, uint64_t> known[] = {
+      {-0.1, 4606325270462671674}, {-1, 4600298746774613816}, {-10.5, 4538748550476374202}, {-700.25, 57128419154484366}};
+  for (auto [x, bits] : known) {
+    double got = draw::power_of_e(x);
+    uint64_t of_got;
+    memcpy(&of_got, &got, 8);
+    check::equal(of_got, bits, "bits");
+  }
+}
+
 inline void test() {
+  exponentials();
   tail();
   for (float x : {0.0f, -3.5f, INFINITY, -INFINITY, NAN})
     compare("equal " + std::to_string(x), {std::vector<float>(37, x)}, edges(37));

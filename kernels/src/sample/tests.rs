@@ -82,9 +82,8 @@ fn top_p_over_a_large_vocabulary_is_the_sorted_prefix() {
         count += 1;
     }
     let mut kept: Vec<Candidate> = logits.iter().enumerate().map(|(i, &l)| Candidate::new(i, l)).collect();
-    let weight = |l: f32| f64::from(l).exp();
-    let total: f64 = logits.iter().map(|l| weight(*l)).sum();
-    keep_top_p(&mut kept, 0.6 * total, &weight);
+    let weights: Vec<f64> = logits.iter().map(|&l| f64::from(l).exp()).collect();
+    keep_top_p(&mut kept, 0.6 * weights.iter().sum::<f64>(), |kept| weights[kept.id() as usize]);
     assert!(kept.iter().map(|k| (k.id(), k.logit())).eq(ids[..count].iter().copied()));
 }
 
@@ -168,4 +167,26 @@ fn candidates_are_ordered_best_first_and_keep_their_logits() {
         assert_eq!((candidate.id(), candidate.logit().to_bits()), (9, logit.to_bits()));
     }
     assert!(Candidate::new(4, -0.0) == Candidate::new(4, 0.0));
+}
+
+#[test]
+fn tokens_below_the_floor_are_none_that_would_be_kept() {
+    let mut random = crate::random::Random::new(5);
+    for round in 0..300 {
+        let vocab = [1, 5, 64, 1000, 5000][round % 5];
+        let spread = [0.01, 1.0, 4.0, 40.0][round % 4];
+        let logits = random.numbers(vocab, spread);
+        let top = best(&logits).expect("a best one");
+        let mut weights = vec![0.0; vocab];
+        weigh(&logits, logits[top as usize], 0.9, &mut weights);
+        let spec = SampleSpec {
+            top_k: [0, 0, 1, 7, 900, 9000][round % 6],
+            top_p: [1.0, 0.95, 0.5, 0.0, 0.999_999][round / 2 % 5],
+            min_p: [0.0, 0.0, 0.1, 1.0][round / 3 % 4],
+            ..Default::default()
+        };
+        let of = |floor| select(&logits, &weights, &spec, floor);
+        let (all, fewer) = (of(0.0), of(floor(&weights, &spec)));
+        assert!(all.iter().map(|k| k.id()).eq(fewer.iter().map(|k| k.id())), "{round} {spec:?}");
+    }
 }
