@@ -34,6 +34,37 @@ DEVICE bool takes_several(const T *start, size_t stride) {
   return uintptr_t(start) % alignof(Several<T, N>) == 0 && stride % N == 0;
 }
 
+// Numbers i to i + N - 1 of a row of n, at once if they can be; zeros from n on.
+template <int N, class T>
+DEVICE void read_row(float (&to)[N], const T *row, int i, int n) {
+  if (i + N <= n && takes_several<N>(row + i, 0)) {
+    auto several = *reinterpret_cast<const Several<T, N> *>(row + i);
+#pragma unroll
+    for (int j = 0; j < N; j++) to[j] = to_float(several.of[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) to[j] = i + j < n ? to_float(row[i + j]) : 0.0f;
+  }
+}
+
+template <int N, class T>
+DEVICE void write_row(T *row, const Several<T, N> &from, int i, int n) {
+  if (i + N <= n && takes_several<N>(row + i, 0)) {
+    *reinterpret_cast<Several<T, N> *>(row + i) = from;
+  } else {
+    for (int j = 0; j < N && i + j < n; j++) row[i + j] = from.of[j];
+  }
+}
+
+// Calls `each` for the rows of this block: row blockIdx.x; or with `used`, rows that are places of routes (moe_place),
+// every gridDim.x-th of the first *used. Rows whose route (routes may be null) is NONE are left out.
+template <class Each>
+DEVICE void each_row(const uint32_t *routes, const uint32_t *used, Each each) {
+  uint32_t end = used ? *used : blockIdx.x + 1;
+  for (uint32_t row = blockIdx.x; row < end; row += gridDim.x)
+    if (!routes || routes[row] != NONE) each(size_t(row));
+}
+
 DEVICE uint32_t float_bits(float x) {
   union {
     float value;

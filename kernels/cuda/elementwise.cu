@@ -1,5 +1,5 @@
 // silu_mul: out [rows, n] T = silu(gate [rows, n]) * up [rows, n], both T with rows `stride` apart, as in the result of
-// one product with gate and up side by side. Rows where routes [rows] (may be null) is NONE are not written.
+// one product with gate and up side by side. Rows are those of each_row.
 // Grid: (rows, ceil(n / 2048)). Any n. Error: expf and rounding to T. gelu_mul: the same with gelu (tanh).
 //
 // gelu: out [n] T = gelu(x [n] T), by the error function or tanh. Grid: ceil(n / 256). Error: erff or expf, and
@@ -12,17 +12,16 @@
 //
 // add_scaled: x [n] f32 = keep * x + factor * y [n] T (y may be null). Grid: ceil(n / 256). Error: two roundings.
 //
-// gather: out [rows, n] T = x at index [rows] / per_row, rows of x `stride` apart. Rows whose index is NONE are not
-// written. Grid: (rows, ceil(n / 2048)). Exact.
+// gather: out [rows, n] T = x at index [rows] / per_row, rows of x `stride` apart. Rows are those of each_row, with
+// `index` as routes. Grid: (rows, ceil(n / 2048)). Exact.
 //
-// scatter: row index [rows] of out, rows of n numbers T, = row r of x [rows, n]; rows whose index is NONE go nowhere.
-// Grid as above. Exact.
+// scatter: row index [rows] of out, rows of n numbers T, = row r of x [rows, n]. Rows and grid as above. Exact.
 #include "common.cuh"
 
 struct SiluMulArgs {
   const void *gate, *up;
   void *out;
-  const uint32_t *routes;
+  const uint32_t *routes, *used;
   int n, stride;
 };
 
@@ -54,14 +53,14 @@ struct AddScaledArgs {
 
 struct GatherArgs {
   const void *x;
-  const uint32_t *index;
+  const uint32_t *index, *used;
   void *out;
   int n, stride, per_row;
 };
 
 struct ScatterArgs {
   const void *x;
-  const uint32_t *index;
+  const uint32_t *index, *used;
   void *out;
   int n;
 };
@@ -99,21 +98,21 @@ DEVICE void copy(T *to, const T *from, int n, bool several) {
 template <class T, bool GELU>
 DEVICE void gate_mul(const SiluMulArgs &a) {
   using namespace elementwise;
-  if (a.routes && a.routes[blockIdx.x] == NONE) return;
   const T *gates = static_cast<const T *>(a.gate), *ups = static_cast<const T *>(a.up);
   T *out = static_cast<T *>(a.out);
   bool several = takes_several<OF_THREAD>(gates, a.stride) && takes_several<OF_THREAD>(ups, a.stride) &&
                  takes_several<OF_THREAD>(out, a.n);
-  size_t row = size_t(blockIdx.x) * a.stride;
-  columns(a.n, several, [&](int i, auto count) {
-    auto gate = read(gates + row + i, count), up = read(ups + row + i, count);
-    constexpr int N = sizeof gate.of / sizeof(T);
+  each_row(a.routes, a.used, [&](size_t row) {
+    columns(a.n, several, [&](int i, auto count) {
+      auto gate = read(gates + row * a.stride + i, count), up = read(ups + row * a.stride + i, count);
+      constexpr int N = sizeof gate.of / sizeof(T);
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-      float x = to_float(gate.of[j]);
-      gate.of[j] = from_float<T>((GELU ? gelu(x) : silu(x)) * to_float(up.of[j]));
-    }
-    write(out + size_t(blockIdx.x) * a.n + i, gate);
+      for (int j = 0; j < N; j++) {
+        float x = to_float(gate.of[j]);
+        gate.of[j] = from_float<T>((GELU ? gelu(x) : silu(x)) * to_float(up.of[j]));
+      }
+      write(out + row * a.n + i, gate);
+    });
   });
 }
 
@@ -137,23 +136,21 @@ DEVICE void add_scaled(const AddScaledArgs &a) {
 template <class T>
 DEVICE void gather(const GatherArgs &a) {
   using namespace elementwise;
-  uint32_t index = a.index[blockIdx.x];
-  if (index == NONE) return;
   const T *x = static_cast<const T *>(a.x);
   T *out = static_cast<T *>(a.out);
   bool several = takes_several<OF_THREAD>(x, a.stride) && takes_several<OF_THREAD>(out, a.n);
-  copy(out + size_t(blockIdx.x) * a.n, x + size_t(index / a.per_row) * a.stride, a.n, several);
+  each_row(a.index, a.used, [&](size_t row) {
+    copy(out + row * a.n, x + size_t(a.index[row] / a.per_row) * a.stride, a.n, several);
+  });
 }
 
 template <class T>
 DEVICE void scatter(const ScatterArgs &a) {
   using namespace elementwise;
-  uint32_t index = a.index[blockIdx.x];
-  if (index == NONE) return;
   const T *x = static_cast<const T *>(a.x);
   T *out = static_cast<T *>(a.out);
   bool several = takes_several<OF_THREAD>(x, a.n) && takes_several<OF_THREAD>(out, a.n);
-  copy(out + size_t(index) * a.n, x + size_t(blockIdx.x) * a.n, a.n, several);
+  each_row(a.index, a.used, [&](size_t row) { copy(out + size_t(a.index[row]) * a.n, x + row * a.n, a.n, several); });
 }
 
 template <class T>
@@ -171,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(256) narrow_bf16(const NarrowArgs a
   if (i < a.n) a.out[i] = to_bf16(a.x[i]);
 }
 extern "C" __global__ void __launch_bounds__(256) silu_mul_f32(const SiluMulArgs a) { gate_mul<float, false>(a); }
-extern "C" __global__ void __launch_bounds__(256) silu_mul_bf16(const SiluMulArgs a) { gate_mul<bf16, false>(a); }
+extern "C" __global__ void __launch_bounds__(256, 4) silu_mul_bf16(const SiluMulArgs a) { gate_mul<bf16, false>(a); }
 extern "C" __global__ void __launch_bounds__(256) gelu_mul_f32(const SiluMulArgs a) { gate_mul<float, true>(a); }
 extern "C" __global__ void __launch_bounds__(256) gelu_mul_bf16(const SiluMulArgs a) { gate_mul<bf16, true>(a); }
 extern "C" __global__ void __launch_bounds__(256) sigmoid_mul_f32(const SigmoidMulArgs a) {

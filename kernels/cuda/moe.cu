@@ -9,12 +9,14 @@
 // moe_place: places for the routes of moe_align, as grouped products of the fast tier (fast/gemm.h) need them: the
 //   experts' places begin at multiples of `tile`, in the order of their slots. routes [room] = the route at each place,
 //   NONE between; begins [groups + 1] = the first place of each expert, then the end of all; ends [groups] = the place
-//   after each expert's last one. The experts from held to groups have none. counts, starts and order as above.
-//   Grid: held + 1; block held writes what follows the last expert.
+//   after each expert's last one; places [routes] = the place of each route that has one. The experts from held to
+//   groups have none. counts, starts and order as above. Grid: held + 1; block held writes what follows the last one.
+// moe_place_few: the same from ids and held_ids alone, for at most 2048 routes. One block.
 // moe_combine: out [rows, n] f32 = the sum of weights[r] * parts[r] over the row's routes r, in ascending order of
-//   their expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T. Routes whose expert is not held are
-//   left out (held [experts] is 0; null: all are held). So the order of sums does not depend on which rank has which
-//   expert. Rows without a token get zeros. Grid: (rows, ceil(n / 256)). top_k <= 64.
+//   their expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T, or with places (may be null) [room,
+//   n] by place. Routes whose expert is not held are left out (held [experts] is 0; null: all are held). So the order of
+//   sums does not depend on which rank has which expert. Rows without a token get zeros. Grid: (rows, ceil(n / 256)).
+//   top_k <= 64.
 //
 // Any sizes. Exact, but for moe_combine: f32 sums.
 #pragma once
@@ -26,15 +28,25 @@ struct MoeAlignArgs {
   int routes, held, top_k;
 };
 
+struct MoePlaces {
+  uint32_t *routes, *ends, *begins, *places;
+  int held, groups, tile, room;
+};
+
 struct MoePlaceArgs {
   const uint32_t *counts, *starts, *order;
-  uint32_t *routes, *ends, *begins;
-  int held, groups, tile, room;
+  MoePlaces to;
+};
+
+struct MoePlaceFewArgs {
+  const uint32_t *ids, *held_ids, *tokens;
+  MoePlaces to;
+  int routes, top_k;
 };
 
 struct MoeCombineArgs {
   const void *parts, *shared;
-  const uint32_t *ids, *held, *tokens;
+  const uint32_t *ids, *held, *tokens, *places;
   const float *weights;
   float *out;
   int n, top_k;
@@ -104,27 +116,87 @@ extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a
 
 extern "C" __global__ void __launch_bounds__(256) moe_place(const MoePlaceArgs a) {
   SHARED(uint32_t, before, 1);
+  const MoePlaces &to = a.to;
   int expert = blockIdx.x;
   if (threadIdx.x == 0) *before = 0;
   __syncthreads();
   uint32_t own = 0;
-  for (int i = threadIdx.x; i < expert; i += 256) own += ceil_div(a.counts[i], a.tile) * a.tile;
+  for (int i = threadIdx.x; i < expert; i += 256) own += ceil_div(a.counts[i], to.tile) * to.tile;
   if (own) atomicAdd(before, own);
   __syncthreads();
   int at = *before;
-  if (expert == a.held) {
-    for (int i = expert + threadIdx.x; i <= a.groups; i += 256) a.begins[i] = at;
-    for (int i = expert + threadIdx.x; i < a.groups; i += 256) a.ends[i] = at;
-    for (int i = at + threadIdx.x; i < a.room; i += 256) a.routes[i] = NONE;
+  if (expert == to.held) {
+    for (int i = expert + threadIdx.x; i <= to.groups; i += 256) to.begins[i] = at;
+    for (int i = expert + threadIdx.x; i < to.groups; i += 256) to.ends[i] = at;
+    for (int i = at + threadIdx.x; i < to.room; i += 256) to.routes[i] = NONE;
     return;
   }
-  int count = a.counts[expert], places = ceil_div(count, a.tile) * a.tile;
+  int count = a.counts[expert], places = ceil_div(count, to.tile) * to.tile;
   const uint32_t *order = a.order + a.starts[expert];
   if (threadIdx.x == 0) {
-    a.begins[expert] = at;
-    a.ends[expert] = at + count;
+    to.begins[expert] = at;
+    to.ends[expert] = at + count;
   }
-  for (int i = threadIdx.x; i < places; i += 256) a.routes[at + i] = i < count ? order[i] : NONE;
+  for (int i = threadIdx.x; i < places; i += 256) {
+    to.routes[at + i] = i < count ? order[i] : NONE;
+    if (i < count) to.places[order[i]] = at + i;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) moe_place_few(const MoePlaceFewArgs a) {
+  using Four = Several<uint32_t, 4>;
+  constexpr int MOST = 2048 / 4;
+  SHARED(Four, ids, MOST);
+  SHARED(uint32_t, warps, 8);
+  const MoePlaces &to = a.to;
+  int fours = ceil_div(a.routes, 4), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int i = threadIdx.x; i < 4 * fours; i += 256) {
+    bool goes = i < a.routes && (!a.tokens || a.tokens[i / a.top_k] != NONE);
+    ids[i / 4].of[i % 4] = goes ? a.ids[i] : NONE;
+  }
+  __syncthreads();
+  int at = 0;
+  // A thread has an expert, and reads all routes.
+  for (int first = 0; first < to.groups; first += 256) {
+    int expert = first + threadIdx.x, count = 0;
+    uint32_t id = expert < to.held ? a.held_ids[expert] : NONE;
+    auto visit = [&](auto each) {
+      for (int i = 0; i < fours && id != NONE; i++) {
+        Four several = ids[i];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          if (several.of[j] == id) each(4 * i + j);
+      }
+    };
+    visit([&](int) { count++; });
+    int places = ceil_div(count, to.tile) * to.tile, through = places;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      int other = shuffle(through, (lane - distance) & 31);
+      if (lane >= distance) through += other;
+    }
+    if (lane == 31) warps[warp] = through;
+    __syncthreads();
+    int place = at + through - places;
+    for (int w = 0; w < 8; w++) {
+      if (w < warp) place += warps[w];
+      at += warps[w];
+    }
+    if (expert < to.groups) {
+      to.begins[expert] = place;
+      to.ends[expert] = place + count;
+    }
+    int end = place + places;
+    if (count > 0) {
+      visit([&](int route) {
+        to.routes[place] = route;
+        to.places[route] = place++;
+      });
+    }
+    while (place < end) to.routes[place++] = NONE;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) to.begins[to.groups] = at;
+  for (int i = at + threadIdx.x; i < to.room; i += 256) to.routes[i] = NONE;
 }
 
 template <class T>
@@ -144,7 +216,9 @@ DEVICE void moe_combine(const MoeCombineArgs &a) {
   for (int i = 0; i < a.top_k; i++) {
     int route = sorted[i];
     if (a.held && !a.held[ids[route]]) continue;
-    sum += weights[route] * to_float(static_cast<const T *>(a.parts)[(row * a.top_k + route) * a.n + column]);
+    size_t part = row * a.top_k + route;
+    if (a.places) part = a.places[part];
+    sum += weights[route] * to_float(static_cast<const T *>(a.parts)[part * a.n + column]);
   }
   if (a.shared) sum += to_float(static_cast<const T *>(a.shared)[row * a.n + column]);
   a.out[row * a.n + column] = sum;

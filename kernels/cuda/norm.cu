@@ -11,15 +11,19 @@
 // part_norm: out [rows, n] T = x [rows, n] T * weight [n] / sqrt(squares / width + eps): rows that are parts of rows of
 //   `width` numbers, whose squares are `columns` apart. Grid: rows.
 //
+// add_norm, group_norm with one group, and part_norm also store the FP8 codes of out as quantize_fp8 does, unless
+// `to.codes` is null.
+//
 // Any n. Error: that of f32 sums of n squares, and of rounding to T.
 #pragma once
-#include "common.cuh"
+#include "quant.cuh"
 
 struct AddNormArgs {
   float *x;
   const void *y;
   const float *weight;
   void *out;
+  Codes to;
   int n;
   float factor, eps;
 };
@@ -28,6 +32,7 @@ struct GroupNormArgs {
   const void *x;
   const float *weight;
   void *out;
+  Codes to;
   int n, stride;
   float eps;
 };
@@ -49,74 +54,122 @@ struct PartNormArgs {
   const void *x;
   const float *squares, *weight;
   void *out;
+  Codes to;
   int n, stride, columns, width;
   float eps;
 };
 
-// Numbers of a row that a thread keeps: rows of 8192 with 256 threads.
-constexpr int HELD = 32;
+namespace rms {
 
-// y(i) is number i of y, which is read unless a.y is null.
+// A thread has four numbers at a time, so that a warp has a group with one scale; and keeps so many times four: rows of
+// 8192 with 256 threads.
+constexpr int HELD = 8, STEP = 256 * OF_LANE;
+
+// out = x * factor * weight from column i on, and its codes. All lanes of a warp call it.
+template <class T>
+DEVICE void store(const float (&x)[OF_LANE], float factor, const float *weight, void *out, const Codes &to, size_t row,
+                  int i, int n) {
+  float of_column[OF_LANE], rounded[OF_LANE];
+  read_row(of_column, weight, i, n);
+  Several<T, OF_LANE> numbers;
+#pragma unroll
+  for (int j = 0; j < OF_LANE; j++) {
+    numbers.of[j] = from_float<T>(of_column[j] * (x[j] * factor));
+    rounded[j] = to_float(numbers.of[j]);
+  }
+  write_row(static_cast<T *>(out) + row * n, numbers, i, n);
+  if (to.codes) store_codes(rounded, to, row, i, n);
+}
+
+// `store` for a whole row of x.
+template <class T, class X>
+DEVICE void store_row(const X *x, float factor, const float *weight, void *out, const Codes &to, size_t row, int n) {
+  int first = threadIdx.x * OF_LANE;
+  for (int at = 0; at < n; at += STEP) {
+    float numbers[OF_LANE];
+    read_row(numbers, x, at + first, n);
+    store<T>(numbers, factor, weight, out, to, row, at + first, n);
+  }
+}
+
+// The sum of the squares of a row.
+template <class T>
+DEVICE float squares(const T *x, int n, float *parts) {
+  float sum = 0;
+  for (int i = threadIdx.x * OF_LANE; i < n; i += STEP) {
+    float numbers[OF_LANE];
+    read_row(numbers, x, i, n);
+#pragma unroll
+    for (int j = 0; j < OF_LANE; j++) sum += numbers[j] * numbers[j];
+  }
+  return block_sum(sum, parts);
+}
+
+}  // namespace rms
+
+// y(to, i, n) reads numbers of row blockIdx.x of y from column i on, as read_row, unless a.y is null.
 template <class T, class Read>
 DEVICE void add_norm_of(const AddNormArgs &a, Read y) {
+  using namespace rms;
   SHARED(float, parts, 32);
-  size_t row = size_t(blockIdx.x) * a.n;
-  float *x = a.x + row;
-  T *out = static_cast<T *>(a.out) + row;
+  size_t row = blockIdx.x;
+  float *x = a.x + row * a.n;
+  int first = threadIdx.x * OF_LANE;
   float squares = 0;
-  if (a.n <= HELD * int(blockDim.x)) {
+  auto add = [&](float (&sums)[OF_LANE], const float (&added)[OF_LANE], int i) {
+    Several<float, OF_LANE> all;
+#pragma unroll
+    for (int j = 0; j < OF_LANE; j++) {
+      if (a.y) sums[j] += a.factor * added[j];
+      all.of[j] = sums[j];
+      squares += sums[j] * sums[j];
+    }
+    if (a.y) write_row(x, all, i, a.n);
+  };
+  if (a.n <= HELD * STEP) {
     // All loads before the first sum, and the row stays in registers: else each waits for the one before.
-    float sums[HELD], added[HELD];
+    float sums[HELD][OF_LANE], added[HELD][OF_LANE];
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
-      int i = k * blockDim.x + threadIdx.x;
-      sums[k] = i < a.n ? x[i] : 0;
-      added[k] = a.y && i < a.n ? y(row + i) : 0;
+      if (k * STEP >= a.n) break;
+      read_row(sums[k], x, k * STEP + first, a.n);
+      if (a.y) y(added[k], k * STEP + first, a.n);
     }
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
-      int i = k * blockDim.x + threadIdx.x;
-      if (i >= a.n) continue;
-      if (a.y) {
-        sums[k] += a.factor * added[k];
-        x[i] = sums[k];
-      }
-      squares += sums[k] * sums[k];
+      if (k * STEP >= a.n) break;
+      add(sums[k], added[k], k * STEP + first);
     }
     float factor = rsqrtf(block_sum(squares, parts) / a.n + a.eps);
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
-      int i = k * blockDim.x + threadIdx.x;
-      if (i < a.n) out[i] = from_float<T>(a.weight[i] * (sums[k] * factor));
+      if (k * STEP >= a.n) break;
+      store<T>(sums[k], factor, a.weight, a.out, a.to, row, k * STEP + first, a.n);
     }
     return;
   }
-  for (int i = threadIdx.x; i < a.n; i += blockDim.x) {
-    float sum = x[i];
-    if (a.y) {
-      sum += a.factor * y(row + i);
-      x[i] = sum;
-    }
-    squares += sum * sum;
+  for (int i = first; i < a.n; i += STEP) {
+    float sums[OF_LANE], added[OF_LANE];
+    read_row(sums, x, i, a.n);
+    if (a.y) y(added, i, a.n);
+    add(sums, added, i);
   }
   float factor = rsqrtf(block_sum(squares, parts) / a.n + a.eps);
-  for (int i = threadIdx.x; i < a.n; i += blockDim.x) out[i] = from_float<T>(a.weight[i] * (x[i] * factor));
+  store_row<T>(x, factor, a.weight, a.out, a.to, row, a.n);
 }
 
 template <class Y, class T>
 DEVICE void add_norm(const AddNormArgs &a) {
-  add_norm_of<T>(a, [&](size_t i) { return to_float(static_cast<const Y *>(a.y)[i]); });
+  const Y *row = static_cast<const Y *>(a.y) + size_t(blockIdx.x) * a.n;
+  add_norm_of<T>(a, [&](float (&to)[OF_LANE], int i, int n) { read_row(to, row, i, n); });
 }
 
 template <class T>
 DEVICE void group_norm(const GroupNormArgs &a) {
   SHARED(float, parts, 32);
   const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.stride + size_t(blockIdx.y) * a.n;
-  T *out = static_cast<T *>(a.out) + (size_t(blockIdx.x) * gridDim.y + blockIdx.y) * a.n;
-  float squares = 0;
-  for (int i = threadIdx.x; i < a.n; i += blockDim.x) squares += to_float(x[i]) * to_float(x[i]);
-  float factor = rsqrtf(block_sum(squares, parts) / a.n + a.eps);
-  for (int i = threadIdx.x; i < a.n; i += blockDim.x) out[i] = from_float<T>(a.weight[i] * (to_float(x[i]) * factor));
+  float factor = rsqrtf(rms::squares(x, a.n, parts) / a.n + a.eps);
+  rms::store_row<T>(x, factor, a.weight, a.out, a.to, size_t(blockIdx.x) * gridDim.y + blockIdx.y, a.n);
 }
 
 template <class T>
@@ -137,19 +190,15 @@ DEVICE void layer_norm(const LayerNormArgs &a) {
 template <class T>
 DEVICE void square_sum(const SquareSumArgs &a) {
   SHARED(float, parts, 32);
-  const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.stride;
-  float squares = 0;
-  for (int i = threadIdx.x; i < a.n; i += blockDim.x) squares += to_float(x[i]) * to_float(x[i]);
-  squares = block_sum(squares, parts);
-  if (threadIdx.x == 0) a.out[size_t(blockIdx.x) * a.columns] = squares;
+  float sum = rms::squares(static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.stride, a.n, parts);
+  if (threadIdx.x == 0) a.out[size_t(blockIdx.x) * a.columns] = sum;
 }
 
 template <class T>
 DEVICE void part_norm(const PartNormArgs &a) {
   const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.x) * a.stride;
-  T *out = static_cast<T *>(a.out) + size_t(blockIdx.x) * a.n;
   float factor = rsqrtf(a.squares[size_t(blockIdx.x) * a.columns] / a.width + a.eps);
-  for (int i = threadIdx.x; i < a.n; i += blockDim.x) out[i] = from_float<T>(a.weight[i] * (to_float(x[i]) * factor));
+  rms::store_row<T>(x, factor, a.weight, a.out, a.to, blockIdx.x, a.n);
 }
 
 extern "C" __global__ void __launch_bounds__(256) layer_norm_f32(const LayerNormArgs a) { layer_norm<float>(a); }

@@ -25,3 +25,31 @@ DEVICE uint8_t to_e4m3(float x) {
   bits += 0x7ffff + (bits >> 20 & 1);
   return sign | uint8_t((bits >> 20) - (120 << 3));
 }
+
+// Numbers of a group that a lane has.
+constexpr int OF_LANE = FP8_GROUP / 32;
+
+// Where codes [rows, k] and scales [rows, ceil(k / 128)] go, or with stride > 0, scales [ceil(k / 128), stride]; null:
+// nowhere.
+struct Codes {
+  uint8_t *codes;
+  float *scales;
+  int stride;
+};
+
+// Codes and scale of a group of a row of k numbers, of which each lane has four, from `column` on. All lanes of a warp
+// call it.
+DEVICE void store_codes(const float (&x)[OF_LANE], const Codes &to, size_t row, int column, int k) {
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < OF_LANE; i++) largest = fmaxf(largest, fabsf(x[i]));
+  for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
+  float scale = largest > 0 ? largest / E4M3_MAX : 1.0f;
+  Several<uint8_t, OF_LANE> all;
+#pragma unroll
+  for (int i = 0; i < OF_LANE; i++) all.of[i] = to_e4m3(x[i] / scale);
+  write_row(to.codes + row * k, all, column, k);
+  int group = column / FP8_GROUP, groups = ceil_div(k, FP8_GROUP);
+  if (threadIdx.x % 32 || group >= groups) return;
+  to.scales[to.stride ? size_t(group) * to.stride + row : row * groups + group] = scale;
+}

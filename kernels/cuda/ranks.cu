@@ -66,6 +66,7 @@ struct AddNormRanksArgs {
   const void *const *parts;
   const float *weight;
   void *out;
+  Codes to;
   int n, ranks;
   float factor, eps;
 };
@@ -197,19 +198,27 @@ DEVICE void sum_ranks(const SumRanksArgs &a) {
 
 template <class Y, class T>
 DEVICE void add_norm_ranks(const AddNormRanksArgs &a) {
-  const AddNormArgs args = {a.x, a.parts, a.weight, a.out, a.n, a.factor, a.eps};
-  add_norm_of<T>(args, [&](size_t i) { return ranks::sum_at<Y>(a.parts, a.ranks, i); });
+  const AddNormArgs args = {a.x, a.parts, a.weight, a.out, a.to, a.n, a.factor, a.eps};
+  size_t row = size_t(blockIdx.x) * a.n;
+  add_norm_of<T>(args, [&](float (&to)[OF_LANE], int i, int n) {
+    for (int r = 0; r < a.ranks; r++) {
+      float part[OF_LANE] = {};
+      if (a.parts[r]) read_row(part, static_cast<const Y *>(a.parts[r]) + row, i, n);
+#pragma unroll
+      for (int j = 0; j < OF_LANE; j++) to[j] = r == 0 ? part[j] : add(to[j], part[j]);
+    }
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(256) sum_ranks_f32(const SumRanksArgs a) { sum_ranks<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) sum_ranks_bf16(const SumRanksArgs a) { sum_ranks<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) add_norm_ranks_f32(const AddNormRanksArgs a) {
+extern "C" __global__ void __launch_bounds__(256, 2) add_norm_ranks_f32(const AddNormRanksArgs a) {
   add_norm_ranks<float, float>(a);
 }
-extern "C" __global__ void __launch_bounds__(256) add_norm_ranks_bf16(const AddNormRanksArgs a) {
+extern "C" __global__ void __launch_bounds__(256, 2) add_norm_ranks_bf16(const AddNormRanksArgs a) {
   add_norm_ranks<bf16, bf16>(a);
 }
-extern "C" __global__ void __launch_bounds__(256) add_norm_ranks_f32_bf16(const AddNormRanksArgs a) {
+extern "C" __global__ void __launch_bounds__(256, 2) add_norm_ranks_f32_bf16(const AddNormRanksArgs a) {
   add_norm_ranks<float, bf16>(a);
 }
 

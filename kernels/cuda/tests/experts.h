@@ -125,7 +125,21 @@ inline void align(int rows, int top_k, int experts, int held) {
     check::equal(starts[held], want.size(), "end");
     for (size_t i = 0; i < want.size(); i++) check::equal(order[i], want[i], "route");
     for (int i = want.size(); i < routes; i++) check::equal(order[i], NONE, "route that no expert has");
-    return check::bytes(starts) + check::bytes(order);
+    // Places from these lists, and at once.
+    int tile = 1 + rows % 5, groups = held + 3, room = routes + held * (tile - 1);
+    struct Places {
+      Buffer<uint32_t> at, ends, begins, of_routes;
+      Places(int room, int groups, int routes) : at(room), ends(groups), begins(groups + 1), of_routes(routes) {}
+    };
+    Places of_lists(room, groups, routes), at_once(room, groups, routes);
+    auto to = [&](Places &p) { return MoePlaces{p.at.data, p.ends.data, p.begins.data, p.of_routes.data, held, groups, tile, room}; };
+    MoePlaceArgs place_args = {counts.data, starts.data, order.data, to(of_lists)};
+    LAUNCH(moe_place, held + 1, 256, 0, place_args);
+    MoePlaceFewArgs few_args = {id_buffer.data, held_buffer.data, given, to(at_once), routes, top_k};
+    LAUNCH(moe_place_few, 1, 256, 0, few_args);
+    auto bytes = [](Places &p) { return check::bytes(p.at) + check::bytes(p.ends) + check::bytes(p.begins) + check::bytes(p.of_routes); };
+    if (bytes(of_lists) != bytes(at_once)) check::fail("other places than from lists");
+    return check::bytes(starts) + check::bytes(order) + bytes(at_once);
   });
 }
 
@@ -138,20 +152,24 @@ void combine(int rows, int top_k, int experts, int n, bool with_shared, bool all
       for (uint32_t id : random.distinct(top_k, experts)) ids.push_back(id);
     for (auto &h : held) h = random.below(2);
     auto parts = random.numbers<T>(ids.size() * n), shared = random.numbers<T>(size_t(rows) * n);
+    auto places = random.distinct(ids.size(), ids.size());
     auto weights = random.numbers<float>(ids.size());
     auto of = tokens(random, rows, all_held);
     // The parts of experts that are not held are never written.
     if (!all_held)
       for (size_t i = 0; i < parts.size(); i++)
         if (!held[ids[i / n]]) parts[i] = from_float<T>(NAN);
-    Buffer<T> part_buffer(parts), shared_buffer(shared);
-    Buffer<uint32_t> id_buffer(ids), held_buffer(held), of_rows(of);
+    auto by_place = parts;
+    for (size_t i = 0; i < parts.size(); i++) by_place[places[i / n] * n + i % n] = parts[i];
+    Buffer<T> part_buffer(all_held ? by_place : parts), shared_buffer(shared);
+    Buffer<uint32_t> id_buffer(ids), held_buffer(held), of_rows(of), place_buffer(places);
     Buffer<float> weight_buffer(weights), out(size_t(rows) * n);
     MoeCombineArgs args = {part_buffer.data,
                            with_shared ? shared_buffer.data : nullptr,
                            id_buffer.data,
                            all_held ? nullptr : held_buffer.data,
                            of_rows.data,
+                           all_held ? place_buffer.data : nullptr,
                            weight_buffer.data,
                            out.data,
                            n,

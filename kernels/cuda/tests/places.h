@@ -20,9 +20,9 @@ inline void place(const std::vector<uint32_t> &counts, int groups, int tile) {
     int room = 3;
     for (uint32_t count : counts) room += (count + tile - 1) / tile * tile;
     Buffer<uint32_t> count_buffer(counts), start_buffer(starts), order_buffer(order);
-    Buffer<uint32_t> places(room), ends(groups), begins(groups + 1);
-    MoePlaceArgs args = {count_buffer.data, start_buffer.data, order_buffer.data, places.data, ends.data,
-                         begins.data,       held,              groups,            tile,        room};
+    Buffer<uint32_t> places(room), ends(groups), begins(groups + 1), of_routes(routes + 5);
+    MoePlaces to = {places.data, ends.data, begins.data, of_routes.data, held, groups, tile, room};
+    MoePlaceArgs args = {count_buffer.data, start_buffer.data, order_buffer.data, to};
     LAUNCH(moe_place, held + 1, 256, 0, args);
     std::vector<uint32_t> want(room, NONE);
     uint32_t at = 0;
@@ -35,6 +35,8 @@ inline void place(const std::vector<uint32_t> &counts, int groups, int tile) {
     }
     check::equal(begins[groups], at, "the end of all");
     for (int i = 0; i < room; i++) check::equal(places[i], want[i], "the route at a place");
+    for (int i = 0; i < room; i++)
+      if (want[i] != NONE) check::equal(of_routes[want[i]], i, "the place of a route");
     return check::bytes(places) + check::bytes(ends) + check::bytes(begins);
   });
 }
@@ -50,21 +52,26 @@ inline void rows_by_place(int rows, int per_row, int n) {
     int stride = n % 8 ? n + 3 : n + 8;  // Of whole copies, or not.
     auto x = random.numbers<bf16>(size_t(rows) * stride, 4), up = random.numbers<bf16>(size_t(places) * n);
     Buffer<bf16> xs(x), ups(up), gathered(size_t(places) * n), product(gathered.size), back(size_t(routes) * n);
-    Buffer<uint32_t> index(at);
     Buffer<uint8_t> codes(gathered.size), product_codes(gathered.size), whole_codes(size_t(rows) * n);
     Buffer<float> scales(size_t(groups) * scale_stride), product_scales(scales.size), whole_scales(size_t(rows) * groups);
-    dim3 by_columns(places, (n + 2047) / 2048), by_group(places, (groups + 7) / 8);
-    GatherArgs gather_args = {xs.data, index.data, gathered.data, n, stride, per_row};
+    // A block has two places or three. What lies behind the last that is used is not read.
+    Buffer<uint32_t> used(std::vector<uint32_t>{uint32_t(places)});
+    at.push_back(0);
+    Buffer<uint32_t> index(at);
+    int blocks = (places + 2) / 3;
+    dim3 by_columns(blocks, (n + 2047) / 2048), by_group(blocks, (groups + 7) / 8);
+    GatherArgs gather_args = {xs.data, index.data, used.data, gathered.data, n, stride, per_row};
     LAUNCH(gather_bf16, by_columns, 256, 0, gather_args);
-    QuantizeArgs quantize_args = {xs.data, codes.data, scales.data, index.data, n, stride, per_row, scale_stride};
+    Codes to = {codes.data, scales.data, scale_stride}, of_product = {product_codes.data, product_scales.data, scale_stride};
+    QuantizeArgs quantize_args = {xs.data, to, index.data, used.data, n, stride, per_row};
     LAUNCH(quantize_fp8_bf16, by_group, 256, 0, quantize_args);
-    QuantizeArgs whole_args = {xs.data, whole_codes.data, whole_scales.data, nullptr, n, stride, 1, 0};
+    QuantizeArgs whole_args = {xs.data, {whole_codes.data, whole_scales.data, 0}, nullptr, nullptr, n, stride, 1};
     LAUNCH(quantize_fp8_bf16, dim3(rows, (groups + 7) / 8), 256, 0, whole_args);
-    SiluMulArgs silu_args = {gathered.data, ups.data, product.data, index.data, n, n};
+    SiluMulArgs silu_args = {gathered.data, ups.data, product.data, index.data, used.data, n, n};
     LAUNCH(silu_mul_bf16, by_columns, 256, 0, silu_args);
-    SiluMulQuantArgs both_args = {gathered.data, ups.data, product_codes.data, product_scales.data, index.data, n, n, scale_stride};
+    SiluMulQuantArgs both_args = {gathered.data, ups.data, of_product, index.data, used.data, n, n};
     LAUNCH(silu_mul_quant_bf16, by_group, 256, 0, both_args);
-    ScatterArgs scatter_args = {gathered.data, index.data, back.data, n};
+    ScatterArgs scatter_args = {gathered.data, index.data, used.data, back.data, n};
     LAUNCH(scatter_bf16, by_columns, 256, 0, scatter_args);
     auto untouched = [](auto value) {
       unsigned char bytes[sizeof value];

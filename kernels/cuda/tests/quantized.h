@@ -45,7 +45,7 @@ void quantize(int rows, int k, int stride) {
     Buffer<T> xs(x);
     Buffer<uint8_t> out(size_t(rows) * k);
     Buffer<float> scales(size_t(rows) * groups);
-    QuantizeArgs args = {xs.data, out.data, scales.data, nullptr, k, stride, 1, 0};
+    QuantizeArgs args = {xs.data, {out.data, scales.data, 0}, nullptr, nullptr, k, stride, 1};
     auto kernel = sizeof(T) == 4 ? quantize_fp8_f32 : quantize_fp8_bf16;
     LAUNCH(kernel, dim3(rows, (groups + 7) / 8), 256, 0, args);
     for (int r = 0; r < rows; r++)
@@ -75,13 +75,13 @@ void silu_mul_quantize(int rows, int k) {
     Buffer<T> xs(x), product(size_t(rows) * k);
     Buffer<uint8_t> codes(product.size), want_codes(product.size);
     Buffer<float> scales(size_t(rows) * groups), want_scales(scales.size);
-    SiluMulQuantArgs args = {xs.data, xs.data + k, codes.data, scales.data, nullptr, k, stride, 0};
+    SiluMulQuantArgs args = {xs.data, xs.data + k, {codes.data, scales.data, 0}, nullptr, nullptr, k, stride};
     auto kernel = sizeof(T) == 4 ? silu_mul_quant_f32 : silu_mul_quant_bf16;
     LAUNCH(kernel, dim3(rows, (groups + 7) / 8), 256, 0, args);
-    SiluMulArgs silu_args = {xs.data, xs.data + k, product.data, nullptr, k, stride};
+    SiluMulArgs silu_args = {xs.data, xs.data + k, product.data, nullptr, nullptr, k, stride};
     auto silu_mul = sizeof(T) == 4 ? silu_mul_f32 : silu_mul_bf16;
     LAUNCH(silu_mul, dim3(rows, (k + 2047) / 2048), 256, 0, silu_args);
-    QuantizeArgs quantize_args = {product.data, want_codes.data, want_scales.data, nullptr, k, k, 1, 0};
+    QuantizeArgs quantize_args = {product.data, {want_codes.data, want_scales.data, 0}, nullptr, nullptr, k, k, 1};
     auto quantize = sizeof(T) == 4 ? quantize_fp8_f32 : quantize_fp8_bf16;
     LAUNCH(quantize, dim3(rows, (groups + 7) / 8), 256, 0, quantize_args);
     std::string bytes = check::bytes(codes) + check::bytes(scales);

@@ -68,10 +68,10 @@ void add_norm(int ranks, int rows, int n) {
     for (size_t i = 0; i < sums.size(); i++) sums[i] = parts.sum(i);
     Buffer<float> x(start), want_x(start), weights(weight), y(sums);
     Buffer<T> out(start.size()), want(start.size());
-    AddNormRanksArgs args = {x.data, parts.table->data, weights.data, out.data, n, ranks, 0.5f, 1e-5f};
+    AddNormRanksArgs args = {x.data, parts.table->data, weights.data, out.data, {}, n, ranks, 0.5f, 1e-5f};
     auto kernel = sizeof(T) == 4 ? add_norm_ranks_f32 : sizeof(Y) == 4 ? add_norm_ranks_f32_bf16 : add_norm_ranks_bf16;
     LAUNCH(kernel, rows, 256, 0, args);
-    AddNormArgs plain = {want_x.data, y.data, weights.data, want.data, n, 0.5f, 1e-5f};
+    AddNormArgs plain = {want_x.data, y.data, weights.data, want.data, {}, n, 0.5f, 1e-5f};
     auto apart = sizeof(T) == 4 ? add_norm_f32 : add_norm_f32_bf16;
     LAUNCH(apart, rows, 256, 0, plain);
     check::equal(check::bytes(x) == check::bytes(want_x), true, "the residual stream");
@@ -230,7 +230,7 @@ void experts(int ranks, int rows, int top_k, int experts, int n, bool with_share
       for (size_t i = 0; i < size_t(count) * n; i++)
         check::equal(float_bits(to[i]), float_bits(out[size_t(first) * n + i]), "a sum of packed parts");
     });
-    MoeCombineArgs args = {all_parts.data, nullptr, id_buffer.data, nullptr, of_rows.data, weight_buffer.data,
+    MoeCombineArgs args = {all_parts.data, nullptr, id_buffer.data, nullptr, of_rows.data, nullptr, weight_buffer.data,
                            whole.data, n, top_k};
     auto alone = sizeof(T) == 4 ? moe_combine_f32 : moe_combine_bf16;
     LAUNCH(alone, dim3(rows, (n + 255) / 256), 256, 0, args);

@@ -42,6 +42,25 @@ void embed(int rows, int vocab, int hidden) {
   });
 }
 
+// The codes that a norm stores beside its result: those of quantize_fp8.
+template <class T>
+struct NormCodes {
+  int rows, n, groups, stride;
+  Buffer<uint8_t> codes;
+  Buffer<float> scales;
+  NormCodes(int rows, int n, bool by_group)
+      : rows(rows), n(n), groups((n + 127) / 128), stride(by_group ? rows + 1 : 0), codes(size_t(rows) * n),
+        scales(size_t(groups) * std::max(rows, stride)) {}
+  Codes to() { return {codes.data, scales.data, stride}; }
+  void compare(Buffer<T> &out) {
+    NormCodes want(rows, n, stride > 0);
+    QuantizeArgs args = {out.data, want.to(), nullptr, nullptr, n, n, 1};
+    host::launch("quantize", dim3(rows, (groups + 7) / 8), 256, 0, [&] { FOR_TYPE(T, quantize_fp8)(args); });
+    if (check::bytes(codes) != check::bytes(want.codes)) check::fail("other codes than those of the result");
+    if (check::bytes(scales) != check::bytes(want.scales)) check::fail("other scales than those of the result");
+  }
+};
+
 template <class Y, class T>
 void add_norm(int rows, int n, bool with_y) {
   check::every_order(named("add_norm", check::type_name<T>(), {int(sizeof(Y)), rows, n, with_y}), [&] {
@@ -52,7 +71,8 @@ void add_norm(int rows, int n, bool with_y) {
     Buffer<float> xs(x), weights(weight);
     Buffer<Y> ys(y);
     Buffer<T> out(x.size());
-    AddNormArgs args = {xs.data, with_y ? ys.data : nullptr, weights.data, out.data, n, 0.5f, 1e-5f};
+    NormCodes<T> codes(rows, n, with_y);
+    AddNormArgs args = {xs.data, with_y ? ys.data : nullptr, weights.data, out.data, codes.to(), n, 0.5f, 1e-5f};
     auto kernel = IS_F32<Y> && !IS_F32<T> ? add_norm_f32_bf16 : FOR_TYPE(T, add_norm);
     host::launch("add_norm", rows, 256, 0, [&] { kernel(args); });
     std::vector<double> sum(x.size()), want(x.size());
@@ -68,6 +88,7 @@ void add_norm(int rows, int n, bool with_y) {
     }
     check::close(xs.data, sum, 1e-6);
     check::close(out.data, want);
+    codes.compare(out);
     return check::bytes(xs) + check::bytes(out);
   });
 }
@@ -80,7 +101,8 @@ void group_norm(int rows, int groups, int n, int stride) {
     auto weight = random.numbers<float>(n);
     Buffer<T> xs(x), out(size_t(rows) * groups * n);
     Buffer<float> weights(weight);
-    GroupNormArgs args = {xs.data, weights.data, out.data, n, stride, 1e-6f};
+    NormCodes<T> codes(rows, n, true);
+    GroupNormArgs args = {xs.data, weights.data, out.data, groups == 1 ? codes.to() : Codes{}, n, stride, 1e-6f};
     host::launch("group_norm", dim3(rows, groups), 256, 0, [&] { FOR_TYPE(T, group_norm)(args); });
     std::vector<double> want(out.size);
     for (int r = 0; r < rows; r++)
@@ -91,6 +113,7 @@ void group_norm(int rows, int groups, int n, int stride) {
         for (int i = 0; i < n; i++) want[to + i] = value(x, at + i) / std::sqrt(squares / n + 1e-6f) * weight[i];
       }
     check::close(out.data, want);
+    if (groups == 1) codes.compare(out);
     return check::bytes(out);
   });
 }
@@ -171,7 +194,8 @@ void part_norm(int rows, int n, int from, int width) {
     host::launch("square_sum", rows, 256, 0, [&] { FOR_TYPE(T, square_sum)(sums); });
     SquareSumArgs none = {xs.data, squares.data, 0, width, 2};
     host::launch("square_sum", rows, 256, 0, [&] { FOR_TYPE(T, square_sum)(none); });
-    PartNormArgs args = {xs.data + from, squares.data + 1, weights.data, out.data, n, width, 2, width, 1e-6f};
+    NormCodes<T> codes(rows, n, false);
+    PartNormArgs args = {xs.data + from, squares.data + 1, weights.data, out.data, codes.to(), n, width, 2, width, 1e-6f};
     host::launch("part_norm", rows, 256, 0, [&] { FOR_TYPE(T, part_norm)(args); });
     std::vector<double> want(out.size), want_sums(squares.size);
     for (int r = 0; r < rows; r++) {
@@ -182,6 +206,7 @@ void part_norm(int rows, int n, int from, int width) {
     }
     check::close(squares.data, want_sums, 1e-5);
     check::close(out.data, want);
+    codes.compare(out);
     return check::bytes(squares) + check::bytes(out);
   });
 }
@@ -192,7 +217,7 @@ void gate_mul(int rows, int n, bool gelu) {
     Random random(rows + n);
     auto x = random.numbers<T>(size_t(rows) * 2 * n, 20);
     Buffer<T> xs(x), out(size_t(rows) * n);
-    SiluMulArgs args = {xs.data, xs.data + n, out.data, nullptr, n, 2 * n};
+    SiluMulArgs args = {xs.data, xs.data + n, out.data, nullptr, nullptr, n, 2 * n};
     host::launch("gate_mul", dim3(rows, (n + 255) / 256), 256, 0, [&] {
       if (gelu) FOR_TYPE(T, gelu_mul)(args);
       else FOR_TYPE(T, silu_mul)(args);
@@ -228,27 +253,32 @@ void clamped(int rows, int n, bool with_routes) {
     const int experts = 3;
     const float alpha = 1.7f, limit = 3;
     Random random(rows + n);
-    auto gate = random.numbers<T>(size_t(rows) * n, 5), up = random.numbers<T>(gate.size(), 5);
+    int stride = n + 3;
+    auto gate = random.numbers<T>(size_t(rows) * stride, 5), up = random.numbers<T>(gate.size(), 5);
     auto gate_bias = random.numbers<float>(experts * n), up_bias = random.numbers<float>(experts * n);
     std::vector<uint32_t> routes(rows), ids(rows);
     for (int i = 0; i < rows; i++) routes[i] = rows - 1 - i, ids[i] = i % 4 == 3 ? 0xfffffffe : random.below(experts);
     if (rows > 2) routes[2] = NONE;
-    Buffer<T> gates(gate), ups(up), out(std::vector<T>(gate.size(), from_float<T>(9))), parts(gate);
+    Buffer<T> gates(gate), ups(up), out(std::vector<T>(size_t(rows) * n, from_float<T>(9))), parts(std::vector<T>(gate.begin(), gate.begin() + rows * n));
     Buffer<uint32_t> route_buffer(routes), id_buffer(ids);
     Buffer<float> of_gate(gate_bias), of_up(up_bias);
     const uint32_t *route = with_routes ? route_buffer.data : nullptr;
-    ClampedMulArgs args = {gates.data, ups.data, out.data, route, id_buffer.data, of_gate.data, of_up.data, n, experts, alpha, limit};
-    ExpertBiasArgs bias_args = {parts.data, id_buffer.data, of_gate.data, n, experts};
+    // A block has two rows.
+    Buffer<uint32_t> used(std::vector<uint32_t>{uint32_t(rows)});
+    ClampedMulArgs args = {gates.data, ups.data, out.data, route, with_routes ? used.data : nullptr, id_buffer.data,
+                           of_gate.data, of_up.data, n, stride, experts, alpha, limit};
+    ExpertBiasArgs bias_args = {parts.data, nullptr, nullptr, id_buffer.data, of_gate.data, n, experts};
     dim3 grid(rows, (n + 255) / 256);
-    host::launch("clamped_mul", grid, 256, 0, [&] { FOR_TYPE(T, clamped_mul)(args); });
+    host::launch("clamped_mul", dim3(with_routes ? (rows + 1) / 2 : rows, grid.y), 256, 0, [&] { FOR_TYPE(T, clamped_mul)(args); });
     host::launch("add_expert_bias", grid, 256, 0, [&] { FOR_TYPE(T, add_expert_bias)(bias_args); });
     std::vector<double> want(out.size, 9), want_parts(out.size);
     for (size_t i = 0; i < want.size(); i++) {
       uint32_t r = with_routes ? routes[i / n] : i / n, expert = r == NONE ? NONE : ids[r], own = ids[i / n];
       want_parts[i] = value(gate, i) + (own < experts ? gate_bias[own * n + i % n] : 0);
       if (expert >= experts) continue;
-      double g = std::min<double>(value(gate, i) + gate_bias[expert * n + i % n], limit);
-      double u = std::clamp<double>(value(up, i) + up_bias[expert * n + i % n], -limit, limit);
+      size_t at = i / n * stride + i % n;
+      double g = std::min<double>(value(gate, at) + gate_bias[expert * n + i % n], limit);
+      double u = std::clamp<double>(value(up, at) + up_bias[expert * n + i % n], -limit, limit);
       want[i] = g / (1 + std::exp(-alpha * g)) * (u + 1);
     }
     check::close(out.data, want);
@@ -283,7 +313,7 @@ void gather(int rows, int from_rows, int n, int stride) {
     for (auto &i : index) i = random.below(from_rows);
     Buffer<T> xs(x), out(size_t(rows) * n);
     Buffer<uint32_t> indices(index);
-    GatherArgs args = {xs.data, indices.data, out.data, n, stride, 1};
+    GatherArgs args = {xs.data, indices.data, nullptr, out.data, n, stride, 1};
     host::launch("gather", dim3(rows, (n + 255) / 256), 256, 0, [&] { FOR_TYPE(T, gather)(args); });
     std::vector<double> want(out.size);
     for (size_t i = 0; i < want.size(); i++) want[i] = value(x, size_t(index[i / n]) * stride + i % n);
@@ -369,7 +399,7 @@ void cache_write(int rows, int first, int second) {
 template <class T>
 void test_type() {
   for (int hidden : {1, 7, 64, 300}) embed<T>(5, 11, hidden);
-  for (int n : {1, 33, 256, 1000})
+  for (int n : {1, 33, 256, 1300, 9001})
     for (bool with_y : {false, true}) add_norm<T, T>(3, n, with_y), add_norm<float, T>(3, n, with_y);
   group_norm<T>(2, 3, 64, 200);
   group_norm<T>(3, 2, 5, 10);

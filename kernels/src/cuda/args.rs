@@ -69,6 +69,15 @@ pub struct EmbedArgs {
     pub count: u32,
 }
 
+/// `Codes` of quant.cuh
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct CodesTo {
+    pub codes: u64,
+    pub scales: u64,
+    pub stride: i32,
+}
+
 /// norm.cu
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -77,6 +86,7 @@ pub struct AddNormArgs {
     pub y: u64,
     pub weight: u64,
     pub out: u64,
+    pub to: CodesTo,
     pub n: i32,
     pub factor: f32,
     pub eps: f32,
@@ -89,6 +99,7 @@ pub struct GroupNormArgs {
     pub x: u64,
     pub weight: u64,
     pub out: u64,
+    pub to: CodesTo,
     pub n: i32,
     pub stride: i32,
     pub eps: f32,
@@ -113,6 +124,7 @@ pub struct PartNormArgs {
     pub squares: u64,
     pub weight: u64,
     pub out: u64,
+    pub to: CodesTo,
     pub n: i32,
     pub stride: i32,
     pub columns: i32,
@@ -128,6 +140,7 @@ pub struct SiluMulArgs {
     pub up: u64,
     pub out: u64,
     pub routes: u64,
+    pub used: u64,
     pub n: i32,
     pub stride: i32,
 }
@@ -160,6 +173,7 @@ pub struct AddScaledArgs {
 pub struct GatherArgs {
     pub x: u64,
     pub index: u64,
+    pub used: u64,
     pub out: u64,
     pub n: i32,
     pub stride: i32,
@@ -172,6 +186,7 @@ pub struct GatherArgs {
 pub struct ScatterArgs {
     pub x: u64,
     pub index: u64,
+    pub used: u64,
     pub out: u64,
     pub n: i32,
 }
@@ -181,13 +196,12 @@ pub struct ScatterArgs {
 #[repr(C)]
 pub struct QuantizeArgs {
     pub x: u64,
-    pub codes: u64,
-    pub scales: u64,
+    pub to: CodesTo,
     pub routes: u64,
+    pub used: u64,
     pub k: i32,
     pub x_stride: i32,
     pub per_row: i32,
-    pub scale_stride: i32,
 }
 
 /// quant.cu
@@ -196,12 +210,11 @@ pub struct QuantizeArgs {
 pub struct SiluMulQuantArgs {
     pub gate: u64,
     pub up: u64,
-    pub codes: u64,
-    pub scales: u64,
+    pub to: CodesTo,
     pub routes: u64,
+    pub used: u64,
     pub k: i32,
     pub stride: i32,
-    pub scale_stride: i32,
 }
 
 /// rope.cu
@@ -321,17 +334,37 @@ pub struct MoeAlignArgs {
 /// moe.cu
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct MoePlaceArgs {
-    pub counts: u64,
-    pub starts: u64,
-    pub order: u64,
+pub struct MoePlaces {
     pub routes: u64,
     pub ends: u64,
     pub begins: u64,
+    pub places: u64,
     pub held: i32,
     pub groups: i32,
     pub tile: i32,
     pub room: i32,
+}
+
+/// moe.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MoePlaceArgs {
+    pub counts: u64,
+    pub starts: u64,
+    pub order: u64,
+    pub to: MoePlaces,
+}
+
+/// moe.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MoePlaceFewArgs {
+    pub ids: u64,
+    pub held_ids: u64,
+    pub tokens: u64,
+    pub to: MoePlaces,
+    pub routes: i32,
+    pub top_k: i32,
 }
 
 /// moe.cu
@@ -343,6 +376,7 @@ pub struct MoeCombineArgs {
     pub ids: u64,
     pub held: u64,
     pub tokens: u64,
+    pub places: u64,
     pub weights: u64,
     pub out: u64,
     pub n: i32,
@@ -452,6 +486,7 @@ pub struct AddNormRanksArgs {
     pub parts: u64,
     pub weight: u64,
     pub out: u64,
+    pub to: CodesTo,
     pub n: i32,
     pub ranks: i32,
     pub factor: f32,

@@ -18,10 +18,10 @@ use super::fast::KernelTier;
 use super::graphs::{Kept, Mode, Results};
 use super::lanes::LaneAttention;
 use super::low_rank::DeviceLowRank;
-use super::moe::DeviceRoutes;
 use super::op_stream::OpStream;
 use super::pinned_blocks::PinnedBlocks;
 use super::ranks::{DeviceGroup, ExpertCounters, PeerRegistry, RankOps, StepIntent};
+use super::routes::DeviceRoutes;
 use super::step::{StepLimits, StepShape, take_apart};
 use super::step_state::StepState;
 use super::tensor::DeviceTensor;
@@ -181,6 +181,7 @@ impl Backend for Cuda {
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<DeviceLinear> {
         self.ops.check()?;
         let weight = Prepared::new(weight.with_one_scale(), precision)?;
+        self.ops.has_codes.set(self.ops.has_codes.get() || weight.form.is_fp8());
         Ok(DeviceLinear(Matrix::new(self.writer(), &weight)?))
     }
 

@@ -259,7 +259,7 @@ impl<B: Backend<Vector = DeviceVector, Linear = DeviceLinear>> StepDraws<'_, B> 
         let hidden =
             self.hidden.ok_or_else(|| shape("draw", "a step without rows has no hidden states to draw from".into()))?;
         let (ops, index) = (self.ranks.ops, self.batch.parts.wanted + 4 * wanted.start as u64);
-        let (rows, head) = (ops.gather_rows(hidden, index, wanted.len(), 1), self.head);
+        let (rows, head) = (ops.gather_rows(hidden, index, wanted.len()), self.head);
         Ok(match head.norm_bias {
             None => ops.rms_norm(&rows, head.norm, head.eps),
             Some(bias) => ops.layer_norm(&rows, head.norm, bias, head.eps),

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::Cuda;
 use super::args::{
-    AddNormArgs, AddScaledArgs, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeArgs, SigmoidMulArgs,
+    AddNormArgs, AddScaledArgs, CodesTo, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeArgs, SigmoidMulArgs,
     SiluMulArgs, SquareSumArgs,
 };
 use super::batch::PlacedBatch;
 use super::form::Element;
 use super::op_stream::OpStream;
 use super::plan::{LaunchPlan, heads_of_block, int};
-use super::tensor::DeviceTensor;
+use super::tensor::{DeviceTensor, PlaceRows};
 use super::weights::{DeviceEmbedding, DeviceVector};
 use crate::backend::{Gelu, RopeSpec, RowOps, WholeRow};
 
@@ -89,11 +89,11 @@ impl RowOps for Cuda {
     }
 
     fn silu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
-        self.ops.silu_mul_rows(gate, up, 0)
+        self.ops.silu_mul_rows(gate, up, None)
     }
 
     fn gelu_mul(&self, gate: &DeviceTensor, up: &DeviceTensor) -> DeviceTensor {
-        self.ops.gate_mul_rows(gate, up, 0, gate.element.of("gelu_mul_f32", "gelu_mul_bf16"))
+        self.ops.gate_mul_rows(gate, up, None, gate.element.of("gelu_mul_f32", "gelu_mul_bf16"))
     }
 
     fn gelu(&self, x: &DeviceTensor, form: Gelu) -> DeviceTensor {
@@ -150,6 +150,7 @@ impl RowOps for Cuda {
         assert!(sums.element == Element::F32 && sums.is_contiguous() && column < sums.cols, "norm_of_part: the sums");
         let out = self.ops.tensor(x.rows, x.cols, x.element);
         let args = PartNormArgs {
+            to: self.ops.codes_of_norm(&out),
             x: x.address,
             squares: sums.address + (column * Element::F32.bytes()) as u64,
             weight: weight.data.address(),
@@ -210,27 +211,43 @@ impl OpStream {
             (Element::F32, Element::Bf16) => "add_norm_f32_bf16",
             (Element::Bf16, Element::F32) => panic!("add_norm: y must not be bf16 in a model of f32"),
         };
-        let n = int(x.cols);
-        let args = AddNormArgs { x: x.changed(), y, weight: weight.data.address(), out: out.address, n, factor, eps };
+        let (n, weight, to) = (int(x.cols), weight.data.address(), self.codes_of_norm(&out));
+        let args = AddNormArgs { x: x.changed(), y, weight, out: out.address, to, n, factor, eps };
         // SAFETY: x, y and out have rows * n numbers, weight n.
         unsafe { self.launch(&LaunchPlan::by_row(name, x.rows), &args) };
         out
     }
 
-    /// The rows of x with these indices on the device, divided by `per_row`; rows without an index are not written.
-    pub fn gather_rows(&self, x: &DeviceTensor, index: u64, rows: usize, per_row: usize) -> DeviceTensor {
+    /// The rows of x with these indices on the device; rows without an index are not written.
+    pub fn gather_rows(&self, x: &DeviceTensor, index: u64, rows: usize) -> DeviceTensor {
+        self.gather(x, (index, 0), [rows, rows], 1)
+    }
+
+    /// The row of x for each place, whose route is one of `per_row` of that row.
+    pub fn rows_of_places(&self, x: &DeviceTensor, places: PlaceRows, per_row: usize) -> DeviceTensor {
+        let blocks = PlaceRows::blocks(Some(places), places.room);
+        self.gather(x, (places.routes, places.used), [places.room, blocks], per_row)
+    }
+
+    fn gather(
+        &self,
+        x: &DeviceTensor,
+        (index, used): (u64, u64),
+        [rows, blocks]: [usize; 2],
+        per_row: usize,
+    ) -> DeviceTensor {
         let out = self.tensor(rows, x.cols, x.element);
         let (n, stride) = (int(x.cols), int(x.stride));
-        let args = GatherArgs { x: x.address, index, out: out.address, n, stride, per_row: int(per_row) };
-        let plan = LaunchPlan::by_columns(x.element.of("gather_f32", "gather_bf16"), rows, x.cols);
+        let args = GatherArgs { x: x.address, index, used, out: out.address, n, stride, per_row: int(per_row) };
+        let plan = LaunchPlan::by_columns(x.element.of("gather_f32", "gather_bf16"), blocks, x.cols);
         // SAFETY: the caller's indices, divided by per_row, are rows of x; out has a row for each.
         unsafe { self.launch(&plan, &args) };
         out
     }
 
-    /// silu(gate) * up; where `routes` is none (address 0: nowhere) rows are not written.
-    pub fn silu_mul_rows(&self, gate: &DeviceTensor, up: &DeviceTensor, routes: u64) -> DeviceTensor {
-        self.gate_mul_rows(gate, up, routes, gate.element.of("silu_mul_f32", "silu_mul_bf16"))
+    /// silu(gate) * up; of places, only those with a route are written.
+    pub fn silu_mul_rows(&self, gate: &DeviceTensor, up: &DeviceTensor, places: Option<PlaceRows>) -> DeviceTensor {
+        self.gate_mul_rows(gate, up, places, gate.element.of("silu_mul_f32", "silu_mul_bf16"))
     }
 
     /// The same by another kernel.
@@ -238,7 +255,7 @@ impl OpStream {
         &self,
         gate: &DeviceTensor,
         up: &DeviceTensor,
-        routes: u64,
+        places: Option<PlaceRows>,
         kernel: &'static str,
     ) -> DeviceTensor {
         assert_eq!(
@@ -249,8 +266,9 @@ impl OpStream {
         assert_eq!(gate.element, up.element, "{kernel}: gate and up must hold the same kind of numbers");
         let out = self.tensor(gate.rows, gate.cols, gate.element);
         let (n, stride) = (int(gate.cols), int(gate.stride));
-        let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, routes, n, stride };
-        let plan = LaunchPlan::by_columns(kernel, gate.rows, gate.cols);
+        let PlaceRows { routes, used, .. } = places.unwrap_or_default();
+        let args = SiluMulArgs { gate: gate.address, up: up.address, out: out.address, routes, used, n, stride };
+        let plan = LaunchPlan::by_columns(kernel, PlaceRows::blocks(places, gate.rows), gate.cols);
         // SAFETY: gate and up are matrices of this shape, and out has as many numbers.
         unsafe { self.launch(&plan, &args) };
         out
@@ -313,6 +331,7 @@ impl OpStream {
             x: x.address,
             weight: weight.data.address(),
             out: out.address,
+            to: if x.cols == n { self.codes_of_norm(&out) } else { CodesTo::default() },
             n: int(n),
             stride: int(x.stride),
             eps,

@@ -28,11 +28,12 @@ impl ExpertShape {
             let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
             return Err(wrong("experts", what));
         }
-        Ok(ExpertShape { inter, hidden, forms: [gate.form, up.form, down.form], tiled: None })
+        Ok(ExpertShape::new(inter, hidden, [gate.form, up.form, down.form]))
     }
 }
 
-/// Room for experts of one shape: all gates, all scales of gates, all scales of their outputs, all ups, and so on.
+/// Room for experts of one shape: all first matrices, all their scales, all scales of their outputs, all second ones,
+/// and so on.
 #[derive(Debug)]
 struct Slots {
     shape: ExpertShape,
@@ -118,7 +119,7 @@ pub(super) struct ExpertSlots<'a> {
     pub capacity: usize,
     pub held_ids: u64,
     pub weight_slots: u64,
-    /// For gate, up and down: the numbers, their scales, and those of the outputs.
+    /// As the shape has them: the numbers, their scales, and those of the outputs.
     pub matrices: [[u64; 3]; 3],
 }
 
@@ -173,11 +174,15 @@ impl DeviceExperts {
                 Arc::new(grown)
             }
         };
-        for (which, matrix) in matrices.iter().enumerate() {
-            let starts = slots.starts(slot, which);
-            match shape.tiled {
-                Some(_) => matrix.write_tiled(writer, &slots.data, starts)?,
-                None => matrix.write(writer, &slots.data, starts)?,
+        let [first, second, last] = [0, 1, 2].map(|which| slots.starts(slot, which));
+        let [gate, up, down] = &matrices;
+        if shape.tiled.is_some() {
+            Prepared::write_tiled(&[gate, up], writer, &slots.data, first)?;
+            Prepared::write_tiled(&[down], writer, &slots.data, last)?;
+        } else {
+            let of_up = shape.up_starts().map_or(second, |starts| [0, 1, 2].map(|part| first[part] + starts[part]));
+            for (matrix, starts) in [(gate, first), (up, of_up), (down, last)] {
+                matrix.write(writer, &slots.data, starts)?;
             }
         }
         slots.held()[slot] = id;

@@ -87,15 +87,34 @@ pub(super) struct ExpertShape {
     pub inter: usize,
     pub hidden: usize,
     pub forms: [WeightForm; 3],
+    /// Gate and up are one matrix, the first, in which up begins with this output; there is no second one then. None:
+    /// their forms differ.
+    pub up_at: Option<usize>,
     /// The outputs of each are padded to a multiple of this, the width of the tiles that fast kernels have for weights
     /// of four bits.
     pub tiled: Option<usize>,
 }
 
 impl ExpertShape {
+    pub fn new(inter: usize, hidden: usize, forms: [WeightForm; 3]) -> ExpertShape {
+        // Both have whole blocks of outputs with a scale.
+        let up_at = if forms[0].is_fp8() { inter.next_multiple_of(FP8_BLOCK) } else { inter };
+        ExpertShape { inter, hidden, forms, up_at: (forms[0] == forms[1]).then_some(up_at), tiled: None }
+    }
+
     pub fn matrix(&self, which: usize) -> (usize, usize, WeightForm) {
-        let (outs, ins) = if which == 2 { (self.hidden, self.inter) } else { (self.inter, self.hidden) };
+        let (outs, ins) = match (which, self.up_at) {
+            (2, _) => (self.hidden, self.inter),
+            (0, Some(up_at)) => (up_at + self.inter, self.hidden),
+            (_, Some(_)) => (0, self.hidden),
+            (_, None) => (self.inter, self.hidden),
+        };
         (outs, ins, self.forms[which])
+    }
+
+    /// Where the parts of up begin in those of the first matrix, if it has both.
+    pub fn up_starts(&self) -> Option<[usize; 3]> {
+        self.up_at.map(|up_at| self.forms[0].parts(up_at, self.hidden))
     }
 
     /// Bytes of the parts of a matrix of one expert.

@@ -2,7 +2,7 @@
 //! places in which each expert's rows follow each other.
 
 use super::arena::ArenaBlock;
-use super::args::{MoePlaceArgs, ScatterArgs};
+use super::args::{MoePlaceArgs, MoePlaceFewArgs, MoePlaces, ScatterArgs};
 use super::experts::ExpertSlots;
 use super::fast::{
     FastMap, Form, GemmPlan, INT4_THREADS, Int4Args, Int4Plans, Int4Tile, OperandType, Product, TileKernel,
@@ -12,11 +12,15 @@ use super::gemm::Maps;
 use super::op_stream::OpStream;
 use super::outputs::RowsByExpert;
 use super::plan::{LaunchPlan, int};
-use super::tensor::{DeviceTensor, Operand};
+use super::routes::{Aligned, DeviceRoutes};
+use super::tensor::{DeviceTensor, Operand, PlaceRows};
 use super::tensor_map::TensorMap;
 
 /// Ends and starts of experts are there for a multiple of so many experts.
 const EXPERTS: usize = 64;
+
+/// At most so many routes get their places at once, in one block.
+const FEW_ROUTES: usize = 2048;
 
 /// Experts of one launch with int4 weights.
 const INT4_EXPERTS: usize = 64;
@@ -36,12 +40,12 @@ enum Tiles {
 
 /// A place for each route of an expert that is held.
 pub(super) struct Placed {
-    /// The route at each place, or none.
-    pub routes: ArenaBlock,
+    pub rows: PlaceRows,
+    /// The place of each route that has one.
+    pub of_routes: ArenaBlock,
+    _routes: ArenaBlock,
     starts: ArenaBlock,
     ends: ArenaBlock,
-    /// Places.
-    pub room: usize,
     tiles: Tiles,
 }
 
@@ -63,21 +67,20 @@ impl OpStream {
             let numbers = OperandType::of(form).filter(|_| x == Element::Bf16)?;
             self.fast_plan(Product { numbers, out: Element::Bf16, form: Form::Grouped, n, k, groups: capacity })
         };
-        let same = shape.matrix(0).2 == shape.matrix(1).2;
-        Some(ExpertPlans::Gemm([plan(0).filter(|_| same)?, plan(2)?]))
+        Some(ExpertPlans::Gemm([plan(0).filter(|_| shape.up_at.is_some())?, plan(2)?]))
     }
 
-    /// Finds the places of so many routes, which go to `known` experts of all ranks. `counts`, `starts` and `order` are
-    /// those of `moe_align`.
+    /// Finds the places of routes. `ids`: the expert of each; `tokens`: that of each row.
     pub fn place(
         &self,
         plans: ExpertPlans,
-        [routes, known]: [usize; 2],
+        of: &DeviceRoutes,
         experts: &ExpertSlots,
-        [counts, starts, order]: [u64; 3],
+        [ids, tokens]: [u64; 2],
     ) -> Placed {
-        // An expert has so many rows if all have equally many.
-        let rows = routes / known.max(1);
+        let routes = of.rows * of.top_k;
+        // An expert has so many rows if all of all ranks have equally many.
+        let rows = routes / of.experts.max(1);
         let (tiles, tile, groups) = match plans {
             ExpertPlans::Gemm(plans) => {
                 let tiles = plans.map(|plan| plan.tile_of_experts(rows));
@@ -88,22 +91,32 @@ impl OpStream {
         };
         let (held, groups) = (experts.capacity, groups.next_multiple_of(EXPERTS));
         let room = room_for(routes, held, tile);
-        let [places, ends, begins] = [room, groups, groups + 1].map(|count| self.take(4 * count));
-        let args = MoePlaceArgs {
-            counts,
-            starts,
-            order,
+        let [places, ends, begins, of_routes] = [room, groups, groups + 1, routes].map(|count| self.take(4 * count));
+        let to = MoePlaces {
             routes: places.address,
             ends: ends.address,
             begins: begins.address,
+            places: of_routes.address,
             held: int(held),
             groups: int(groups),
             tile: int(tile),
             room: int(room),
         };
-        // SAFETY: places, ends and begins have as many words as moe.cu says; `room` is enough for any routes.
-        unsafe { self.launch(&LaunchPlan::by_row("moe_place", held + 1), &args) };
-        Placed { routes: places, starts: begins, ends, room, tiles }
+        if routes <= FEW_ROUTES {
+            let (routes, top_k) = (int(routes), int(of.top_k));
+            let args = MoePlaceFewArgs { ids, held_ids: experts.held_ids, tokens, to, routes, top_k };
+            // SAFETY: the lists have as many words as moe.cu says; `room` is enough for any routes.
+            unsafe { self.launch(&LaunchPlan::by_row("moe_place_few", 1), &args) };
+        } else {
+            let Aligned { counts, starts, order } = self.align(of, experts, [ids, tokens]);
+            let [counts, starts, order] = [counts, starts, order].each_ref().map(|list| list.address);
+            let args = MoePlaceArgs { counts, starts, order, to };
+            // SAFETY: as above.
+            unsafe { self.launch(&LaunchPlan::by_row("moe_place", held + 1), &args) };
+        }
+        // What begins after the last expert is the number of places that all have.
+        let rows = PlaceRows { routes: places.address, used: begins.address + 4 * groups as u64, room };
+        Placed { rows, of_routes, _routes: places, starts: begins, ends, tiles }
     }
 
     /// The product of each place's row with matrix `which` of its expert.
@@ -114,7 +127,7 @@ impl OpStream {
             Tiles::Gemm(tiles) => tiles[of],
             Tiles::Int4(tiles) => return self.int4_product(tiles[of], placed, x, experts, which),
         };
-        let room = placed.room;
+        let room = placed.rows.room;
         let out = self.tensor(room, n, Element::Bf16);
         let [weights, scales, of_outputs] = experts.matrices[which];
         let maps = Maps {
@@ -141,7 +154,7 @@ impl OpStream {
         experts: &ExpertSlots,
         which: usize,
     ) -> DeviceTensor {
-        let room = placed.room;
+        let room = placed.rows.room;
         let out = self.tensor(room, tile.n, Element::Bf16);
         if room == 0 || self.check().is_err() {
             return out;
@@ -180,9 +193,11 @@ impl OpStream {
     /// Rows by route, from rows by place.
     pub fn by_route(&self, placed: &Placed, x: &DeviceTensor, routes: usize) -> DeviceTensor {
         let out = self.tensor(routes, x.cols, x.element);
-        let args = ScatterArgs { x: x.address, index: placed.routes.address, out: out.address, n: int(x.cols) };
+        let PlaceRows { routes: index, used, .. } = placed.rows;
+        let args = ScatterArgs { x: x.address, index, used, out: out.address, n: int(x.cols) };
+        let blocks = PlaceRows::blocks(Some(placed.rows), x.rows);
         // SAFETY: x has a row for each place; the places' routes are rows of out.
-        unsafe { self.launch(&LaunchPlan::by_columns("scatter_bf16", placed.room, x.cols), &args) };
+        unsafe { self.launch(&LaunchPlan::by_columns("scatter_bf16", blocks, x.cols), &args) };
         out
     }
 }

@@ -1,41 +1,26 @@
-//! The choice of experts, and their products. It does not know where experts come from.
+//! The products of experts. It does not know where experts come from.
 
-use super::arena::ArenaBlock;
-use super::args::{LinearArgs, MoeAlignArgs, MoeCombineArgs, RouteArgs};
+use super::args::{LinearArgs, MoeCombineArgs};
 use super::batch::PlacedBatch;
 use super::error::shape;
 use super::experts::{DeviceExperts, ExpertSlots};
-use super::form::Element;
-use super::grouped::ExpertPlans;
+use super::form::{Element, ExpertShape};
+use super::grouped::{ExpertPlans, Placed};
 use super::linear::result_of;
 use super::low_rank::{DeviceLowRank, ExpertRows};
 use super::op_stream::OpStream;
 use super::outputs::RowsByExpert;
 use super::plan::{LaunchPlan, int};
 use super::ranks::{LayerRoutes, RankOps};
+use super::routes::{Aligned, DeviceRoutes};
 use super::tensor::{CodeRows, DeviceTensor, Operand};
-use super::weights::DeviceVector;
-use crate::backend::{ExpertAdapters, RouteSpec, Scoring};
+use crate::backend::ExpertAdapters;
 use crate::error::Result;
 
-/// The most experts of a row that `moe_combine` adds.
-const MOST_ROUTES: usize = 64;
-
-/// For each row, `top_k` experts (global ids) with their weights.
-#[derive(Debug)]
-pub struct DeviceRoutes {
-    rows: usize,
-    top_k: usize,
-    experts: usize,
-    ids: ArenaBlock,
-    weights: ArenaBlock,
-}
-
-/// The routes of each expert.
-struct Aligned {
-    counts: ArenaBlock,
-    starts: ArenaBlock,
-    order: ArenaBlock,
+/// What experts make of their routes: a row for each route, or for each place.
+struct Parts {
+    rows: DeviceTensor,
+    placed: Option<Placed>,
 }
 
 /// The adapters of a layer's experts in a step that has some.
@@ -77,55 +62,15 @@ impl<'a> AdaptedExperts<'a> {
     }
 }
 
+/// The outputs of gate and up, from the products of some rows with the matrices of their experts.
+fn gate_and_up(shape: &ExpertShape, product: impl Fn(usize) -> DeviceTensor) -> [DeviceTensor; 2] {
+    match (product(0), shape.up_at) {
+        (both, Some(up_at)) => [both.columns(0, shape.inter), both.columns(up_at, shape.inter)],
+        (gate, None) => [gate, product(1)],
+    }
+}
+
 impl OpStream {
-    pub fn route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {
-        let RouteSpec { top_k, scoring, n_group, topk_group, normalize, scaling } = *spec;
-        let (rows, experts) = (scores.rows, scores.cols);
-        assert!(top_k <= experts.min(MOST_ROUTES), "top_k {top_k} of {experts} experts, at most {MOST_ROUTES}");
-        assert!(bias.is_none_or(|b| b.len == experts), "routing bias and scores differ in the number of experts");
-        assert!(scores.element == Element::F32 && scores.is_contiguous(), "scores are f32 and not a view");
-        let (ids, weights) = (self.take(rows * top_k * 4), self.take(rows * top_k * 4));
-        let args = RouteArgs {
-            scores: scores.address,
-            bias: bias.map_or(0, |bias| bias.data.address()),
-            ids: ids.address,
-            weights: weights.address,
-            experts: int(experts),
-            top_k: int(top_k),
-            groups: int(n_group),
-            top_groups: int(topk_group),
-            sigmoid: (scoring == Scoring::Sigmoid).into(),
-            normalize: normalize.into(),
-            scaling,
-        };
-        // SAFETY: scores has `experts` numbers in each row, ids and weights top_k.
-        unsafe { self.launch(&LaunchPlan::route(rows, experts, n_group), &args) };
-        DeviceRoutes { rows, top_k, experts, ids, weights }
-    }
-
-    /// `ids`: the expert of each route.
-    fn align(&self, tokens: u64, ids: u64, routes: &DeviceRoutes, experts: &ExpertSlots) -> Aligned {
-        let (count, held) = (routes.rows * routes.top_k, experts.capacity);
-        let (counts, starts, order) = (self.take(4 * held), self.take(4 * (held + 1)), self.take(4 * count));
-        let args = MoeAlignArgs {
-            ids,
-            held_ids: experts.held_ids,
-            tokens,
-            counts: counts.address,
-            starts: starts.address,
-            order: order.address,
-            routes: int(count),
-            held: int(held),
-            top_k: int(routes.top_k),
-        };
-        // SAFETY: the arrays have as many words as moe.cu says.
-        unsafe {
-            self.launch(&LaunchPlan::by_row("moe_count", held), &args);
-            self.launch(&LaunchPlan::by_row("moe_align", held + 1), &args);
-        }
-        Aligned { counts, starts, order }
-    }
-
     /// The product of each route with matrix `which` of its expert. Route r reads row r / per_row of x.
     fn expert_product(
         &self,
@@ -171,19 +116,19 @@ impl OpStream {
         (ids, slots): (u64, &ExpertSlots),
         adapted: Option<AdaptedExperts>,
     ) -> (Operand, Option<DeviceTensor>) {
-        let routes = if let CodeRows::Places { routes, .. } = rows { routes } else { 0 };
+        let places = rows.places();
+        let routes = places.map_or(0, |places| places.routes);
         adapted.iter().for_each(|adapted| adapted.add_gate_and_up([x, gate, up], per_row, routes));
         let form = slots.shape.forms[2];
         if let Some(clamped) = slots.clamped {
-            let middle = self.clamped_mul(gate, up, routes, ids, clamped);
+            let middle = self.clamped_mul(gate, up, places, ids, clamped);
             return (Operand::plain(&middle), Some(middle));
         }
-        let middle = adapted.map(|_| self.silu_mul_rows(gate, up, routes));
+        let middle = adapted.map(|_| self.silu_mul_rows(gate, up, places));
         (self.silu_mul_operand(gate, up, form, rows), middle)
     }
 
-    /// What the held experts make of their routes: a row for each route, of which only these are written. `ids`: the
-    /// expert of each route.
+    /// What the held experts make of their routes, of which only these are written. `ids`: the expert of each route.
     fn parts_of(
         &self,
         batch: &PlacedBatch,
@@ -192,15 +137,16 @@ impl OpStream {
         ids: u64,
         slots: &ExpertSlots,
         adapters: Option<ExpertAdapters<'_, DeviceLowRank>>,
-    ) -> DeviceTensor {
+    ) -> Parts {
         let adapted = AdaptedExperts::of(self, batch, adapters, ids);
         assert_eq!(slots.shape.hidden, x.cols, "moe: x must have as many columns as the experts have inputs");
-        let aligned = self.align(batch.parts.ids, ids, routes, slots);
+        let of = [ids, batch.parts.ids];
         let parts = match self.expert_plans(&slots.shape, slots.capacity, x.element) {
-            Some(plans) => self.fast_parts(plans, x, routes, (&aligned, ids), slots, adapted),
-            None => self.plain_parts(x, routes, (&aligned, ids), slots, adapted),
+            Some(plans) => self.fast_parts(plans, x, routes, of, slots, adapted),
+            None => self.plain_parts(x, routes, of, slots, adapted),
         };
-        slots.clamped.iter().for_each(|clamped| self.add_expert_bias(&parts, ids, &clamped.down));
+        let places = parts.placed.as_ref().map(|placed| placed.rows);
+        slots.clamped.iter().for_each(|clamped| self.add_expert_bias(&parts.rows, places, ids, &clamped.down));
         parts
     }
 
@@ -208,14 +154,15 @@ impl OpStream {
         &self,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
-        (aligned, ids): (&Aligned, u64),
+        of @ [ids, _]: [u64; 2],
         slots: &ExpertSlots,
         adapted: Option<AdaptedExperts>,
-    ) -> DeviceTensor {
+    ) -> Parts {
+        let aligned = &self.align(routes, slots, of);
         let middle = {
             let input = self.operand(x, slots.shape.forms[0]);
             let by = |which| self.expert_product(&input, routes.top_k, routes, aligned, slots, which);
-            let (gate, up) = (by(0), by(1));
+            let [gate, up] = gate_and_up(&slots.shape, by);
             self.middle_of([x, &gate, &up], CodeRows::All, routes.top_k, (ids, slots), adapted)
         };
         let (operand, middle) = middle;
@@ -223,7 +170,7 @@ impl OpStream {
         if let (Some(adapted), Some(middle)) = (adapted, middle) {
             adapted.add_down(&middle, &parts, routes.top_k, 0);
         }
-        parts
+        Parts { rows: parts, placed: None }
     }
 
     /// The same by the fast kernels.
@@ -232,30 +179,28 @@ impl OpStream {
         plans: ExpertPlans,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
-        (aligned, ids): (&Aligned, u64),
+        of @ [ids, _]: [u64; 2],
         slots: &ExpertSlots,
         adapted: Option<AdaptedExperts>,
-    ) -> DeviceTensor {
-        let (count, [first, ..]) = (routes.rows * routes.top_k, slots.shape.forms);
-        let lists = [&aligned.counts, &aligned.starts, &aligned.order].map(|list| list.address);
-        let placed = self.place(plans, [count, routes.experts], slots, lists);
-        let rows = CodeRows::Places { routes: placed.routes.address, count: placed.room, per_row: routes.top_k };
+    ) -> Parts {
+        let placed = self.place(plans, routes, slots, of);
+        let rows = CodeRows::Places { places: placed.rows, per_row: routes.top_k };
         let middle = {
-            let input = if first.is_fp8() {
+            let input = if slots.shape.forms[0].is_fp8() {
                 self.quantized(x, rows)
             } else {
-                Operand::plain(&self.gather_rows(x, placed.routes.address, placed.room, routes.top_k))
+                Operand::plain(&self.rows_of_places(x, placed.rows, routes.top_k))
             };
             let by = |which| self.placed_product(&placed, &input, slots, which);
-            let (gate, up) = (by(0), by(1));
+            let [gate, up] = gate_and_up(&slots.shape, by);
             self.middle_of([x, &gate, &up], rows, routes.top_k, (ids, slots), adapted)
         };
         let (operand, middle) = middle;
         let parts = self.placed_product(&placed, &operand, slots, 2);
         if let (Some(adapted), Some(middle)) = (adapted, middle) {
-            adapted.add_down(&middle, &parts, routes.top_k, placed.routes.address);
+            adapted.add_down(&middle, &parts, routes.top_k, placed.rows.routes);
         }
-        self.by_route(&placed, &parts, count)
+        Parts { rows: parts, placed: Some(placed) }
     }
 }
 
@@ -290,18 +235,19 @@ impl RankOps<'_> {
         let parts = self.ops.parts_of(batch, x, routes, routes.ids.address, &slots, adapters);
         let out = self.ops.tensor(x.rows, x.cols, Element::F32);
         let args = MoeCombineArgs {
-            parts: parts.address,
+            parts: parts.rows.address,
             shared: shared.map_or(0, |shared| shared.address),
             ids: routes.ids.address,
             held: 0,
             tokens: batch.parts.ids,
+            places: parts.placed.as_ref().map_or(0, |placed| placed.of_routes.address),
             weights: routes.weights.address,
             out: out.address,
             n: int(x.cols),
             top_k: int(top_k),
         };
-        let kernel = parts.element.of("moe_combine_f32", "moe_combine_bf16");
-        // SAFETY: parts has a row for each route, out and shared one for each row of x.
+        let kernel = parts.rows.element.of("moe_combine_f32", "moe_combine_bf16");
+        // SAFETY: parts has a row for each route, or for its place, out and shared one for each row of x.
         unsafe { self.ops.launch(&LaunchPlan::by_column(kernel, x.rows, x.cols), &args) };
         Ok(out)
     }
@@ -329,7 +275,11 @@ impl RankOps<'_> {
         };
         let dispatched = self.dispatch(batch, of_layer, holders);
         let parts = match experts.slots() {
-            Some(slots) => self.ops.parts_of(batch, x, routes, dispatched.mine.address, &slots, adapters),
+            // Other ranks read them by route.
+            Some(slots) => match self.ops.parts_of(batch, x, routes, dispatched.mine.address, &slots, adapters) {
+                Parts { rows, placed: None } => rows,
+                Parts { rows, placed: Some(placed) } => self.ops.by_route(&placed, &rows, routes.rows * routes.top_k),
+            },
             // Nobody reads what a rank without experts offers.
             None => self.ops.tensor(routes.rows * routes.top_k, x.cols, x.element),
         };

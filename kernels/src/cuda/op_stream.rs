@@ -23,6 +23,8 @@ pub(super) struct OpStream {
     error: RefCell<Option<CudaError>>,
     /// Of activations other than the residual stream.
     pub activations: Cell<Element>,
+    /// Whether a weight has FP8 codes, so that norms store those of what they make.
+    pub has_codes: Cell<bool>,
     pub step_pieces: StepPieces,
 }
 
@@ -39,8 +41,8 @@ impl OpStream {
         };
         let activations = Cell::new(Element::F32);
         let (arena, angles, error) = (DeviceArena::default(), RefCell::default(), RefCell::default());
-        let step_pieces = StepPieces::default();
-        Ok(OpStream { device, fast, arena, angles, error, activations, step_pieces })
+        let (has_codes, step_pieces) = Default::default();
+        Ok(OpStream { device, fast, arena, angles, error, activations, has_codes, step_pieces })
     }
 
     /// What the layers of a step share is of that step.

@@ -19,6 +19,8 @@ const TILE: usize = 64;
 /// The same in `linear_mixed` for up to so many rows.
 const FEW_MIXED_TILE: [usize; 2] = [16, 8];
 const FEW_MIXED_ROWS: usize = 512;
+/// At most so many rows of blocks work on places of routes, whose number the host does not know.
+pub(super) const PLACE_BLOCKS: usize = 1024;
 const DRAW_THREADS: u32 = 512;
 /// At most so many tokens are drawn at the same time; each takes work memory.
 const DRAW_BLOCKS: usize = 128;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::arena::ArenaBlock;
 use super::form::Element;
+use super::plan::PLACE_BLOCKS;
 
 /// A matrix, or some columns of one, whose memory is given back with its last view.
 #[derive(Debug)]
@@ -90,6 +91,24 @@ impl Operand {
     }
 }
 
+/// Places of routes (moe.cu).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PlaceRows {
+    /// The address of the route at each place, or none.
+    pub routes: u64,
+    /// The address of the number of places that experts have.
+    pub used: u64,
+    /// Places.
+    pub room: usize,
+}
+
+impl PlaceRows {
+    /// Rows of blocks for places, or for `rows` rows.
+    pub fn blocks(places: Option<PlaceRows>, rows: usize) -> usize {
+        places.map_or(rows, |places| places.room.min(PLACE_BLOCKS))
+    }
+}
+
 /// Which rows get FP8 codes, and how their scales lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CodeRows {
@@ -98,11 +117,11 @@ pub(super) enum CodeRows {
     /// All; scales group by group, for the fast kernels.
     ByGroup,
     /// Those of places: place p has row routes[p] / per_row of x; scales group by group.
-    Places { routes: u64, count: usize, per_row: usize },
+    Places { places: PlaceRows, per_row: usize },
 }
 
 impl CodeRows {
-    pub fn count(self, rows: usize) -> usize {
-        if let CodeRows::Places { count, .. } = self { count } else { rows }
+    pub fn places(self) -> Option<PlaceRows> {
+        if let CodeRows::Places { places, .. } = self { Some(places) } else { None }
     }
 }

@@ -118,21 +118,28 @@ impl Prepared {
 }
 
 impl Prepared {
-    /// As `write`, in the layout of the fast kernels for weights of four bits.
+    /// As `write`, for matrices whose outputs follow each other, in the layout of the fast kernels for weights of four
+    /// bits.
     pub fn write_tiled(
-        &self,
+        stack: &[&Prepared],
         writer: WeightWriter,
         to: &DeviceBuffer,
         [at, scales_at, _]: [usize; 3],
     ) -> super::Result<()> {
-        let HostData::Int4 { packed, scales: GroupScales::Bf16(scales), .. } = &self.data else {
-            unreachable!("the kernels take weights of four bits with bf16 scales")
-        };
-        let whole = writer.allocate(packed.len())?;
-        writer.write(&whole, 0, packed)?;
-        writer.write(to, scales_at, &tiled_scales(scales, self.outs))?;
+        let (outs, ins) = (stack.iter().map(|matrix| matrix.outs).sum(), stack[0].ins);
+        let whole = writer.allocate(stack.iter().map(|matrix| matrix.bytes()).sum())?;
+        let (mut written, mut all_scales) = (0, Vec::new());
+        for matrix in stack {
+            let HostData::Int4 { packed, scales: GroupScales::Bf16(scales), .. } = &matrix.data else {
+                unreachable!("the kernels take weights of four bits with bf16 scales")
+            };
+            writer.write(&whole, written, packed)?;
+            written += packed.len();
+            all_scales.extend_from_slice(scales);
+        }
+        writer.write(to, scales_at, &tiled_scales(&all_scales, outs))?;
         writer.wait()?;
-        repack(writer.device, &whole, to.address() + at as u64, [self.outs, self.ins])?;
+        repack(writer.device, &whole, to.address() + at as u64, [outs, ins])?;
         // The kernel reads `whole`.
         writer.device.wait()
     }

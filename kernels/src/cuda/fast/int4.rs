@@ -50,14 +50,20 @@ const fn mxfp4(kernel: &'static str, rows: usize, stages: usize, widths: [usize;
 
 /// As int4.h lists them.
 pub(super) const TILES: &[Int4Tile] = &[
-    int4("int4_few_2048x7168", 16, 8, [2048, 7168], FEW_SHARED),
-    int4("int4_many_2048x7168", 128, 4, [2048, 7168], MANY_SHARED),
+    int4("int4_few_4096x7168", 16, 8, [4096, 7168], FEW_SHARED),
+    int4("int4_many_4096x7168", 128, 4, [4096, 7168], MANY_SHARED),
     int4("int4_few_7168x2048", 16, 8, [7168, 2048], FEW_SHARED),
     int4("int4_many_7168x2048", 128, 4, [7168, 2048], MANY_SHARED),
+    mxfp4("mxfp4_few_5760x2880", 16, 8, [5760, 2880], FEW_SHARED),
+    mxfp4("mxfp4_many_5760x2880", 128, 4, [5760, 2880], MANY_SHARED),
     mxfp4("mxfp4_few_2880x2880", 16, 8, [2880, 2880], FEW_SHARED),
     mxfp4("mxfp4_many_2880x2880", 128, 4, [2880, 2880], MANY_SHARED),
+    int4("int4_few_512x256", 16, 8, [512, 256], FEW_SHARED),
+    int4("int4_many_512x256", 128, 4, [512, 256], MANY_SHARED),
     int4("int4_few_256x256", 16, 8, [256, 256], FEW_SHARED),
     int4("int4_many_256x256", 128, 4, [256, 256], MANY_SHARED),
+    mxfp4("mxfp4_few_384x192", 16, 8, [384, 192], FEW_SHARED),
+    mxfp4("mxfp4_many_384x192", 128, 4, [384, 192], MANY_SHARED),
     mxfp4("mxfp4_few_192x192", 16, 8, [192, 192], FEW_SHARED),
     mxfp4("mxfp4_many_192x192", 128, 4, [192, 192], MANY_SHARED),
 ];

@@ -104,8 +104,8 @@ impl RankOps<'_> {
             (Element::Bf16, Element::F32) => panic!("sum_norm: y must not be bf16 in a model of f32"),
         };
         let (n, ranks) = (int(x.cols), int(self.group.ranks()));
-        let (parts, weight) = (table.of(0), weight.data.address());
-        let args = AddNormRanksArgs { x: x.changed(), parts, weight, out: out.address, n, ranks, factor, eps };
+        let (parts, weight, to) = (table.of(0), weight.data.address(), self.ops.codes_of_norm(&out));
+        let args = AddNormRanksArgs { x: x.changed(), parts, weight, out: out.address, to, n, ranks, factor, eps };
         // SAFETY: x, every part and out have rows * n numbers, weight n.
         unsafe { self.ops.launch(&LaunchPlan::by_row(name, x.rows), &args) };
         out

@@ -144,7 +144,7 @@ fn op_checks<D: Devices>(devices: &D, small: bool) -> Vec<DeviceCheck<'static>> 
         ("draw", Pair::draws),
     ];
     // Against loops that round where the kernels do.
-    let quantized: [(&str, OpCheck<D::Backend>); 8] = [
+    let quantized: [(&str, OpCheck<D::Backend>); 9] = [
         ("linear FP8", Pair::fp8_products),
         ("linear int4, f32 scales", |pair| pair.int4_products(ScaleForm::F32)),
         ("linear int4, bf16 scales", |pair| pair.int4_products(ScaleForm::Bf16)),
@@ -153,6 +153,7 @@ fn op_checks<D: Devices>(devices: &D, small: bool) -> Vec<DeviceCheck<'static>> 
         ("moe FP8 with scales by output, rounded alike", |pair| pair.experts_of(ExpertForm::Fp8ByOutput)),
         ("moe int4, f32 scales, rounded alike", |pair| pair.experts_of(ExpertForm::Int4(ScaleForm::F32))),
         ("moe int4, bf16 scales, rounded alike", |pair| pair.experts_of(ExpertForm::Int4(ScaleForm::Bf16))),
+        ("moe with gate of another form, rounded alike", |pair| pair.experts_of(ExpertForm::Mixed)),
     ];
     let check = |name: String, precision, run: OpCheck<D::Backend>| {
         let devices = devices.clone();

@@ -4,7 +4,7 @@ const LIST: &str = include_str!("../../../../cuda/fast/int4.h");
 const INT4: WeightForm = WeightForm::Int4 { group: GROUP, scales: ScaleForm::Bf16 };
 
 fn shape(inter: usize, hidden: usize, form: WeightForm) -> ExpertShape {
-    ExpertShape { inter, hidden, forms: [form; 3], tiled: None }
+    ExpertShape::new(inter, hidden, [form; 3])
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn tiles_are_those_that_are_compiled() {
 fn experts_of_k2_have_kernels() {
     let plans = Int4Plans::of(&shape(2048, 7168, INT4)).expect("kernels");
     let kernels = [(0, 16), (1, 17), (2, 1), (2, 1000)].map(|(which, rows)| plans.tile(which, rows).kernel);
-    let expected = ["int4_few_2048x7168", "int4_many_2048x7168", "int4_few_7168x2048", "int4_many_7168x2048"];
+    let expected = ["int4_few_4096x7168", "int4_many_4096x7168", "int4_few_7168x2048", "int4_many_7168x2048"];
     assert_eq!(kernels, expected);
 }
 
@@ -34,13 +34,15 @@ fn experts_of_gpt_oss_have_kernels_and_padded_outputs() {
     let mut shape = shape(2880, 2880, WeightForm::Mxfp4);
     let plans = Int4Plans::of(&shape).expect("kernels");
     let kernels = [(0, 16), (2, 17)].map(|(which, rows)| plans.tile(which, rows).kernel);
-    assert_eq!(kernels, ["mxfp4_few_2880x2880", "mxfp4_many_2880x2880"]);
+    assert_eq!(kernels, ["mxfp4_few_5760x2880", "mxfp4_many_2880x2880"]);
     shape.tiled = Some(Int4Plans::COLUMNS);
-    assert_eq!(shape.parts(0), [3072 * 1440, 3072 * 90 * 2, 0]);
+    assert_eq!(shape.parts(0), [5888 * 1440, 5888 * 90 * 2, 0]);
+    assert_eq!(shape.parts(1), [0; 3]);
+    assert_eq!(shape.parts(2), [3072 * 1440, 3072 * 90 * 2, 0]);
     let [x, weights, scales] = plans.tile(0, 1).maps(5, 32);
     assert_eq!(x.dims, [2880, 5, 1]);
-    assert_eq!((weights.dims, weights.bytes()), ([16, 384, 32 * 180], 32 * 3072 * 1440));
-    assert_eq!((scales.dims, scales.bytes()), ([16, 192, 32 * 90], 32 * 3072 * 90 * 2));
+    assert_eq!((weights.dims, weights.bytes()), ([16, 736, 32 * 180], 32 * 5888 * 1440));
+    assert_eq!((scales.dims, scales.bytes()), ([16, 368, 32 * 90], 32 * 5888 * 90 * 2));
 }
 
 #[test]
@@ -54,8 +56,9 @@ fn other_experts_have_none() {
     ] {
         assert_eq!(Int4Plans::of(&shape(2048, 7168, form)), None, "{form:?}");
     }
-    let mixed = ExpertShape { forms: [INT4, INT4, WeightForm::Bf16], ..shape(2048, 7168, INT4) };
-    assert_eq!(Int4Plans::of(&mixed), None, "mixed forms");
+    for mixed in [[INT4, INT4, WeightForm::Bf16], [INT4, WeightForm::Bf16, INT4]] {
+        assert_eq!(Int4Plans::of(&ExpertShape::new(2048, 7168, mixed)), None, "mixed forms");
+    }
 }
 
 #[test]
@@ -85,10 +88,10 @@ fn scales_of_padding_are_zero() {
 fn maps_describe_weights_of_several_experts() {
     let [x, weights, scales] = TILES[0].maps(300, 48);
     assert_eq!((x.dims, x.strides, x.boxes, x.swizzled), ([7168, 300, 1], [7168, 0], [64, 16, 1], true));
-    assert_eq!((weights.dims, weights.strides), ([16, 256, 48 * 448], [16, 4096]));
+    assert_eq!((weights.dims, weights.strides), ([16, 512, 48 * 448], [16, 8192]));
     assert_eq!((weights.element, weights.boxes), (MapElement::Word, [16, 32, 4]));
-    assert_eq!(weights.bytes(), 48 * INT4.bytes(2048, 7168));
-    assert_eq!((scales.dims, scales.strides, scales.boxes), ([16, 128, 48 * 224], [16, 2048], [16, 16, 2]));
-    assert_eq!(scales.bytes(), 48 * INT4.scale_bytes(2048, 7168));
+    assert_eq!(weights.bytes(), 48 * INT4.bytes(4096, 7168));
+    assert_eq!((scales.dims, scales.strides, scales.boxes), ([16, 256, 48 * 224], [16, 4096], [16, 16, 2]));
+    assert_eq!(scales.bytes(), 48 * INT4.scale_bytes(4096, 7168));
     assert!([x, weights, scales].iter().all(|map| map.fits(4096)));
 }

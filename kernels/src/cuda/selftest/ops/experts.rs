@@ -37,6 +37,8 @@ pub(super) enum ExpertForm {
     Fp8,
     Fp8ByOutput,
     Int4(ScaleForm),
+    /// Gate in int4, the others in bf16.
+    Mixed,
 }
 
 /// The numbers that a product has, and what its results are multiplied with.
@@ -118,13 +120,15 @@ impl<B: Backend> Pair<B> {
             let mut numbers = Vec::new();
             let mut weights = Vec::new();
             for id in 0..experts as u32 {
-                let mut one = |outs, ins| match form {
-                    ExpertForm::Bf16 => self.random.bf16(outs, ins),
+                let mut one = |form, outs, ins| match form {
+                    ExpertForm::Bf16 | ExpertForm::Mixed => self.random.bf16(outs, ins),
                     ExpertForm::Fp8 => self.random.fp8(outs, ins),
                     ExpertForm::Fp8ByOutput => self.random.fp8_by_output(outs, ins),
                     ExpertForm::Int4(scales) => self.random.int4(outs, ins, 32, scales),
                 };
-                let [gate, up, down] = [one(inter, hidden)?, one(inter, hidden)?, one(hidden, inter)?];
+                let of_gate = if form == ExpertForm::Mixed { ExpertForm::Int4(ScaleForm::Bf16) } else { form };
+                let [gate, up, down] =
+                    [one(of_gate, inter, hidden)?, one(form, inter, hidden)?, one(form, hidden, inter)?];
                 numbers.push([codes_and_scales(&gate)?, codes_and_scales(&up)?, codes_and_scales(&down)?]);
                 weights.push(Ok(ExpertWeights { id, gate: gate.weight, up: up.weight, down: down.weight }));
             }
@@ -146,7 +150,7 @@ impl<B: Backend> Pair<B> {
                 let got = self.device.moe(&batch, &x, &routes, &on_device, None, None)?;
                 let quantize = |x: &[f32], cols| match form {
                     ExpertForm::Fp8 | ExpertForm::Fp8ByOutput => reference::quantize_fp8(x, cols),
-                    ExpertForm::Bf16 | ExpertForm::Int4(_) => x.to_vec(),
+                    ExpertForm::Bf16 | ExpertForm::Int4(_) | ExpertForm::Mixed => x.to_vec(),
                 };
                 let input = quantize(x_cpu.data(), hidden);
                 let mut want = vec![0.0; rows * hidden];
