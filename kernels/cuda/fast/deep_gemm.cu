@@ -9,6 +9,9 @@
 
 namespace {
 
+// Of out: as wide as its boxes.
+constexpr uint32_t swizzle_of(uint32_t columns) { return columns < 64 ? 2 * columns : 128; }
+
 constexpr uint32_t BLOCKS = 132, COPY_THREADS = 128, SWIZZLE = 128, FP8_DEPTH = 128, BF16_DEPTH = 64;
 constexpr auto BY_K = cute::UMMA::Major::K;
 
@@ -23,11 +26,11 @@ template <class X, class Out, deep_gemm::GemmType TYPE, uint32_t ROWS, uint32_t 
           uint32_t CLUSTER, uint32_t GROUPS>
 constexpr auto kernel() {
   if constexpr (std::is_same_v<X, fp8>)
-    return &deep_gemm::sm90_fp8_gemm_1d2d_impl<BY_K, 0, 0, 0, GROUPS, ROWS, COLS, FP8_DEPTH, SWIZZLE, SWIZZLE, SWIZZLE,
-                                               STAGES, COPY_THREADS, THREADS, CLUSTER, true, BLOCKS, TYPE, Out>;
+    return &deep_gemm::sm90_fp8_gemm_1d2d_impl<BY_K, 0, 0, 0, GROUPS, ROWS, COLS, FP8_DEPTH, SWIZZLE, SWIZZLE,
+                                               swizzle_of(COLS), STAGES, COPY_THREADS, THREADS, CLUSTER, true, BLOCKS, TYPE, Out>;
   else
     return &deep_gemm::sm90_bf16_gemm_impl<BY_K, BY_K, 0, 0, 0, GROUPS, ROWS, COLS, BF16_DEPTH, SWIZZLE, SWIZZLE,
-                                           std::is_same_v<Out, f32> ? 0 : SWIZZLE, STAGES, COPY_THREADS, THREADS, CLUSTER,
+                                           std::is_same_v<Out, f32> ? 0 : swizzle_of(COLS), STAGES, COPY_THREADS, THREADS, CLUSTER,
                                            true, BLOCKS, TYPE, false, Out>;
 }
 

@@ -698,12 +698,12 @@ FUNCTION(cuLaunchKernelEx, const LaunchConfig *config, Kernel *kernel, void **ar
 
 FUNCTION(cuTensorMapEncodeTiled, TensorMap *map, int type, unsigned rank, void *data, const uint64_t *dims,
          const uint64_t *strides, const unsigned *boxes, const unsigned *, int, int swizzle, int, int) {
-  constexpr int SWIZZLE_NONE = 0, SWIZZLE_128B = 3;
   uint64_t bytes = type == fast::fp8 ? 1 : type == fast::bf16_numbers ? 2 : type == fast::f32 || type == fast::words ? 4 : 0;
-  bool swizzled = swizzle == SWIZZLE_128B;
-  if (bytes == 0 || (rank != 2 && rank != 3) || (!swizzled && swizzle != SWIZZLE_NONE)) return INVALID_VALUE;
+  // 1 to 3: of 32, 64 or 128 bytes, as wide as a box.
+  bool swizzled = swizzle != 0;
+  if (bytes == 0 || (rank != 2 && rank != 3) || swizzle < 0 || swizzle > 3) return INVALID_VALUE;
   if (uintptr_t(data) % 16 || strides[0] % 16 || (rank == 3 && strides[1] % 16)) return INVALID_VALUE;
-  if (boxes[0] * bytes % 16 || boxes[0] > 256 || boxes[1] > 256 || (swizzled && boxes[0] * bytes != 128)) return INVALID_VALUE;
+  if (boxes[0] * bytes % 16 || boxes[0] > 256 || boxes[1] > 256 || (swizzled && boxes[0] * bytes != 16u << swizzle)) return INVALID_VALUE;
   *map = host_tensor_map({data, dims[1], dims[0], strides[0], boxes[1], boxes[0], rank == 3 ? dims[2] : 1,
                           rank == 3 ? strides[1] : 0, uint64_t(type), swizzled, rank == 3 ? boxes[2] : 1});
   return SUCCESS;

@@ -50,9 +50,9 @@ impl OpStream {
     }
 
     /// x times the weight transposed. x has scales by group if the weight is FP8.
-    pub fn fast_dense(&self, plan: GemmPlan, x: &Operand, weight: &Matrix, out: &DeviceTensor) {
+    pub fn fast_dense(&self, tile: &TileKernel, x: &Operand, weight: &Matrix, out: &DeviceTensor) {
         let Matrix { outs: n, ins: k, .. } = *weight;
-        let (rows, tile) = (out.rows, plan.tile(out.rows));
+        let rows = out.rows;
         let scales = (tile.numbers == OperandType::Fp8).then(|| ((x.scales, tile.x_scales(rows, k)), weight.scales()));
         let maps = Maps {
             x: (x.address, tile.x([1, rows, k], [x.stride, 0])),

@@ -65,7 +65,7 @@ impl OpStream {
     /// silu(gate) * up times the weight transposed.
     pub fn product_of_gated(&self, gate: &DeviceTensor, up: &DeviceTensor, weight: &Matrix) -> DeviceTensor {
         if !weight.form.is_fp8() {
-            return self.product(&self.silu_mul_rows(gate, up, 0), weight, None, gate.element);
+            return self.product(&self.silu_mul_rows(gate, up, None), weight, None, gate.element);
         }
         let codes = |which| self.silu_mul_operand(gate, up, weight.form, which);
         self.product_of(gate, codes, weight, None, gate.element)
@@ -102,7 +102,7 @@ impl OpStream {
         let result = self.tensor(x.rows, outs, result_of(out, form));
         let operand = |which| if form.is_fp8() { codes(which) } else { Operand::plain(x) };
         if let Some(plan) = self.dense_plan(x, weight, result.element).filter(|_| bias.is_none()) {
-            self.fast_dense(plan, &operand(CodeRows::ByGroup), weight, &result);
+            self.fast_dense(plan.tile(x.rows), &operand(CodeRows::ByGroup), weight, &result);
             return result;
         }
         let operand = operand(CodeRows::All);

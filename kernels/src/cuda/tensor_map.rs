@@ -18,7 +18,7 @@ pub struct TensorBoxes {
     /// Of the second and third dimension.
     pub strides: [usize; 2],
     pub boxes: [usize; 3],
-    /// Boxes of 128 bytes are stored with the 128-byte swizzle.
+    /// Boxes of 32, 64 or 128 bytes are stored with the swizzle of as many bytes.
     pub swizzled: bool,
 }
 
@@ -45,6 +45,16 @@ pub const MAP_ALIGNMENT: usize = 16;
 /// The largest side of a box, in numbers.
 const MAP_BOX: usize = 256;
 
+/// For boxes that are so many bytes wide.
+fn swizzle_of(bytes: usize) -> Option<sys::CUtensorMapSwizzle> {
+    match bytes {
+        32 => Some(sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B),
+        64 => Some(sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B),
+        128 => Some(sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B),
+        _ => None,
+    }
+}
+
 impl TensorBoxes {
     /// The bytes from the first number to the end of the last.
     pub fn bytes(&self) -> usize {
@@ -62,7 +72,7 @@ impl TensorBoxes {
             && self.dims.iter().all(|&dim| dim > 0 && dim <= u32::MAX as usize)
             && self.boxes.iter().all(|&side| side > 0 && side <= MAP_BOX)
             && (self.boxes[0] * bytes).is_multiple_of(MAP_ALIGNMENT)
-            && (!self.swizzled || self.boxes[0] * bytes == 128)
+            && (!self.swizzled || swizzle_of(self.boxes[0] * bytes).is_some())
     }
 }
 
@@ -78,11 +88,8 @@ impl TensorMap {
             MapElement::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             MapElement::Word => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_INT32,
         };
-        let swizzle = if swizzled {
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
-        } else {
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE
-        };
+        let swizzle = swizzle_of(sides[0] * element.bytes()).filter(|_| swizzled);
+        let swizzle = swizzle.unwrap_or(sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE);
         let (dims, strides) = (dims.map(|dim| dim as u64), strides.map(|stride| (stride * element.bytes()) as u64));
         let (sides, steps) = (sides.map(|side| side as u32), [1u32; 3]);
         let rank = if dims[2] > 1 { 3 } else { 2 };

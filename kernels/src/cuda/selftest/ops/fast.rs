@@ -1,7 +1,11 @@
 //! The fast kernels against the plain ones on the same device, at the widths of a rank of Kimi K2 (eight ranks):
 //! numbers, and bits over the number of rows. On an emulated device the widths are small.
 
+use super::super::super::error::shape;
+use super::super::super::fast::TileKernel;
+use super::super::super::form::Element;
 use super::super::super::image::has_fast_kernels;
+use super::super::super::tensor::{CodeRows, Operand};
 use super::super::super::{Cuda, CudaDevice, CudaDevices, KernelTier};
 use super::super::{DeviceCheck, Row};
 use super::{BF16, Differences, FEW_MULTIPROCESSORS, Stored};
@@ -60,7 +64,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
             Ok(())
         })]);
     }
-    let all: [(&str, TierCheck); 13] = [
+    let all: [(&str, TierCheck); 14] = [
         ("products with bf16 weights", |tiers| tiers.products(TestWeights::Bf16)),
         ("products with FP8 weights", |tiers| tiers.products(TestWeights::Fp8)),
         ("products with FP8 weights by output", |tiers| tiers.products(TestWeights::Fp8ByOutput)),
@@ -71,6 +75,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
         ("experts in MXFP4", |tiers| tiers.experts(TestWeights::Mxfp4)),
         ("latent attention", Tiers::latent),
         ("bits of products over rows", Tiers::bits_of_products),
+        ("bits of products over tiles", Tiers::bits_of_tiles),
         ("bits of products with shared codes", Tiers::bits_of_codes),
         ("bits of experts over rows", Tiers::bits_of_experts),
         ("bits of latent attention over rows", Tiers::bits_of_latent),
@@ -123,6 +128,18 @@ impl TestWeights {
     fn of_experts(self, widths: Widths) -> Widths {
         let [hidden, inter] = self.widths_of_experts([widths.hidden, widths.inter]);
         Widths { hidden, inter, ..widths }
+    }
+
+    /// The widths at which experts are compared: DeepGEMM's kernels take multiples of 64 too.
+    fn all_of_experts(self, widths: Widths) -> Vec<Widths> {
+        let usual = self.of_experts(widths);
+        // Half a block of scales is left.
+        let odd = |width: usize| (width / 4).next_multiple_of(128) + 64;
+        let odd = Widths { hidden: odd(usual.hidden), inter: odd(usual.inter), ..usual };
+        match self {
+            TestWeights::Int4 | TestWeights::Mxfp4 => vec![usual],
+            TestWeights::Bf16 | TestWeights::Fp8 | TestWeights::Fp8ByOutput => vec![usual, odd],
+        }
     }
 }
 
@@ -247,9 +264,36 @@ impl Tiers {
         Ok(check.row())
     }
 
+    /// The bits of a product by each tile that takes it.
+    fn bits_of_tiles(&mut self) -> Result<Row> {
+        let mut check = Differences::within(0.0);
+        let (ins, rows) = (self.widths.hidden, 70);
+        for (weights, out) in
+            [(TestWeights::Bf16, Element::Bf16), (TestWeights::Bf16, Element::F32), (TestWeights::Fp8, Element::Bf16)]
+        {
+            let weight = self.weight(328, ins, weights)?;
+            let weight = self.fast.linear_weight(weight, Precision::Bf16)?.0;
+            let x = Self::activation(&self.fast, &self.random.numbers(rows * ins, 1.0), ins)?;
+            let ops = &self.fast.ops;
+            let operand = match weights {
+                TestWeights::Fp8 => ops.quantized(&x, CodeRows::ByGroup),
+                _ => Operand::plain(&x),
+            };
+            let plan = ops.dense_plan(&x, &weight, out).ok_or_else(|| shape("tiles", "no fast kernel".into()))?;
+            let by = |tile: &TileKernel| {
+                let result = ops.tensor(rows, weight.outs, out);
+                ops.fast_dense(tile, &operand, &weight, &result);
+                self.fast.to_host(&result)
+            };
+            let want = by(plan.tile(rows));
+            plan.tiles().for_each(|tile| check.compare(tile.kernel, &by(tile), &want));
+        }
+        Ok(check.row())
+    }
+
     /// Experts, a router's scores for rows, and the rows. The first expert gets no row, the second one of each.
-    fn moe(&mut self, weights: TestWeights, rows: usize) -> Result<MoeCase> {
-        let Widths { hidden, inter, experts, .. } = weights.of_experts(self.widths);
+    fn moe(&mut self, weights: TestWeights, widths: Widths, rows: usize) -> Result<MoeCase> {
+        let Widths { hidden, inter, experts, .. } = widths;
         let matrices = (0..experts)
             .map(|_| {
                 let gate = self.weight(inter, hidden, weights)?;
@@ -268,27 +312,34 @@ impl Tiers {
 
     fn experts(&mut self, weights: TestWeights) -> Result<Row> {
         let mut check = Differences::of_roundings();
-        let (widths, most) = (weights.of_experts(self.widths), *self.widths.rows.last().expect("some rows"));
-        let case = self.moe(weights, most)?;
-        let (fast, plain) = (case.load(&self.fast)?, case.load(&self.plain)?);
-        for &rows in widths.rows {
-            let got = case.run(&mut self.fast, &fast, 0..rows, widths)?;
-            let want = case.run(&mut self.plain, &plain, 0..rows, widths)?;
-            check.compare(format_args!("{rows} rows to {} of {} experts", widths.top_k, widths.experts), &got, &want);
+        let most = *self.widths.rows.last().expect("some rows");
+        for widths in weights.all_of_experts(self.widths) {
+            let case = self.moe(weights, widths, most)?;
+            let (fast, plain) = (case.load(&self.fast)?, case.load(&self.plain)?);
+            for &rows in widths.rows {
+                let got = case.run(&mut self.fast, &fast, 0..rows, widths)?;
+                let want = case.run(&mut self.plain, &plain, 0..rows, widths)?;
+                let Widths { hidden, inter, experts, top_k, .. } = widths;
+                let name = format_args!("{rows} rows to {top_k} of {experts} experts of {hidden} and {inter}");
+                check.compare(name, &got, &want);
+            }
         }
         Ok(check.row())
     }
 
     fn bits_of_experts(&mut self) -> Result<Row> {
         let mut check = Differences::within(0.0);
-        // Enough rows for the large tile.
-        let most = 65 * self.widths.experts / self.widths.top_k + 1;
-        for weights in [TestWeights::Bf16, TestWeights::Fp8, TestWeights::Int4, TestWeights::Mxfp4] {
-            let widths = weights.of_experts(self.widths);
-            let case = self.moe(weights, most)?;
+        // Enough rows for the largest tile, and for the one of 32 rows.
+        let of_each = |rows: usize| rows * self.widths.experts / self.widths.top_k + 1;
+        let (most, some) = (of_each(65), of_each(9));
+        let forms = [TestWeights::Bf16, TestWeights::Fp8, TestWeights::Int4, TestWeights::Mxfp4];
+        let cases =
+            forms.into_iter().flat_map(|form| form.all_of_experts(self.widths).into_iter().map(move |w| (form, w)));
+        for (weights, widths) in cases.collect::<Vec<_>>() {
+            let case = self.moe(weights, widths, most)?;
             let experts = case.load(&self.fast)?;
             let all = case.run(&mut self.fast, &experts, 0..most, widths)?;
-            for part in [0..1, most - 1..most, 3..67] {
+            for part in [0..1, most - 1..most, 3..67, 2..2 + some] {
                 let got = case.run(&mut self.fast, &experts, part.clone(), widths)?;
                 let want = &all[part.start * widths.hidden..part.end * widths.hidden];
                 check.compare(format_args!("rows {part:?} of {most}"), &got, want);
