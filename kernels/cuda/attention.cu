@@ -176,15 +176,15 @@ DEVICE void attend(const AttentionArgs &a, const L *lanes) {
 
 }  // namespace attention
 
-extern "C" __global__ void __launch_bounds__(128) attention_f32(const AttentionArgs a) {
+ENTRY(attention_f32, (128), AttentionArgs) {
   attention::attend<float, float>(a, static_cast<attention::Unsplit *>(nullptr));
 }
-extern "C" __global__ void __launch_bounds__(128) attention_bf16(const AttentionArgs a) {
+ENTRY(attention_bf16, (128), AttentionArgs) {
   attention::attend<bf16, bf16>(a, static_cast<attention::Unsplit *>(nullptr));
 }
-extern "C" __global__ void __launch_bounds__(128) attention_fp8_f32(const AttentionArgs a) {
+ENTRY(attention_fp8_f32, (128), AttentionArgs) {
   attention::attend<float, uint8_t>(a, static_cast<attention::Unsplit *>(nullptr));
 }
-extern "C" __global__ void __launch_bounds__(128) attention_fp8_bf16(const AttentionArgs a) {
+ENTRY(attention_fp8_bf16, (128), AttentionArgs) {
   attention::attend<bf16, uint8_t>(a, static_cast<attention::Unsplit *>(nullptr));
 }

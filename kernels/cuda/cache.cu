@@ -56,5 +56,5 @@ DEVICE float number(bf16 x) { return to_float(x); }
 
 }  // namespace cache
 
-extern "C" __global__ void __launch_bounds__(128) cache_fp8_f32(const CacheFp8Args a) { cache::store<float>(a); }
-extern "C" __global__ void __launch_bounds__(128) cache_fp8_bf16(const CacheFp8Args a) { cache::store<bf16>(a); }
+ENTRY(cache_fp8_f32, (128), CacheFp8Args) { cache::store<float>(a); }
+ENTRY(cache_fp8_bf16, (128), CacheFp8Args) { cache::store<bf16>(a); }

@@ -55,11 +55,7 @@ DEVICE void add_expert_bias(const ExpertBiasArgs &a) {
   });
 }
 
-extern "C" __global__ void __launch_bounds__(256) clamped_mul_f32(const ClampedMulArgs a) { clamped_mul<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) clamped_mul_bf16(const ClampedMulArgs a) { clamped_mul<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) add_expert_bias_f32(const ExpertBiasArgs a) {
-  add_expert_bias<float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) add_expert_bias_bf16(const ExpertBiasArgs a) {
-  add_expert_bias<bf16>(a);
-}
+ENTRY(clamped_mul_f32, (256), ClampedMulArgs) { clamped_mul<float>(a); }
+ENTRY(clamped_mul_bf16, (256), ClampedMulArgs) { clamped_mul<bf16>(a); }
+ENTRY(add_expert_bias_f32, (256), ExpertBiasArgs) { add_expert_bias<float>(a); }
+ENTRY(add_expert_bias_bf16, (256), ExpertBiasArgs) { add_expert_bias<bf16>(a); }

@@ -7,6 +7,20 @@
 #pragma once
 #include "ptx.cuh"
 
+// A kernel with an argument `a`: ENTRY(name, (threads of a block), Args) { body }. It may be launched before those
+// before it have ended (LaunchPlan::overlaps), so it first waits for them. ENTRY_THAT_MEETS: one that waits for other
+// streams; the next kernel's blocks must not take the place of theirs.
+#define ENTRY_BEGINNING_WITH(first, name, bounds, Args)                                                   \
+  static DEVICE void name##_body(const Args &a);                                                          \
+  extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Args a) {              \
+    first;                                                                                                \
+    name##_body(a);                                                                                       \
+  }                                                                                                       \
+  static DEVICE void name##_body(const Args &a)
+#define ENTRY(name, bounds, Args) \
+  ENTRY_BEGINNING_WITH((wait_for_earlier_kernels(), allow_next_kernel()), name, bounds, Args)
+#define ENTRY_THAT_MEETS(name, bounds, Args) ENTRY_BEGINNING_WITH(wait_for_earlier_kernels(), name, bounds, Args)
+
 constexpr uint32_t NONE = 0xffffffff;
 
 DEVICE float to_float(float x) { return x; }

@@ -146,7 +146,7 @@ DEVICE void delta_net(const DeltaArgs &a) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128) delta_mix_f32(const DeltaArgs a) { delta_mix<float>(a); }
-extern "C" __global__ void __launch_bounds__(128) delta_mix_bf16(const DeltaArgs a) { delta_mix<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(128) delta_net_f32(const DeltaArgs a) { delta_net<float>(a); }
-extern "C" __global__ void __launch_bounds__(128) delta_net_bf16(const DeltaArgs a) { delta_net<bf16>(a); }
+ENTRY(delta_mix_f32, (128), DeltaArgs) { delta_mix<float>(a); }
+ENTRY(delta_mix_bf16, (128), DeltaArgs) { delta_mix<bf16>(a); }
+ENTRY(delta_net_f32, (128, 8), DeltaArgs) { delta_net<float>(a); }
+ENTRY(delta_net_bf16, (128, 8), DeltaArgs) { delta_net<bf16>(a); }

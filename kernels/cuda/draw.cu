@@ -421,7 +421,7 @@ DEVICE void logprobs(const float *logits, int n, uint32_t token, uint32_t wanted
 
 }  // namespace draw
 
-extern "C" __global__ void __launch_bounds__(512, 1) draw_tokens(const DrawArgs a) {
+ENTRY(draw_tokens, (512, 1), DrawArgs) {
   SHARED(draw::Scratch, scratch, 1);
   const DrawTask *tasks = reinterpret_cast<const DrawTask *>(a.block + 2);
   float *processed = static_cast<float *>(a.work) + size_t(blockIdx.x) * 2 * a.vocab;
@@ -447,7 +447,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) draw_tokens(const DrawArgs 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) stash_logits(const DrawArgs a) {
+ENTRY(stash_logits, (256), DrawArgs) {
   const DrawTask *tasks = reinterpret_cast<const DrawTask *>(a.block + 2);
   const DrawStash *stashes = reinterpret_cast<const DrawStash *>(tasks + a.block[0]);
   for (uint32_t i = blockIdx.y; i < a.block[1]; i += gridDim.y) {
@@ -457,14 +457,14 @@ extern "C" __global__ void __launch_bounds__(256) stash_logits(const DrawArgs a)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) keep_drawn(const KeepDrawnArgs a) {
+ENTRY(keep_drawn, (256), KeepDrawnArgs) {
   const DrawTask *tasks = reinterpret_cast<const DrawTask *>(a.block + 2);
   const uint32_t *tokens = a.parts[0];
   for (uint32_t t = threadIdx.x; t < a.block[0]; t += blockDim.x)
     if (tasks[t].keeps != NONE) a.drawn[tasks[t].keeps] = tokens[t];
 }
 
-extern "C" __global__ void __launch_bounds__(256) take_drawn(const TakeDrawnArgs a) {
+ENTRY(take_drawn, (256), TakeDrawnArgs) {
   for (int i = threadIdx.x; i < a.count_ids + a.count_words; i += blockDim.x) {
     const uint32_t *pair = a.block + a.pairs + 2 * i;
     uint32_t token = a.drawn[pair[1]];

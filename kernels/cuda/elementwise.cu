@@ -161,27 +161,21 @@ DEVICE void gelu_of(const GeluArgs &a) {
   static_cast<T *>(a.out)[i] = from_float<T>(a.tanh ? gelu(x) : 0.5f * x * (1 + erff(x * 0.70710678f)));
 }
 
-extern "C" __global__ void __launch_bounds__(256) gelu_f32(const GeluArgs a) { gelu_of<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) gelu_bf16(const GeluArgs a) { gelu_of<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) narrow_bf16(const NarrowArgs a) {
+ENTRY(gelu_f32, (256), GeluArgs) { gelu_of<float>(a); }
+ENTRY(gelu_bf16, (256), GeluArgs) { gelu_of<bf16>(a); }
+ENTRY(narrow_bf16, (256), NarrowArgs) {
   size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < a.n) a.out[i] = to_bf16(a.x[i]);
 }
-extern "C" __global__ void __launch_bounds__(256) silu_mul_f32(const SiluMulArgs a) { gate_mul<float, false>(a); }
-extern "C" __global__ void __launch_bounds__(256, 4) silu_mul_bf16(const SiluMulArgs a) { gate_mul<bf16, false>(a); }
-extern "C" __global__ void __launch_bounds__(256) gelu_mul_f32(const SiluMulArgs a) { gate_mul<float, true>(a); }
-extern "C" __global__ void __launch_bounds__(256) gelu_mul_bf16(const SiluMulArgs a) { gate_mul<bf16, true>(a); }
-extern "C" __global__ void __launch_bounds__(256) sigmoid_mul_f32(const SigmoidMulArgs a) {
-  sigmoid_mul<float, float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) sigmoid_mul_bf16(const SigmoidMulArgs a) {
-  sigmoid_mul<bf16, bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) sigmoid_mul_bf16_f32(const SigmoidMulArgs a) {
-  sigmoid_mul<bf16, float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) add_scaled_f32(const AddScaledArgs a) { add_scaled<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) add_scaled_bf16(const AddScaledArgs a) { add_scaled<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) gather_f32(const GatherArgs a) { gather<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) gather_bf16(const GatherArgs a) { gather<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) scatter_bf16(const ScatterArgs a) { scatter<bf16>(a); }
+ENTRY(silu_mul_f32, (256), SiluMulArgs) { gate_mul<float, false>(a); }
+ENTRY(silu_mul_bf16, (256, 4), SiluMulArgs) { gate_mul<bf16, false>(a); }
+ENTRY(gelu_mul_f32, (256), SiluMulArgs) { gate_mul<float, true>(a); }
+ENTRY(gelu_mul_bf16, (256), SiluMulArgs) { gate_mul<bf16, true>(a); }
+ENTRY(sigmoid_mul_f32, (256), SigmoidMulArgs) { sigmoid_mul<float, float>(a); }
+ENTRY(sigmoid_mul_bf16, (256), SigmoidMulArgs) { sigmoid_mul<bf16, bf16>(a); }
+ENTRY(sigmoid_mul_bf16_f32, (256), SigmoidMulArgs) { sigmoid_mul<bf16, float>(a); }
+ENTRY(add_scaled_f32, (256), AddScaledArgs) { add_scaled<float>(a); }
+ENTRY(add_scaled_bf16, (256), AddScaledArgs) { add_scaled<bf16>(a); }
+ENTRY(gather_f32, (256), GatherArgs) { gather<float>(a); }
+ENTRY(gather_bf16, (256), GatherArgs) { gather<bf16>(a); }
+ENTRY(scatter_bf16, (256), ScatterArgs) { scatter<bf16>(a); }

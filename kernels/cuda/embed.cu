@@ -31,12 +31,12 @@ DEVICE void embed(const EmbedArgs &a) {
   for (int i = threadIdx.x; i < a.hidden; i += blockDim.x) to[i] = held ? to_float(from[i]) : other;
 }
 
-extern "C" __global__ void __launch_bounds__(256) add_positions(const AddPositionsArgs a) {
+ENTRY(add_positions, (256), AddPositionsArgs) {
   uint32_t position = a.positions[blockIdx.x];
   if (position >= a.count) return;
   const float *from = a.table + size_t(position) * a.hidden;
   float *to = a.x + size_t(blockIdx.x) * a.hidden;
   for (int i = threadIdx.x; i < a.hidden; i += blockDim.x) to[i] += from[i];
 }
-extern "C" __global__ void __launch_bounds__(256) embed_f32(const EmbedArgs a) { embed<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) embed_bf16(const EmbedArgs a) { embed<bf16>(a); }
+ENTRY(embed_f32, (256), EmbedArgs) { embed<float>(a); }
+ENTRY(embed_bf16, (256), EmbedArgs) { embed<bf16>(a); }

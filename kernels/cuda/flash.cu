@@ -354,16 +354,16 @@ DEVICE void split(const FlashArgs &a) {
 
 }  // namespace flash
 
-extern "C" __global__ void __launch_bounds__(256, 1) flash_bf16_64(const FlashArgs a) { flash::whole<64, bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256, 1) flash_bf16_128(const FlashArgs a) { flash::whole<128, bf16>(a); }
-extern "C" __global__ void __launch_bounds__(128) flash_split_bf16_64(const FlashArgs a) { flash::split<64, bf16>(a); }
-extern "C" __global__ void __launch_bounds__(128) flash_split_bf16_128(const FlashArgs a) { flash::split<128, bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256, 1) flash_fp8_64(const FlashArgs a) { flash::whole<64, uint8_t>(a); }
-extern "C" __global__ void __launch_bounds__(256, 1) flash_fp8_128(const FlashArgs a) { flash::whole<128, uint8_t>(a); }
-extern "C" __global__ void __launch_bounds__(128) flash_split_fp8_64(const FlashArgs a) { flash::split<64, uint8_t>(a); }
-extern "C" __global__ void __launch_bounds__(128) flash_split_fp8_128(const FlashArgs a) { flash::split<128, uint8_t>(a); }
+ENTRY(flash_bf16_64, (256, 1), FlashArgs) { flash::whole<64, bf16>(a); }
+ENTRY(flash_bf16_128, (256, 1), FlashArgs) { flash::whole<128, bf16>(a); }
+ENTRY(flash_split_bf16_64, (128), FlashArgs) { flash::split<64, bf16>(a); }
+ENTRY(flash_split_bf16_128, (128), FlashArgs) { flash::split<128, bf16>(a); }
+ENTRY(flash_fp8_64, (256, 1), FlashArgs) { flash::whole<64, uint8_t>(a); }
+ENTRY(flash_fp8_128, (256, 1), FlashArgs) { flash::whole<128, uint8_t>(a); }
+ENTRY(flash_split_fp8_64, (128), FlashArgs) { flash::split<64, uint8_t>(a); }
+ENTRY(flash_split_fp8_128, (128), FlashArgs) { flash::split<128, uint8_t>(a); }
 
-extern "C" __global__ void __launch_bounds__(128) flash_merge(const FlashArgs a) {
+ENTRY(flash_merge, (128), FlashArgs) {
   int row = a.first + blockIdx.x, head = blockIdx.y, column = threadIdx.x, end = a.partial_stride - 4;
   if (a.sequences[row] == NONE) return;
   int last = a.positions[row], first = flash::first_seen(a, last) / flash::CHUNK;

@@ -306,6 +306,9 @@ inline void set_up() {
   sigaction(SIGBUS, &action, nullptr);
 }
 
+// Whether a kernel has waited for those before it; the driver looks at it.
+inline bool waited;
+
 // Runs `call`, a call of a kernel, for every thread of the grid.
 inline void launch(const char *name, dim3 grid, dim3 threads, size_t shared, std::function<void()> call) {
   set_up();

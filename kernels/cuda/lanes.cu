@@ -115,23 +115,15 @@ DEVICE void join(const LaneJoinArgs &a) {
 
 }  // namespace lanes
 
-extern "C" __global__ void __launch_bounds__(128) lane_gather_f32(const LaneGatherArgs a) { lanes::gather<float>(a); }
-extern "C" __global__ void __launch_bounds__(128) lane_gather_bf16(const LaneGatherArgs a) { lanes::gather<bf16>(a); }
+ENTRY(lane_gather_f32, (128), LaneGatherArgs) { lanes::gather<float>(a); }
+ENTRY(lane_gather_bf16, (128), LaneGatherArgs) { lanes::gather<bf16>(a); }
 
-extern "C" __global__ void __launch_bounds__(128) lane_attention_f32(const LaneAttentionArgs a) {
-  attention::attend<float, float>(a.of, &a);
-}
-extern "C" __global__ void __launch_bounds__(128) lane_attention_bf16(const LaneAttentionArgs a) {
-  attention::attend<bf16, bf16>(a.of, &a);
-}
-extern "C" __global__ void __launch_bounds__(128) lane_attention_fp8_f32(const LaneAttentionArgs a) {
-  attention::attend<float, uint8_t>(a.of, &a);
-}
-extern "C" __global__ void __launch_bounds__(128) lane_attention_fp8_bf16(const LaneAttentionArgs a) {
-  attention::attend<bf16, uint8_t>(a.of, &a);
-}
+ENTRY(lane_attention_f32, (128), LaneAttentionArgs) { attention::attend<float, float>(a.of, &a); }
+ENTRY(lane_attention_bf16, (128), LaneAttentionArgs) { attention::attend<bf16, bf16>(a.of, &a); }
+ENTRY(lane_attention_fp8_f32, (128), LaneAttentionArgs) { attention::attend<float, uint8_t>(a.of, &a); }
+ENTRY(lane_attention_fp8_bf16, (128), LaneAttentionArgs) { attention::attend<bf16, uint8_t>(a.of, &a); }
 
-extern "C" __global__ void __launch_bounds__(128) lane_merge(const LaneMergeArgs a) {
+ENTRY(lane_merge, (128), LaneMergeArgs) {
   int row = blockIdx.x, head = blockIdx.y, i = blockIdx.z, lane = a.lane_first + i * a.lane_step;
   bool has_work = a.sequences[row] != NONE;
   int pieces = has_work ? (latent::seen(a.positions[row], lane) + a.chunk - 1) / a.chunk : 0;
@@ -157,6 +149,6 @@ extern "C" __global__ void __launch_bounds__(128) lane_merge(const LaneMergeArgs
   if (threadIdx.x == 0) a.scales[at] = pieces ? largest + log2f(total) : -INFINITY;
 }
 
-extern "C" __global__ void __launch_bounds__(128) lane_join_f32(const LaneJoinArgs a) { lanes::join<float, float>(a); }
-extern "C" __global__ void __launch_bounds__(128) lane_join_f32_bf16(const LaneJoinArgs a) { lanes::join<bf16, float>(a); }
-extern "C" __global__ void __launch_bounds__(128) lane_join_bf16(const LaneJoinArgs a) { lanes::join<bf16, bf16>(a); }
+ENTRY(lane_join_f32, (128), LaneJoinArgs) { lanes::join<float, float>(a); }
+ENTRY(lane_join_f32_bf16, (128), LaneJoinArgs) { lanes::join<bf16, float>(a); }
+ENTRY(lane_join_bf16, (128), LaneJoinArgs) { lanes::join<bf16, bf16>(a); }

@@ -97,7 +97,7 @@ DEVICE bool continues(const LatentWorkArgs &a, int row) {
 
 }  // namespace latent
 
-extern "C" __global__ void __launch_bounds__(256) latent_work(const LatentWorkArgs a) {
+ENTRY(latent_work, (256), LatentWorkArgs) {
   SHARED(int, sums, 2 * latent::THREADS);
   int thread = threadIdx.x, end = a.first + a.rows, before = 0, all = 0;
   for (int base = a.first; base < end; base += latent::THREADS) {
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(256) latent_work(const LatentWorkAr
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128) latent_merge(const LatentMergeArgs a) {
+ENTRY(latent_merge, (128), LatentMergeArgs) {
   int index = blockIdx.x, row = a.first + index, head = blockIdx.y;
   bf16 *out = a.out + size_t(row) * a.out_stride + head * latent::LATENT;
   bool has_work = a.sequences[row] != NONE;

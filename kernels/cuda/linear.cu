@@ -347,34 +347,14 @@ DEVICE void tensor(const LinearArgs &a) {
 
 }  // namespace linear
 
-extern "C" __global__ void __launch_bounds__(256) linear_f32(const LinearArgs a) { linear::plain(a); }
-extern "C" __global__ void __launch_bounds__(128, 4) linear_bf16(const LinearArgs a) {
-  linear::tensor<linear::Plain, bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 4) linear_bf16_f32(const LinearArgs a) {
-  linear::tensor<linear::Plain, float>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) linear_fp8(const LinearArgs a) {
-  linear::tensor<linear::Fp8, bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) linear_fp8_f32(const LinearArgs a) {
-  linear::tensor<linear::Fp8, float>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) linear_int4(const LinearArgs a) {
-  linear::tensor<linear::Int4<float>, bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) linear_int4_f32(const LinearArgs a) {
-  linear::tensor<linear::Int4<float>, float>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) linear_int4_bf16_scales(const LinearArgs a) {
-  linear::tensor<linear::Int4<bf16>, bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) linear_int4_bf16_scales_f32(const LinearArgs a) {
-  linear::tensor<linear::Int4<bf16>, float>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) linear_mxfp4(const LinearArgs a) {
-  linear::tensor<linear::Int4<bf16, linear::E2m1>, bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(128, 2) linear_mxfp4_f32(const LinearArgs a) {
-  linear::tensor<linear::Int4<bf16, linear::E2m1>, float>(a);
-}
+ENTRY(linear_f32, (256), LinearArgs) { linear::plain(a); }
+ENTRY(linear_bf16, (128, 4), LinearArgs) { linear::tensor<linear::Plain, bf16>(a); }
+ENTRY(linear_bf16_f32, (128, 4), LinearArgs) { linear::tensor<linear::Plain, float>(a); }
+ENTRY(linear_fp8, (128, 2), LinearArgs) { linear::tensor<linear::Fp8, bf16>(a); }
+ENTRY(linear_fp8_f32, (128, 2), LinearArgs) { linear::tensor<linear::Fp8, float>(a); }
+ENTRY(linear_int4, (128, 2), LinearArgs) { linear::tensor<linear::Int4<float>, bf16>(a); }
+ENTRY(linear_int4_f32, (128, 2), LinearArgs) { linear::tensor<linear::Int4<float>, float>(a); }
+ENTRY(linear_int4_bf16_scales, (128, 2), LinearArgs) { linear::tensor<linear::Int4<bf16>, bf16>(a); }
+ENTRY(linear_int4_bf16_scales_f32, (128, 2), LinearArgs) { linear::tensor<linear::Int4<bf16>, float>(a); }
+ENTRY(linear_mxfp4, (128, 2), LinearArgs) { linear::tensor<linear::Int4<bf16, linear::E2m1>, bf16>(a); }
+ENTRY(linear_mxfp4_f32, (128, 2), LinearArgs) { linear::tensor<linear::Int4<bf16, linear::E2m1>, float>(a); }

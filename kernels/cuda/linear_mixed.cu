@@ -104,7 +104,7 @@ DEVICE void tile(const LinearArgs &a) {
 
 }  // namespace linear_mixed_of
 
-extern "C" __global__ void __launch_bounds__(256) linear_mixed(const LinearArgs a) {
+ENTRY(linear_mixed, (256), LinearArgs) {
   if (a.rows <= linear_mixed_of::FEW)
     linear_mixed_of::tile<1, 1>(a);
   else

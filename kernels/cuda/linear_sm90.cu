@@ -71,10 +71,6 @@ DEVICE void product(const LinearSm90Args &a) {
 
 }  // namespace linear_sm90
 
-extern "C" __global__ void __launch_bounds__(160) linear_sm90_bf16(const __grid_constant__ LinearSm90Args a) {
-  linear_sm90::product<bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(160) linear_sm90_f32(const __grid_constant__ LinearSm90Args a) {
-  linear_sm90::product<float>(a);
-}
+ENTRY(linear_sm90_bf16, (160), LinearSm90Args) { linear_sm90::product<bf16>(a); }
+ENTRY(linear_sm90_f32, (160), LinearSm90Args) { linear_sm90::product<float>(a); }
 #endif

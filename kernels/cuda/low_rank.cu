@@ -73,10 +73,8 @@ DEVICE void low_rank_up(const LowRankArgs &a) {
   *y = from_float<Y>(to_float(*y) + sum);
 }
 
-extern "C" __global__ void __launch_bounds__(256) low_rank_down_f32(const LowRankArgs a) { low_rank_down<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) low_rank_down_bf16(const LowRankArgs a) { low_rank_down<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) low_rank_up_f32(const LowRankArgs a) { low_rank_up<float, float>(a); }
-extern "C" __global__ void __launch_bounds__(256) low_rank_up_bf16(const LowRankArgs a) { low_rank_up<bf16, bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) low_rank_up_bf16_f32(const LowRankArgs a) {
-  low_rank_up<bf16, float>(a);
-}
+ENTRY(low_rank_down_f32, (256), LowRankArgs) { low_rank_down<float>(a); }
+ENTRY(low_rank_down_bf16, (256), LowRankArgs) { low_rank_down<bf16>(a); }
+ENTRY(low_rank_up_f32, (256), LowRankArgs) { low_rank_up<float, float>(a); }
+ENTRY(low_rank_up_bf16, (256), LowRankArgs) { low_rank_up<bf16, bf16>(a); }
+ENTRY(low_rank_up_bf16_f32, (256), LowRankArgs) { low_rank_up<bf16, float>(a); }

@@ -14,9 +14,9 @@
 // moe_place_few: the same from ids and held_ids alone, for at most 2048 routes. One block.
 // moe_combine: out [rows, n] f32 = the sum of weights[r] * parts[r] over the row's routes r, in ascending order of
 //   their expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T, or with places (may be null) [room,
-//   n] by place. Routes whose expert is not held are left out (held [experts] is 0; null: all are held). So the order of
-//   sums does not depend on which rank has which expert. Rows without a token get zeros. Grid: (rows, ceil(n / 256)).
-//   top_k <= 64.
+//   n] by place. Routes whose expert is not held are left out (held [experts] is 0; null: all are held). So the order
+//   of sums does not depend on which rank has which expert. Rows without a token get zeros. Grid: (rows, ceil(n /
+//   256)). top_k <= 64.
 //
 // Any sizes. Exact, but for moe_combine: f32 sums.
 #pragma once
@@ -72,7 +72,7 @@ DEVICE void sort_routes(const uint32_t *ids, int top_k, uint32_t *sorted) {
 
 }  // namespace moe
 
-extern "C" __global__ void __launch_bounds__(256) moe_count(const MoeAlignArgs a) {
+ENTRY(moe_count, (256), MoeAlignArgs) {
   SHARED(uint32_t, total, 1);
   if (threadIdx.x == 0) *total = 0;
   __syncthreads();
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_count(const MoeAlignArgs a
   if (threadIdx.x == 0) a.counts[blockIdx.x] = *total;
 }
 
-extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a) {
+ENTRY(moe_align, (256), MoeAlignArgs) {
   SHARED(uint32_t, warps, 8);
   SHARED(uint32_t, before, 1);
   int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) moe_place(const MoePlaceArgs a) {
+ENTRY(moe_place, (256), MoePlaceArgs) {
   SHARED(uint32_t, before, 1);
   const MoePlaces &to = a.to;
   int expert = blockIdx.x;
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_place(const MoePlaceArgs a
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) moe_place_few(const MoePlaceFewArgs a) {
+ENTRY(moe_place_few, (256), MoePlaceFewArgs) {
   using Four = Several<uint32_t, 4>;
   constexpr int MOST = 2048 / 4;
   SHARED(Four, ids, MOST);
@@ -224,5 +224,5 @@ DEVICE void moe_combine(const MoeCombineArgs &a) {
   a.out[row * a.n + column] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(256) moe_combine_f32(const MoeCombineArgs a) { moe_combine<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) moe_combine_bf16(const MoeCombineArgs a) { moe_combine<bf16>(a); }
+ENTRY(moe_combine_f32, (256), MoeCombineArgs) { moe_combine<float>(a); }
+ENTRY(moe_combine_bf16, (256), MoeCombineArgs) { moe_combine<bf16>(a); }

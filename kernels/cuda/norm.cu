@@ -201,14 +201,14 @@ DEVICE void part_norm(const PartNormArgs &a) {
   rms::store_row<T>(x, factor, a.weight, a.out, a.to, blockIdx.x, a.n);
 }
 
-extern "C" __global__ void __launch_bounds__(256) layer_norm_f32(const LayerNormArgs a) { layer_norm<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) layer_norm_bf16(const LayerNormArgs a) { layer_norm<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) square_sum_f32(const SquareSumArgs a) { square_sum<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) square_sum_bf16(const SquareSumArgs a) { square_sum<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) part_norm_f32(const PartNormArgs a) { part_norm<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) part_norm_bf16(const PartNormArgs a) { part_norm<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) add_norm_f32(const AddNormArgs a) { add_norm<float, float>(a); }
-extern "C" __global__ void __launch_bounds__(256) add_norm_bf16(const AddNormArgs a) { add_norm<bf16, bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) add_norm_f32_bf16(const AddNormArgs a) { add_norm<float, bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256) group_norm_f32(const GroupNormArgs a) { group_norm<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) group_norm_bf16(const GroupNormArgs a) { group_norm<bf16>(a); }
+ENTRY(layer_norm_f32, (256), LayerNormArgs) { layer_norm<float>(a); }
+ENTRY(layer_norm_bf16, (256), LayerNormArgs) { layer_norm<bf16>(a); }
+ENTRY(square_sum_f32, (256), SquareSumArgs) { square_sum<float>(a); }
+ENTRY(square_sum_bf16, (256), SquareSumArgs) { square_sum<bf16>(a); }
+ENTRY(part_norm_f32, (256), PartNormArgs) { part_norm<float>(a); }
+ENTRY(part_norm_bf16, (256), PartNormArgs) { part_norm<bf16>(a); }
+ENTRY(add_norm_f32, (256), AddNormArgs) { add_norm<float, float>(a); }
+ENTRY(add_norm_bf16, (256), AddNormArgs) { add_norm<bf16, bf16>(a); }
+ENTRY(add_norm_f32_bf16, (256), AddNormArgs) { add_norm<float, bf16>(a); }
+ENTRY(group_norm_f32, (256), GroupNormArgs) { group_norm<float>(a); }
+ENTRY(group_norm_bf16, (256), GroupNormArgs) { group_norm<bf16>(a); }

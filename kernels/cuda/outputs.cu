@@ -32,9 +32,5 @@ DEVICE void scale_outputs(const ScaleOutputsArgs &a) {
   *x = from_float<T>(to_float(*x) * a.scales[size_t(low) * a.n + i] + (a.bias ? a.bias[i] : 0));
 }
 
-extern "C" __global__ void __launch_bounds__(256) scale_outputs_f32(const ScaleOutputsArgs a) {
-  scale_outputs<float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) scale_outputs_bf16(const ScaleOutputsArgs a) {
-  scale_outputs<bf16>(a);
-}
+ENTRY(scale_outputs_f32, (256), ScaleOutputsArgs) { scale_outputs<float>(a); }
+ENTRY(scale_outputs_bf16, (256), ScaleOutputsArgs) { scale_outputs<bf16>(a); }

@@ -35,6 +35,25 @@ struct alignas(64) TensorMap {
   uint64_t opaque[16];
 };
 
+// ---- Kernels that begin before those before them end ----
+
+// Until all kernels before this one in the stream have ended, and what they wrote is visible. Nothing to wait for if it
+// was not launched to begin earlier.
+DEVICE void wait_for_earlier_kernels() {
+#ifdef REIN_HOST
+  host::waited = true;
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel may begin once all blocks of this one have called it or ended.
+DEVICE void allow_next_kernel() {
+#if !defined(REIN_HOST) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- bf16 ----
 
 struct bf16 {

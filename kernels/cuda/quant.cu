@@ -55,15 +55,7 @@ DEVICE void silu_mul_quant(const SiluMulQuantArgs &a) {
 
 }  // namespace quant
 
-extern "C" __global__ void __launch_bounds__(256) quantize_fp8_f32(const QuantizeArgs a) {
-  quant::quantize_fp8<float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) quantize_fp8_bf16(const QuantizeArgs a) {
-  quant::quantize_fp8<bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) silu_mul_quant_f32(const SiluMulQuantArgs a) {
-  quant::silu_mul_quant<float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) silu_mul_quant_bf16(const SiluMulQuantArgs a) {
-  quant::silu_mul_quant<bf16>(a);
-}
+ENTRY(quantize_fp8_f32, (256), QuantizeArgs) { quant::quantize_fp8<float>(a); }
+ENTRY(quantize_fp8_bf16, (256), QuantizeArgs) { quant::quantize_fp8<bf16>(a); }
+ENTRY(silu_mul_quant_f32, (256), SiluMulQuantArgs) { quant::silu_mul_quant<float>(a); }
+ENTRY(silu_mul_quant_bf16, (256), SiluMulQuantArgs) { quant::silu_mul_quant<bf16>(a); }

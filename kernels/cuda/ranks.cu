@@ -162,7 +162,7 @@ DEVICE float sum_at(const void *const *parts, int ranks, size_t i) {
 
 }  // namespace ranks
 
-extern "C" __global__ void __launch_bounds__(64) meet_ranks(const MeetArgs a) {
+ENTRY_THAT_MEETS(meet_ranks, (64), MeetArgs) {
   uint32_t round = *a.round + 1;
   int rank = threadIdx.x;
   if (rank < a.ranks) {
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(64) meet_ranks(const MeetArgs a) {
   ranks::pass(a.count, a.passed);
 }
 
-extern "C" __global__ void __launch_bounds__(64) write_table(const WriteTableArgs a) {
+ENTRY(write_table, (64), WriteTableArgs) {
   int rank = threadIdx.x;
   if (rank >= a.ranks) return;
   for (int i = 0; i < 2; i++) a.table[i * a.ranks + rank] = a.addresses[i][rank];
@@ -210,19 +210,13 @@ DEVICE void add_norm_ranks(const AddNormRanksArgs &a) {
   });
 }
 
-extern "C" __global__ void __launch_bounds__(256) sum_ranks_f32(const SumRanksArgs a) { sum_ranks<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) sum_ranks_bf16(const SumRanksArgs a) { sum_ranks<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(256, 2) add_norm_ranks_f32(const AddNormRanksArgs a) {
-  add_norm_ranks<float, float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) add_norm_ranks_bf16(const AddNormRanksArgs a) {
-  add_norm_ranks<bf16, bf16>(a);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) add_norm_ranks_f32_bf16(const AddNormRanksArgs a) {
-  add_norm_ranks<float, bf16>(a);
-}
+ENTRY(sum_ranks_f32, (256), SumRanksArgs) { sum_ranks<float>(a); }
+ENTRY(sum_ranks_bf16, (256), SumRanksArgs) { sum_ranks<bf16>(a); }
+ENTRY(add_norm_ranks_f32, (256, 2), AddNormRanksArgs) { add_norm_ranks<float, float>(a); }
+ENTRY(add_norm_ranks_bf16, (256, 2), AddNormRanksArgs) { add_norm_ranks<bf16, bf16>(a); }
+ENTRY(add_norm_ranks_f32_bf16, (256, 2), AddNormRanksArgs) { add_norm_ranks<float, bf16>(a); }
 
-extern "C" __global__ void __launch_bounds__(256) join_rows(const JoinRowsArgs a) {
+ENTRY(join_rows, (256), JoinRowsArgs) {
   int column = blockIdx.y * blockDim.x + threadIdx.x, row = blockIdx.x;
   if (column >= a.n) return;
   int rank = int(((long long)(row + 1) * a.ranks - 1) / a.rows);
@@ -231,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(256) join_rows(const JoinRowsArgs a
   a.out[size_t(row) * a.n + column] = part ? part[size_t(row - first) * a.n + column] : 0;
 }
 
-extern "C" __global__ void __launch_bounds__(256) join_columns(const JoinColumnsArgs a) {
+ENTRY(join_columns, (256), JoinColumnsArgs) {
   uint32_t column = blockIdx.y * blockDim.x + threadIdx.x, row = blockIdx.x;
   if (column >= uint32_t(a.n)) return;
   int rank = 0;
@@ -241,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(256) join_columns(const JoinColumns
   a.out[size_t(row) * a.n + column] = part ? part[size_t(row) * width + column - first] : 0;
 }
 
-extern "C" __global__ void __launch_bounds__(256) moe_dispatch(const MoeDispatchArgs a) {
+ENTRY(moe_dispatch, (256), MoeDispatchArgs) {
   int route = blockIdx.x * blockDim.x + threadIdx.x;
   if (route >= a.routes) return;
   int row = route / a.top_k;
@@ -263,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(256) moe_dispatch(const MoeDispatch
   a.mine[route] = int(rank) == a.rank ? expert : OTHER_RANK;
 }
 
-extern "C" __global__ void __launch_bounds__(256) moe_slots(const MoeSlotsArgs a) {
+ENTRY(moe_slots, (256), MoeSlotsArgs) {
   SHARED(uint32_t, warps, 8);
   int routes = a.rows * a.top_k;
   uint32_t owner = blockIdx.x, at = 0, *starts = a.starts + size_t(owner) * (a.ranks + 1);
@@ -289,8 +283,8 @@ DEVICE void moe_pack(const MoePackArgs &a) {
   static_cast<T *>(a.packed)[size_t(a.slots[route]) * a.n + column] = part;
 }
 
-extern "C" __global__ void __launch_bounds__(256) moe_pack_f32(const MoePackArgs a) { moe_pack<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) moe_pack_bf16(const MoePackArgs a) { moe_pack<bf16>(a); }
+ENTRY(moe_pack_f32, (256), MoePackArgs) { moe_pack<float>(a); }
+ENTRY(moe_pack_bf16, (256), MoePackArgs) { moe_pack<bf16>(a); }
 
 template <class T>
 DEVICE void moe_combine_ranks(const MoeCombineRanksArgs &a) {
@@ -316,9 +310,5 @@ DEVICE void moe_combine_ranks(const MoeCombineRanksArgs &a) {
   a.out[local * a.n + column] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(256) moe_combine_ranks_f32(const MoeCombineRanksArgs a) {
-  moe_combine_ranks<float>(a);
-}
-extern "C" __global__ void __launch_bounds__(256) moe_combine_ranks_bf16(const MoeCombineRanksArgs a) {
-  moe_combine_ranks<bf16>(a);
-}
+ENTRY(moe_combine_ranks_f32, (256), MoeCombineRanksArgs) { moe_combine_ranks<float>(a); }
+ENTRY(moe_combine_ranks_bf16, (256), MoeCombineRanksArgs) { moe_combine_ranks<bf16>(a); }

@@ -1,4 +1,5 @@
-// rope: rotates heads in place. Grid: (rows, ceil(heads / heads_of_block)); heads_of_block * dims <= 512.
+// rope: rotates heads of one matrix or two in place. Grid: (rows, the sum of ceil(heads / heads_of_block), of which
+// `blocks` are those of the first); heads_of_block * dims <= 512.
 //
 // x       [rows, heads * dim] T, rows `stride` apart: `dims` columns at `offset` of each head are rotated
 // angles  [positions, dims] f32: dims / 2 cosines, then dims / 2 sines, scaled
@@ -12,21 +13,26 @@
 // places  [rows]: of a row with place NONE nothing is written
 #include "common.cuh"
 
-struct RopeArgs {
+struct RopeHeads {
   void *x;
   const float *angles;
-  const uint32_t *positions;
   int dims, interleaved, heads, dim, offset, stride, heads_of_block;
+};
+
+struct RopeArgs {
+  RopeHeads of[2];
+  const uint32_t *positions;
+  int blocks;
 };
 
 constexpr int ROPE_THREADS = 128, ROPE_PAIRS = 2;
 
 template <class T>
-DEVICE void rope(const RopeArgs &a) {
+DEVICE void rope(const RopeHeads &a, const uint32_t *positions, int block) {
   size_t row = blockIdx.x;
-  int half = a.dims / 2, first_head = blockIdx.y * a.heads_of_block;
+  int half = a.dims / 2, first_head = block * a.heads_of_block;
   int left = a.heads - first_head, count = (left < a.heads_of_block ? left : a.heads_of_block) * half;
-  const float *angles = a.angles + size_t(a.positions[row]) * a.dims;
+  const float *angles = a.angles + size_t(positions[row]) * a.dims;
   T *x = static_cast<T *>(a.x) + row * a.stride + size_t(first_head) * a.dim + a.offset;
   float first[ROPE_PAIRS], second[ROPE_PAIRS];
 #pragma unroll
@@ -52,6 +58,12 @@ DEVICE void rope(const RopeArgs &a) {
   }
 }
 
+template <class T>
+DEVICE void rope(const RopeArgs &a) {
+  int block = blockIdx.y;
+  rope<T>(block < a.blocks ? a.of[0] : a.of[1], a.positions, block < a.blocks ? block : block - a.blocks);
+}
+
 struct CacheWriteArgs {
   const void *x[2];
   void *caches[2];
@@ -70,7 +82,7 @@ DEVICE void cache_write(const CacheWriteArgs &a) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
 }
 
-extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_f32(const RopeArgs a) { rope<float>(a); }
-extern "C" __global__ void __launch_bounds__(ROPE_THREADS) rope_bf16(const RopeArgs a) { rope<bf16>(a); }
-extern "C" __global__ void __launch_bounds__(128) cache_write_f32(const CacheWriteArgs a) { cache_write<float>(a); }
-extern "C" __global__ void __launch_bounds__(128) cache_write_bf16(const CacheWriteArgs a) { cache_write<bf16>(a); }
+ENTRY(rope_f32, (ROPE_THREADS), RopeArgs) { rope<float>(a); }
+ENTRY(rope_bf16, (ROPE_THREADS), RopeArgs) { rope<bf16>(a); }
+ENTRY(cache_write_f32, (128), CacheWriteArgs) { cache_write<float>(a); }
+ENTRY(cache_write_bf16, (128), CacheWriteArgs) { cache_write<bf16>(a); }

@@ -74,7 +74,7 @@ DEVICE float two_best(const float *values, int n) {
 
 }  // namespace route
 
-extern "C" __global__ void __launch_bounds__(32) route_f32(const RouteArgs a) {
+ENTRY(route_f32, (32), RouteArgs) {
   unsigned char *shared = dynamic_shared();
   float *probabilities = reinterpret_cast<float *>(shared), *choice = probabilities + a.experts;
   float *group_values = choice + a.experts;

@@ -346,6 +346,10 @@ pub trait Backend: RowOps + Sized + Send + 'static {
     // Layers.
     sequence_ops!(declare);
 
+    /// `rope` of queries and keys.
+    fn rope_both(&self, batch: &Self::Batch<'_>, of: [(&mut Self::Tensor, &RopeSpec); 2]) {
+        of.into_iter().for_each(|(x, spec)| self.rope(batch, x, spec));
+    }
     /// x [rows, in] times weight [out, in] transposed, plus bias [out].
     fn linear(&self, x: &Self::Tensor, weight: &Self::Linear, bias: Option<&Self::Vector>) -> Self::Tensor;
     /// `linear` of `silu_mul`, with its bits. A backend that quantizes x does it with the numbers still at hand.

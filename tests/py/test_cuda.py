@@ -292,7 +292,7 @@ def steps(server):
 
 
 # The kernel brings the tokens of the step before, which still runs.
-STEADY = ["cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuEventRecord", "cuEventSynchronize"]
+STEADY = ["cuMemcpyHtoDAsync_v2", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuEventRecord", "cuEventSynchronize"]
 
 
 def test_a_served_step_in_the_steady_state_is_two_launches_two_copies_and_one_wait(server, tmp_path):
@@ -588,8 +588,8 @@ def test_a_run_is_resumed(driver, tmp_path):
 
 
 def test_a_fault_of_the_device_names_the_call(driver):
-    code, out, _ = selftest("--sections", "ptx", library_path=driver, fault="cuLaunchKernel")
-    text = "cuLaunchKernel failed: an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"
+    code, out, _ = selftest("--sections", "ptx", library_path=driver, fault="cuLaunchKernelEx")
+    text = "cuLaunchKernelEx failed: an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"
     assert code == 1 and text in out
 
 

@@ -63,7 +63,7 @@ def test_ranks_of_one_process(nccl, tmp_path, folder, tests, seen):
     ours = {"LD_LIBRARY_PATH": nccl, "REIN_FAKE_CUDA_DEVICES": "8", "REIN_FAKE_CUDA_TRACE": str(trace),
             "REIN_FAKE_NCCL_TRACE": str(calls)}
     unit_tests(folder, tests, {**os.environ, **ours})
-    assert "cuLaunchKernel" in trace.read_text()
+    assert "cuLaunchKernelEx" in trace.read_text()
     assert seen is None or seen in calls.read_text()
 
 

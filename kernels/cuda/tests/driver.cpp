@@ -308,10 +308,10 @@ void run(const Kernel &kernel, const fast::Launch &launch, const std::function<v
     lost = int(code);
   }
   if (hung || lost) return;
-  if (kernel.whole)
-    call();
-  else
-    host::launch(kernel.name, launch.grid, launch.threads, launch.shared, call);
+  if (kernel.whole) return call();
+  host::waited = false;
+  host::launch(kernel.name, launch.grid, launch.threads, launch.shared, call);
+  if (launch.overlaps && !host::waited) fast::wrong(kernel.name, "did not wait for the kernels before it");
 }
 
 // Adds a line to the file that a variable names.
@@ -478,7 +478,8 @@ FUNCTION(cuFuncGetParamInfo, Kernel *kernel, size_t index, size_t *offset, size_
   return SUCCESS;
 }
 FUNCTION(cuFuncSetAttribute, Kernel *kernel, int attribute, int value) {
-  constexpr int MAX_DYNAMIC_SHARED_SIZE_BYTES = 8;
+  constexpr int MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, PREFERRED_SHARED_MEMORY_CARVEOUT = 9;
+  if (attribute == PREFERRED_SHARED_MEMORY_CARVEOUT) return value >= 0 && value <= 100 ? SUCCESS : INVALID_VALUE;
   if (attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || size_t(value) > host::MAX_SHARED) return INVALID_VALUE;
   return kernel->most_shared = value, SUCCESS;
 }
@@ -666,12 +667,6 @@ static int put_kernel(const Kernel *kernel, const fast::Launch &launch, Stream *
   return put(stream, work);
 }
 
-FUNCTION(cuLaunchKernel, Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
-         unsigned threads_z, unsigned shared, Stream *stream, void **arguments, void **) {
-  WORK;
-  return put_kernel(kernel, {dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared}, stream, arguments);
-}
-
 // A CUlaunchConfig, and its attributes.
 struct LaunchAttribute {
   int id;
@@ -686,12 +681,13 @@ struct LaunchConfig {
 };
 FUNCTION(cuLaunchKernelEx, const LaunchConfig *config, Kernel *kernel, void **arguments, void **) {
   WORK;
-  constexpr int COOPERATIVE = 2, CLUSTER_DIMENSION = 4;
+  constexpr int COOPERATIVE = 2, CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6;
   auto [grid, block, shared, stream, attributes, count] = *config;
   fast::Launch launch = {dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), shared};
   for (unsigned i = 0; i < count; i++) {
     if (attributes[i].id == COOPERATIVE) launch.together = attributes[i].value[0];
     if (attributes[i].id == CLUSTER_DIMENSION) launch.cluster = attributes[i].value[0];
+    if (attributes[i].id == PROGRAMMATIC_STREAM_SERIALIZATION) launch.overlaps = attributes[i].value[0];
   }
   return put_kernel(kernel, launch, stream, arguments);
 }

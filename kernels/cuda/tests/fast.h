@@ -12,7 +12,7 @@ namespace fast {
 struct Launch {
   dim3 grid, threads;
   unsigned shared = 0, cluster = 1;
-  bool together = false;
+  bool together = false, overlaps = false;
 };
 
 // As the driver counts elements of tensor maps: UINT8, INT32, FLOAT32, BFLOAT16.
@@ -151,7 +151,7 @@ inline void int4_repack(const Int4RepackArgs &a, const Launch &launch) {
 inline void int4_product(const Int4Tile &tile, const Int4Args &a, const Launch &launch) {
   constexpr int EXPERTS = 64, GROUP = 32;
   HostTensorMap x = host_map(a.x), w = host_map(a.w), scales = host_map(a.scales);
-  if (launch.grid.y != 1 || launch.threads.x != 384 || launch.cluster != 1 || a.long_starts || a.top_k != 1)
+  if (launch.grid.y != 1 || launch.threads.x != 384 || launch.cluster != 1 || launch.overlaps || a.long_starts || a.top_k != 1)
     wrong(tile.name, "launched otherwise than int4.h says");
   expect(tile.name, "x", x, bf16_numbers, 64, tile.rows, true);
   expect(tile.name, "w", w, words, 16, 32, false, 4);
@@ -224,7 +224,7 @@ void query(const LatentArgs &a, int work, int row, int head, int packed) {
 template <class C, size_t SHARED_BYTES>
 void latent_attention(const LatentArgs &a, const Launch &launch) {
   const char *name = "latent_attention";
-  if (launch.grid.x != 1 || launch.threads.x != 256 || !launch.together || launch.shared != SHARED_BYTES)
+  if (launch.grid.x != 1 || launch.threads.x != 256 || !launch.together || launch.overlaps || launch.shared != SHARED_BYTES)
     wrong(name, "launched otherwise than flashinfer.cu says");
   if (a.heads.by == 0 || 64 % a.heads.by || a.heads.by != a.heads.again) wrong(name, "heads must divide 64");
   for (int x : {1, 63, 64, 1000, INT_MAX})

@@ -218,12 +218,20 @@ pub struct SiluMulQuantArgs {
 }
 
 /// rope.cu
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct RopeArgs {
+    pub of: [RopeHeads; 2],
+    pub positions: u64,
+    pub blocks: i32,
+}
+
+/// rope.cu
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct RopeHeads {
     pub x: u64,
     pub angles: u64,
-    pub positions: u64,
     pub dims: i32,
     pub interleaved: i32,
     pub heads: i32,

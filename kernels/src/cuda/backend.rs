@@ -447,6 +447,10 @@ impl Backend for Cuda {
         self.ops.product(x, &weight.0, bias, x.element)
     }
 
+    fn rope_both(&self, batch: &DeviceBatch<'_>, [q, k]: [(&mut DeviceTensor, &RopeSpec); 2]) {
+        self.ops.rope_both(&self.steps.placed(batch), [(q.0, q.1), (k.0, k.1)]);
+    }
+
     fn silu_mul_linear(&self, gate: &DeviceTensor, up: &DeviceTensor, weight: &DeviceLinear) -> DeviceTensor {
         self.ops.product_of_gated(gate, up, &weight.0)
     }

@@ -160,6 +160,8 @@ pub struct CudaDevice {
     modules: Vec<sys::CUmodule>,
     stream: sys::CUstream,
     context: Arc<Context>,
+    /// Whether plans that overlap do so.
+    overlaps: bool,
     blocking: Option<BlockingLaunches>,
 }
 
@@ -191,11 +193,12 @@ impl CudaDevice {
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
         Ok(CudaDevice {
             index,
-            properties,
             kernels: Mutex::default(),
             modules: vec![module],
             stream,
             context,
+            overlaps: blocking.is_none() && overlaps(&properties),
+            properties,
             blocking,
         })
     }
@@ -333,6 +336,12 @@ impl CudaDevice {
             check("cuFuncGetParamInfo", code)?;
             bytes_of.push(bytes);
         }
+        if self.has_fast() {
+            // The fast kernels need nearly all shared memory, and a multiprocessor is empty before it is divided anew.
+            let carveout = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            // SAFETY: takes no pointers but the function's handle.
+            check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, carveout, 100) })?;
+        }
         let (parameters, argument_bytes) = struct_layout(&bytes_of);
         Ok(Kernel { function, parameters, argument_bytes })
     }
@@ -360,7 +369,8 @@ impl CudaDevice {
     /// # Safety
     /// As `launch`.
     unsafe fn put<A: Copy>(&self, plan: &LaunchPlan, args: &A) -> Result<()> {
-        let LaunchPlan { kernel, grid, threads, shared, cluster, together } = *plan;
+        let LaunchPlan { kernel, grid, threads, shared, cluster, together, overlaps } = *plan;
+        let overlaps = overlaps && self.overlaps;
         let kernel = self.kernel(kernel, size_of::<A>())?;
         if shared > STATIC_SHARED_LIMIT {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -371,14 +381,7 @@ impl CudaDevice {
         let start = std::ptr::from_ref(args).cast_mut().cast::<c_void>();
         let mut parameters: Vec<_> = kernel.parameters.iter().map(|offset| start.wrapping_byte_add(*offset)).collect();
         let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
-        if cluster == 1 && !together {
-            // SAFETY: the driver copies the parameters, whose sizes were compared, before it returns; the rest is the
-            // caller's promise.
-            return check("cuLaunchKernel", unsafe {
-                sys::cuLaunchKernel(kernel.function, x, y, z, threads, 1, 1, shared, self.stream, parameters, extra)
-            });
-        }
-        let mut attributes = [launch_attribute(cluster, together)];
+        let mut attributes = launch_attributes(cluster, together, overlaps);
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -389,9 +392,10 @@ impl CudaDevice {
             sharedMemBytes: shared,
             hStream: self.stream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: 1,
+            numAttrs: attributes.len() as u32,
         };
-        // SAFETY: as above; the attribute outlives the call.
+        // SAFETY: the driver copies the parameters, whose sizes were compared, before it returns, and the attributes
+        // outlive the call; the rest is the caller's promise.
         check("cuLaunchKernelEx", unsafe { sys::cuLaunchKernelEx(&config, kernel.function, parameters, extra) })
     }
 }
@@ -410,23 +414,38 @@ impl Drop for CudaDevice {
     }
 }
 
-/// The attribute of a launch with clusters, or of one whose blocks wait for each other.
-fn launch_attribute(cluster: usize, together: bool) -> sys::CUlaunchAttribute {
-    assert!(cluster == 1 || !together, "a launch has clusters, or blocks that wait for each other");
-    let mut attribute = sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+/// Set to 0, each kernel begins when the one before it has ended.
+const OVERLAP: &str = "REIN_CUDA_OVERLAP";
+
+/// Whether kernels may begin before those before them have ended: the device's machine code has the instruction that
+/// waits for these.
+fn overlaps(properties: &Properties) -> bool {
+    let waits = matches!(machine_code(properties.capability), Some("sm_90a" | "sm_100a"));
+    waits && std::env::var_os(OVERLAP).is_none_or(|value| value != "0")
+}
+
+fn launch_attributes(cluster: usize, together: bool, overlaps: bool) -> Vec<sys::CUlaunchAttribute> {
+    use sys::CUlaunchAttributeID as Id;
+    let mut attributes = Vec::new();
+    let mut push = |id, set: &dyn Fn(&mut sys::CUlaunchAttributeValue)| {
+        let mut attribute =
+            sys::CUlaunchAttribute { id, pad: [0; 4], value: sys::CUlaunchAttributeValue { pad: [0; 64] } };
+        set(&mut attribute.value);
+        attributes.push(attribute);
     };
     if together {
-        attribute.value.cooperative = 1;
-    } else {
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attribute.value.clusterDim.x = int(cluster) as u32;
-        attribute.value.clusterDim.y = 1;
-        attribute.value.clusterDim.z = 1;
+        push(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &|value| value.cooperative = 1);
     }
-    attribute
+    if cluster > 1 {
+        push(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &|value| {
+            (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z) = (int(cluster) as u32, 1, 1);
+        });
+    }
+    if overlaps {
+        let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        push(id, &|value| value.programmaticStreamSerializationAllowed = 1);
+    }
+    attributes
 }
 
 /// Loads kernels for a device. What the driver writes about PTX that it cannot compile is part of the error.

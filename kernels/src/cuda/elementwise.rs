@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::Cuda;
 use super::args::{
-    AddNormArgs, AddScaledArgs, CodesTo, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeArgs, SigmoidMulArgs,
-    SiluMulArgs, SquareSumArgs,
+    AddNormArgs, AddScaledArgs, CodesTo, EmbedArgs, GatherArgs, GroupNormArgs, PartNormArgs, RopeArgs, RopeHeads,
+    SigmoidMulArgs, SiluMulArgs, SquareSumArgs,
 };
 use super::batch::PlacedBatch;
 use super::form::Element;
@@ -343,23 +343,37 @@ impl OpStream {
     }
 
     pub fn rope(&self, batch: &PlacedBatch, x: &DeviceTensor, spec: &RopeSpec) {
-        assert_eq!(batch.shape.rows, x.rows, "rope: one position for each row");
-        assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
-        let Some(angles) = self.keep(self.angles.borrow_mut().get(&self.device, spec)) else { return };
-        let heads = x.cols / spec.head_dim;
-        let plan = LaunchPlan::rope(x.element, x.rows, heads, spec.dims);
-        let args = RopeArgs {
-            x: x.changed(),
-            angles,
-            positions: batch.parts.positions,
-            dims: int(spec.dims),
-            interleaved: spec.interleaved.into(),
-            heads: int(heads),
-            dim: int(spec.head_dim),
-            offset: int(spec.offset),
-            stride: int(x.stride),
-            heads_of_block: int(heads_of_block(spec.dims)),
+        self.rope_of(batch, x.element, [Some((x, spec)), None]);
+    }
+
+    /// Both in one kernel.
+    pub fn rope_both(&self, batch: &PlacedBatch, [q, k]: [(&DeviceTensor, &RopeSpec); 2]) {
+        assert_eq!(q.0.element, k.0.element, "rope: q and k must hold the same kind of numbers");
+        self.rope_of(batch, q.0.element, [Some(q), Some(k)]);
+    }
+
+    fn rope_of(&self, batch: &PlacedBatch, element: Element, of: [Option<(&DeviceTensor, &RopeSpec)>; 2]) {
+        let rows = batch.shape.rows;
+        let heads = |(x, spec): (&DeviceTensor, &RopeSpec)| {
+            assert_eq!(rows, x.rows, "rope: one position for each row");
+            assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
+            Some(RopeHeads {
+                x: x.changed(),
+                angles: self.keep(self.angles.borrow_mut().get(&self.device, spec))?,
+                dims: int(spec.dims),
+                interleaved: spec.interleaved.into(),
+                heads: int(x.cols / spec.head_dim),
+                dim: int(spec.head_dim),
+                offset: int(spec.offset),
+                stride: int(x.stride),
+                heads_of_block: int(heads_of_block(spec.dims)),
+            })
         };
+        let of = of.map(|of| of.map_or(Some(RopeHeads::default()), heads));
+        let [Some(first), Some(second)] = of else { return };
+        let blocks = of.map(|of| of.map_or(0, |of| (of.heads as usize).div_ceil(of.heads_of_block.max(1) as usize)));
+        let args = RopeArgs { of: [first, second], positions: batch.parts.positions, blocks: int(blocks[0]) };
+        let plan = LaunchPlan::rope(element, rows, blocks.iter().sum());
         // SAFETY: the tables cover all positions, of which the batch has one for each row.
         unsafe { self.launch(&plan, &args) };
     }

@@ -162,7 +162,8 @@ impl OpStream {
         let [weights, scales, _] = experts.matrices[which];
         let [weight_bytes, scale_bytes, _] = experts.shape.parts(which).map(|bytes| bytes as u64);
         let blocks = self.device.properties.multiprocessors as usize;
-        let plan = LaunchPlan { shared: tile.shared, ..LaunchPlan::new(tile.kernel, [blocks, 1, 1], INT4_THREADS) };
+        // It would read `starts` before it waits.
+        let plan = LaunchPlan { shared: tile.shared, ..LaunchPlan::apart(tile.kernel, [blocks, 1, 1], INT4_THREADS) };
         for first in (0..experts.capacity).step_by(INT4_EXPERTS) {
             let held = INT4_EXPERTS.min(experts.capacity - first);
             let boxes = tile.maps(room, held);

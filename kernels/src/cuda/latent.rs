@@ -260,7 +260,7 @@ impl OpStream {
             None => ("latent_attention", SHARED),
             Some(_) => ("latent_attention_fp8", FP8_SHARED),
         };
-        let plan = LaunchPlan { shared, together: true, ..LaunchPlan::new(kernel, [1, blocks, 1], THREADS) };
+        let plan = LaunchPlan { shared, together: true, ..LaunchPlan::apart(kernel, [1, blocks, 1], THREADS) };
         // SAFETY: queries, cache and out are those of the batch, which `begin` has compared with each other; partial
         // has room for all pieces.
         unsafe { self.launch(&plan, &args) };

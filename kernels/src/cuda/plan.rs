@@ -46,6 +46,8 @@ pub struct LaunchPlan {
     pub cluster: usize,
     /// All blocks run at the same time, because they wait for each other.
     pub together: bool,
+    /// It waits for the kernels before it itself, so its blocks may take their places earlier.
+    pub overlaps: bool,
 }
 
 impl fmt::Display for LaunchPlan {
@@ -61,8 +63,14 @@ pub(super) fn heads_of_block(dims: usize) -> usize {
 }
 
 impl LaunchPlan {
+    /// Of a kernel that begins with ENTRY (kernels/cuda/common.cuh).
     pub(super) fn new(kernel: &'static str, grid: [usize; 3], threads: u32) -> LaunchPlan {
-        LaunchPlan { kernel, grid, threads, shared: 0, cluster: 1, together: false }
+        LaunchPlan { kernel, grid, threads, shared: 0, cluster: 1, together: false, overlaps: true }
+    }
+
+    /// Of a kernel that does not wait for those before it.
+    pub(super) fn apart(kernel: &'static str, grid: [usize; 3], threads: u32) -> LaunchPlan {
+        LaunchPlan { overlaps: false, ..LaunchPlan::new(kernel, grid, threads) }
     }
 
     /// A block for each row.
@@ -126,9 +134,8 @@ impl LaunchPlan {
         LaunchPlan::new(kernel, [outs.div_ceil(tile[1]), rows.div_ceil(tile[0]), count], threads)
     }
 
-    /// Rotates the heads of each row.
-    pub(super) fn rope(element: Element, rows: usize, heads: usize, dims: usize) -> LaunchPlan {
-        let blocks = heads.div_ceil(heads_of_block(dims)).max(1);
+    /// Rotates the heads of each row, which so many blocks have.
+    pub(super) fn rope(element: Element, rows: usize, blocks: usize) -> LaunchPlan {
         LaunchPlan::new(element.of("rope_f32", "rope_bf16"), [rows, blocks, 1], HEAD_THREADS)
     }
 

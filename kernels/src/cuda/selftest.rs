@@ -264,7 +264,7 @@ fn launches(device: &CudaDevice, rows: &mut RowSink) -> Result<()> {
     let launch_all = || {
         for _ in 0..LAUNCHES {
             // SAFETY: ptx_bf16 writes 2 words for each of 128 threads.
-            unsafe { device.launch(&LaunchPlan::new("ptx_bf16", [1, 1, 1], PTX_THREADS), &args)? };
+            unsafe { device.launch(&LaunchPlan::apart("ptx_bf16", [1, 1, 1], PTX_THREADS), &args)? };
         }
         Ok(())
     };
@@ -364,7 +364,7 @@ fn ptx_case(device: &CudaDevice, case: &PtxCase<'static>) -> Result<Row> {
     let mut out = device.allocate(case.words.len() * 4)?;
     out.fill(device, 0xff)?;
     let args = PtxArgs { map, input: input.address(), out: out.address() };
-    let plan = LaunchPlan { shared: PTX_SHARED, ..LaunchPlan::new(case.kernel, [1, 1, 1], PTX_THREADS) };
+    let plan = LaunchPlan { shared: PTX_SHARED, ..LaunchPlan::apart(case.kernel, [1, 1, 1], PTX_THREADS) };
     // SAFETY: the kernel writes as many words as it has expected ones, and reads the input's 32 KiB at most.
     unsafe { device.launch(&plan, &args)? };
     let got = out.read::<u32>(device, case.words.len())?;

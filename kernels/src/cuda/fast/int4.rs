@@ -124,7 +124,7 @@ pub(in super::super) fn repack(device: &CudaDevice, from: &DeviceBuffer, to: u64
     let (padded_n, n, k, interleaved) = (int(padded(n)) as u32, int(n) as u32, int(k) as u32, INTERLEAVED);
     let args = Int4RepackArgs { from: from.address(), to, zeros: 0, n, k, padded_n, padded_k: k, interleaved };
     // SAFETY: both have the words of such a weight, by the caller's promise for `to`.
-    unsafe { device.launch(&LaunchPlan::new("int4_repack", grid, REPACK_THREADS), &args) }
+    unsafe { device.launch(&LaunchPlan::apart("int4_repack", grid, REPACK_THREADS), &args) }
 }
 
 impl Int4Tile {

@@ -17,7 +17,7 @@ fn plans(rows: usize) -> Vec<LaunchPlan> {
         LaunchPlan::by_group("group_norm_bf16", rows, heads),
         LaunchPlan::by_number("add_scaled_bf16", rows * hidden),
         LaunchPlan::by_fp8_group("quantize_fp8_bf16", routes, hidden),
-        LaunchPlan::rope(Element::Bf16, rows, heads, 64),
+        LaunchPlan::rope(Element::Bf16, rows, heads),
         LaunchPlan::cache_write(Element::Bf16, rows),
         LaunchPlan::attention(Element::Bf16, false, rows, heads, 576),
         LaunchPlan::route(rows, experts, 8),

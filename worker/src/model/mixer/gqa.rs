@@ -166,8 +166,7 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
             (q, k) = norm.apply(b, &q, &k)?;
         }
         if let Some(rope) = &self.rope {
-            b.rope(batch, &mut q, rope);
-            b.rope(batch, &mut k, rope);
+            b.rope_both(batch, [(&mut q, rope), (&mut k, rope)]);
         }
         if let Some(growth) = &self.growth {
             b.rope(batch, &mut q, growth);

@@ -143,13 +143,12 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
         if let Some((norm, up)) = &self.query {
             q = up.apply(pass, &norm.apply(b, &q));
         }
-        b.rope(batch, &mut q, &self.q_rope);
+        let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
+        b.rope_both(batch, [(&mut q, &self.q_rope), (&mut k_rope, &self.k_rope)]);
         if let Some(growth) = &self.growth {
             b.rope(batch, &mut q, growth);
         }
         let latent = self.kv_norm.apply(b, &b.slice_cols(&kv, 0, self.spec.kv_rank));
-        let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
-        b.rope(batch, &mut k_rope, &self.k_rope);
         let cache = opened(&mut self.cache)?;
         let adapters = self.latents.and_then(|latents| pass.adapters?.of_latents(latents));
         let out = b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, adapters, cache, &self.spec)?;

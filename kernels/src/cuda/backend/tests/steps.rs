@@ -74,7 +74,7 @@ fn steady_steps(kind: Kind, all: &[usize]) {
             let calls = calls.next();
             let count = |name: &str| calls.iter().filter(|call| *call == name).count();
             match step {
-                0 => assert!(count("cuLaunchKernel") > 20 && count("cuGraphLaunch") == 0, "{calls:?}"),
+                0 => assert!(count("cuLaunchKernelEx") > 20 && count("cuGraphLaunch") == 0, "{calls:?}"),
                 1 => assert!(count("cuStreamBeginCapture_v2") == 1 && count("cuGraphLaunch") == 1, "{calls:?}"),
                 _ => {
                     let launched = ["cuMemcpyHtoDAsync_v2", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2"];
