@@ -116,7 +116,7 @@ DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 // The form with tanh, of which (1 + tanh(u)) / 2 is sigmoid(2 u).
 DEVICE float gelu(float x) { return x / (1.0f + expf(-x * (1.5957691f + 0.071354814f * x * x))); }
 
-DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 template <class T>
 DEVICE T warp_sum(T x) {

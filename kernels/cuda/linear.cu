@@ -25,9 +25,9 @@
 // Experts (`starts` not null): product z is expert z. Its routes are order[starts[z]] up to order[starts[z + 1]]; route
 // r reads row r / routes_per_row of x and writes row r of out. Its weight is w + weight_slots[z] * n * k.
 //
-// Each number is a sum over k in steps of 16 (tensor cores) or 1 (w f32), in ascending order, whatever the rows
-// are: there is no split of k. With scales, the sums of each group are scaled and
-// added in f32. Error: that of f32 sums of k products, and of rounding to the type of out.
+// Each number is a sum over k in steps of 16 (tensor cores) or 1 (w f32), in one order, whatever the rows are: there
+// is no split of k. With scales, the sums of each group are scaled and added in f32. Error: that of f32 sums of k
+// products, and of rounding to the type of out.
 #pragma once
 #include "quant.cuh"
 
@@ -73,6 +73,8 @@ struct Product {
     if (rows > TILE_ROWS) rows = TILE_ROWS;
   }
 
+  // The row, or the last one.
+  DEVICE int within(int r) const { return r < rows ? r : rows - 1; }
   // Row r of the tile, below `rows`: its index in x, and where it is.
   DEVICE size_t x_index(int r) const { return order ? order[r] / routes_per_row : blockIdx.y * TILE_ROWS + r; }
   DEVICE const X *x_row(int r) const { return x + x_index(r) * x_stride; }
@@ -125,224 +127,363 @@ DEVICE void plain(const LinearArgs &a) {
     for (int j = 0; j < 4; j++) store<float>(a, p, row + i, p.first_col + col + j, sums[i][j]);
 }
 
-// ---- Tensor cores: 128 threads; each warp has a quarter of the tile, 32 x 32 ----
+// ---- Tensor cores: 128 threads; each warp has 16 columns and all rows of the tile ----
+//
+// A stage has DEPTH columns of k. w stays in its own form: it comes by asynchronous copies, several stages ahead, and
+// is widened in registers. x is widened once for the block, on its way to shared memory, a stage ahead. The warp's
+// columns are the rows of the tensor core's left matrix, so that tiles of x can be as small as 8 rows.
+//
+// The tensor core gets the columns of k in another order than memory has them, the same for x and w: of each UNIT of
+// 32, lane i has the eight from 8 * (i % 4) on, in the order of Form::place. So a lane reads its part of a row at once,
+// and codes need not be sorted when they are widened.
 
-constexpr int DEPTH = 32;
-constexpr int PITCH = DEPTH + 8;  // 80 bytes: the 8 rows of a matrix of ldmatrix are in different banks.
+constexpr int DEPTH = 64, UNIT = 32;
+constexpr int FEW_BLOCKS = 2, ALL_BLOCKS = TILE_ROWS / 8;  // Of 8 rows.
+constexpr int X_BYTES = 2 * DEPTH;                         // Of a row of x in a stage.
+constexpr int X_STAGE = TILE_ROWS * X_BYTES;
+constexpr int SCALES = 2 * TILE_COLS;  // Of a stage: of the rows, or of the columns for each unit.
 
-// Brings columns from..from + DEPTH of a tile's rows to shared memory, with zeros outside of the matrix.
-// `element(r, k)` is a number of row r.
-template <class Element>
-DEVICE void bring(bf16 *tile, int rows, int from, int k, Element element) {
-  for (int i = threadIdx.x; i < 64 * DEPTH; i += 128) {
-    int r = i / DEPTH, d = i % DEPTH;
-    tile[r * PITCH + d] = r < rows && from + d < k ? element(r, from + d) : bf16{0};
-  }
+// Where byte `at` of a tile with ROW bytes in each row is. Rows that are read together are in different banks.
+template <int ROW>
+DEVICE int swizzled(int at) {
+  return at ^ (at >> 7 & 1) * (ROW / 2);
 }
 
-// The same by copies of 16 bytes; `row(r)` is where row r begins.
-template <class Row>
-DEVICE void bring_chunks(bf16 *tile, int rows, int from, int k, Row row) {
-  for (int i = threadIdx.x; i < 64 * DEPTH / 8; i += 128) {
-    int r = i / (DEPTH / 8), d = i % (DEPTH / 8) * 8;
-    bool inside = r < rows && from + d < k;
-    // With no valid bytes nothing is read; the address must still be one.
-    copy_async_16(tile + r * PITCH + d, inside ? row(r) + from + d : row(0), inside ? 16 : 0);
-  }
-}
+// Whether there was a NaN, from what `widen` collects.
+DEVICE bool is_nan(uint32_t carries) { return (carries & 0x80808080) != 0; }
 
-// The same by eight numbers of a row at once, from `eight(r, k)`.
-template <class Eight>
-DEVICE void bring_eights(bf16 *tile, int rows, int from, int k, Eight eight) {
-  for (int i = threadIdx.x; i < 64 * DEPTH / 8; i += 128) {
-    int r = i / (DEPTH / 8), d = i % (DEPTH / 8) * 8;
-    bool inside = r < rows && from + d < k;
-    auto *to = reinterpret_cast<Several<bf16, 8> *>(tile + r * PITCH + d);
-    *to = inside ? eight(r, from + d) : Several<bf16, 8>{};
-  }
-}
-
-// The forms of x and w. `bring` fills a stage; `scale` is the factor of a group's sum for row r of the tile and
-// column c.
+// The forms of x and w. w has rows of `row_bytes`, of which a stage has W_BYTES; STAGES are in shared memory. `place`
+// is where number e of eight is, `number` one number of x. `widen` makes bf16 of eight numbers of w, `widen_x` of 16
+// bytes of x, unless there is a NaN. BY_ROW: scales differ by row, otherwise by column; a group has `units` units.
+// Scales come as x does: `load_scales` takes those of the next stage to registers.
 struct Plain {
   typedef bf16 X;
-  static constexpr bool SCALED = false;
-  const LinearArgs &a;
-  const Product<bf16> &p;
-  const bf16 *w;
-  bool aligned;
+  static constexpr bool SCALED = false, BY_ROW = false;
+  static constexpr int W_BYTES = 2 * DEPTH, STAGES = 3;
+  const unsigned char *w;
+  int row_bytes;
 
-  DEVICE Plain(const LinearArgs &a, const Product<bf16> &p) : a(a), p(p), w(weights<bf16>(a, p)) {
-    aligned = (size_t(p.x) | size_t(w)) % 16 == 0 && a.k % 8 == 0 && a.x_stride % 8 == 0;
+  DEVICE Plain(const LinearArgs &a, const Product<bf16> &p)
+      : w(reinterpret_cast<const unsigned char *>(weights<bf16>(a, p))), row_bytes(a.k * 2) {}
+  DEVICE static int place(int e) { return e; }
+  DEVICE static bf16 number(bf16 x) { return x; }
+  DEVICE static bool widen_x(const Chunk16 &x, Chunk16 (&out)[1]) {
+    out[0] = x;
+    return true;
   }
-  DEVICE const bf16 *w_row(int r) const { return w + size_t(p.first_col + r) * a.k; }
-  DEVICE void bring(bf16 *xs, bf16 *ws, int from) const {
-    if (aligned) {
-      bring_chunks(xs, p.rows, from, a.k, [&](int r) { return p.x_row(r); });
-      bring_chunks(ws, a.n - p.first_col, from, a.k, [&](int r) { return w_row(r); });
-    } else {
-      linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return p.x_row(r)[k]; });
-      linear::bring(ws, a.n - p.first_col, from, a.k, [&](int r, int k) { return w_row(r)[k]; });
-    }
+  DEVICE static void widen(const uint32_t (&words)[4], uint32_t (&out)[4], uint32_t &) {
+    for (int i = 0; i < 4; i++) out[i] = words[i];
   }
-  DEVICE int group() const { return DEPTH; }
-  DEVICE float scale(int, int, int) const { return 1; }
+  DEVICE int units() const { return 1; }
+  DEVICE void load_scales(int, int) {}
+  DEVICE void store_scales(float *) const {}
 };
 
 struct Fp8 {
   typedef uint8_t X;
-  static constexpr bool SCALED = true;
-  const LinearArgs &a;
-  const Product<uint8_t> &p;
-  const uint8_t *w;
-  const float *w_scales;
+  static constexpr bool SCALED = true, BY_ROW = true;
+  static constexpr int W_BYTES = DEPTH, STAGES = 4;
+  const unsigned char *w;
+  int row_bytes;
+  const float *x_scales, *w_scales;
   int groups;
+  float scale = 0;
 
-  DEVICE Fp8(const LinearArgs &a, const Product<uint8_t> &p) : a(a), p(p), w(weights<uint8_t>(a, p)) {
+  DEVICE Fp8(const LinearArgs &a, const Product<uint8_t> &p) : w(weights<uint8_t>(a, p)), row_bytes(a.k) {
     groups = ceil_div(a.k, FP8_GROUP);
-    w_scales = static_cast<const float *>(a.w_scales) + p.slot * ceil_div(a.n, FP8_GROUP) * groups;
+    w_scales = static_cast<const float *>(a.w_scales) +
+               (p.slot * ceil_div(a.n, FP8_GROUP) + p.first_col / FP8_GROUP) * groups;
+    x_scales = a.x_scales + p.x_index(p.within(threadIdx.x)) * groups;
   }
-  DEVICE static Several<bf16, 8> widened(const uint8_t *from) {
-    auto codes = *reinterpret_cast<const Several<uint8_t, 8> *>(from);
-    Several<bf16, 8> numbers;
-#pragma unroll
-    for (int i = 0; i < 8; i++) numbers.of[i] = e4m3_to_bf16(codes.of[i]);
-    return numbers;
+  // As the halves of words: numbers 0 and 2, then 1 and 3.
+  DEVICE static int place(int e) { return (e & 4) | (e & 1) << 1 | (e >> 1 & 1); }
+  DEVICE static bf16 number(uint8_t x) { return e4m3_to_bf16(x); }
+  DEVICE static bool widen_x(const Chunk16 &x, Chunk16 (&out)[2]) {
+    uint32_t nan = 0;
+    for (int i = 0; i < 2; i++) widen({x.words[2 * i], x.words[2 * i + 1]}, out[i].words, nan);
+    return !is_nan(nan);
   }
-  DEVICE void bring(bf16 *xs, bf16 *ws, int from) const {
-    auto x_row = [&](int r) { return p.x_row(r); };
-    auto w_row = [&](int r) { return w + size_t(p.first_col + r) * a.k; };
-    if ((size_t(p.x) | size_t(w)) % 8 == 0 && a.k % 8 == 0 && a.x_stride % 8 == 0) {
-      bring_eights(xs, p.rows, from, a.k, [&](int r, int k) { return widened(x_row(r) + k); });
-      bring_eights(ws, a.n - p.first_col, from, a.k, [&](int r, int k) { return widened(w_row(r) + k); });
-    } else {
-      linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return e4m3_to_bf16(x_row(r)[k]); });
-      linear::bring(ws, a.n - p.first_col, from, a.k, [&](int r, int k) { return e4m3_to_bf16(w_row(r)[k]); });
+  DEVICE static void widen(const uint32_t (&words)[2], uint32_t (&out)[4], uint32_t &nan) {
+    for (int i = 0; i < 2; i++) {
+      e4m3_to_bf16(words[i], out[2 * i], out[2 * i + 1]);
+      // Only 0x7f reaches the place of the sign.
+      nan |= (words[i] & 0x7f7f7f7f) + 0x01010101;
     }
   }
-  DEVICE int group() const { return FP8_GROUP; }
-  DEVICE float scale(int r, int c, int g) const {
-    return a.x_scales[p.x_index(r) * groups + g] * w_scales[size_t(c / FP8_GROUP) * groups + g];
+  DEVICE int units() const { return FP8_GROUP / UNIT; }
+  DEVICE void load_scales(int stage, int rows) {
+    int g = stage * DEPTH / FP8_GROUP;
+    scale = threadIdx.x < unsigned(rows) && g < groups ? x_scales[g] * w_scales[g] : 0;
+  }
+  DEVICE void store_scales(float *to) const {
+    if (threadIdx.x < TILE_ROWS) to[threadIdx.x] = scale;
   }
 };
 
 // Of four bits: an integer, as itself + 8.
 struct Nibble {
-  DEVICE static bf16 number(uint32_t code) { return to_bf16(float(int(code) - 8)); }
+  // Codes as the last bits of 128 to 143, of which 136 is taken.
+  template <int PAIR>
+  DEVICE static uint32_t numbers(uint32_t word) {
+    return fma_bf16x2(and_or(word >> 4 * PAIR, 0x000f000f, 0x43004300), 0x3f803f80, 0xc308c308);
+  }
 };
 
 // Of four bits: a sign, two bits of exponent and one of mantissa.
 struct E2m1 {
-  DEVICE static bf16 number(uint32_t code) {
-    uint32_t exponent = code >> 1 & 3, mantissa = code & 1;
-    // 0 and 0.5 have the lowest exponent; others are (1 + mantissa / 2) * 2^(exponent - 1).
-    uint32_t bits = exponent ? (126 + exponent) << 7 | mantissa << 6 : mantissa ? 126u << 7 : 0;
-    return {uint16_t((code & 8) << 12 | bits)};
+  // The bits as those of a bf16 have an exponent that is 126 too small; this holds for subnormal codes too.
+  template <int PAIR>
+  DEVICE static uint32_t numbers(uint32_t word) {
+    constexpr int UP = 6 - 4 * PAIR;
+    uint32_t magnitude = (UP > 0 ? word << (UP & 7) : word >> (-UP & 7)) & 0x01c001c0;
+    return fma_bf16x2(magnitude | (word << (12 - 4 * PAIR) & 0x80008000), 0x7e807e80, 0x80008000);
   }
 };
 
 template <class Scale, class Code = Nibble>
 struct Int4 {
   typedef bf16 X;
-  static constexpr bool SCALED = true;
-  const LinearArgs &a;
-  const Product<bf16> &p;
-  const uint32_t *w;
+  static constexpr bool SCALED = true, BY_ROW = false;
+  static constexpr int W_BYTES = DEPTH / 2, STAGES = 8;
+  const unsigned char *w;
+  int row_bytes;
   const Scale *w_scales;
-  int words, groups;
+  int groups, of_group, group = 0, left;  // Units of a group, and those that are left of the one to be loaded.
+  float scales[DEPTH / UNIT] = {};
 
-  DEVICE Int4(const LinearArgs &a, const Product<bf16> &p) : a(a), p(p) {
-    words = ceil_div(a.k, 8);
+  DEVICE Int4(const LinearArgs &a, const Product<bf16> &p) {
+    row_bytes = ceil_div(a.k, 8) * 4;
+    w = static_cast<const unsigned char *>(a.w) + p.slot * a.n * row_bytes;
     groups = ceil_div(a.k, a.group);
-    w = static_cast<const uint32_t *>(a.w) + p.slot * a.n * words;
-    w_scales = static_cast<const Scale *>(a.w_scales) + p.slot * a.n * groups;
+    left = of_group = a.group / UNIT;
+    size_t col = p.first_col + threadIdx.x % TILE_COLS;
+    w_scales = static_cast<const Scale *>(a.w_scales) + (p.slot * a.n + (col < size_t(a.n) ? col : 0)) * groups;
   }
-  DEVICE void bring(bf16 *xs, bf16 *ws, int from) const {
-    if (size_t(p.x) % 16 == 0 && a.k % 8 == 0 && a.x_stride % 8 == 0)
-      bring_chunks(xs, p.rows, from, a.k, [&](int r) { return p.x_row(r); });
-    else
-      linear::bring(xs, p.rows, from, a.k, [&](int r, int k) { return p.x_row(r)[k]; });
-    // What is past the end of a row meets zeros of x.
-    bring_eights(ws, a.n - p.first_col, from, a.k, [&](int r, int k) {
-      uint32_t word = w[size_t(p.first_col + r) * words + k / 8];
-      Several<bf16, 8> numbers;
+  // As the halves of words: numbers i and i + 4.
+  DEVICE static int place(int e) { return (e & 3) << 1 | e >> 2; }
+  DEVICE static bf16 number(bf16 x) { return x; }
+  DEVICE static bool widen_x(const Chunk16 &x, Chunk16 (&out)[1]) {
+    for (int i = 0; i < 2; i++) {
+      out[0].words[2 * i] = (x.words[i] & 0xffff) | x.words[i + 2] << 16;
+      out[0].words[2 * i + 1] = x.words[i] >> 16 | (x.words[i + 2] & 0xffff0000);
+    }
+    return true;
+  }
+  DEVICE static void widen(const uint32_t (&words)[1], uint32_t (&out)[4], uint32_t &) {
+    out[0] = Code::template numbers<0>(words[0]);
+    out[1] = Code::template numbers<1>(words[0]);
+    out[2] = Code::template numbers<2>(words[0]);
+    out[3] = Code::template numbers<3>(words[0]);
+  }
+  DEVICE int units() const { return of_group; }
+  DEVICE void load_scales(int, int) {
 #pragma unroll
-      for (int i = 0; i < 8; i++) numbers.of[i] = Code::number(word >> i * 4 & 15);
-      return numbers;
-    });
+    for (float &scale : scales) {
+      scale = threadIdx.x < TILE_COLS && group < groups ? to_float(w_scales[group]) : 0;
+      if (--left == 0) left = of_group, group++;
+    }
   }
-  DEVICE int group() const { return a.group; }
-  DEVICE float scale(int, int c, int g) const { return to_float(w_scales[size_t(c) * groups + g]); }
+  DEVICE void store_scales(float *to) const {
+    if (threadIdx.x >= TILE_COLS) return;
+#pragma unroll
+    for (int u = 0; u < DEPTH / UNIT; u++) to[u * TILE_COLS + threadIdx.x] = scales[u];
+  }
 };
+
+// w, stage by stage. Columns beyond the last repeat it: they are not stored.
+template <class Form>
+struct WeightCopies {
+  static constexpr int OF_ROW = Form::W_BYTES / 16, COUNT = TILE_COLS * OF_ROW / 128;
+  const unsigned char *from[COUNT];
+  int row_bytes;
+  bool aligned;
+
+  DEVICE WeightCopies(const Form &form, int first_col, int n) : row_bytes(form.row_bytes) {
+    aligned = (size_t(form.w) | size_t(row_bytes)) % 16 == 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      int chunk = threadIdx.x + i * 128, col = first_col + chunk / OF_ROW;
+      from[i] = form.w + size_t(col < n ? col : n - 1) * size_t(row_bytes);
+    }
+  }
+  DEVICE void issue(unsigned char *to, int stage) const {
+    int at = stage * Form::W_BYTES + int(threadIdx.x % OF_ROW * 16);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      unsigned char *chunk = to + swizzled<Form::W_BYTES>((threadIdx.x + i * 128) * 16);
+      if (aligned)
+        // With no valid bytes nothing is read; the address must still be one.
+        copy_async_16<true>(chunk, from[i] + (at < row_bytes ? at : 0), at < row_bytes ? 16 : 0);
+      else
+#pragma unroll 1
+        for (int b = 0; b < 16; b++) chunk[b] = at + b < row_bytes ? from[i][at + b] : 0;
+    }
+  }
+};
+
+// x, stage by stage: `load` takes a stage to registers, `store` widens it into shared memory. Rows beyond the last
+// repeat it: they are not stored.
+template <class Form, int BLOCKS>
+struct RowCopies {
+  typedef typename Form::X X;
+  static constexpr int NUMBERS = 16 / sizeof(X), OF_ROW = DEPTH / NUMBERS;
+  static constexpr int CHUNKS = BLOCKS * 8 * OF_ROW, COUNT = ceil_div(CHUNKS, 128);
+  const X *from[COUNT];
+  Chunk16 chunks[COUNT] = {};
+  int k;
+  bool aligned;
+
+  DEVICE RowCopies(const LinearArgs &a, const Product<X> &p) : k(a.k) {
+    aligned = size_t(p.x) % 16 == 0 && k % NUMBERS == 0 && a.x_stride % NUMBERS == 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      from[i] = p.x_row(p.within((threadIdx.x + i * 128) / OF_ROW)) + threadIdx.x % OF_ROW * NUMBERS;
+  }
+  DEVICE int first(int stage) const { return stage * DEPTH + threadIdx.x % OF_ROW * NUMBERS; }
+  DEVICE bool mine(int i) const { return CHUNKS % 128 == 0 || threadIdx.x + i * 128 < unsigned(CHUNKS); }
+  DEVICE void load(int stage) {
+    if (!aligned) return;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      chunks[i] = mine(i) && first(stage) < k ? *reinterpret_cast<const Chunk16 *>(from[i] + size_t(stage) * DEPTH)
+                                              : Chunk16{};
+  }
+  DEVICE void store(unsigned char *to, int stage) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      if (!mine(i)) continue;
+      Chunk16 wide[2 / sizeof(X)];
+      Chunk16 *into[2 / sizeof(X)];
+      // A thread's numbers are in order in shared memory, but for the swizzle.
+      constexpr int WIDE = sizeof wide;
+      static_assert(WIDE * OF_ROW == X_BYTES);
+      for (int j = 0; j < WIDE / 16; j++)
+        into[j] = reinterpret_cast<Chunk16 *>(to + swizzled<X_BYTES>((threadIdx.x + i * 128) * WIDE + 16 * j));
+      if (aligned && Form::widen_x(chunks[i], wide)) {
+        for (int j = 0; j < WIDE / 16; j++) *into[j] = wide[j];
+        continue;
+      }
+#pragma unroll 1
+      for (int e = 0; e < NUMBERS; e++) {
+        bf16 number = first(stage) + e < k ? Form::number(from[i][size_t(stage) * DEPTH + e]) : bf16{0};
+        reinterpret_cast<bf16 *>(e < 8 ? into[0] : into[WIDE / 16 - 1])[Form::place(e % 8)] = number;
+      }
+    }
+  }
+};
+
+// A tile with BLOCKS * 8 rows.
+template <class Form, class Out, int BLOCKS>
+DEVICE void tensor_rows(const LinearArgs &a, const Product<typename Form::X> &p, unsigned char *shared) {
+  constexpr int W_STAGE = TILE_COLS * Form::W_BYTES, OF_LANE = Form::W_BYTES / 8, AHEAD = Form::STAGES - 1;
+  unsigned char *xs = shared, *ws = shared + 2 * X_STAGE;
+  float *all_scales = reinterpret_cast<float *>(ws + Form::STAGES * W_STAGE);
+  Form form(a, p);
+  WeightCopies<Form> w_copies(form, p.first_col, a.n);
+  RowCopies<Form, BLOCKS> x_copies(a, p);
+  int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  // Of columns g and g + 8 of the warp, rows 2t and 2t + 1 of block j.
+  float sums[BLOCKS][4] = {}, parts[BLOCKS][4] = {};
+  uint32_t nan[2] = {};
+  int stages = ceil_div(a.k, DEPTH), left = form.units();
+  auto add_parts = [&](const float *scales) {
+    float of_columns[2] = {};
+    if (!Form::BY_ROW)
+      for (int i = 0; i < 2; i++) of_columns[i] = scales[warp * 16 + g + 8 * i];
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        sums[j][e] += parts[j][e] * (Form::BY_ROW ? scales[j * 8 + 2 * t + e % 2] : of_columns[e / 2]);
+        parts[j][e] = 0;
+      }
+  };
+  auto load_x = [&](int stage) {
+    x_copies.load(stage);
+    form.load_scales(stage, p.rows);
+  };
+  auto store_x = [&](int stage) {
+    x_copies.store(xs + stage % 2 * X_STAGE, stage);
+    form.store_scales(all_scales + stage % 2 * SCALES);
+  };
+  for (int stage = 0; stage < AHEAD; stage++) {
+    if (stage < stages) w_copies.issue(ws + stage * W_STAGE, stage);
+    copy_async_commit();
+  }
+  if (stages > 0) {
+    load_x(0);
+    store_x(0);
+    load_x(1);
+  }
+  int x_lane = swizzled<X_BYTES>(g * X_BYTES + t * 16);
+  int w_lane = swizzled<Form::W_BYTES>((warp * 16 + g) * Form::W_BYTES + t * OF_LANE);
+  for (int stage = 0; stage < stages; stage++) {
+    copy_async_wait<AHEAD - 1>();
+    // This stage is there; all threads are done with the one before, whose places are free.
+    __syncthreads();
+    if (stage + AHEAD < stages) w_copies.issue(ws + unsigned(stage + AHEAD) % Form::STAGES * W_STAGE, stage + AHEAD);
+    copy_async_commit();
+    if (stage + 1 < stages) {
+      store_x(stage + 1);
+      load_x(stage + 2);
+    }
+    const unsigned char *x = xs + stage % 2 * X_STAGE, *w = ws + unsigned(stage) % Form::STAGES * W_STAGE;
+    const float *scales = all_scales + stage % 2 * SCALES;
+#pragma unroll
+    for (int u = 0; u < DEPTH / UNIT; u++) {
+      uint32_t columns[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        struct alignas(OF_LANE) Words {
+          uint32_t of[OF_LANE / 4];
+        } words = *reinterpret_cast<const Words *>(w + (w_lane ^ u * (Form::W_BYTES / 2)) + i * 8 * Form::W_BYTES);
+        Form::widen(words.of, columns[i], nan[i]);
+      }
+#pragma unroll
+      for (int j = 0; j < BLOCKS; j++) {
+        auto rows = *reinterpret_cast<const Chunk16 *>(x + (x_lane ^ u * (X_BYTES / 2)) + j * 8 * X_BYTES);
+#pragma unroll
+        for (int half = 0; half < 4; half += 2) {
+          uint32_t left_matrix[4] = {columns[0][half], columns[1][half], columns[0][half + 1], columns[1][half + 1]};
+          uint32_t right_matrix[2] = {rows.words[half], rows.words[half + 1]};
+          mma_m16n8k16(Form::SCALED ? parts[j] : sums[j], left_matrix, right_matrix);
+        }
+      }
+      // A group of FP8 ends with a stage.
+      constexpr int STEP = Form::BY_ROW ? DEPTH / UNIT : 1;
+      if (Form::SCALED && (u + 1) % STEP == 0 && (left -= STEP) == 0) {
+        add_parts(scales + (Form::BY_ROW ? 0 : u * TILE_COLS));
+        left = form.units();
+      }
+    }
+  }
+  copy_async_wait<0>();
+  // The last group may be a part of one.
+  if (Form::SCALED && left != form.units())
+    add_parts(all_scales + (stages - 1) % 2 * SCALES + (Form::BY_ROW ? 0 : TILE_COLS));
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    // Of all lanes that have numbers of the column.
+    bool lost = (warp_ballot(is_nan(nan[i])) >> g * 4 & 15) != 0;
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        store<Out>(a, p, j * 8 + 2 * t + e, p.first_col + warp * 16 + g + 8 * i,
+                   lost ? bits_float(0x7fffffff) : sums[j][2 * i + e]);
+  }
+}
 
 template <class Form, class Out>
 DEVICE void tensor(const LinearArgs &a) {
-  constexpr int TILE = 64 * PITCH;
-  SHARED(Chunk16, tiles, 4 * TILE / 8);  // Two stages of x and w.
-  bf16 *xs = reinterpret_cast<bf16 *>(tiles), *ws = xs + 2 * TILE;
+  SHARED(Chunk16, shared, (2 * X_STAGE + Form::STAGES * TILE_COLS * Form::W_BYTES + 8 * SCALES) / 16);
   Product<typename Form::X> p(a);
   if (p.rows <= 0) return;
-  Form form(a, p);
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int row = warp / 2 * 32, col = warp % 2 * 32;
-  // Of number e of the 16 x 8 matrix (i, j) of this lane, within the tile.
-  auto row_of = [&](int i, int e) { return row + i * 16 + lane / 4 + e / 2 * 8; };
-  auto col_of = [&](int j, int e) { return col + j * 8 + lane % 4 * 2 + e % 2; };
-  float sums[2][4][4] = {}, parts[2][4][4] = {};
-  int steps = ceil_div(a.k, DEPTH);
-  if (steps > 0) {
-    form.bring(xs, ws, 0);
-    copy_async_commit();
-  }
-  for (int step = 0; step < steps; step++) {
-    if (step + 1 < steps) {
-      int at = (step + 1) % 2 * TILE;
-      form.bring(xs + at, ws + at, (step + 1) * DEPTH);
-      copy_async_commit();
-      copy_async_wait<1>();
-    } else {
-      copy_async_wait<0>();
-    }
-    __syncthreads();
-    const bf16 *x = xs + step % 2 * TILE, *w = ws + step % 2 * TILE;
-#pragma unroll
-    for (int d = 0; d < DEPTH; d += 16) {
-      uint32_t left[2][4], right[2][4];
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        // x: rows 0-7, 8-15 of columns 0-7, then of 8-15. w: columns 0-7, 8-15 of rows 0-7, then of rows 8-15.
-        ldmatrix_x4(left[i], x + (row + i * 16 + lane % 16) * PITCH + d + lane / 16 * 8);
-        ldmatrix_x4(right[i], w + (col + i * 16 + lane / 16 * 8 + lane % 8) * PITCH + d + lane / 8 % 2 * 8);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          uint32_t pair[2] = {right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]};
-          mma_m16n8k16(Form::SCALED ? parts[i][j] : sums[i][j], left[i], pair);
-        }
-    }
-    int end = (step + 1) * DEPTH;
-    if (Form::SCALED && (end % form.group() == 0 || end >= a.k)) {
-#pragma unroll
-      for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-          for (int e = 0; e < 4; e++) {
-            int r = row_of(i, e), c = p.first_col + col_of(j, e);
-            if (r < p.rows && c < a.n) sums[i][j][e] += parts[i][j][e] * form.scale(r, c, (end - 1) / form.group());
-            parts[i][j][e] = 0;
-          }
-    }
-    __syncthreads();
-  }
-#pragma unroll
-  for (int i = 0; i < 2; i++)
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) store<Out>(a, p, row_of(i, e), p.first_col + col_of(j, e), sums[i][j][e]);
+  auto *bytes = reinterpret_cast<unsigned char *>(shared);
+  if (p.rows <= FEW_BLOCKS * 8)
+    tensor_rows<Form, Out, FEW_BLOCKS>(a, p, bytes);
+  else
+    tensor_rows<Form, Out, ALL_BLOCKS>(a, p, bytes);
 }
 
 }  // namespace linear
@@ -350,11 +491,11 @@ DEVICE void tensor(const LinearArgs &a) {
 ENTRY(linear_f32, (256), LinearArgs) { linear::plain(a); }
 ENTRY(linear_bf16, (128, 4), LinearArgs) { linear::tensor<linear::Plain, bf16>(a); }
 ENTRY(linear_bf16_f32, (128, 4), LinearArgs) { linear::tensor<linear::Plain, float>(a); }
-ENTRY(linear_fp8, (128, 2), LinearArgs) { linear::tensor<linear::Fp8, bf16>(a); }
-ENTRY(linear_fp8_f32, (128, 2), LinearArgs) { linear::tensor<linear::Fp8, float>(a); }
-ENTRY(linear_int4, (128, 2), LinearArgs) { linear::tensor<linear::Int4<float>, bf16>(a); }
-ENTRY(linear_int4_f32, (128, 2), LinearArgs) { linear::tensor<linear::Int4<float>, float>(a); }
-ENTRY(linear_int4_bf16_scales, (128, 2), LinearArgs) { linear::tensor<linear::Int4<bf16>, bf16>(a); }
-ENTRY(linear_int4_bf16_scales_f32, (128, 2), LinearArgs) { linear::tensor<linear::Int4<bf16>, float>(a); }
-ENTRY(linear_mxfp4, (128, 2), LinearArgs) { linear::tensor<linear::Int4<bf16, linear::E2m1>, bf16>(a); }
-ENTRY(linear_mxfp4_f32, (128, 2), LinearArgs) { linear::tensor<linear::Int4<bf16, linear::E2m1>, float>(a); }
+ENTRY(linear_fp8, (128, 3), LinearArgs) { linear::tensor<linear::Fp8, bf16>(a); }
+ENTRY(linear_fp8_f32, (128, 3), LinearArgs) { linear::tensor<linear::Fp8, float>(a); }
+ENTRY(linear_int4, (128, 3), LinearArgs) { linear::tensor<linear::Int4<float>, bf16>(a); }
+ENTRY(linear_int4_f32, (128, 3), LinearArgs) { linear::tensor<linear::Int4<float>, float>(a); }
+ENTRY(linear_int4_bf16_scales, (128, 3), LinearArgs) { linear::tensor<linear::Int4<bf16>, bf16>(a); }
+ENTRY(linear_int4_bf16_scales_f32, (128, 3), LinearArgs) { linear::tensor<linear::Int4<bf16>, float>(a); }
+ENTRY(linear_mxfp4, (128, 3), LinearArgs) { linear::tensor<linear::Int4<bf16, linear::E2m1>, bf16>(a); }
+ENTRY(linear_mxfp4_f32, (128, 3), LinearArgs) { linear::tensor<linear::Int4<bf16, linear::E2m1>, float>(a); }

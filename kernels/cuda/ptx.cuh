@@ -85,6 +85,32 @@ DEVICE bf16 to_bf16(float x) {
 #endif
 }
 
+// a & b | c, as one instruction where b and c are constants too.
+DEVICE uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef REIN_HOST
+  return (a & b) | c;
+#else
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#endif
+}
+
+// a * b + c for the two bf16 of each word. The host's body takes operands for which it is exact.
+DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef REIN_HOST
+  auto half = [&](int at) {
+    auto number = [&](uint32_t x) { return to_float(bf16{uint16_t(x >> at)}); };
+    return uint32_t(to_bf16(number(a) * number(b) + number(c)).bits) << at;
+  };
+  return half(0) | half(16);
+#else
+  uint32_t result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#endif
+}
+
 // ---- Warps ----
 
 template <class T>
@@ -223,7 +249,9 @@ DEVICE void ldmatrix_x4(uint32_t (&out)[4], const void *row) {
 #endif
 }
 
-// cp.async: copies 16 bytes to shared memory, of which all beyond the first `valid` are zeros.
+// cp.async: copies 16 bytes to shared memory, of which all beyond the first `valid` are zeros. AHEAD: the 256 bytes
+// around them are brought to the L2 cache.
+template <bool AHEAD = false>
 DEVICE void copy_async_16(void *to, const void *from, int valid = 16) {
 #ifdef REIN_HOST
   host::require(uintptr_t(to) % 16 == 0 && uintptr_t(from) % 16 == 0, "cp.async: not aligned to 16 bytes");
@@ -233,8 +261,13 @@ DEVICE void copy_async_16(void *to, const void *from, int valid = 16) {
     memcpy(to, from, valid);
   });
 #else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid)
-               : "memory");
+  if (AHEAD)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid)
+                 : "memory");
+  else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid)
+                 : "memory");
 #endif
 }
 

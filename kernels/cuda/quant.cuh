@@ -13,6 +13,12 @@ DEVICE bf16 e4m3_to_bf16(uint8_t code) {
   return to_bf16(to_float(small) * 1.329227995784916e36f);  // 2^120
 }
 
+// The same for the four codes of a word, but for NaN: numbers 0 and 2, and 1 and 3.
+DEVICE void e4m3_to_bf16(uint32_t codes, uint32_t &even, uint32_t &odd) {
+  even = fma_bf16x2((codes << 4 & 0x07f007f0) | (codes << 8 & 0x80008000), 0x7b807b80, 0x80008000);
+  odd = fma_bf16x2((codes >> 4 & 0x07f007f0) | (codes & 0x80008000), 0x7b807b80, 0x80008000);
+}
+
 // Rounds to nearest, ties to even; larger magnitudes become the largest. Every NaN becomes 0x7f.
 DEVICE uint8_t to_e4m3(float x) {
   if (x != x) return 0x7f;

@@ -25,6 +25,7 @@ inline const Run RUNS[] = {
     {"ptx_tensor_copy", ptx_tensor_copy, 32, "90"},
     {"ptx_wgmma_64", ptx_wgmma_64, 32, "90a"},
     {"ptx_wgmma_128", ptx_wgmma_128, 64, "90a"},
+    {"ptx_pairs", ptx_pairs, 3, "80"},
 };
 
 inline std::vector<unsigned char> input() {
@@ -81,6 +82,20 @@ inline void matrices() {
         check::equal(out[i * 8 + m] >> 16 * e & 0xffff, number(major, minor), "ldmatrix");
         check::equal(out[i * 8 + 4 + m] >> 16 * e & 0xffff, number(minor, major), "ldmatrix, transposed");
       }
+}
+
+inline void pairs() {
+  auto out = result(RUNS[10]);
+  for (int i = 0; i < 128; i++)
+    for (int half = 0; half < 2; half++) {
+      int code = half ? i * 37 & 127 : i, exponent = code >> 3, mantissa = code & 7;
+      double number = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+      auto got = [&](int word) { return real(out[i * 3 + word] >> half * 16 << 16); };
+      check::equal(got(0) == (i >> half & 1 ? -number : number), 1, "fma_bf16x2 of a small number");
+      check::equal(got(1) == (half ? i >> 3 : i & 15) - 8, 1, "fma_bf16x2 of integers");
+      uint16_t some = uint32_t(i) * 0x9e3779b9u >> half * 16;
+      check::equal(uint16_t(out[i * 3 + 2] >> half * 16), (some & 15) | 0x4300, "and_or");
+    }
 }
 
 inline void copies() {
@@ -156,6 +171,7 @@ inline void test() {
   matrices();
   copies();
   products();
+  pairs();
 }
 
 // What a device must give: for each kernel a line with its name, least compute capability and number of words, then the

@@ -133,6 +133,69 @@ void fp8(int rows, int n, int k, int experts) {
   });
 }
 
+// Row `row` of `rows` has the bits that it has alone. `x_bytes`: of a row; `numbers`: of x_scales in a row.
+inline void row_alone(void (*kernel)(LinearArgs), LinearArgs args, int row, int x_bytes, int numbers) {
+  check::test = "a row of linear with scales";
+  int rows = args.rows;
+  Buffer<float> together(size_t(rows) * args.n), alone(args.n);
+  dim3 grid((args.n + 63) / 64, (rows + 63) / 64);
+  args.out = together.data;
+  LAUNCH(kernel, grid, 128, 0, args);
+  args.x = static_cast<const char *>(args.x) + size_t(row) * x_bytes;
+  if (args.x_scales) args.x_scales += size_t(row) * numbers;
+  args.out = alone.data, args.rows = 1, grid.y = 1;
+  LAUNCH(kernel, grid, 128, 0, args);
+  if (memcmp(alone.data, together.data + size_t(row) * args.n, args.n * 4)) check::fail("it depends on the others");
+}
+
+// Among few rows and among many. Widths are such that copies are wide, and such that they are not.
+inline void rows_alone() {
+  for (int k : {288, 290}) {
+    Random random(k);
+    constexpr int ROWS = 70, N = 66;
+    int groups = (k + 127) / 128, small_groups = (k + 31) / 32, words = (k + 7) / 8;
+    std::vector<uint8_t> codes(size_t(ROWS) * k);
+    for (auto &code : codes) code = uint8_t(random.below(127) | random.below(2) << 7);
+    std::vector<uint32_t> nibbles(size_t(N) * words);
+    for (auto &word : nibbles) word = uint32_t(random.next());
+    Buffer<uint8_t> fp8(codes);
+    Buffer<uint32_t> int4(nibbles);
+    Buffer<bf16> x(random.numbers<bf16>(size_t(ROWS) * k)), scales(random.numbers<bf16>(size_t(N) * small_groups));
+    Buffer<float> x_scales(random.numbers<float>(size_t(ROWS) * groups)), w_scales(random.numbers<float>(groups));
+    for (int rows : {13, 40, ROWS}) {
+      LinearArgs args = {};
+      args.rows = rows, args.n = args.out_stride = N, args.k = args.x_stride = k, args.group = 32;
+      args.x = args.w = fp8.data, args.x_scales = x_scales.data, args.w_scales = w_scales.data;
+      row_alone(linear_fp8_f32, args, rows - 2, k, groups);
+      args.x = x.data, args.w = int4.data, args.x_scales = nullptr, args.w_scales = scales.data;
+      row_alone(linear_int4_bf16_scales_f32, args, rows - 2, 2 * k, 0);
+      row_alone(linear_mxfp4_f32, args, rows - 2, 2 * k, 0);
+    }
+  }
+}
+
+// A code that is no number makes its row, or its column, none.
+inline void lost_numbers() {
+  check::test = "NaN in linear_fp8";
+  constexpr int ROWS = 20, N = 66, K = 144, ROW = 18, COL = 65;
+  for (bool in_x : {true, false}) {
+    std::vector<uint8_t> x(ROWS * K, 0x38), w(N * K, 0xb8);
+    (in_x ? x[ROW * K + 77] : w[COL * K + 131]) = in_x ? 0x7f : 0xff;
+    Buffer<uint8_t> xs(x), ws(w);
+    Buffer<float> x_scales(std::vector<float>(ROWS * 2, 1)), w_scales(std::vector<float>(2, 1)), out(ROWS * N);
+    LinearArgs args = {};
+    args.x = xs.data, args.w = ws.data, args.x_scales = x_scales.data, args.w_scales = w_scales.data;
+    args.out = out.data, args.rows = ROWS, args.n = args.out_stride = N, args.k = args.x_stride = K;
+    LAUNCH(linear_fp8_f32, dim3(2, 1), 128, 0, args);
+    for (int r = 0; r < ROWS; r++)
+      for (int c = 0; c < N; c++)
+        if (in_x ? r == ROW : c == COL)
+          check::equal(std::isnan(out[r * N + c]), 1, "NaN");
+        else
+          check::close(&out[r * N + c], {-double(K)}, 0);
+  }
+}
+
 // With bf16 scales, the bits are those of the same scales as f32.
 template <class Out>
 void int4(int rows, int n, int k, int group) {
@@ -194,6 +257,12 @@ inline void test() {
   fp8<bf16>(1, 200, 128, 0);
   fp8<float>(2, 5, 7, 0);
   fp8<bf16>(7, 140, 160, 3);
+  fp8<float>(70, 66, 400, 0);
+  fp8<bf16>(130, 70, 272, 3);
+  int4<bf16>(70, 66, 448, 32);
+  int4<float>(20, 70, 384, 96);
+  rows_alone();
+  lost_numbers();
   int4<float>(3, 70, 256, 32);
   int4<bf16>(2, 64, 100, 32);
   int4<float>(1, 3, 260, 128);
