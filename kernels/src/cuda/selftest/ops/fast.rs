@@ -1,5 +1,6 @@
 //! The fast kernels against the plain ones on the same device, at the widths of a rank of Kimi K2 (eight ranks):
-//! numbers, and bits over the number of rows. On an emulated device the widths are small.
+//! numbers, and bits over the number of rows. On an emulated device the widths are small. A device without the fast
+//! kernels has the figures alone.
 
 use super::super::super::error::shape;
 use super::super::super::fast::TileKernel;
@@ -55,14 +56,18 @@ type TierCheck = fn(&mut Tiers) -> Result<Row>;
 
 pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
     let devices = CudaDevices::open(&[device.index])?;
-    let widths = if device.properties.multiprocessors < FEW_MULTIPROCESSORS { SMALL } else { K2 };
+    let small = device.properties.multiprocessors < FEW_MULTIPROCESSORS;
+    let widths = if small { SMALL } else { K2 };
+    let opened = devices.clone();
+    let figures = DeviceCheck::new("figures", move |rows| Tiers::new(&opened, widths)?.figures(small, rows));
     if !device.takes_fast() {
         let why = if has_fast_kernels() { "the device is not of compute capability 9.0" } else { "built without them" };
         let row = Row::passed("fast kernels", format!("skipped: {why}"));
-        return Ok(vec![DeviceCheck::new("fast kernels", move |rows| {
+        let skipped = DeviceCheck::new("fast kernels", move |rows| {
             rows(row);
             Ok(())
-        })]);
+        });
+        return Ok(vec![skipped, figures]);
     }
     let all: [(&str, TierCheck); 14] = [
         ("products with bf16 weights", |tiers| tiers.products(TestWeights::Bf16)),
@@ -92,8 +97,7 @@ pub fn fast(device: &CudaDevice) -> Result<Vec<DeviceCheck<'static>>> {
         })
     };
     let mut checks: Vec<_> = all.into_iter().map(check).collect();
-    let small = device.properties.multiprocessors < FEW_MULTIPROCESSORS;
-    checks.push(DeviceCheck::new("figures", move |rows| Tiers::new(&devices, widths)?.figures(small, rows)));
+    checks.push(figures);
     Ok(checks)
 }
 

@@ -1,6 +1,6 @@
 //! Times of ops at the widths of a rank of Kimi K2 over eight GPUs, with the fast kernels and the plain ones: as a
-//! share of the rate at which a copy reads and writes, or as a rate of arithmetic. Times on an emulated device say
-//! nothing.
+//! share of the rate at which a copy reads and writes, or as a rate of arithmetic. A device without the fast kernels
+//! has the times of the plain ones. Times on an emulated device say nothing.
 
 use super::super::super::Cuda;
 use super::super::{RowSink, copy_rate, milliseconds};
@@ -20,8 +20,9 @@ struct Sizes {
     wide: usize,
     narrow: usize,
     experts: usize,
-    /// Rows of a step that decodes, of a prefill, and of an expert in one.
+    /// Rows of a step that decodes, of smaller ones, of a prefill, and of an expert in one.
     rows: usize,
+    fewer: &'static [usize],
     many: usize,
     of_expert: usize,
     heads: usize,
@@ -35,6 +36,7 @@ const K2: Sizes = Sizes {
     narrow: 4096,
     experts: 48,
     rows: 64,
+    fewer: &[1, 16],
     many: 8192,
     of_expert: 256,
     heads: 8,
@@ -47,6 +49,7 @@ const SMALL: Sizes = Sizes {
     narrow: 256,
     experts: 2,
     rows: 2,
+    fewer: &[1],
     many: 3,
     of_expert: 2,
     heads: 2,
@@ -90,19 +93,31 @@ fn seconds(backend: &Cuda, mut op: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(time / 1e3)
 }
 
+/// Seconds of an op with each kind of kernels.
+struct Times {
+    fast: Option<f64>,
+    plain: f64,
+}
+
 impl Tiers {
     pub(super) fn figures(&mut self, small: bool, rows: &mut RowSink) -> Result<()> {
         let (sizes, copied) = (if small { SMALL } else { K2 }, copy_rate(&self.fast.ops.device)?);
-        let mut row = |name: String, work: Work, [fast, plain]: [f64; 2]| {
-            let numbers = vec![("fast_us", fast * 1e6), ("plain_us", plain * 1e6), work.number()];
-            let [fast, plain] = [fast, plain].map(|seconds| work.figure(seconds, copied));
-            rows(Row { numbers, ..Row::passed(name, format!("fast {fast}; plain {plain}")) });
+        let mut row = |name: String, work: Work, Times { fast, plain }: Times| {
+            let (mut numbers, mut values) = (vec![work.number()], Vec::new());
+            for (tier, figure, seconds) in [("fast", "fast_us", fast), ("plain", "plain_us", Some(plain))] {
+                let Some(seconds) = seconds else { continue };
+                numbers.push((figure, seconds * 1e6));
+                values.push(format!("{tier} {}", work.figure(seconds, copied)));
+            }
+            rows(Row { numbers, ..Row::passed(name, values.join("; ")) });
         };
         let Sizes { hidden, inter, experts, heads, context, .. } = sizes;
-        for weights in [TestWeights::Fp8, TestWeights::Bf16] {
-            let times = self.dense(weights, [sizes.rows, sizes.wide, hidden])?;
-            let work = Work::Bytes(weights.bytes(sizes.wide * hidden));
-            row(format!("{weights:?}: [{}, {hidden}] to {}", sizes.rows, sizes.wide), work, times);
+        for weights in [TestWeights::Fp8, TestWeights::Bf16, TestWeights::Int4, TestWeights::Mxfp4] {
+            for &few in sizes.fewer.iter().chain([&sizes.rows]) {
+                let times = self.dense(weights, [few, sizes.wide, hidden])?;
+                let work = Work::Bytes(weights.bytes(sizes.wide * hidden));
+                row(format!("{weights:?}: [{few}, {hidden}] to {}", sizes.wide), work, times);
+            }
             let times = self.dense(weights, [sizes.many, sizes.narrow, hidden])?;
             let work = Work::Operations(2 * sizes.many * sizes.narrow * hidden);
             row(format!("{weights:?}: [{}, {hidden}] to {}", sizes.many, sizes.narrow), work, times);
@@ -125,28 +140,33 @@ impl Tiers {
         Ok(())
     }
 
-    fn dense(&mut self, weights: TestWeights, [rows, outs, ins]: [usize; 3]) -> Result<[f64; 2]> {
+    fn times(&mut self, time: impl Fn(&mut Cuda) -> Result<f64>) -> Result<Times> {
+        let has_fast = self.fast.ops.device.has_fast();
+        Ok(Times { fast: has_fast.then(|| time(&mut self.fast)).transpose()?, plain: time(&mut self.plain)? })
+    }
+
+    fn dense(&mut self, weights: TestWeights, [rows, outs, ins]: [usize; 3]) -> Result<Times> {
         let (weight, numbers) = (self.weight(outs, ins, weights)?, self.random.numbers(rows * ins, 1.0));
-        let time = |backend: &Cuda| {
+        self.times(|backend: &mut Cuda| {
+            let backend = &*backend;
             let held = backend.linear_weight(weight.clone(), Precision::Bf16)?;
             let x = Tiers::activation(backend, &numbers, ins)?;
             seconds(backend, || {
                 backend.linear(&x, &held, None);
                 Ok(())
             })
-        };
-        Ok([time(&self.fast)?, time(&self.plain)?])
+        })
     }
 
     /// Each row goes to one expert, one after the other.
-    fn moe_times(&mut self, weights: TestWeights, rows: usize, sizes: Sizes) -> Result<[f64; 2]> {
+    fn moe_times(&mut self, weights: TestWeights, rows: usize, sizes: Sizes) -> Result<Times> {
         let Sizes { hidden, inter, experts, .. } = sizes;
         let gate = self.weight(inter, hidden, weights)?;
         let (up, down) = (self.weight(inter, hidden, weights)?, self.weight(hidden, inter, weights)?);
         let numbers = self.random.numbers(rows * hidden, 1.0);
         let mut scores = vec![-1.0; rows * experts];
         (0..rows).for_each(|row| scores[row * experts + row % experts] = 1.0);
-        let time = |backend: &mut Cuda| {
+        self.times(|backend: &mut Cuda| {
             let mut all = (0..experts as u32).map(|id| {
                 let [gate, up, down] = [&gate, &up, &down].map(HostMatrix::clone);
                 Ok(ExpertWeights { id, gate, up, down })
@@ -166,12 +186,11 @@ impl Tiers {
             let batch = backend.begin(StepInputs { ids: vec![0; rows], ..StepInputs::default() })?;
             let backend = &*backend;
             seconds(backend, || backend.moe(&batch, &x, &routes, &held, None, None).map(drop))
-        };
-        Ok([time(&mut self.fast)?, time(&mut self.plain)?])
+        })
     }
 
     /// Sequences of one length that draw a token each.
-    fn latent_times(&mut self, sizes: Sizes) -> Result<[f64; 2]> {
+    fn latent_times(&mut self, sizes: Sizes) -> Result<Times> {
         let Sizes { rows, heads, context, .. } = sizes;
         let spec = latent_spec(heads);
         let MlaSpec { nope_dim, rope_dim, v_dim, kv_rank, .. } = spec;
@@ -180,7 +199,7 @@ impl Tiers {
         let of_one = context.div_ceil(BLOCK_SIZE);
         let tables: Vec<Vec<u32>> =
             (0..rows).map(|i| (i * of_one..(i + 1) * of_one).map(|b| b as u32).collect()).collect();
-        let time = |backend: &mut Cuda| {
+        self.times(|backend: &mut Cuda| {
             let weight = backend.mla_weight(kv_b.clone(), &spec, Precision::Bf16)?;
             let mut cache = backend.cache(rows * of_one, BLOCK_SIZE, [kv_rank, rope_dim], CacheForm::Bf16)?;
             let of = |width: usize| Tiers::activation(backend, &numbers[..rows * width], width);
@@ -199,8 +218,7 @@ impl Tiers {
                 });
             }
             unreachable!("a context of no tokens")
-        };
-        Ok([time(&mut self.fast)?, time(&mut self.plain)?])
+        })
     }
 }
 
