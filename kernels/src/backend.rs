@@ -281,8 +281,8 @@ pub trait Backend: RowOps + Sized + Send + 'static {
     fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts>;
     /// Paged KV of one layer: two entries of `widths` numbers for each position (MLA: latent and rotary key).
     fn cache(&self, blocks: usize, block_size: usize, widths: [usize; 2], form: CacheForm) -> Result<Self::Cache>;
-    /// From now on the cache has a rank's part of the positions, and blocks are numbered over all ranks. Latent
-    /// attention over it exchanges queries and results with the other ranks.
+    /// From now on the cache has a rank's part of the positions, and blocks are numbered over the ranks that share
+    /// them. Attention over it exchanges queries and results with these ranks.
     fn split_cache(&self, cache: &mut Self::Cache, split: KvSplit) -> Result<()> {
         let (_, KvSplit { ranks, .. }) = (cache, split);
         let what = format!("this backend does not split a KV cache over {ranks} ranks");
@@ -355,6 +355,20 @@ pub trait Backend: RowOps + Sized + Send + 'static {
     /// `linear` of `silu_mul`, with its bits. A backend that quantizes x does it with the numbers still at hand.
     fn silu_mul_linear(&self, gate: &Self::Tensor, up: &Self::Tensor, weight: &Self::Linear) -> Self::Tensor {
         self.linear(&self.silu_mul(gate, up), weight, None)
+    }
+    /// `gqa_attention` over a cache that is split over the ranks which share a KV head.
+    #[allow(clippy::too_many_arguments)]
+    fn split_gqa_attention(
+        &self,
+        _batch: &Self::Batch<'_>,
+        _q: &Self::Tensor,
+        _k: &Self::Tensor,
+        _v: &Self::Tensor,
+        _sinks: Option<&Self::Vector>,
+        _cache: &mut Self::Cache,
+        _spec: &GqaSpec,
+    ) -> Result<Self::Tensor> {
+        Err(KernelError::Shape { op: "split_gqa_attention", what: "this backend does not split a KV cache".into() })
     }
     /// q [rows, heads * (nope + rope)], rotated; latent [rows, kv_rank], normed; k_rope [rows, rope], rotated;
     /// kv_b [heads * (nope + v), kv_rank]. Result [rows, heads * v]. `adapters` change kv_b: of each head its products

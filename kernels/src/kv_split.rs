@@ -1,5 +1,7 @@
 //! Which rank of a group has which positions of a sequence, where a KV cache is split over ranks.
 
+use std::ops::Range;
+
 /// Positions that stay together: a tile of attention.
 pub const TILE: usize = 64;
 /// A tile belongs to one of these lanes in turn, and each rank has the same number of lanes. Attention over a lane has
@@ -7,14 +9,30 @@ pub const TILE: usize = 64;
 pub const LANES: usize = 8;
 
 /// A rank's part of a cache that is split over `ranks` ranks, of which lane l belongs to l % ranks. Blocks are numbered
-/// over all ranks: block b is block b / ranks of rank b % ranks.
+/// over these ranks: block b is block b / ranks of rank b % ranks. Every run of `ranks` ranks of a group shares the
+/// positions of other KV heads, so each run has the same blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvSplit {
+    /// Among those that share the positions.
     pub rank: usize,
     pub ranks: usize,
 }
 
 impl KvSplit {
+    /// A rank with all positions.
+    pub const WHOLE: KvSplit = KvSplit { rank: 0, ranks: 1 };
+
+    /// Of a rank of a group, where `ranks` share positions. None: nothing is split.
+    pub fn new(rank: usize, ranks: usize) -> Option<KvSplit> {
+        (ranks > 1).then(|| KvSplit { rank: rank % ranks, ranks })
+    }
+
+    /// The ranks of the group that share positions with this one, which is rank `of_group` there.
+    pub fn sharing(self, of_group: usize) -> Range<usize> {
+        let first = of_group - self.rank;
+        first..first + self.ranks
+    }
+
     /// Whether a cache with blocks of this size can be split over so many ranks.
     pub fn fits(ranks: usize, block_size: usize) -> bool {
         LANES.is_multiple_of(ranks.max(1)) && TILE.is_multiple_of(block_size.max(1))

@@ -4,12 +4,12 @@
 use super::attention::{self, AttentionPlan, EntryField, LanePart, QueryPart};
 use super::gemm::{self, GemmJob, Packed};
 use super::kv_cache::KvCache;
+use super::lanes::LaneQueries;
 use super::pool::SharedPtr;
 use super::weights::{Numbers, PackSource, Panels};
 use super::{Batch, Cpu, Expansion, LowRank, Tensor, shape, stale, zeros};
 use crate::backend::{HostMatrix, KvSplit, MlaSpec, Precision, Span};
 use crate::error::Result;
-use crate::kv_split::LANES;
 
 impl Cpu {
     /// `mla_attention`. `stored` gets what a device stores between its products: the absorbed query, and the mean of
@@ -104,8 +104,8 @@ impl Cpu {
                 mixed
             }
             Some(split) => {
-                let rotated = q.data.chunks(q_dim).flat_map(|q| &q[nope_dim..]).copied();
-                self.mix_split(split, cache, spans, spec, &query, rotated.collect())?
+                let rotated: Vec<f32> = q.data.chunks(q_dim).flat_map(|q| &q[nope_dim..]).copied().collect();
+                self.mix_split(split, cache, spans, spec, &query, &rotated)?
             }
         };
         stored(&mut mixed.data);
@@ -147,8 +147,7 @@ impl Cpu {
         attention::attend(&self.pool, self.isa, cache, spans, &plan, out);
     }
 
-    /// The same over a cache that is split: each rank gets the queries of all heads, attends to its lanes, and gets the
-    /// other ranks' lanes for its own heads, which are joined in their order. `rotated` [rows, heads, rope_dim].
+    /// The same over a cache that is split. `rotated` [rows, heads, rope_dim].
     fn mix_split(
         &self,
         split: KvSplit,
@@ -156,55 +155,19 @@ impl Cpu {
         spans: &[Span],
         spec: &MlaSpec,
         query: &Tensor,
-        rotated: Vec<f32>,
+        rotated: &[f32],
     ) -> Result<Tensor> {
         let MlaSpec { heads, rope_dim, kv_rank, .. } = *spec;
         let rows = query.rows;
-        let own = [&query.data[..], &rotated].concat();
-        let of_head = rows * (kv_rank + rope_dim);
-        let all = self.collective.all_gather(&own)?;
-        // Of each rank's heads, for each lane here: the sums, then what they are divided by.
-        let lane_of_heads = |heads: usize| rows * heads * (kv_rank + 2);
-        let mut results = Vec::with_capacity(all.len());
-        for queries in &all {
-            let heads = queries.len() / of_head;
+        let queries = [&query.data[..], rotated].concat();
+        let of = LaneQueries { split, rows, heads, width: kv_rank, queries, sinks: None };
+        self.attend_split(of, |queries, lane, sums| {
+            let heads = queries.len().checked_div(rows * (kv_rank + rope_dim)).unwrap_or(0);
             let (latent, rope) = queries.split_at(rows * heads * kv_rank);
             let part = |q, width| QueryPart { q, row_stride: heads * width, head_stride: width, offset: 0, width };
             let parts = [part(latent, kv_rank), part(rope, rope_dim)];
-            let mut of_rank = vec![0.0; split.lanes().count() * lane_of_heads(heads)];
-            for (lane, out) in split.lanes().zip(of_rank.chunks_mut(lane_of_heads(heads).max(1))) {
-                let (sums, weights) = out.split_at_mut(rows * heads * kv_rank);
-                let lane = Some(LanePart { lane, weights: SharedPtr(weights.as_mut_ptr()) });
-                self.mix_latents(cache, spans, &MlaSpec { heads, ..*spec }, &parts, lane, sums);
-            }
-            results.push(of_rank);
-        }
-        let found = self.collective.all_to_all(results)?;
-        let mut joined = vec![(f32::NEG_INFINITY, 0.0f32); rows * heads];
-        let mut mixed = zeros(rows, heads * kv_rank);
-        for lane in 0..LANES {
-            let at = lane / split.ranks * lane_of_heads(heads);
-            let (sums, weights) =
-                found[lane % split.ranks][at..][..lane_of_heads(heads)].split_at(rows * heads * kv_rank);
-            let of_queries = mixed.data.chunks_mut(kv_rank).zip(sums.chunks(kv_rank)).zip(weights.chunks(2));
-            for ((largest, total), ((mixed, sums), weights)) in joined.iter_mut().zip(of_queries) {
-                let (of_lane, sum) = (weights[0], weights[1]);
-                if of_lane == f32::NEG_INFINITY {
-                    continue;
-                }
-                let most = largest.max(of_lane);
-                let (before, now) = ((*largest - most).exp(), (of_lane - most).exp());
-                mixed.iter_mut().zip(sums).for_each(|(x, y)| *x = *x * before + y * now);
-                (*largest, *total) = (most, *total * before + sum * now);
-            }
-        }
-        for (mixed, (_, total)) in mixed.data.chunks_mut(kv_rank).zip(joined) {
-            // Rows of no sequence have none.
-            if total > 0.0 {
-                mixed.iter_mut().for_each(|x| *x /= total);
-            }
-        }
-        Ok(mixed)
+            self.mix_latents(cache, spans, &MlaSpec { heads, ..*spec }, &parts, Some(lane), sums);
+        })
     }
 
     pub(super) fn absorb(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Expansion> {

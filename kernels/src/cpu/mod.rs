@@ -19,6 +19,7 @@ pub use free::bytes as free_memory;
 mod gemm;
 mod gqa;
 mod kv_cache;
+mod lanes;
 mod low_rank;
 mod memory;
 mod mla;
@@ -391,6 +392,19 @@ impl Backend for Cpu {
 
     fn linear(&self, x: &Tensor, Linear(weight): &Linear, bias: Option<&Vec<f32>>) -> Tensor {
         self.product(x, weight, bias)
+    }
+
+    fn split_gqa_attention(
+        &self,
+        batch: &Batch,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        sinks: Option<&Vec<f32>>,
+        cache: &mut KvCache,
+        spec: &GqaSpec,
+    ) -> Result<Tensor> {
+        self.attend_split_groups(batch, q, [k, v], sinks, cache, spec)
     }
 
     fn mla_attention(

@@ -1,6 +1,7 @@
 //! Every op against the f64 reference, and batch invariance to the bit, on every instruction set of the machine.
 
 mod attention;
+mod lanes;
 
 use half::bf16;
 
