@@ -171,8 +171,8 @@ pub struct EngineArgs {
     /// quarter of the memory that the weights leave free; with --engine cuda: nine tenths]
     #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_memory: Option<u64>,
-    /// Split the positions of the KV cache over the ranks of a group, each of which holds all of them otherwise: for
-    /// latent attention (MLA), with 2, 4 or 8 ranks
+    /// Split the positions of the KV cache over 2, 4 or 8 ranks that hold all of them otherwise: the ranks of a group
+    /// for latent attention (MLA); those that have the same KV head for grouped-query attention (on CPUs)
     #[arg(long, env = "REIN_KV_PARALLEL")]
     pub kv_parallel: bool,
     #[command(flatten)]

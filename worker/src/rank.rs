@@ -136,7 +136,8 @@ impl ModelLoader {
         let Checkpoint { precisions, config, .. } = &*self.checkpoint;
         let files = self.hashes()?;
         let (version, arithmetic, context) = (protocol::VERSION, self.arithmetic(), self.options.max_context);
-        let of = format!("{version} {arithmetic} {config} {precisions:?} {context:?} {files:?}");
+        let split = self.options.kv_parallel;
+        let of = format!("{version} {arithmetic} {config} {precisions:?} {split} {context:?} {files:?}");
         Ok(content_hash(of.as_bytes()))
     }
 
@@ -247,7 +248,7 @@ impl ModelLoader {
             mine.iter().map(|rank| DeviceWeights::take(&mut resident_weights, rank, size)).collect();
         // Frees the memory of weights that no rank uses.
         drop(resident_weights);
-        let kept = devices::kept_blocks(&found, self.options.block_size);
+        let kept = devices::kept_blocks(&found, self.options.block_size, self.options.kv_ranks(spec, size));
         let close = |found: &mut Vec<Option<DeviceWeights<D::Backend>>>| {
             found.iter_mut().flatten().for_each(|found| found.network.close());
         };
@@ -288,7 +289,7 @@ impl ModelLoader {
             let there = mine.iter().zip(&assigned).filter(|(_, other)| **other == device).map(|(rank, _)| *rank);
             let there: Vec<&RankPlacement> = there.collect();
             let all = self.checkpoint.footprint(devices, |footprint| KvPlan::bytes_per_token(footprint, &there, size));
-            all.div_ceil(self.options.kv_ranks(size))
+            all.div_ceil(self.options.kv_ranks(spec, size))
         };
         let ranks_here = links.into_iter().zip(&mine).zip(&mut found).zip(assigned.iter().copied());
         for (((link, rank), resident), device) in ranks_here {

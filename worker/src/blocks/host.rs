@@ -32,6 +32,8 @@ pub struct HostShape {
     pub outlives: bool,
     /// What the places hold from before.
     pub kept: Arc<Vec<KeptBlock>>,
+    /// The first number that no content has on any rank.
+    pub next_content: u64,
 }
 
 #[derive(Debug, Default)]
@@ -80,15 +82,15 @@ impl HostPlaces {
             saves: Vec::new(),
             loads: Vec::new(),
         };
-        let next = host.restore(&shape.kept, block_size);
+        host.restore(&shape.kept, block_size);
         let empty = |place: &PlaceId| host.places[*place as usize].content.is_none();
         let of_class = |class: usize| (0..count).rev().filter(move |&place| place as usize % classes == class);
         host.free = (0..classes).map(|class| of_class(class).filter(empty).collect()).collect();
-        (count > 0).then_some((host, next))
+        (count > 0).then_some((host, shape.next_content))
     }
 
-    /// Takes over what is kept, as far as all that came before it is there too. The first number that no content has.
-    fn restore(&mut self, kept: &[KeptBlock], block_size: usize) -> u64 {
+    /// Takes over what is kept, as far as all that came before it is there too.
+    fn restore(&mut self, kept: &[KeptBlock], block_size: usize) {
         let mut after: HashMap<Option<u64>, Vec<&KeptBlock>> = HashMap::new();
         let fits = |kept: &&KeptBlock| kept.tokens.len() == block_size && (kept.place as usize) < self.places.len();
         kept.iter().filter(fits).for_each(|kept| after.entry(kept.parent).or_default().push(kept));
@@ -118,7 +120,6 @@ impl HostPlaces {
             self.places[kept.place as usize].content = Some(Content { number: kept.content, hash, key });
             self.push_unused(kept.place);
         }
-        kept.iter().map(|kept| kept.content + 1).max().unwrap_or(0)
     }
 
     fn class_of(&self, place: PlaceId) -> usize {

@@ -160,7 +160,7 @@ impl<B: Backend> Network<B> {
         let held = self.state_size;
         if held.blocks >= size.blocks
             && held.block_size == size.block_size
-            && held.split == size.split
+            && held.kv_ranks == size.kv_ranks
             && held.cells >= size.cells
         {
             return Ok(());

@@ -139,6 +139,15 @@ impl Spec {
         }
     }
 
+    /// Ranks of `ranks` that can share the positions of a sequence: with latent attention all, else those that have the
+    /// same KV head.
+    pub fn kv_ranks(&self, ranks: usize) -> usize {
+        match self.layers.iter().any(|layer| matches!(layer.mixer, MixerSpec::Mla(_))) {
+            true => ranks,
+            false => (ranks / self.kv_heads.max(1)).max(1),
+        }
+    }
+
     /// The embedding as a module: the ranks share its rows.
     pub fn embedding(&self) -> LinearSpec {
         LinearSpec::new(&self.embed, [self.vocab, self.hidden], false, Shard::Out).with_role(WeightRole::Embedding)

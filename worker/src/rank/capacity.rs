@@ -165,7 +165,7 @@ fn busiest(
     open::check_split(footprint.spec, gpus, &options)?;
     let plan = KvPlan::with_free(footprint, &[&rank], gpus, weights.total() + moves, &options, gpu.memory as usize);
     let (kv_tokens, kv_bytes_per_token) = plan.map_or_else(
-        |_| (0, KvPlan::bytes_per_token(footprint, &[&rank], gpus).div_ceil(options.kv_ranks(gpus))),
+        |_| (0, KvPlan::bytes_per_token(footprint, &[&rank], gpus).div_ceil(options.kv_ranks(footprint.spec, gpus))),
         |plan| (plan.tokens(), plan.bytes_per_token),
     );
     Ok((rank, GpuMemory { weights, moves, kv_bytes_per_token, kv_tokens }))
@@ -231,8 +231,8 @@ impl Floors<'_> {
 
     /// Reading the KV entries and the recurrent states, and the products with them.
     fn attention(&self, sequences: usize) -> OpFloor {
-        // A rank with a part of the positions has the queries of all heads.
-        let split = if self.options.kv_parallel { self.options.gpus } else { 1 };
+        // A rank with a part of the positions has the queries of all ranks that share them.
+        let split = if self.options.kv_parallel { self.footprint.spec.kv_ranks(self.options.gpus) } else { 1 };
         let heads = self.rank.heads.len() * split;
         let (mut bytes, mut flops) = (0.0, 0.0);
         for layer in &self.footprint.spec.layers {

@@ -186,15 +186,20 @@ impl<B: Backend> DeviceWeights<B> {
 
 /// The blocks of the KV caches that the ranks of this process have kept. None: not all of them have one, it has another
 /// size, or other ranks shared the memory.
-pub fn kept_blocks<B: Backend>(found: &[Option<DeviceWeights<B>>], block_size: usize) -> Option<usize> {
+pub fn kept_blocks<B: Backend>(
+    found: &[Option<DeviceWeights<B>>],
+    block_size: usize,
+    kv_ranks: usize,
+) -> Option<usize> {
     let kept = |found: &Option<DeviceWeights<B>>| {
         let found = found.as_ref()?;
         Some((found.network.state_size(), found.here))
     };
     let first = kept(found.first()?)?;
-    let (StateSize { blocks, block_size: of_block, .. }, here) = first;
+    let (StateSize { blocks, block_size: of_block, kv_ranks: of_ranks, .. }, here) = first;
     let same = found.iter().all(|other| kept(other) == Some(first));
-    (same && blocks > 0 && of_block == block_size && here == found.len()).then_some(blocks)
+    let fits = (of_block, of_ranks) == (block_size, kv_ranks);
+    (same && blocks > 0 && fits && here == found.len()).then_some(blocks * kv_ranks)
 }
 
 /// The device of each rank of this process: that of its weights, or else the first of those with the fewest ranks.

@@ -63,7 +63,7 @@ pub struct KvPlan {
     pub full_context: usize,
     /// None: the model has no recurrent layers.
     pub states: Option<StatePlan>,
-    /// Ranks over which positions are split: each has its part of the blocks.
+    /// Ranks that share the positions: each has its part of the blocks.
     pub kv_ranks: usize,
 }
 
@@ -170,8 +170,8 @@ impl KvPlan {
 
     pub fn state_size(&self, blocks: usize) -> StateSize {
         let cells = self.states(blocks).zip(self.states).map_or(0, |(shape, plan)| shape.cells(plan.sequences));
-        let split = self.kv_ranks > 1;
-        StateSize { blocks: blocks / self.kv_ranks, block_size: self.block_size, cells, split }
+        let Self { block_size, kv_ranks, .. } = *self;
+        StateSize { blocks: blocks / kv_ranks, block_size, cells, kv_ranks }
     }
 
     /// For these ranks of a group of `ranks`; the weights of those in `to_load` are not in memory yet. The ranks have
@@ -184,14 +184,15 @@ impl KvPlan {
         options: &ModelOptions,
         kept: Option<usize>,
     ) -> Result<(Self, bool), LoadError> {
+        let kv_ranks = options.kv_ranks(footprint.spec, ranks);
         let held = kept.map_or(0, |blocks| {
             Self {
                 blocks,
                 block_size: options.block_size,
-                bytes_per_token: Self::bytes_per_token(footprint, mine, ranks).div_ceil(options.kv_ranks(ranks)),
+                bytes_per_token: Self::bytes_per_token(footprint, mine, ranks).div_ceil(kv_ranks),
                 max_context: 0,
                 full_context: 0,
-                kv_ranks: options.kv_ranks(ranks),
+                kv_ranks,
                 states: StatePlan::new(footprint, mine, ranks, options),
             }
             .bytes()
@@ -243,7 +244,7 @@ impl KvPlan {
         free: usize,
     ) -> Result<Self, LoadError> {
         let (block_size, spec) = (options.block_size, footprint.spec);
-        let kv_ranks = options.kv_ranks(ranks);
+        let kv_ranks = options.kv_ranks(spec, ranks);
         let bytes_per_token = Self::bytes_per_token(footprint, mine, ranks).div_ceil(kv_ranks);
         let states = StatePlan::new(footprint, mine, ranks, options);
         let context = context(spec, options)?;

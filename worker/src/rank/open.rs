@@ -122,19 +122,33 @@ pub fn check_split(spec: &Spec, ranks: usize, options: &ModelOptions) -> Result<
     if !options.kv_parallel || ranks == 1 {
         return Ok(());
     }
-    if spec.layers.iter().any(|layer| !matches!(layer.mixer, MixerSpec::Mla(_))) {
-        return refused("splits the cache of latent attention (MLA), which not all layers of this model have".into());
+    let has = |kind: fn(&MixerSpec) -> bool| spec.layers.iter().any(|layer| kind(&layer.mixer));
+    let latent = has(|mixer| matches!(mixer, MixerSpec::Mla(_)));
+    let groups = has(|mixer| matches!(mixer, MixerSpec::Gqa(_)));
+    if latent && groups {
+        return refused("splits the cache of one kind of attention, and this model has two".into());
+    }
+    if groups && options.devices != DeviceChoice::Cpu {
+        return refused(
+            "on GPUs splits the cache of latent attention (MLA) alone, which this model does not have".into(),
+        );
+    }
+    let kv_ranks = options.kv_ranks(spec, ranks);
+    if kv_ranks == 1 {
+        return refused(format!(
+            "splits positions over the ranks that have the same KV head, and no two of {ranks} ranks have: this model has \
+             {} KV heads; leave it out, or take more ranks",
+            spec.kv_heads
+        ));
     }
     if options.devices != DeviceChoice::Cpu && !spec.heads.is_multiple_of(ranks) {
         return refused(format!("takes as many heads on each GPU, got {} heads for {ranks} GPUs", spec.heads));
     }
-    if options.host.file.is_some() {
-        return refused("does not go with --kv-file yet; --host-kv alone keeps blocks in memory".into());
-    }
-    match KvSplit::fits(ranks, options.block_size) {
+    match KvSplit::fits(kv_ranks, options.block_size) {
         true => Ok(()),
         false => refused(format!(
-            "takes 1, 2, 4 or 8 ranks and blocks of a number of tokens that divides 64, got {ranks} ranks and blocks of {}",
+            "splits positions over 2, 4 or 8 ranks, in blocks of a number of tokens that divides 64, got {kv_ranks} ranks \
+             and blocks of {}",
             options.block_size
         )),
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::choice::DeviceChoice;
 use super::loras::LoraLimits;
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT};
-use crate::model::HostLimits;
+use crate::model::{HostLimits, Spec};
 
 /// The type for computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -108,9 +108,9 @@ impl Default for ModelOptions {
 }
 
 impl ModelOptions {
-    /// Ranks over which the positions of the KV cache are split.
-    pub(super) fn kv_ranks(&self, ranks: usize) -> usize {
-        if self.kv_parallel { ranks } else { 1 }
+    /// Ranks that share the positions of the KV cache.
+    pub(super) fn kv_ranks(&self, spec: &Spec, ranks: usize) -> usize {
+        if self.kv_parallel { spec.kv_ranks(ranks) } else { 1 }
     }
 
     /// Whether the size of the KV cache was given.

@@ -174,9 +174,8 @@ impl<D: Devices> RankJob<D> {
         prepares: &Preparation,
         bounds: &StepBounds,
     ) -> Result<usize, LoadError> {
-        let block_size = self.plan.block_size;
-        let split = self.plan.kv_ranks > 1;
-        network.open(StateSize { blocks: 1, block_size, cells: 1, split }, self.stashes)?;
+        let KvPlan { block_size, kv_ranks, .. } = self.plan;
+        network.open(StateSize { blocks: 1, block_size, cells: 1, kv_ranks }, self.stashes)?;
         network.prepare(bounds, DryRun::Memory).map_err(|error| match error {
             KernelError::OutOfMemory(what) => {
                 let (rows, sequences) = (bounds.rows, bounds.sequences);

@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::blocks::{HostShape, KeptBlock};
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
-use file::TierFile;
+use file::{FilePart, TierFile};
 
 use super::network::Network;
 
@@ -35,8 +35,8 @@ pub struct HostTier<B: Backend> {
     /// Of a block on this rank.
     bytes: usize,
     store: Store<B>,
-    /// This rank's blocks and places, if the ranks share the positions of the cache; each rank has those of its class.
-    split: Option<KvSplit>,
+    /// Which blocks and places are this rank's.
+    split: KvSplit,
 }
 
 enum Store<B: Backend> {
@@ -76,31 +76,32 @@ impl<B: Backend> HostTier<B> {
                 ))),
             };
         }
-        let split = network.state_size().split;
-        let split = split.then(|| KvSplit { rank: network.backend().rank(), ranks: network.backend().ranks() });
+        let (rank, ranks) = (network.backend().rank(), network.backend().ranks());
+        let split = KvSplit::new(rank, network.state_size().kv_ranks).unwrap_or(KvSplit::WHOLE);
         let total = bytes.checked_mul(places).ok_or_else(|| error("is too large".into()))?;
-        let (store, kept) = match &limits.file {
+        let (store, kept, next_content) = match &limits.file {
             None => {
                 let memory = network
                     .backend()
                     .host_memory(total)
                     .map_err(|why| error(format!("cannot have {} of host memory: {why}", ByteCount(total as u64))))?;
-                (Store::Memory { memory, held: vec![None; places] }, Vec::new())
+                (Store::Memory { memory, held: vec![None; places] }, Vec::new(), 0)
             }
             Some(path) => {
-                let (rank, ranks) = (network.backend().rank(), network.backend().ranks());
                 let path = of_rank(path, rank, ranks);
                 let of_rank = fingerprint ^ ((rank as u64) << 32 | ranks as u64);
-                let (file, kept) = TierFile::open(&path, [places, size, bytes], of_rank, |own| {
+                let part = FilePart { split, leads: rank == 0 };
+                let (file, kept) = TierFile::open(&path, [places, size, bytes], part, of_rank, |own| {
                     network.backend().control().gather_bytes(&own)
                 })?;
                 let staged = network.backend().host_memory(bytes)?;
-                (Store::File { file, staged }, if rank == 0 { kept } else { Vec::new() })
+                let next = kept.iter().map(|kept| kept.content + 1).max().unwrap_or(0);
+                let next = of_all(network.backend().control(), next)?.into_iter().max().unwrap_or(next);
+                (Store::File { file, staged }, if rank == 0 { kept } else { Vec::new() }, next)
             }
         };
         let outlives = matches!(store, Store::File { .. });
-        let of_all = places * split.map_or(1, |split| split.ranks);
-        let shape = HostShape { places: of_all, outlives, kept: Arc::new(kept) };
+        let shape = HostShape { places: places * split.ranks, outlives, kept: Arc::new(kept), next_content };
         Ok(Some((HostTier { bytes, store, split }, shape)))
     }
 
@@ -118,11 +119,9 @@ impl<B: Backend> HostTier<B> {
             return Ok(Vec::new());
         }
         // A block and a place as this rank numbers them. None: they are another rank's.
-        let own = |block: u32, place: u32| match split {
-            None => Some((block, place as usize)),
-            Some(KvSplit { rank, ranks }) => {
-                (block as usize % ranks == rank).then(|| (block / ranks as u32, place as usize / ranks))
-            }
+        let KvSplit { rank, ranks } = split;
+        let own = |block: u32, place: u32| {
+            (block as usize % ranks == rank).then(|| (block / ranks as u32, place as usize / ranks))
         };
         match &mut self.store {
             Store::Memory { memory, held } => {
@@ -155,18 +154,22 @@ impl<B: Backend> HostTier<B> {
             Store::File { file, staged } => {
                 network.backend().settle(staged)?;
                 for save in saves {
-                    network.save_block(save.block, staged, 0)?;
-                    network.backend().settle(staged)?;
-                    if let Err(why) = file.write(save, staged) {
+                    let own = own(save.block, save.place);
+                    if let Some((block, _)) = own {
+                        network.save_block(block, staged, 0)?;
+                        network.backend().settle(staged)?;
+                    }
+                    if let Err(why) = file.write(save, own.map(|_| &**staged)) {
                         // It is computed again when it is wanted.
                         tracing::warn!(place = save.place, %why, "a KV block was not kept in the file");
                     }
                 }
                 let mut lost = Vec::new();
                 for load in loads {
+                    let Some((block, _)) = own(load.block, load.place) else { continue };
                     match file.read(load.place, load.content, staged) {
                         true => {
-                            network.load_block(load.block, staged, 0)?;
+                            network.load_block(block, staged, 0)?;
                             network.backend().settle(staged)?;
                         }
                         false => lost.push(load.place),
@@ -200,11 +203,16 @@ impl<B: Backend> HostTier<B> {
 
 /// The number of the rank that has the least.
 pub fn least(control: &dyn ControlLink, number: usize) -> KernelResult<usize> {
-    let all = control.gather_bytes(&(number as u64).to_le_bytes())?;
-    all.iter().try_fold(number, |least, bytes| match <[u8; 8]>::try_from(&**bytes) {
-        Ok(bytes) => Ok(least.min(u64::from_le_bytes(bytes) as usize)),
+    Ok(of_all(control, number as u64)?.into_iter().min().map_or(number, |least| least as usize))
+}
+
+/// The numbers of all ranks.
+fn of_all(control: &dyn ControlLink, number: u64) -> KernelResult<Vec<u64>> {
+    let read = |bytes: &Vec<u8>| match <[u8; 8]>::try_from(&**bytes) {
+        Ok(bytes) => Ok(u64::from_le_bytes(bytes)),
         Err(_) => Err(KernelError::Shape { op: "KV blocks", what: format!("8 bytes expected, got {}", bytes.len()) }),
-    })
+    };
+    control.gather_bytes(&number.to_le_bytes())?.iter().map(read).collect()
 }
 
 fn error(what: String) -> LoadError {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rein_control_plane::RankPlacement;
-use rein_kernels::{Backend, Devices, GqaSpec, Result as KernelResult, RopeSpec, WholeRow};
+use rein_kernels::{Backend, Devices, GqaSpec, KvSplit, Result as KernelResult, RopeSpec, WholeRow};
 
 use super::{Mixer, MixerParts, StateSize, StateSpec, opened, sharing};
 use crate::checkpoint::LoadError;
@@ -76,6 +76,7 @@ impl Gqa {
             rope: self.rope.clone(),
             growth: self.growth.clone(),
             cache: None,
+            split: false,
         })
     }
 }
@@ -141,13 +142,20 @@ pub struct GqaMixer<B: Backend> {
     rope: Option<Arc<RopeSpec>>,
     growth: Option<Arc<RopeSpec>>,
     cache: Option<B::Cache>,
+    /// Of its positions over the ranks that have the same KV head.
+    split: bool,
 }
 
 impl<B: Backend> Mixer<B> for GqaMixer<B> {
     fn open(&mut self, b: &B, size: &StateSize, precisions: Precisions) -> KernelResult<()> {
         let GqaSpec { kv_heads, head_dim, .. } = self.spec;
         let form = precisions.cache([sharing(head_dim); 2]);
-        self.cache = Some(b.cache(size.blocks, size.block_size, [kv_heads * head_dim; 2], form)?);
+        let mut cache = b.cache(size.blocks, size.block_size, [kv_heads * head_dim; 2], form)?;
+        let split = KvSplit::new(b.rank(), size.kv_ranks);
+        if let Some(split) = split {
+            b.split_cache(&mut cache, split)?;
+        }
+        (self.cache, self.split) = (Some(cache), split.is_some());
         Ok(())
     }
 
@@ -172,7 +180,10 @@ impl<B: Backend> Mixer<B> for GqaMixer<B> {
             b.rope(batch, &mut q, growth);
         }
         let (sinks, cache) = (self.sinks.as_ref(), opened(&mut self.cache)?);
-        let mut out = b.gqa_attention(batch, &q, &k, &v, sinks, cache, &self.spec);
+        let mut out = match self.split {
+            false => b.gqa_attention(batch, &q, &k, &v, sinks, cache, &self.spec),
+            true => b.split_gqa_attention(batch, &q, &k, &v, sinks, cache, &self.spec)?,
+        };
         if let Some(gate) = &self.gate {
             b.sigmoid_mul(&mut out, &gate.apply(pass, x));
         }

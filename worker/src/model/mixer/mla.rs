@@ -122,8 +122,8 @@ impl<B: Backend> Mixer<B> for MlaMixer<B> {
         let MlaSpec { kv_rank, rope_dim, .. } = self.spec;
         let form = precisions.cache(latent_sharing(kv_rank));
         let mut cache = b.cache(size.blocks, size.block_size, [kv_rank, rope_dim], form)?;
-        if size.split {
-            b.split_cache(&mut cache, KvSplit { rank: b.rank(), ranks: b.ranks() })?;
+        if let Some(split) = KvSplit::new(b.rank(), size.kv_ranks) {
+            b.split_cache(&mut cache, split)?;
         }
         self.cache = Some(cache);
         Ok(())

@@ -39,8 +39,8 @@ pub struct StateSize {
     pub block_size: usize,
     /// Recurrent states.
     pub cells: usize,
-    /// The blocks are this rank's part of those of all ranks.
-    pub split: bool,
+    /// Ranks that share the positions: the blocks are this rank's part of theirs.
+    pub kv_ranks: usize,
 }
 
 /// A kind of mixer as data, before its weights are loaded.

@@ -2,6 +2,7 @@ use rein_control_plane::place;
 use rein_kernels::{StoredForm, cpu::CpuDevices};
 use serde_json::json;
 
+use super::super::open;
 use super::*;
 use crate::limits::MAX_SEQUENCES;
 
@@ -166,7 +167,40 @@ fn a_split_cache_holds_as_many_times_the_tokens_as_there_are_ranks() {
     assert_eq!([&one, &whole, &split].map(|plan| plan.bytes_per_token), [80, 640, 80]);
     assert!(split.tokens() >= 8 * whole.tokens() - 8 * 64 && split.tokens() > one.tokens() - 8 * 64, "{split}");
     assert_eq!((split.blocks % 32, split.state_size(split.blocks).blocks), (0, split.blocks / 8));
+    let refused = |tp| open::check_split(&spec, tp, &ModelOptions { tp, kv_parallel: true, ..ModelOptions::default() });
+    assert!(
+        refused(8).is_ok() && refused(16).expect_err("refused").to_string().contains("got 16 ranks and blocks of 16")
+    );
     for (ranks, size, fits) in [(8, 64, true), (4, 16, true), (1, 48, false), (3, 16, false), (16, 16, false)] {
         assert_eq!(rein_kernels::KvSplit::fits(ranks, size), fits, "{ranks} ranks, blocks of {size}");
     }
+}
+
+/// Ranks that have the same KV head share its positions.
+#[test]
+fn a_cache_of_groups_is_split_where_ranks_outnumber_kv_heads() {
+    let config = json!({"architectures": ["Qwen3ForCausalLM"], "vocab_size": 8, "hidden_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 8, "max_position_embeddings": 100_000, "rms_norm_eps": 1e-6, "rope_theta": 10000.0});
+    let spec = crate::model::build(config.as_object().expect("object")).expect("spec");
+    let options = |tp, kv_parallel| ModelOptions { tp, kv_parallel, max_sequences: 1000, ..ModelOptions::default() };
+    let plan = |tp, kv_parallel| {
+        let placement = place(&spec.shape(), tp, 1).expect("placement");
+        let mine: Vec<&RankPlacement> = placement.ranks.iter().collect();
+        KvPlan::with_free(&footprint(&spec), &mine, tp, 0, &options(tp, kv_parallel), 4 << 20).expect("plan")
+    };
+    let (two, whole, split) = (plan(2, false), plan(8, false), plan(8, true));
+    // 2 layers of keys and values of 2 heads, in bf16; 8 ranks have each head four times.
+    assert_eq!([&two, &whole, &split].map(|plan| plan.bytes_per_token), [256, 1024, 256]);
+    assert_eq!((split.kv_ranks, split.state_size(split.blocks).blocks), (4, split.blocks / 4));
+    assert!(split.tokens() >= 4 * whole.tokens() - 4 * 64 && split.tokens() <= two.tokens(), "{split}");
+    let refused =
+        |options: &ModelOptions| open::check_split(&spec, options.tp, options).expect_err("refused").to_string();
+    let without = refused(&options(2, true));
+    assert!(
+        without.contains("kv_parallel") && without.contains("no two of 2 ranks have: this model has 2 KV"),
+        "{without}"
+    );
+    let on_gpus = refused(&ModelOptions { devices: DeviceChoice::gpus(Vec::new()), ..options(8, true) });
+    assert!(on_gpus.contains("on GPUs splits the cache of latent attention (MLA) alone"), "{on_gpus}");
 }

@@ -156,4 +156,7 @@ fn interleaving_changes_nothing_with_a_cache_that_is_split_over_ranks() {
     interleaving_with("deepseek_v3", &split(Dtype::F32, 2), 40);
     interleaving_with("kimi_k2", &ModelOptions { kv_dtype: KvDtype::Fp8, ..split(Dtype::Bf16, 2) }, 40);
     interleaving_with("deepseek_v3", &split(Dtype::F32, 4), 64);
+    // Ranks with the same KV head share its positions: windows and sinks, and norms over ranks.
+    interleaving_with("gpt_oss", &split(Dtype::F32, 4), 40);
+    interleaving_with("minimax_m2", &ModelOptions { kv_dtype: KvDtype::Fp8, ..split(Dtype::F32, 8) }, 64);
 }
