@@ -5,6 +5,8 @@
 //! of the CPU backend is batch-invariant: a row's result does not depend on the other rows of the batch, on how a
 //! prompt was split into chunks, or on how much of its prefix came from the cache.
 
+use std::sync::Arc;
+
 pub use crate::blocks::BlockForm;
 use crate::collective::{Collective, ControlLink};
 use crate::error::{KernelError, Result};
@@ -259,6 +261,10 @@ pub trait Backend: RowOps + Sized + Send + 'static {
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector>;
     /// A weight [out, in].
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Self::Linear>;
+    /// Memory that weights for this backend are best read into.
+    fn host_pool(&self) -> Arc<HostPool> {
+        HostPool::plain()
+    }
     /// This rank's rows of a lookup table [vocab, hidden], from row `first` on.
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<Self::Embedding>;
     /// The head that is the same matrix, without a copy. None: it is loaded again.

@@ -3,6 +3,7 @@
 use half::bf16;
 
 use crate::blocks::BlockForm;
+pub use crate::host_buffer::{HostBuffer, HostNumber, HostPool, KeptMemory, PoolMemory};
 use crate::storage::{BY_OUTPUT, ScaleForm, StoredForm};
 
 /// A row-major host matrix from the checkpoint loader: only this rank's shard.
@@ -16,17 +17,17 @@ pub struct HostMatrix {
 #[derive(Debug, Clone)]
 pub enum HostData {
     F32(Vec<f32>),
-    Bf16(Vec<bf16>),
+    Bf16(HostBuffer<bf16>),
     /// e4m3 codes [rows, cols] with one scale per `block` of rows and columns, of which the last may be partial.
     Fp8 {
-        codes: Vec<u8>,
+        codes: HostBuffer<u8>,
         scales: Vec<f32>,
         block: [usize; 2],
     },
     /// [rows, ceil(cols / 8)] little-endian 32-bit words of eight values, lowest nibble first, as value + 8; one scale
     /// per `group` columns of a row.
     Int4 {
-        packed: Vec<u8>,
+        packed: HostBuffer<u8>,
         scales: GroupScales,
         group: usize,
     },

@@ -10,6 +10,7 @@ pub mod cuda;
 pub mod diff;
 pub mod error;
 pub mod expert_inputs;
+pub mod host_buffer;
 pub mod host_matrix;
 pub mod inputs;
 pub mod kv_split;

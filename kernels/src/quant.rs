@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, StoredForm};
+use crate::backend::{GroupScales, HostBuffer, HostData, HostForm, HostMatrix, HostNumber, StoredForm};
 pub use crate::blocks::{BlockForm, CODE_GROUP, CodeGroup, Factors};
 use crate::error::{KernelError, Result};
 pub use crate::storage::MXFP4_GROUP;
@@ -134,6 +134,11 @@ fn extended<T>(all: &mut Vec<T>, part: Vec<T>) -> bool {
     true
 }
 
+fn appended<T: HostNumber>(all: &mut HostBuffer<T>, part: HostBuffer<T>) -> bool {
+    all.append(part);
+    true
+}
+
 fn extended_scales(all: &mut GroupScales, part: GroupScales) -> bool {
     match (all, part) {
         (GroupScales::F32(all), GroupScales::F32(part)) => extended(all, part),
@@ -151,12 +156,12 @@ impl HostMatrix {
             let fits = all.takes_below(&part);
             let extended = match (&mut all.data, part.data) {
                 (HostData::F32(all), HostData::F32(part)) => extended(all, part),
-                (HostData::Bf16(all), HostData::Bf16(part)) => extended(all, part),
+                (HostData::Bf16(all), HostData::Bf16(part)) => appended(all, part),
                 (HostData::Fp8 { codes, scales, .. }, HostData::Fp8 { codes: more, scales: more_scales, .. }) => {
-                    extended(codes, more) && extended(scales, more_scales)
+                    appended(codes, more) && extended(scales, more_scales)
                 }
                 (HostData::Int4 { packed, scales, .. }, HostData::Int4 { packed: more, scales: more_scales, .. }) => {
-                    extended_scales(scales, more_scales) && extended(packed, more)
+                    extended_scales(scales, more_scales) && appended(packed, more)
                 }
                 (
                     HostData::Int4Zeros { packed, scales, zeros, .. },
@@ -203,7 +208,7 @@ impl HostMatrix {
         let HostMatrix { rows, data, .. } = self;
         let data = match data {
             HostData::F32(numbers) => HostData::F32(pick(&numbers, rows, runs, [1, 1])),
-            HostData::Bf16(numbers) => HostData::Bf16(pick(&numbers, rows, runs, [1, 1])),
+            HostData::Bf16(numbers) => HostData::Bf16(pick(&numbers, rows, runs, [1, 1]).into()),
             HostData::Blocks { form, bytes }
                 if runs.iter().all(|run| [run.start, run.end].iter().all(|col| col.is_multiple_of(form.numbers()))) =>
             {
@@ -226,7 +231,7 @@ impl HostMatrix {
         }
         let data = match data {
             HostData::F32(numbers) => HostData::F32(pick(numbers, rows, step)),
-            HostData::Bf16(numbers) => HostData::Bf16(pick(numbers, rows, step)),
+            HostData::Bf16(numbers) => HostData::Bf16(pick(numbers.into_vec(), rows, step).into()),
             HostData::Mxfp4 { packed, scales } => {
                 HostData::Mxfp4 { packed: pick(packed, rows, step), scales: pick(scales, rows, step) }
             }

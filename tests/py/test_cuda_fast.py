@@ -14,7 +14,8 @@ import plot_benchmarks  # noqa: E402
 
 FAST = {f"products with {form} weights" for form in ("bf16", "FP8")} | {
     f"experts in {form}" for form in ("bf16", "FP8", "FP8 by output", "int4", "MXFP4")} | {
-    "products with FP8 weights by output", "bits of products with shared codes", "latent attention", *(f"bits of {what} over rows" for what in ("products", "experts", "latent attention"))}
+    "products with FP8 weights by output", "bits of products with shared codes", "bits of products over tiles",
+    "latent attention", *(f"bits of {what} over rows" for what in ("products", "experts", "latent attention"))}
 
 
 def test_fast_kernels_agree_with_the_plain_ones(driver, tmp_path):

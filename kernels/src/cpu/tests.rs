@@ -335,7 +335,7 @@ fn embedding_looks_up_rows_and_checks_shapes() {
     let error = cpu.linear_weight(short.clone(), Precision::Bf16).unwrap_err();
     assert_eq!(error.to_string(), "weight: [4, 4] needs 16 numbers, got 15");
     assert!(cpu.embedding(short, 0, Precision::F32).is_err());
-    let codes = HostData::Fp8 { codes: vec![0; 3], scales: vec![1.0], block: [2, 2] };
+    let codes = HostData::Fp8 { codes: vec![0; 3].into(), scales: vec![1.0], block: [2, 2] };
     let error = cpu.linear_weight(HostMatrix { rows: 2, cols: 2, data: codes }, Precision::Bf16).unwrap_err();
     assert_eq!(error.to_string(), "fp8_block_dequant: weight must have 4 entries, got 3");
     let spec = MlaSpec { heads: 2, nope_dim: 4, rope_dim: 2, v_dim: 4, kv_rank: 8, scale: 1.0 };

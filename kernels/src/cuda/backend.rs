@@ -178,16 +178,20 @@ impl Backend for Cuda {
         Ok(DeviceVector { len: values.len(), data: self.ops.upload(&values)? })
     }
 
+    fn host_pool(&self) -> Arc<HostPool> {
+        self.ring.borrow_mut().pool(&self.ops.device)
+    }
+
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<DeviceLinear> {
         self.ops.check()?;
         let weight = Prepared::new(weight.with_one_scale(), precision)?;
         self.ops.has_codes.set(self.ops.has_codes.get() || weight.form.is_fp8());
-        Ok(DeviceLinear(Matrix::new(self.writer(), &weight)?))
+        Ok(DeviceLinear(Matrix::new(self.writer(), weight)?))
     }
 
     fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<DeviceEmbedding> {
         self.ops.check()?;
-        let embedding = DeviceEmbedding::new(self.writer(), &Prepared::new(part, precision)?, first)?;
+        let embedding = DeviceEmbedding::new(self.writer(), Prepared::new(part, precision)?, first)?;
         self.ops.activations.set(embedding.element);
         // Of several ranks, each knows its own part.
         let vocab = if self.ranks() > 1 { usize::MAX } else { embedding.rows };

@@ -249,8 +249,7 @@ impl CudaDevice {
 
     /// Waits for all work of the stream.
     pub fn wait(&self) -> Result<()> {
-        // SAFETY: the stream lives as long as `self`.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+        wait_for(self.stream)
     }
 
     /// Loads all kernels now. The driver may wait for the device when it loads one later, and another rank may keep the
@@ -352,12 +351,21 @@ impl CudaDevice {
     /// `args` is the kernel's argument struct. Its pointers are valid for what the kernel reads and writes, until the
     /// kernel has ended.
     pub(super) unsafe fn launch<A: Copy>(&self, plan: &LaunchPlan, args: &A) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_in(self.stream, plan, args) }
+    }
+
+    /// Puts a kernel into another stream of the context.
+    ///
+    /// # Safety
+    /// As `launch`.
+    pub(super) unsafe fn launch_in<A: Copy>(&self, stream: sys::CUstream, plan: &LaunchPlan, args: &A) -> Result<()> {
         if let Some(blocking) = &self.blocking {
             blocking.note(plan);
         }
         // SAFETY: the caller's promise.
-        let launched = unsafe { self.put(plan, args) };
-        let ended = launched.and_then(|()| if self.blocking.is_some() { self.wait() } else { Ok(()) });
+        let launched = unsafe { self.put(stream, plan, args) };
+        let ended = launched.and_then(|()| if self.blocking.is_some() { wait_for(stream) } else { Ok(()) });
         ended.map_err(|cause| CudaError::Launch { plan: plan.clone(), cause: Box::new(cause) })
     }
 
@@ -368,7 +376,7 @@ impl CudaDevice {
 
     /// # Safety
     /// As `launch`.
-    unsafe fn put<A: Copy>(&self, plan: &LaunchPlan, args: &A) -> Result<()> {
+    unsafe fn put<A: Copy>(&self, stream: sys::CUstream, plan: &LaunchPlan, args: &A) -> Result<()> {
         let LaunchPlan { kernel, grid, threads, shared, cluster, together, overlaps } = *plan;
         let overlaps = overlaps && self.overlaps;
         let kernel = self.kernel(kernel, size_of::<A>())?;
@@ -390,7 +398,7 @@ impl CudaDevice {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shared,
-            hStream: self.stream,
+            hStream: stream,
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
@@ -398,6 +406,11 @@ impl CudaDevice {
         // outlive the call; the rest is the caller's promise.
         check("cuLaunchKernelEx", unsafe { sys::cuLaunchKernelEx(&config, kernel.function, parameters, extra) })
     }
+}
+
+fn wait_for(stream: sys::CUstream) -> Result<()> {
+    // SAFETY: callers have the stream's owner.
+    check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
 }
 
 impl Drop for CudaDevice {

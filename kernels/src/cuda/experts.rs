@@ -175,10 +175,10 @@ impl DeviceExperts {
             }
         };
         let [first, second, last] = [0, 1, 2].map(|which| slots.starts(slot, which));
-        let [gate, up, down] = &matrices;
+        let [gate, up, down] = matrices;
         if shape.tiled.is_some() {
-            Prepared::write_tiled(&[gate, up], writer, &slots.data, first)?;
-            Prepared::write_tiled(&[down], writer, &slots.data, last)?;
+            Prepared::write_tiled(vec![gate, up], writer, &slots.data, first)?;
+            Prepared::write_tiled(vec![down], writer, &slots.data, last)?;
         } else {
             let of_up = shape.up_starts().map_or(second, |starts| [0, 1, 2].map(|part| first[part] + starts[part]));
             for (matrix, starts) in [(gate, first), (up, of_up), (down, last)] {

@@ -148,13 +148,17 @@ unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<PinnedBuffer> {
-        device.enter()?;
+        PinnedBuffer::of_context(device.context(), bytes)
+    }
+
+    pub(super) fn of_context(context: &Arc<Context>, bytes: usize) -> Result<PinnedBuffer> {
+        context.enter()?;
         let mut start = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut start, bytes.max(1), 0) })?;
         // SAFETY: just allocated with that many bytes, which are not initialized.
         unsafe { start.cast::<u8>().write_bytes(0, bytes) };
-        Ok(PinnedBuffer { context: Arc::clone(device.context()), start, bytes })
+        Ok(PinnedBuffer { context: Arc::clone(context), start, bytes })
     }
 
     pub fn bytes(&self) -> usize {

@@ -4,7 +4,7 @@
 use half::bf16;
 
 use super::DeviceBuffer;
-use super::fast::{repack, tiled_scales};
+use super::fast::tiled_scales;
 use super::form::{Element, WeightForm};
 use super::upload::WeightWriter;
 use crate::backend::{GroupScales, HostData, HostForm, HostMatrix, MlaSpec, Precision, WeightRole};
@@ -51,7 +51,7 @@ impl Prepared {
             }
             (HostData::Mxfp4 { packed, scales }, _) => {
                 let scales = GroupScales::Bf16(scales.into_iter().map(|scale| bf16::from_f32(e8m0(scale))).collect());
-                (WeightForm::Mxfp4, HostData::Int4 { packed, scales, group: MXFP4_GROUP })
+                (WeightForm::Mxfp4, HostData::Int4 { packed: packed.into(), scales, group: MXFP4_GROUP })
             }
             (data, _) => {
                 let form = HostMatrix { rows: outs, cols: ins, data }.stored_form();
@@ -91,23 +91,23 @@ impl Prepared {
     }
 
     /// Copies its parts to where they begin (bytes).
-    pub fn write(&self, writer: WeightWriter, to: &DeviceBuffer, parts: [usize; 3]) -> super::Result<()> {
+    pub fn write(self, writer: WeightWriter, to: &DeviceBuffer, parts: [usize; 3]) -> super::Result<()> {
         let [at, scales_at, outputs_at] = parts;
         if !self.of_outputs.is_empty() {
             writer.write(to, outputs_at, &self.of_outputs)?;
         }
-        match &self.data {
-            HostData::F32(v) => writer.write(to, at, v)?,
-            HostData::Bf16(v) => writer.write(to, at, v)?,
+        match self.data {
+            HostData::F32(v) => writer.write(to, at, &v)?,
+            HostData::Bf16(v) => writer.write_buffer(to, at, v)?,
             HostData::Fp8 { codes, scales, .. } => {
-                writer.write(to, at, codes)?;
-                writer.write(to, scales_at, scales)?;
+                writer.write_buffer(to, at, codes)?;
+                writer.write(to, scales_at, &scales)?;
             }
             HostData::Int4 { packed, scales, .. } => {
-                writer.write(to, at, packed)?;
+                writer.write_buffer(to, at, packed)?;
                 match scales {
-                    GroupScales::F32(scales) => writer.write(to, scales_at, scales)?,
-                    GroupScales::Bf16(scales) => writer.write(to, scales_at, scales)?,
+                    GroupScales::F32(scales) => writer.write(to, scales_at, &scales)?,
+                    GroupScales::Bf16(scales) => writer.write(to, scales_at, &scales)?,
                 }
             }
             // `new` refuses them.
@@ -121,27 +121,23 @@ impl Prepared {
     /// As `write`, for matrices whose outputs follow each other, in the layout of the fast kernels for weights of four
     /// bits.
     pub fn write_tiled(
-        stack: &[&Prepared],
+        stack: Vec<Prepared>,
         writer: WeightWriter,
         to: &DeviceBuffer,
         [at, scales_at, _]: [usize; 3],
     ) -> super::Result<()> {
-        let (outs, ins) = (stack.iter().map(|matrix| matrix.outs).sum(), stack[0].ins);
-        let whole = writer.allocate(stack.iter().map(|matrix| matrix.bytes()).sum())?;
-        let (mut written, mut all_scales) = (0, Vec::new());
+        let (outs, ins) = (stack.iter().map(|matrix| matrix.outs).sum(), stack.first().map_or(0, |matrix| matrix.ins));
+        let (mut codes, mut all_scales) = (Vec::new(), Vec::new());
         for matrix in stack {
-            let HostData::Int4 { packed, scales: GroupScales::Bf16(scales), .. } = &matrix.data else {
+            let HostData::Int4 { packed, scales: GroupScales::Bf16(scales), .. } = matrix.data else {
                 unreachable!("the kernels take weights of four bits with bf16 scales")
             };
-            writer.write(&whole, written, packed)?;
-            written += packed.len();
-            all_scales.extend_from_slice(scales);
+            codes.push(packed);
+            all_scales.extend(scales);
         }
         writer.write(to, scales_at, &tiled_scales(&all_scales, outs))?;
-        writer.wait()?;
-        repack(writer.device, &whole, to.address() + at as u64, [outs, ins])?;
-        // The kernel reads `whole`.
-        writer.device.wait()
+        // SAFETY: the scales of the weight lie behind it.
+        unsafe { writer.write_tiled(to.address() + at as u64, codes, [outs, ins]) }
     }
 }
 
@@ -160,8 +156,8 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    pub fn new(writer: WeightWriter, weight: &Prepared) -> Result<Matrix> {
-        let Prepared { outs, ins, form, .. } = *weight;
+    pub fn new(writer: WeightWriter, weight: Prepared) -> Result<Matrix> {
+        let Prepared { outs, ins, form, .. } = weight;
         let data = writer.allocate(form.parts(outs, ins).map(aligned).iter().sum())?;
         let matrix = Matrix { outs, ins, form, data };
         weight.write(writer, &matrix.data, matrix.starts())?;
@@ -214,7 +210,7 @@ impl DeviceExpansion {
         }
         let matrix = |rows, cols, numbers| {
             let weight = HostMatrix { rows, cols, data: HostData::F32(numbers) };
-            Matrix::new(writer, &Prepared::new(weight, precision)?)
+            Matrix::new(writer, Prepared::new(weight, precision)?)
         };
         Ok(DeviceExpansion {
             heads,
@@ -235,7 +231,7 @@ pub struct DeviceEmbedding {
 }
 
 impl DeviceEmbedding {
-    pub(super) fn new(writer: WeightWriter, weight: &Prepared, first: usize) -> Result<DeviceEmbedding> {
+    pub(super) fn new(writer: WeightWriter, weight: Prepared, first: usize) -> Result<DeviceEmbedding> {
         let element = match weight.form {
             WeightForm::F32 => Element::F32,
             WeightForm::Bf16 => Element::Bf16,

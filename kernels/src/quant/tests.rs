@@ -60,7 +60,7 @@ fn int4_numbers_are_the_same_with_bf16_scales_as_with_f32_scales() {
     let scales = [0.0123, 1.5, -3.3e-4, 7.7e20].map(bf16::from_f32);
     let packed: Vec<u8> = (0..64).map(|i| (i * 37 % 256) as u8).collect();
     let wide = |scales: GroupScales| {
-        let data = HostData::Int4 { packed: packed.clone(), scales, group: 32 };
+        let data = HostData::Int4 { packed: packed.clone().into(), scales, group: 32 };
         let HostData::F32(numbers) = (HostMatrix { rows: 2, cols: 64, data }).into_form(HostForm::F32).unwrap().data
         else {
             panic!("f32")

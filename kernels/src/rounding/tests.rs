@@ -40,7 +40,7 @@ fn products_with_fp8_weights_quantize_activations() {
     let mut random = Random::new(5);
     let backend = devices().open_beside(0).expect("cpu");
     let codes: Vec<u8> = (0..3 * 200).map(|_| random.below(0x7f) as u8).collect();
-    let data = HostData::Fp8 { codes, scales: vec![0.01, 0.02], block: [128, 128] };
+    let data = HostData::Fp8 { codes: codes.into(), scales: vec![0.01, 0.02], block: [128, 128] };
     let matrix = HostMatrix { rows: 3, cols: 200, data };
     let HostData::F32(numbers) = matrix.clone().into_form(HostForm::F32).expect("f32").data else { panic!("f32") };
     let x = random.numbers(2 * 200, 1.0);

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use rein_kernels::HostBuffer;
+
 /// The scales of a part of a matrix with one scale per block, and the size of a block in that part. `scales` is the
 /// grid of `per_row` columns, from the block row of `rows.start` on. Where the part starts inside a block, its blocks
 /// are smaller, so that they are still aligned with those of the matrix.
@@ -26,7 +28,7 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 }
 
 /// Columns of rows of `stride` bytes.
-pub fn cut_bytes(bytes: Vec<u8>, stride: usize, cols: Range<usize>) -> Vec<u8> {
+pub fn cut_bytes(bytes: HostBuffer<u8>, stride: usize, cols: Range<usize>) -> HostBuffer<u8> {
     if cols.len() == stride {
         return bytes;
     }
@@ -35,7 +37,7 @@ pub fn cut_bytes(bytes: Vec<u8>, stride: usize, cols: Range<usize>) -> Vec<u8> {
 
 /// Columns of rows of `stride` bytes, each of which holds `width` values of four bits, low bits first. The rows of the
 /// part are padded to whole 32-bit words.
-pub fn cut_nibbles(bytes: Vec<u8>, stride: usize, width: usize, cols: Range<usize>) -> Vec<u8> {
+pub fn cut_nibbles(bytes: HostBuffer<u8>, stride: usize, width: usize, cols: Range<usize>) -> HostBuffer<u8> {
     if cols.len() == width {
         return bytes;
     }
@@ -45,7 +47,7 @@ pub fn cut_nibbles(bytes: Vec<u8>, stride: usize, width: usize, cols: Range<usiz
         let nibble = |col: usize| if col < cols.end { row[col / 2] >> (4 * (col % 2)) & 0xf } else { 0 };
         part.extend((0..padded).map(|i| nibble(cols.start + 2 * i) | nibble(cols.start + 2 * i + 1) << 4));
     }
-    part
+    part.into()
 }
 
 #[cfg(test)]

@@ -179,17 +179,20 @@ impl Shards {
 
     /// Reads the bytes of `within`, a range inside the tensor, into `out`.
     pub fn read(&self, entry: &TensorEntry, within: Range<usize>, out: &mut Vec<u8>) -> Result<(), LoadError> {
+        out.resize(within.len(), 0);
+        self.read_to(entry, within.start, out)
+    }
+
+    /// Fills `out` with the tensor's bytes from `from` on.
+    pub fn read_to(&self, entry: &TensorEntry, from: usize, out: &mut [u8]) -> Result<(), LoadError> {
+        let within = from..from + out.len();
         self.unverified.store(true, Ordering::SeqCst);
         let file = &self.files[entry.file];
         let rows = entry.shape.first().copied().unwrap_or(1);
         let row = (entry.len() / rows.max(1)).max(1);
         let head = match entry.rows {
-            RowOrder::Stored => {
-                out.resize(within.len(), 0);
-                return file.read((entry.range.start + within.start) as u64, out);
-            }
+            RowOrder::Stored => return file.read((entry.range.start + within.start) as u64, out),
             RowOrder::InTurn(order) => {
-                out.resize(within.len(), 0);
                 let mut at = within.start;
                 while at < within.end {
                     let (i, inside) = (at / row, at % row);
@@ -206,15 +209,15 @@ impl Shards {
         let (first, last) = (within.start / (head * row), within.end.div_ceil(head * row));
         let mut stored = vec![0; (last - first) * head * row];
         file.read((entry.range.start + first * head * row) as u64, &mut stored)?;
-        out.clear();
+        // Callers read whole rows, but parts of one are no reason to be wrong.
+        let (mut at, mut skip) = (0, within.start % row);
         let halves = |i: usize| i % head % (head / 2) * 2 + i % head / (head / 2);
         for i in within.start / row..within.end.div_ceil(row) {
-            let at = (i / head - first) * head + halves(i);
-            out.extend_from_slice(&stored[at * row..][..row]);
+            let stored = &stored[((i / head - first) * head + halves(i)) * row..][..row][skip..];
+            let part = stored.len().min(out.len() - at);
+            out[at..at + part].copy_from_slice(&stored[..part]);
+            (at, skip) = (at + part, 0);
         }
-        // Callers read whole rows, but parts of one are no reason to be wrong.
-        out.drain(..within.start % row);
-        out.truncate(within.len());
         Ok(())
     }
 

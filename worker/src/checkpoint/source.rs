@@ -7,10 +7,13 @@
 
 use std::fs::{File, FileType, Metadata};
 use std::io::{self, ErrorKind, Read};
+use std::num::NonZero;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::available_parallelism;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -19,8 +22,11 @@ use super::reads::Reads;
 
 /// Unit of hashing. Reads start and end at chunk boundaries.
 const CHUNK: u64 = 64 << 10;
-/// Bytes per system call. A multiple of `CHUNK`.
-const CALL: u64 = 1 << 20;
+/// Bytes per system call: a core still has them in its cache when it hashes them. A multiple of `CHUNK`.
+const CALL: u64 = 256 << 10;
+/// Reads of at least so many bytes (embeddings, heads) are shared by up to so many threads.
+const MANY: usize = 48 << 20;
+const READERS: usize = 4;
 /// Number of chunks in a sample, spread over the file.
 const SAMPLE: u64 = 64;
 
@@ -68,7 +74,24 @@ impl CheckpointFile {
     /// Fills `out` with the bytes from `at` on.
     pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), LoadError> {
         let end = at.checked_add(out.len() as u64).filter(|&end| end <= self.len());
-        let end = end.ok_or_else(|| self.error(format!("has {} bytes, fewer than are read", self.len())))?;
+        end.ok_or_else(|| self.error(format!("has {} bytes, fewer than are read", self.len())))?;
+        if out.len() < MANY {
+            self.read_part(at, out)?;
+        } else {
+            let readers = available_parallelism().map_or(1, NonZero::get).min(READERS);
+            let share = out.len().div_ceil(readers);
+            // A chunk that two shares have is read twice. Of several errors, the first in the file is returned.
+            std::thread::scope(|scope| {
+                let read = |(first, out)| scope.spawn(move || self.read_part(first, out));
+                let all: Vec<_> = (at..).step_by(share).zip(out.chunks_mut(share)).map(read).collect();
+                all.into_iter().try_for_each(|reader| reader.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            })?;
+        }
+        self.reads.during(&self.path, || self.check_unmodified())
+    }
+
+    fn read_part(&self, at: u64, out: &mut [u8]) -> Result<(), LoadError> {
+        let end = at + out.len() as u64;
         let mut part = Vec::new();
         let mut pos = at;
         while pos < end {
@@ -88,7 +111,7 @@ impl CheckpointFile {
                 pos += n;
             }
         }
-        self.reads.during(&self.path, || self.check_unmodified())
+        Ok(())
     }
 
     /// Reads whole chunks, starting at a chunk boundary.

@@ -12,7 +12,10 @@ use std::sync::Arc;
 
 use coded::Coded;
 use half::{bf16, f16};
-use rein_kernels::{BY_OUTPUT, BlockForm, GroupScales, HostData, HostForm, HostMatrix, ScaleForm, StoredForm};
+use rein_kernels::{
+    BY_OUTPUT, BlockForm, GroupScales, HostBuffer, HostData, HostForm, HostMatrix, HostNumber, HostPool, ScaleForm,
+    StoredForm,
+};
 
 use super::error::LoadError;
 use super::forms::CodedForm;
@@ -302,7 +305,8 @@ impl CheckpointWeights {
         }
     }
 
-    /// Rows and columns of a module's weight [out, inp], in the form that `form` says for its stored form.
+    /// Rows and columns of a module's weight [out, inp], in the form that `form` says for its stored form, and in memory
+    /// of a pool if the file has that form.
     pub fn matrix(
         &self,
         module: &str,
@@ -310,9 +314,10 @@ impl CheckpointWeights {
         rows: Range<usize>,
         cols: Range<usize>,
         form: impl FnOnce(StoredForm) -> HostForm,
+        pool: &Arc<HostPool>,
     ) -> Result<HostMatrix, LoadError> {
         let Some(order) = self.shards.get(&format!("{module}.weight")).and_then(|entry| entry.cols) else {
-            return self.stored_matrix(module, [out, inp], rows, cols, form);
+            return self.stored_matrix(module, [out, inp], rows, cols, form, pool);
         };
         let whole = |stored| match stored {
             StoredForm::Blocks(blocks) => order.width.is_multiple_of(blocks.numbers()),
@@ -330,7 +335,7 @@ impl CheckpointWeights {
             runs.push(first..first + len);
             col += len;
         }
-        Ok(self.stored_matrix(module, [out, inp], rows, 0..inp, kept)?.columns(&runs)?)
+        Ok(self.stored_matrix(module, [out, inp], rows, 0..inp, kept, pool)?.columns(&runs)?)
     }
 
     /// In the order of the file.
@@ -341,6 +346,7 @@ impl CheckpointWeights {
         rows: Range<usize>,
         cols: Range<usize>,
         form: impl FnOnce(StoredForm) -> HostForm,
+        pool: &Arc<HostPool>,
     ) -> Result<HostMatrix, LoadError> {
         let shape = (rows.len(), cols.len());
         let (data, form) = match self.stored(module, out, inp, &mut HashSet::new())? {
@@ -373,13 +379,13 @@ impl CheckpointWeights {
             }
             Stored::Dense(entry) => {
                 let form = form(dense_form(entry.dtype));
-                (self.dense(entry, inp, rows, cols, form)?, form)
+                (self.dense(entry, inp, rows, cols, form, pool)?, form)
             }
             Stored::Fp8 { codes, scales, block } => {
                 let scale_cols = inp.div_ceil(block[1]);
                 let scale_rows = rows.start / block[0]..rows.end.div_ceil(block[0]);
                 let scales = self.floats(scales, scale_rows.start * scale_cols..scale_rows.end * scale_cols)?;
-                let bytes = self.bytes(codes, rows.start * inp..rows.end * inp)?;
+                let bytes = self.pooled(codes, rows.start * inp..rows.end * inp, pool)?;
                 let (scales, part_block, stored) = match block {
                     // Of a tensor or of an output: then one of each output.
                     [outs, ins] if ins >= inp && self.stored_form(module) == (StoredForm::Fp8 { block: BY_OUTPUT }) => {
@@ -410,7 +416,7 @@ impl CheckpointWeights {
                 };
                 let stored = StoredForm::Int4 { group, scales: scales.form() };
                 let stride = inp.div_ceil(8) * 4;
-                let bytes = self.bytes(packed, rows.start * stride..rows.end * stride)?;
+                let bytes = self.pooled(packed, rows.start * stride..rows.end * stride, pool)?;
                 let packed = cut_nibbles(bytes, stride, inp, cols);
                 (HostData::Int4 { packed, scales, group: part_group }, form(stored))
             }
@@ -471,6 +477,18 @@ impl CheckpointWeights {
         Ok(bytes)
     }
 
+    /// Bytes of whole numbers as they are stored.
+    fn pooled<T: HostNumber>(
+        &self,
+        entry: &TensorEntry,
+        within: Range<usize>,
+        pool: &Arc<HostPool>,
+    ) -> Result<HostBuffer<T>, LoadError> {
+        let mut numbers = pool.take::<T>(within.len() / size_of::<T>())?;
+        self.shards.read_to(entry, within.start, numbers.bytes_mut())?;
+        Ok(numbers)
+    }
+
     pub(super) fn floats(&self, entry: &TensorEntry, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
         let size = entry.dtype.size();
         let mut out = Vec::with_capacity(range.len());
@@ -493,9 +511,13 @@ impl CheckpointWeights {
         rows: Range<usize>,
         cols: Range<usize>,
         form: HostForm,
+        pool: &Arc<HostPool>,
     ) -> Result<HostData, LoadError> {
         let size = entry.dtype.size();
         let row = stride * size;
+        if form != HostForm::F32 && entry.dtype == StoredDtype::Bf16 && cols.len() == stride {
+            return Ok(HostData::Bf16(self.pooled(entry, rows.start * row..rows.end * row, pool)?));
+        }
         let mut part = Vec::new();
         // A few rows at a time, so that only they are in memory in both forms.
         let mut each = |take: &mut dyn FnMut(&[u8])| {
@@ -518,7 +540,7 @@ impl CheckpointWeights {
         } else {
             let mut out = Vec::with_capacity(count);
             each(&mut |bytes| extend_bf16(&mut out, bytes, entry.dtype))?;
-            HostData::Bf16(out)
+            HostData::Bf16(out.into())
         })
     }
 }

@@ -1,10 +1,11 @@
 //! Reads a rank's parts of weights and puts them on its device. It does not know which weights a model has.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rein_control_plane::RankPlacement;
 use rein_kernels::{
-    Backend, CacheForm, Devices, HostForm, HostMatrix, Precision, Result as KernelResult, RowOps, WeightRole,
+    Backend, CacheForm, Devices, HostForm, HostMatrix, HostPool, Precision, Result as KernelResult, RowOps, WeightRole,
 };
 
 use super::linear::{LinearSpec, Norm, StoredPart};
@@ -44,6 +45,8 @@ pub struct WeightReader<'a, D> {
     pub devices: &'a D,
     pub rank: &'a RankPlacement,
     pub ranks: usize,
+    /// What is read goes here.
+    pub pool: Arc<HostPool>,
     /// Receives the bytes of each part that was read.
     pub progress: &'a (dyn Fn(u64) + Sync),
 }
@@ -59,14 +62,14 @@ impl<D: Devices> WeightReader<'_, D> {
         if let Some(StoredPart { width: 1, stride, offset, .. }) = l.part {
             // What lies between is read too, rather than each row alone.
             let span = offset + rows.start * stride..offset + (rows.end * stride).saturating_sub(stride) + 1;
-            let all = self.weights.matrix(&l.module, l.stored_shape(), span, cols, form)?;
+            let all = self.weights.matrix(&l.module, l.stored_shape(), span, cols, form, &self.pool)?;
             (self.progress)(cost);
             return Ok(all.every(stride)?);
         }
         let parts = l
             .stored_rows(rows)
             .into_iter()
-            .map(|rows| self.weights.matrix(&l.module, l.stored_shape(), rows, cols.clone(), form));
+            .map(|rows| self.weights.matrix(&l.module, l.stored_shape(), rows, cols.clone(), form, &self.pool));
         let matrix = HostMatrix::stack(parts.collect::<Result<_, _>>()?)?;
         (self.progress)(cost);
         Ok(matrix)
@@ -143,10 +146,10 @@ impl<D: Devices> Loader<'_, D> {
         &self,
         parts: impl Iterator<Item = (&'l LinearSpec, Range<usize>)>,
     ) -> Result<LoadedLinear<D::Backend>, LoadError> {
-        let WeightReader { weights, precisions, devices, .. } = &self.reader;
+        let WeightReader { weights, precisions, devices, pool, .. } = &self.reader;
         let precision = precisions.of(WeightRole::Linear);
         let form = |stored| devices.host_form(WeightRole::Linear, stored, precision);
-        let parts = parts.map(|(l, rows)| weights.matrix(&l.module, l.stored_shape(), rows, 0..l.inp, form));
+        let parts = parts.map(|(l, rows)| weights.matrix(&l.module, l.stored_shape(), rows, 0..l.inp, form, pool));
         let matrix = HostMatrix::stack(parts.collect::<Result<_, _>>()?)?;
         Ok(LoadedLinear { weight: self.backend.linear_weight(matrix, precision)?, bias: None, table: None })
     }

@@ -12,6 +12,7 @@ mod load;
 mod low_rank;
 mod mixer;
 mod network;
+mod readers;
 mod rope;
 mod spec;
 

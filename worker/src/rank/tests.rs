@@ -316,7 +316,7 @@ fn ranks_share_weights_as_they_are_stored() {
 /// A GPU's share of the weights would be larger otherwise.
 #[test]
 fn a_part_within_a_group_stays_int4() {
-    use rein_kernels::{HostData, HostForm, HostMatrix};
+    use rein_kernels::{HostData, HostForm, HostMatrix, HostPool};
     const SHAPE: [usize; 2] = [64, 96];
     let numbers = |matrix: HostMatrix| match matrix.into_form(HostForm::F32).expect("numbers").data {
         HostData::F32(numbers) => numbers,
@@ -326,7 +326,7 @@ fn a_part_within_a_group_stays_int4() {
         let open = open::open(&fixture(name).dir, &f32_options(), &Reads::new(READ_TIMEOUT)).expect(name);
         let part = |cols: std::ops::Range<usize>| {
             let module = "model.layers.0.mlp.down_proj";
-            open.weights.matrix(module, SHAPE, 0..SHAPE[0], cols, |_| HostForm::Stored).expect(name)
+            open.weights.matrix(module, SHAPE, 0..SHAPE[0], cols, |_| HostForm::Stored, &HostPool::plain()).expect(name)
         };
         let (whole, cut) = (numbers(part(0..96)), part(24..48));
         let group = match &cut.data {

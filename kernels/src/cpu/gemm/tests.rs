@@ -117,10 +117,10 @@ fn coded(outs: usize, ins: usize) -> Vec<HostMatrix> {
     let scales_of_128 = scales_of_128.iter().map(|&scale| half::f16::from_f32(scale).to_f32()).collect();
     let HostData::Int4 { packed, .. } = int4(outs, ins, 128, GroupScales::F32(Vec::new())).data else { panic!("int4") };
     let scales_of_128 = GroupScales::F32(scales_of_128);
-    let data = HostData::Int4Zeros { packed: packed.clone(), scales: scales_of_128, zeros, group: 128 };
+    let data = HostData::Int4Zeros { packed: packed.to_vec(), scales: scales_of_128, zeros, group: 128 };
     all.push(HostMatrix { rows: outs, cols: ins, data });
     let powers = (0..outs * ins.div_ceil(32)).map(|i| 120 + (i % 9) as u8).collect();
-    all.push(HostMatrix { rows: outs, cols: ins, data: HostData::Mxfp4 { packed, scales: powers } });
+    all.push(HostMatrix { rows: outs, cols: ins, data: HostData::Mxfp4 { packed: packed.into_vec(), scales: powers } });
     all.push(int4(outs, ins, 64, GroupScales::Bf16(scales.iter().map(|&scale| bf16::from_f32(scale)).collect())));
     all
 }

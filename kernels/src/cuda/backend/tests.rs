@@ -74,7 +74,7 @@ impl Stored {
                     Stored::Int4Widened => GroupScales::F32(narrow().into_f32()),
                     _ => GroupScales::F32(scales),
                 };
-                HostData::Int4 { packed: bytes(random, rows * cols.div_ceil(8) * 4), scales, group: 32 }
+                HostData::Int4 { packed: bytes(random, rows * cols.div_ceil(8) * 4).into(), scales, group: 32 }
             }
         };
         HostMatrix { rows, cols, data }

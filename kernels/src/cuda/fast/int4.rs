@@ -2,6 +2,7 @@
 //! their tiles. There are kernels for the widths of Kimi K2 in int4 and of gpt-oss in MXFP4; what they take and give is
 //! in kernels/cuda/fast/int4.h.
 
+use cudarc::driver::sys::CUstream;
 use half::bf16;
 
 use super::super::form::{ExpertShape, WeightForm};
@@ -111,20 +112,33 @@ fn padded(n: usize) -> usize {
 /// The scales [n, k / 32] of a weight as the kernels read them: [k / 32, n], in each 64 columns of which number 8 i + j
 /// is that of column 8 j + i, then zeros for the padding of n.
 pub(in super::super) fn tiled_scales(scales: &[bf16], n: usize) -> Vec<bf16> {
-    let groups = scales.len() / n;
-    let column = |at: usize| at / 64 * 64 + at % 8 * 8 + at % 64 / 8;
-    let of = |group: usize, column: usize| if column < n { scales[column * groups + group] } else { bf16::ZERO };
-    (0..groups).flat_map(|group| (0..padded(n)).map(move |at| of(group, column(at)))).collect()
+    let (groups, wide) = (scales.len() / n, padded(n));
+    let mut tiled = vec![bf16::ZERO; groups * wide];
+    // The scales of 64 columns fit in the first cache.
+    for (first, columns) in scales.chunks(64 * groups.max(1)).enumerate() {
+        for (group, tiled) in tiled.chunks_exact_mut(wide).enumerate() {
+            for (column, scales) in columns.chunks_exact(groups).enumerate() {
+                tiled[64 * first + column % 8 * 8 + column / 8] = scales[group];
+            }
+        }
+    }
+    tiled
 }
 
-/// Gives the weight [n, k] at the start of `from` the kernels' layout, at an address. On the device's stream.
-pub(in super::super) fn repack(device: &CudaDevice, from: &DeviceBuffer, to: u64, [n, k]: [usize; 2]) -> Result<()> {
+/// Gives the weight [n, k] at the start of `from` the kernels' layout, at an address. In a stream.
+pub(in super::super) fn repack(
+    device: &CudaDevice,
+    stream: CUstream,
+    from: &DeviceBuffer,
+    to: u64,
+    [n, k]: [usize; 2],
+) -> Result<()> {
     assert!(from.bytes() >= n * k / 2 && n % REPACKED == 0 && k % REPACKED == 0, "a weight of [{n}, {k}]");
     let grid = [padded(n) / REPACKED, k / REPACKED, 1];
     let (padded_n, n, k, interleaved) = (int(padded(n)) as u32, int(n) as u32, int(k) as u32, INTERLEAVED);
     let args = Int4RepackArgs { from: from.address(), to, zeros: 0, n, k, padded_n, padded_k: k, interleaved };
     // SAFETY: both have the words of such a weight, by the caller's promise for `to`.
-    unsafe { device.launch(&LaunchPlan::apart("int4_repack", grid, REPACK_THREADS), &args) }
+    unsafe { device.launch_in(stream, &LaunchPlan::apart("int4_repack", grid, REPACK_THREADS), &args) }
 }
 
 impl Int4Tile {

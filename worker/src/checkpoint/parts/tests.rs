@@ -24,7 +24,7 @@ fn parts_of_fp8_have_the_values_of_the_whole() {
         let wide = fp8_block_dequant(&codes, ROWS, COLS, &grid, block).expect("fits");
         for (rows, cols) in PARTS {
             let (part, size) = cut_scales(&grid[rows.start / block[0] * per_row..], per_row, block, &rows, &cols);
-            let codes = cut_bytes(codes[rows.start * COLS..rows.end * COLS].to_vec(), COLS, cols.clone());
+            let codes = cut_bytes(codes[rows.start * COLS..rows.end * COLS].to_vec().into(), COLS, cols.clone());
             let got = fp8_block_dequant(&codes, rows.len(), cols.len(), &part, size).expect("fits");
             assert_eq!(got, cut(&wide, &rows, &cols), "{block:?} {rows:?} {cols:?}");
         }
@@ -42,7 +42,7 @@ fn parts_of_int4_have_the_values_of_the_whole() {
         for (rows, cols) in PARTS {
             let (part, [_, size]) = cut_scales(&grid[rows.start * per_row..], per_row, [1, group], &rows, &cols);
             let packed =
-                cut_nibbles(packed[rows.start * stride..rows.end * stride].to_vec(), stride, COLS, cols.clone());
+                cut_nibbles(packed[rows.start * stride..rows.end * stride].to_vec().into(), stride, COLS, cols.clone());
             let got = int4_group_dequant(&packed, rows.len(), cols.len(), &part, size).expect("fits");
             assert_eq!(got, cut(&wide, &rows, &cols), "{group} {rows:?} {cols:?}");
         }

@@ -65,3 +65,41 @@ fn a_sample_differs_between_fine_tunes() {
         }
     }
 }
+
+/// Writes a byte in place, as if nothing had happened.
+fn change(path: &Path, at: u64) {
+    let file = File::options().read(true).write(true).open(path).expect("opens");
+    let modified = file.metadata().and_then(|meta| meta.modified()).expect("a time");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("reads");
+    file.write_all_at(&[byte[0] ^ 1], at).expect("writes");
+    file.set_modified(modified).expect("sets the time");
+}
+
+#[test]
+fn one_of_several_readers_finds_changed_bytes() {
+    let file = Written::new("changed", &[]);
+    File::options().write(true).open(&file.0).and_then(|file| file.set_len(MANY as u64 + 77)).expect("grows");
+    let source = file.open();
+    let mut out = vec![1; MANY + 70];
+    source.read(3, &mut out).expect("reads");
+    assert!(out.iter().all(|&byte| byte == 0));
+    change(&file.0, MANY as u64 * 2 / 3);
+    let error = source.read(3, &mut out).expect_err("changed").to_string();
+    assert!(error.contains("has other bytes") && error.contains("rein-source-changed"), "{error}");
+    let error = source.read(0, &mut [0]).expect_err("all further reads").to_string();
+    assert!(error.contains("has other bytes"), "{error}");
+}
+
+#[test]
+fn several_readers_of_a_file_that_shrinks_end_with_one_error() {
+    let file = Written::new("shrinks", &[]);
+    let writes = File::options().write(true).open(&file.0).expect("opens");
+    writes.set_len(MANY as u64).expect("grows");
+    let source = file.open();
+    let mut out = vec![0; MANY];
+    source.read(0, &mut out).expect("reads");
+    writes.set_len(MANY as u64 / 3).expect("shrinks");
+    let error = source.read(0, &mut out).expect_err("shrunk").to_string();
+    assert!(error.contains("was cut short") && error.contains("rein-source-shrinks"), "{error}");
+}

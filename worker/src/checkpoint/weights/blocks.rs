@@ -37,8 +37,8 @@ impl CheckpointWeights {
                 codes_here.extend((0..16).map(|i| nibble(2 * i) | nibble(2 * i + 1) << 4));
             }
             if whole {
-                packed.extend(cut_bytes(codes_here, inp / 2, cols.start / 2..cols.end / 2));
-                scales.extend(cut_bytes(scales_here, groups, cols.start / MXFP4_GROUP..cols.end / MXFP4_GROUP));
+                packed.extend(cut_bytes(codes_here.into(), inp / 2, cols.start / 2..cols.end / 2));
+                scales.extend(cut_bytes(scales_here.into(), groups, cols.start / MXFP4_GROUP..cols.end / MXFP4_GROUP));
                 continue;
             }
             let data = HostData::Mxfp4 { packed: codes_here, scales: scales_here };
@@ -51,7 +51,7 @@ impl CheckpointWeights {
         Ok(match (whole, form) {
             (true, _) => HostData::Mxfp4 { packed, scales },
             (false, HostForm::F32) => HostData::F32(numbers.into_iter().map(bf16::to_f32).collect()),
-            (false, _) => HostData::Bf16(numbers),
+            (false, _) => HostData::Bf16(numbers.into()),
         })
     }
 
@@ -71,7 +71,7 @@ impl CheckpointWeights {
         if form == HostForm::Stored && whole {
             let bytes = self.bytes(entry, rows.start * row..rows.end * row)?;
             let cut = cols.start / numbers * blocks.bytes()..cols.end / numbers * blocks.bytes();
-            return Ok(HostData::Blocks { form: blocks, bytes: cut_bytes(bytes, row, cut) });
+            return Ok(HostData::Blocks { form: blocks, bytes: cut_bytes(bytes.into(), row, cut).into_vec() });
         }
         let wide = form == HostForm::F32;
         let (mut f32s, mut bf16s) = (Vec::new(), Vec::new());
@@ -86,7 +86,7 @@ impl CheckpointWeights {
                 }
             }
         }
-        Ok(if wide { HostData::F32(f32s) } else { HostData::Bf16(bf16s) })
+        Ok(if wide { HostData::F32(f32s) } else { HostData::Bf16(bf16s.into()) })
     }
 
     /// Rows and columns of `kv_b_proj`: of each head first the rows of keys, which are stored transposed, then those of

@@ -191,8 +191,10 @@ impl CheckpointWeights {
             let stride = weight.codes.len() / weight.out.max(1);
             let codes = self.bytes(weight.codes, rows.start * stride..rows.end * stride)?;
             let scales = self.bytes(weight.scales, rows.start * weight.groups..rows.end * weight.groups)?;
-            let nibbles = cut_nibbles(padded(codes, stride), stride.next_multiple_of(4), weight.group_of.len(), cols);
-            return Ok(Some(HostData::Mxfp4 { packed: nibbles, scales: cut_bytes(scales, weight.groups, groups) }));
+            let codes = padded(codes, stride).into();
+            let packed = cut_nibbles(codes, stride.next_multiple_of(4), weight.group_of.len(), cols).into_vec();
+            let scales = cut_bytes(scales.into(), weight.groups, groups).into_vec();
+            return Ok(Some(HostData::Mxfp4 { packed, scales }));
         }
         let codes = self.codes(weight, rows.clone(), cols.clone())?;
         let packed = codes.numbers.chunks_exact(cols.len().max(1)).flat_map(|row| {
@@ -201,7 +203,7 @@ impl CheckpointWeights {
             });
             words.flat_map(u32::to_le_bytes)
         });
-        let packed = packed.collect();
+        let packed: Vec<u8> = packed.collect();
         // Where a part begins within a group, its groups are smaller.
         let cut = |all: &[f32]| cut_scales(all, codes.groups, [1, size], &(0..rows.len()), &cols);
         let ((scales, [_, group]), (zeros, _)) = (cut(&codes.scales), cut(&codes.zeros));
@@ -211,7 +213,7 @@ impl CheckpointWeights {
             return Ok(Some(HostData::Int4Zeros { packed, scales, zeros, group }));
         }
         match zeros.iter().all(|&zero| zero == INT4_ZERO) {
-            true => Ok(Some(HostData::Int4 { packed, scales, group })),
+            true => Ok(Some(HostData::Int4 { packed: packed.into(), scales, group })),
             false => Err(unlike(weight.form)),
         }
     }

@@ -1,12 +1,12 @@
 //! Loads a rank's share of a model. It does not know the forward pass.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-use crossbeam_channel::bounded;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::{
-    Backend, ClampedGate, Devices, ExpertTable, ExpertWeights, KernelError, Result as KernelResult, RowOps, WeightRole,
+    Backend, ClampedGate, Devices, ExpertTable, ExpertWeights, HostPool, KernelError, Result as KernelResult, RowOps,
+    WeightRole,
 };
 
 use super::super::experts;
@@ -14,12 +14,10 @@ use super::super::footprint::head_is_embedding;
 use super::super::linear::{LinearSpec, Norm};
 use super::super::load::{Loader, Precisions, WeightReader};
 use super::super::low_rank::TableIds;
+use super::super::readers::{in_order, readers};
 use super::super::spec::{self, GateUpBias, Mlp, Spec};
 use super::{Gated, Layer, LayoutSwap, MlpWeights, Moe, Network, PlainMlp, StateSize};
 use crate::checkpoint::{CheckpointWeights, LoadError};
-
-/// Experts that were read and wait for the backend.
-const EXPERTS_AHEAD: usize = 1;
 
 /// Approximate bytes of the checkpoint that this rank reads.
 pub fn bytes_to_load(spec: &Spec, weights: &CheckpointWeights, rank: &RankPlacement, ranks: usize) -> u64 {
@@ -60,9 +58,15 @@ impl<D> Clone for WeightSource<'_, D> {
 impl<D> Copy for WeightSource<'_, D> {}
 
 impl<'a, D> WeightSource<'a, D> {
-    fn reader(self, rank: &'a RankPlacement, ranks: usize, progress: &'a (dyn Fn(u64) + Sync)) -> WeightReader<'a, D> {
+    fn reader(
+        self,
+        rank: &'a RankPlacement,
+        ranks: usize,
+        pool: Arc<HostPool>,
+        progress: &'a (dyn Fn(u64) + Sync),
+    ) -> WeightReader<'a, D> {
         let Self { weights, precisions, devices, .. } = self;
-        WeightReader { weights, precisions, devices, rank, ranks, progress }
+        WeightReader { weights, precisions, devices, rank, ranks, pool, progress }
     }
 }
 
@@ -85,19 +89,11 @@ impl<D: Devices> Loader<'_, D> {
         ids: &[u32],
         stop: &AtomicBool,
     ) -> Result<<D::Backend as Backend>::Experts, LoadError> {
-        let reader = &self.reader;
-        // Reading the next expert overlaps with the backend's conversion of this one.
-        Ok(std::thread::scope(|scope| {
-            let (send, receive) = bounded(EXPERTS_AHEAD);
-            scope.spawn(move || {
-                for &id in ids {
-                    if stop.load(Ordering::Relaxed) || send.send(expert(reader, moe, id)).is_err() {
-                        return;
-                    }
-                }
-            });
-            self.backend.experts(table, &mut receive.into_iter().take(ids.len()), self.precision(WeightRole::Expert))
-        })?)
+        // The backend converts or copies an expert while the next ones are read.
+        let (reader, precision) = (&self.reader, self.precision(WeightRole::Expert));
+        let read = |id| expert(reader, moe, id);
+        let take = |experts: &mut dyn Iterator<Item = _>| self.backend.experts(table, experts, precision);
+        Ok(in_order(ids, readers(self.ranks()), stop, read, take)?)
     }
 
     /// Every rank has those of all experts.
@@ -158,7 +154,8 @@ impl<B: Backend> Network<B> {
     ) -> Result<Self, LoadError> {
         let own = &placement.ranks[rank];
         let tables = &TableIds::of(source.spec.linears());
-        let loader = Loader { backend: &backend, tables, reader: source.reader(own, backend.ranks(), progress) };
+        let reader = source.reader(own, backend.ranks(), backend.host_pool(), progress);
+        let loader = Loader { backend: &backend, tables, reader };
         let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| loader.norm(norm)).transpose();
         let (spec, precisions) = (source.spec.clone(), source.precisions);
         let table = spec.embedding();
@@ -225,7 +222,8 @@ impl<B: Backend> Network<B> {
     ) -> Result<LayoutSwap<B>, LoadError> {
         let (own, spec) = (&placement.ranks[rank], source.spec);
         let tables = &TableIds::default();
-        let loader: Loader<D> = Loader { backend, tables, reader: source.reader(own, placement.ranks.len(), &|_| ()) };
+        let reader = source.reader(own, placement.ranks.len(), backend.host_pool(), &|_| ());
+        let loader: Loader<D> = Loader { backend, tables, reader };
         let mut fresh = Vec::with_capacity(spec.layers.len());
         for (i, ((layer, held), before)) in spec.layers.iter().zip(&own.experts).zip(&before.experts).enumerate() {
             fresh.push(match &layer.mlp {

@@ -1,6 +1,8 @@
 //! Checkpoints that must not load, and the error messages for them.
 
-use rein_kernels::{BY_OUTPUT, CudaStorage, DeviceStorage, HostForm, Precision, ScaleForm, StoredForm, WeightRole};
+use rein_kernels::{
+    BY_OUTPUT, CudaStorage, DeviceStorage, HostForm, HostPool, Precision, ScaleForm, StoredForm, WeightRole,
+};
 
 use super::*;
 use crate::checkpoint::{CheckpointWeights, Quantization, Reads};
@@ -398,7 +400,8 @@ fn int4_scales_of_f32_are_the_same_weights() {
         let quantization = Quantization::Int4 { group: 32 };
         let weights = CheckpointWeights::open(dir, quantization, &Reads::new(READ_TIMEOUT)).expect("opens");
         let module = "model.layers.1.mlp.experts.0.up_proj";
-        let matrix = weights.matrix(module, [64, 96], 0..64, 0..96, |_| HostForm::Stored).expect("reads");
+        let matrix =
+            weights.matrix(module, [64, 96], 0..64, 0..96, |_| HostForm::Stored, &HostPool::plain()).expect("reads");
         assert_eq!(matrix.stored_form(), weights.stored_form(module));
         weights.stored_form(module)
     };
@@ -420,7 +423,7 @@ fn fp8_with_a_scale_for_each_output_or_for_all_stays_fp8_on_gpus() {
         // Whole, and as the second of two ranks has it.
         for cols in [0..shape[1], shape[1] / 2..shape[1]] {
             let form = |stored| CudaStorage.host_form(WeightRole::Linear, stored, Precision::Bf16);
-            let matrix = weights.matrix(module, shape, 0..shape[0], cols, form).expect("reads");
+            let matrix = weights.matrix(module, shape, 0..shape[0], cols, form, &HostPool::plain()).expect("reads");
             assert_eq!(matrix.stored_form(), by_output, "{name}");
         }
     }

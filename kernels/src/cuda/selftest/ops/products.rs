@@ -41,7 +41,7 @@ impl Random {
             .collect();
         let numbers = quant::fp8_block_dequant(&codes, outs, ins, &scales, block)?;
         Ok(Stored {
-            weight: HostMatrix { rows: outs, cols: ins, data: HostData::Fp8 { codes, scales, block } },
+            weight: HostMatrix { rows: outs, cols: ins, data: HostData::Fp8 { codes: codes.into(), scales, block } },
             numbers,
         })
     }
@@ -67,7 +67,7 @@ impl Random {
         };
         let numbers = quant::int4_group_dequant(&packed, outs, ins, &scales.clone().into_f32(), group)?;
         Ok(Stored {
-            weight: HostMatrix { rows: outs, cols: ins, data: HostData::Int4 { packed, scales, group } },
+            weight: HostMatrix { rows: outs, cols: ins, data: HostData::Int4 { packed: packed.into(), scales, group } },
             numbers,
         })
     }
