@@ -111,12 +111,17 @@ def tables(report, torch, options):
     yield from extrapolations(report, copied, options)
 
 
+def best_us(numbers):
+    """Of the fast kernel, which other GPUs than Hopper do not have."""
+    return numbers.get("fast_us", numbers["plain_us"])
+
+
 def prefills(report, torch):
     """Beside the time of its operations at the rate of the large dense product: FP8, and bf16 for int4."""
     found, yard, fast = rows_of(report, "slice"), rows_of(torch, "torch"), rows_of(report, "fast")
     lines = []
     for form, product in zip(FORMS, ("Fp8", "Bf16")):
-        rates = [n["operations"] / n["fast_us"] for name, n in fast.items() if name.startswith(f"{product}: [") and "operations" in n]
+        rates = [n["operations"] / best_us(n) for name, n in fast.items() if name.startswith(f"{product}: [") and "operations" in n]
         for name, numbers in found.items():
             if not name.startswith(f"{form}: prefill"):
                 continue
@@ -132,10 +137,10 @@ def prefills(report, torch):
 def products(report, torch, copied):
     yard, lines = rows_of(torch, "torch"), []
     for name, numbers in rows_of(report, "fast").items():
-        us, stick = numbers["fast_us"], yard.get(name, {}).get("us")
+        us, stick = best_us(numbers), yard.get(name, {}).get("us")
         work = (f"{numbers['bytes'] / us * 1e6 / copied * 100:.0f} % of a copy" if "bytes" in numbers
                 else f"{numbers['operations'] / us / 1e6:.0f} TFLOP/s")
-        lines.append([name, f"{us:.1f}", work, f"{numbers['plain_us']:.1f}", cell(stick, "{:.1f}"), cell(stick and stick / us, "{:.2f}")])
+        lines.append([name, cell(numbers.get("fast_us"), "{:.1f}"), work, f"{numbers['plain_us']:.1f}", cell(stick, "{:.1f}"), cell(stick and stick / us, "{:.2f}")])
     yield ("Microseconds of ops (published for H800: FlashMLA 3,000 GB/s, DeepGEMM 1,550 TFLOP/s; torch is `_scaled_mm` for FP8, "
            "`@` for bf16):\n")
     yield table(["op", "fast kernel", "", "plain kernel", "torch", "torch over fast"], lines)

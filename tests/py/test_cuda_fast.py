@@ -67,7 +67,9 @@ def test_the_figures_of_a_gpu_become_tables_and_plots(rank_report, tmp_path, mon
             "layer_us": times * size / copied * 1e6}}
         for form, times in (("FP8", 2), ("int4", 3)) for context, rows in decodes]
     report["sections"]["fast"] = {"rows": [
-        {"name": "Fp8: [8192, 7168] to 4096", "passed": True, "numbers": {"operations": 1e12, "fast_us": 1000.0, "plain_us": 8000.0}}]}
+        {"name": "Fp8: [8192, 7168] to 4096", "passed": True, "numbers": {"operations": 1e12, "fast_us": 1000.0, "plain_us": 8000.0}},
+        # As other GPUs than Hopper have it.
+        {"name": "Int4: [1, 7168] to 4096", "passed": True, "numbers": {"bytes": 4.3e7, "plain_us": 40.0}}]}
     torch = {"version": "2", "device": report["device"], "sections": {"torch": {"rows": [
         *({"name": f"decode, {rows} rows after 4096 tokens, {form}", "passed": True, "numbers": {"layer_us": 1e4, "layer_bytes": 4.3e9}}
           for _, rows in decodes for form in ("eager", "compiled")),
@@ -80,6 +82,7 @@ def test_the_figures_of_a_gpu_become_tables_and_plots(rank_report, tmp_path, mon
     cells = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines())}
     assert [cells["64 rows after 4096 tokens"][i] for i in (1, 3)] == ["2.00", "3.00"]
     assert cells["Fp8: [8192, 7168] to 4096"] == ["1000.0", "1000 TFLOP/s", "8000.0", "900.0", "0.90"]
+    assert cells["Int4: [1, 7168] to 4096"] == ["-", "25 % of a copy", "40.0", "-", "-"]
     # 61 layers, each with two sums.
     between = float(cells["8 GPUs, int4, 64 sequences"][0].split()[0])
     layers = 61 * (3 * gpu_figures.layer_bytes("int4", 8, 64, 4096) / copied * 1e3 + 2 * 0.015)
