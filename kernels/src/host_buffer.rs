@@ -181,7 +181,7 @@ impl<T: HostNumber> Deref for HostBuffer<T> {
             Held::Own(numbers) => numbers,
             Held::Kept(memory, count, _) => {
                 let bytes = &memory.bytes()[..count * size_of::<T>()];
-                // SAFETY: so many bytes, which make numbers of such a type; `take` has checked that the address is aligned.
+                // SAFETY: so many bytes, which make numbers of such a type; `take` has checked their alignment.
                 unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), *count) }
             }
         }

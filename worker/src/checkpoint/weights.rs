@@ -3,6 +3,7 @@
 
 mod blocks;
 mod coded;
+mod numbers;
 mod stacked;
 
 use std::collections::HashSet;
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coded::Coded;
-use half::{bf16, f16};
+use half::bf16;
+use numbers::{extend_bf16, extend_f32, narrowed};
 use rein_kernels::{
     BY_OUTPUT, BlockForm, GroupScales, HostBuffer, HostData, HostForm, HostMatrix, HostNumber, HostPool, ScaleForm,
     StoredForm,
@@ -305,8 +307,8 @@ impl CheckpointWeights {
         }
     }
 
-    /// Rows and columns of a module's weight [out, inp], in the form that `form` says for its stored form, and in memory
-    /// of a pool if the file has that form.
+    /// Rows and columns of a module's weight [out, inp], in the form that `form` says for its stored form, and in
+    /// memory of a pool if the file has that form.
     pub fn matrix(
         &self,
         module: &str,
@@ -545,14 +547,6 @@ impl CheckpointWeights {
     }
 }
 
-/// Numbers as f32 or bf16, from f32.
-fn narrowed(numbers: Vec<f32>, form: HostForm) -> HostData {
-    match form {
-        HostForm::F32 | HostForm::Stored => HostData::F32(numbers),
-        HostForm::Bf16 => HostData::Bf16(numbers.into_iter().map(bf16::from_f32).collect()),
-    }
-}
-
 fn dense_form(dtype: StoredDtype) -> StoredForm {
     match dtype {
         StoredDtype::F16 => StoredForm::F16,
@@ -582,23 +576,4 @@ pub(super) fn mis_shaped(name: &str, entry: &TensorEntry, expected: &[usize]) ->
 
 pub(super) fn mistyped(name: &str, entry: &TensorEntry, expected: &'static str) -> LoadError {
     LoadError::TensorDtype { name: name.to_owned(), found: entry.dtype.name().to_owned(), expected }
-}
-
-/// Callers have checked that `dtype` is a float.
-fn extend_f32(out: &mut Vec<f32>, bytes: &[u8], dtype: StoredDtype) {
-    match dtype {
-        StoredDtype::Bf16 => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
-        StoredDtype::F16 => out.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
-        _ => out.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-    }
-}
-
-fn extend_bf16(out: &mut Vec<bf16>, bytes: &[u8], dtype: StoredDtype) {
-    match dtype {
-        StoredDtype::Bf16 => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b))),
-        StoredDtype::F16 => {
-            out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_f32(f16::from_le_bytes(*b).to_f32())));
-        }
-        _ => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_f32(f32::from_le_bytes(*b)))),
-    }
 }
