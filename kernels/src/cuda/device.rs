@@ -389,7 +389,7 @@ impl CudaDevice {
         let start = std::ptr::from_ref(args).cast_mut().cast::<c_void>();
         let mut parameters: Vec<_> = kernel.parameters.iter().map(|offset| start.wrapping_byte_add(*offset)).collect();
         let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
-        let mut attributes = launch_attributes(cluster, together, overlaps);
+        let (mut attributes, count) = launch_attributes(cluster, together, overlaps);
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -400,7 +400,7 @@ impl CudaDevice {
             sharedMemBytes: shared,
             hStream: stream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
+            numAttrs: count,
         };
         // SAFETY: the driver copies the parameters, whose sizes were compared, before it returns, and the attributes
         // outlive the call; the rest is the caller's promise.
@@ -437,28 +437,28 @@ fn overlaps(properties: &Properties) -> bool {
     waits && std::env::var_os(OVERLAP).is_none_or(|value| value != "0")
 }
 
-fn launch_attributes(cluster: usize, together: bool, overlaps: bool) -> Vec<sys::CUlaunchAttribute> {
-    use sys::CUlaunchAttributeID as Id;
-    let mut attributes = Vec::new();
-    let mut push = |id, set: &dyn Fn(&mut sys::CUlaunchAttributeValue)| {
-        let mut attribute =
-            sys::CUlaunchAttribute { id, pad: [0; 4], value: sys::CUlaunchAttributeValue { pad: [0; 64] } };
-        set(&mut attribute.value);
-        attributes.push(attribute);
+/// The attributes of a launch, and how many there are. Every launch of a step takes some, so nothing is allocated.
+fn launch_attributes(cluster: usize, together: bool, overlaps: bool) -> ([sys::CUlaunchAttribute; 3], u32) {
+    use sys::{CUlaunchAttributeID as Id, CUlaunchAttributeValue as Value};
+    let of = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    let (mut attributes, mut count) = ([of(Id::CU_LAUNCH_ATTRIBUTE_IGNORE, Value { pad: [0; 64] }); 3], 0);
+    let mut add = |id, value| {
+        attributes[count] = of(id, value);
+        count += 1;
     };
     if together {
-        push(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &|value| value.cooperative = 1);
+        add(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, Value { cooperative: 1 });
     }
     if cluster > 1 {
-        push(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &|value| {
-            (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z) = (int(cluster) as u32, 1, 1);
-        });
+        let mut value = Value { pad: [0; 64] };
+        (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z) = (int(cluster) as u32, 1, 1);
+        add(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value);
     }
     if overlaps {
-        let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        push(id, &|value| value.programmaticStreamSerializationAllowed = 1);
+        let value = Value { programmaticStreamSerializationAllowed: 1 };
+        add(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value);
     }
-    attributes
+    (attributes, count as u32)
 }
 
 /// Loads kernels for a device. What the driver writes about PTX that it cannot compile is part of the error.
