@@ -53,7 +53,7 @@ chaos: setup-test
 	cargo build --release --locked --bin rein
 	REIN_SEEDS=3000 cargo test --locked -p rein-control-plane -p rein-router --lib -- for_all_seeds
 	REIN_BIN=$(CURDIR)/target/release/rein $(PYTHON) -m pytest -q -rs -s tests/chaos
-	REIN_BIN=$(CURDIR)/target/release/rein REIN_CUDA_MODELS=all $(PYTHON) -m pytest -q -rs tests/py/test_cuda.py tests/py/test_cuda_ranks.py
+	REIN_BIN=$(CURDIR)/target/release/rein REIN_CUDA_MODELS=all $(PYTHON) -m pytest -q -rs tests/py/test_cuda_selftest.py tests/py/test_cuda_ranks.py
 	REIN_BIN=$(CURDIR)/target/release/rein REIN_CASES=12 $(PYTHON) -m pytest -q -rs tests/py/test_agents.py tests/py/test_enforcement.py
 
 cuda: setup-cuda
@@ -61,6 +61,7 @@ cuda: setup-cuda
 
 lint: texts
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo test --locked --test it tidy
 
 # What fails in seconds.
 texts: setup-lint

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 # Files of tests that compute: more of them at a time than there are processors would run into each other's time limits.
-computing=(agents batteries claude_code closure codex cuda cuda_fast cuda_ranks dialects dist enforcement hostile)
+computing=(agents batteries claude_code closure codex cuda cuda_fast cuda_ranks cuda_selftest dialects dist enforcement hostile)
 computing=("${computing[@]/#/tests/py/test_}")
 computing=("${computing[@]/%/.py}")
 table=
@@ -20,6 +20,10 @@ stage() {
     table+=$'\n'
     return "$status"
 }
+
+# tests NAME COMMAND...: a stage that others do not build on. All of them run, so that one report names all that fails.
+failed=0
+tests() { stage "$@" || failed=1; }
 
 # pytest FILES_AT_A_TIME ARGUMENT...: and the slowest tests.
 pytest() { "$python" -m pytest -q -rs -n "$1" --dist loadfile --durations=20 --durations-min=1 "${@:2}"; }
@@ -57,10 +61,11 @@ compile() {
 stage "format, modules, protos" make texts
 clippy_driver || { echo "test: clippy is missing: rustup component add clippy" >&2; exit 1; }
 stage "install, compile with lints, CUDA kernels" compile
-stage "tests in Rust" scripts/rust_tests.py
+tests "tests in Rust" scripts/rust_tests.py
 # The tested binary has a name of its own: tests of packages run cargo, which replaces the one in target/debug.
 mkdir -p target/tested && ln -f target/debug/rein target/tested/rein
 export REIN_BIN=$PWD/target/tested/rein
-stage "tests in Python that compute" pytest 2 "${computing[@]}"
-stage "tests in Python that wait" pytest 4 tests/py "${computing[@]/#/--ignore=}"
-stage "tests of the chart" pytest 4 tests/chart
+tests "tests in Python that compute" pytest 2 "${computing[@]}"
+tests "tests in Python that wait" pytest 4 tests/py "${computing[@]/#/--ignore=}"
+tests "tests of the chart" pytest 4 tests/chart
+exit "$failed"
